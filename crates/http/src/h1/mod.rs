@@ -1,0 +1,5 @@
+//! HTTP/1.1 and 1.0 on the wire (RFC 9112): a request's head, a request's body, a reply's head.
+
+pub mod body;
+pub mod request;
+pub mod response;

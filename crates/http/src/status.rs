@@ -1,0 +1,70 @@
+//! Status codes (RFC 9110, 15) and their reason phrases.
+
+/// A status code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Status(pub u16);
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $code:literal $reason:literal;)*) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Status = Status($code);)*
+
+            /// The reason phrase that goes with the code; empty for one that is not listed here.
+            pub const fn reason(self) -> &'static str {
+                match self.0 { $($code => $reason,)* _ => "" }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// RFC 9110, 15.2.1.
+    CONTINUE = 100 "Continue";
+    /// RFC 9110, 15.3.1.
+    OK = 200 "OK";
+    /// RFC 9110, 15.3.5.
+    NO_CONTENT = 204 "No Content";
+    /// RFC 9110, 15.3.7.
+    PARTIAL_CONTENT = 206 "Partial Content";
+    /// RFC 9110, 15.4.2.
+    MOVED_PERMANENTLY = 301 "Moved Permanently";
+    /// RFC 9110, 15.4.5.
+    NOT_MODIFIED = 304 "Not Modified";
+    /// RFC 9110, 15.5.1.
+    BAD_REQUEST = 400 "Bad Request";
+    /// RFC 9110, 15.5.4.
+    FORBIDDEN = 403 "Forbidden";
+    /// RFC 9110, 15.5.5.
+    NOT_FOUND = 404 "Not Found";
+    /// RFC 9110, 15.5.6.
+    METHOD_NOT_ALLOWED = 405 "Method Not Allowed";
+    /// RFC 9110, 15.5.9.
+    REQUEST_TIMEOUT = 408 "Request Timeout";
+    /// RFC 9110, 15.5.13.
+    PRECONDITION_FAILED = 412 "Precondition Failed";
+    /// RFC 9110, 15.5.14.
+    CONTENT_TOO_LARGE = 413 "Content Too Large";
+    /// RFC 9110, 15.5.15.
+    URI_TOO_LONG = 414 "URI Too Long";
+    /// RFC 9110, 15.5.17.
+    RANGE_NOT_SATISFIABLE = 416 "Range Not Satisfiable";
+    /// RFC 9110, 15.5.18.
+    EXPECTATION_FAILED = 417 "Expectation Failed";
+    /// RFC 6585, 5.
+    HEAD_TOO_LARGE = 431 "Request Header Fields Too Large";
+    /// RFC 9110, 15.6.1.
+    INTERNAL_SERVER_ERROR = 500 "Internal Server Error";
+    /// RFC 9110, 15.6.2.
+    NOT_IMPLEMENTED = 501 "Not Implemented";
+    /// RFC 9110, 15.6.4.
+    SERVICE_UNAVAILABLE = 503 "Service Unavailable";
+    /// RFC 9110, 15.6.6.
+    VERSION_NOT_SUPPORTED = 505 "HTTP Version Not Supported";
+}
+
+impl Status {
+    /// 4xx or 5xx: something went wrong, on either side.
+    pub const fn is_error(self) -> bool {
+        self.0 >= 400
+    }
+}

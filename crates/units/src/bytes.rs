@@ -1,0 +1,119 @@
+//! An amount of bytes, as people write it: `64KiB`, `10MB`, `512`.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// An amount of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// `n` times 1024 bytes.
+    pub const fn kib(n: u64) -> Bytes {
+        Bytes(n * 1024)
+    }
+
+    /// `n` times 1024 * 1024 bytes.
+    pub const fn mib(n: u64) -> Bytes {
+        Bytes(n * 1024 * 1024)
+    }
+
+    /// The amount as a length in memory; the largest one where it does not fit.
+    pub fn as_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// Units as IEC 80000-13 has them, and the decimal ones of the SI. A bare `K`, `M` or `G` is binary, as in nginx and lighttpd.
+const UNITS: &[(&str, u64)] = &[
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("k", 1 << 10),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("B", 1),
+    ("", 1),
+];
+
+/// The text is no amount of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseBytesError;
+
+impl fmt::Display for ParseBytesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not an amount of bytes: write for example 512, 64KiB, 10MB or 1GiB")
+    }
+}
+
+impl core::error::Error for ParseBytesError {}
+
+impl FromStr for Bytes {
+    type Err = ParseBytesError;
+
+    fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
+        let text = text.trim();
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| ParseBytesError)?;
+        let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit.trim_start()).ok_or(ParseBytesError)?;
+        number.checked_mul(*scale).map(Bytes).ok_or(ParseBytesError)
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// The largest binary unit that leaves a whole number, so that what is printed can be read back without loss.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, scale) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+            if self.0 >= scale && self.0.is_multiple_of(scale) {
+                return write!(f, "{}{unit}", self.0 / scale);
+            }
+        }
+        write!(f, "{}B", self.0)
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate alloc;
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn reads_what_people_write() {
+        let check = |text: &str, expected: Result<u64, ParseBytesError>| {
+            assert_eq!(text.parse::<Bytes>().map(|b| b.0), expected, "{text:?}");
+        };
+        check("0", Ok(0));
+        check("512", Ok(512));
+        check("64KiB", Ok(65_536));
+        check("64 KiB", Ok(65_536));
+        check("10MB", Ok(10_000_000));
+        check("1k", Ok(1024));
+        check("1GiB", Ok(1 << 30));
+        for bad in ["", "KiB", "-1", "1.5MiB", "1 furlong", "99999999999999999999", "18446744073709551615KiB"] {
+            check(bad, Err(ParseBytesError));
+        }
+    }
+
+    #[test]
+    fn prints_what_it_can_read_back() {
+        for n in [0, 1, 1023, 1024, 1025, 65_536, 10_000_000, 1 << 30, u64::MAX] {
+            assert_eq!(Bytes(n).to_string().parse::<Bytes>(), Ok(Bytes(n)));
+        }
+        assert_eq!(Bytes::kib(64).to_string(), "64KiB");
+    }
+}
