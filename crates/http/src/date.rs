@@ -1,1 +1,429 @@
-//! To come.
+//! HTTP dates: seconds since 1970 to text and back (RFC 9110, 5.6.7).
+//!
+//! Before it comes a clock, which lives elsewhere: the present is an argument. After it come the `Date` and
+//! `Last-Modified` of each reply, the `If-Modified-Since` of a request, and the access log, which takes a [`Civil`]
+//! and writes its own form.
+//! The calendar is our own because httpdate speaks in `std::time::SystemTime` and this crate has no `std`; httpdate is
+//! the oracle of the tests instead. The method is to count years from 1 March, so that the leap day is the last of its
+//! year and the lengths of the months before it follow one formula (Howard Hinnant, "chrono-compatible low-level date
+//! algorithms").
+//! Not a time library: no zones and no leap seconds, save that second 60 is accepted as the first of the next minute.
+
+/// Bytes in an IMF-fixdate: it always has the same length, so a `Date` line can be patched in place.
+pub const LEN: usize = 29;
+
+/// The last second that has a four-digit year: 9999-12-31 23:59:59.
+const UNIX_SECONDS_MAX: i64 = 253_402_300_799;
+
+/// Writes an IMF-fixdate, `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7).
+///
+/// Clamped to the years 1970 to 9999: a file with an absurd time stamp still gets a well-formed `Last-Modified`.
+pub fn format(unix_seconds: i64) -> [u8; LEN] {
+    let civil = Civil::from_unix(unix_seconds);
+    let mut text = *b"___, __ ___ ____ __:__:__ GMT";
+    text[0..3].copy_from_slice(&civil.weekday_name().as_bytes()[..3]);
+    text[5..7].copy_from_slice(&two_digits(civil.day));
+    text[8..11].copy_from_slice(&civil.month_name().as_bytes()[..3]);
+    text[12..14].copy_from_slice(&two_digits((civil.year / 100) as u8));
+    text[14..16].copy_from_slice(&two_digits((civil.year % 100) as u8));
+    text[17..19].copy_from_slice(&two_digits(civil.hour));
+    text[20..22].copy_from_slice(&two_digits(civil.minute));
+    text[23..25].copy_from_slice(&two_digits(civil.second));
+    text
+}
+
+/// Reads an HTTP-date in any of its three forms (RFC 9110, 5.6.7): IMF-fixdate, RFC 850, asctime.
+///
+/// Strict about the form, the length of the month and leap years. The name of the day must be one, but need not be the
+/// right one: clients that work it out wrongly still mean the date. `now_unix_seconds` settles the two-digit year of
+/// RFC 850. A date before 1970 is negative.
+pub fn parse(text: &[u8], now_unix_seconds: i64) -> Option<i64> {
+    // The fourth byte tells the forms apart: "Sun, ", "Sun " or a letter of "Sunday".
+    let mut reader = Reader { rest: text };
+    let seconds = match text.get(3)? {
+        b',' => reader.imf_fixdate(),
+        b' ' => reader.asctime(),
+        _ => reader.rfc850(now_unix_seconds),
+    }?;
+    reader.rest.is_empty().then_some(seconds)
+}
+
+/// A second of the Gregorian calendar, in UTC. Ordered as time is: the fields compare from the year down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Civil {
+    /// 1970 to 9999, where [`Civil::from_unix`] made it.
+    pub year: u16,
+    /// 1 to 12.
+    pub month: u8,
+    /// 1 to the length of the month.
+    pub day: u8,
+    /// 0 to 23.
+    pub hour: u8,
+    /// 0 to 59.
+    pub minute: u8,
+    /// 0 to 59; 60 only as a peer wrote it.
+    pub second: u8,
+    /// 0 to 6, from Sunday.
+    pub weekday: u8,
+}
+
+impl Civil {
+    /// The calendar's name for a second since 1970-01-01 00:00:00, clamped to the years 1970 to 9999.
+    pub fn from_unix(unix_seconds: i64) -> Civil {
+        let seconds = unix_seconds.clamp(0, UNIX_SECONDS_MAX) as u64;
+        // At most 2932896 days, so all that follows fits u32, whose divisions are the cheaper ones.
+        let days = (seconds / 86_400) as u32;
+        let of_day = (seconds % 86_400) as u32;
+
+        let from_march_0 = days + DAYS_FROM_MARCH_0_TO_1970;
+        let era = from_march_0 / DAYS_PER_ERA;
+        let day_of_era = from_march_0 % DAYS_PER_ERA;
+        // Take out the leap days before dividing: one each 4 years (1460 days), but not each 100, but each 400.
+        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        // 153 days are any five months from March on; the fraction reproduces 31, 30, 31, 30, 31.
+        let month_from_march = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+        let year = era * 400 + year_of_era + u32::from(month <= 2);
+
+        Civil {
+            year: year as u16,
+            month: month as u8,
+            day: day as u8,
+            hour: (of_day / 3600) as u8,
+            minute: (of_day / 60 % 60) as u8,
+            second: (of_day % 60) as u8,
+            // 1970-01-01 was a Thursday.
+            weekday: ((days + 4) % 7) as u8,
+        }
+    }
+
+    /// `Jan` to `Dec`, as HTTP and the Common Log Format write it.
+    pub fn month_name(&self) -> &'static str {
+        MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("???")
+    }
+
+    /// `Sun` to `Sat`.
+    pub fn weekday_name(&self) -> &'static str {
+        WEEKDAYS.get(usize::from(self.weekday)).map_or("???", |name| &name[..3])
+    }
+
+    /// Seconds since 1970; `None` where the calendar has no such second. The weekday is not looked at.
+    fn to_unix(self) -> Option<i64> {
+        let Civil { year, month, day, hour, minute, second, weekday: _ } = self;
+        let possible = (1..=month_length(year, month)).contains(&day) && hour <= 23 && minute <= 59 && second <= 60;
+        if !possible {
+            return None;
+        }
+        // The way of `from_unix` backwards. January and February belong to the year before, which may be -1.
+        let year = i64::from(year) - i64::from(month <= 2);
+        let month_from_march = (i64::from(month) + 9) % 12;
+        let day_of_year = (153 * month_from_march + 2) / 5 + i64::from(day) - 1;
+        let days = 365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year
+            - i64::from(DAYS_FROM_MARCH_0_TO_1970);
+        Some(days * 86_400 + i64::from(hour) * 3600 + i64::from(minute) * 60 + i64::from(second))
+    }
+}
+
+/// 1 March of the year 0 to 1 January 1970.
+const DAYS_FROM_MARCH_0_TO_1970: u32 = 719_468;
+
+/// Days in 400 years, after which the calendar repeats itself.
+const DAYS_PER_ERA: u32 = 146_097;
+
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+
+fn month_length(year: u16, month: u8) -> u8 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    match month {
+        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
+        4 | 6 | 9 | 11 => 30,
+        2 if leap => 29,
+        2 => 28,
+        _ => 0,
+    }
+}
+
+/// `n` below 100, so that both are digits.
+fn two_digits(n: u8) -> [u8; 2] {
+    [b'0' + n / 10, b'0' + n % 10]
+}
+
+/// What is still to be read of a date. Each method takes its part off the front, or gives `None`.
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl Reader<'_> {
+    /// `Sun, 06 Nov 1994 08:49:37 GMT`
+    fn imf_fixdate(&mut self) -> Option<i64> {
+        let weekday = self.weekday_short()?;
+        self.literal(b", ")?;
+        let day = self.number(2)?;
+        self.literal(b" ")?;
+        let month = self.month()?;
+        self.literal(b" ")?;
+        let year = self.number(4)?;
+        let (hour, minute, second) = self.time()?;
+        self.literal(b" GMT")?;
+        Civil { year, month, day: day as u8, hour, minute, second, weekday }.to_unix()
+    }
+
+    /// `Sunday, 06-Nov-94 08:49:37 GMT`
+    fn rfc850(&mut self, now_unix_seconds: i64) -> Option<i64> {
+        let weekday = WEEKDAYS.iter().position(|name| self.literal(name.as_bytes()).is_some())? as u8;
+        self.literal(b", ")?;
+        let day = self.number(2)?;
+        self.literal(b"-")?;
+        let month = self.month()?;
+        self.literal(b"-")?;
+        let year_of_century = self.number(2)?;
+        let (hour, minute, second) = self.time()?;
+        self.literal(b" GMT")?;
+
+        // RFC 9110, 5.6.7: more than 50 years ahead of now means the last such year in the past. So it is the latest
+        // year with these two digits that keeps within 50 years from now. 1970 + 50 - 99 - 100 is still positive.
+        let mut limit = Civil::from_unix(now_unix_seconds);
+        limit.year += 50;
+        let year = limit.year - (limit.year + 100 - year_of_century) % 100;
+        let mut civil = Civil { year, month, day: day as u8, hour, minute, second, weekday };
+        if (Civil { weekday: 0, ..civil }) > (Civil { weekday: 0, ..limit }) {
+            civil.year -= 100;
+        }
+        civil.to_unix()
+    }
+
+    /// `Sun Nov  6 08:49:37 1994`
+    fn asctime(&mut self) -> Option<i64> {
+        let weekday = self.weekday_short()?;
+        self.literal(b" ")?;
+        let month = self.month()?;
+        self.literal(b" ")?;
+        // RFC 9110, 5.6.7: date3 = month SP ( 2DIGIT / ( SP 1DIGIT )).
+        let day = if self.literal(b" ").is_some() { self.number(1)? } else { self.number(2)? };
+        let (hour, minute, second) = self.time()?;
+        self.literal(b" ")?;
+        let year = self.number(4)?;
+        Civil { year, month, day: day as u8, hour, minute, second, weekday }.to_unix()
+    }
+
+    /// ` 08:49:37`, which all three forms have.
+    fn time(&mut self) -> Option<(u8, u8, u8)> {
+        self.literal(b" ")?;
+        let hour = self.number(2)?;
+        self.literal(b":")?;
+        let minute = self.number(2)?;
+        self.literal(b":")?;
+        let second = self.number(2)?;
+        Some((hour as u8, minute as u8, second as u8))
+    }
+
+    fn weekday_short(&mut self) -> Option<u8> {
+        let position = WEEKDAYS.iter().position(|name| self.literal(&name.as_bytes()[..3]).is_some())?;
+        Some(position as u8)
+    }
+
+    fn month(&mut self) -> Option<u8> {
+        let position = MONTHS.iter().position(|name| self.literal(name.as_bytes()).is_some())?;
+        Some(position as u8 + 1)
+    }
+
+    // RFC 9110, 5.6.7: HTTP-date is case sensitive.
+    fn literal(&mut self, text: &[u8]) -> Option<()> {
+        self.rest = self.rest.strip_prefix(text)?;
+        Some(())
+    }
+
+    /// Exactly `digits` of them, 4 at most, so that the value fits; two or fewer fit u8 as well.
+    fn number(&mut self, digits: usize) -> Option<u16> {
+        let (number, rest) = self.rest.split_at_checked(digits)?;
+        self.rest = rest;
+        number.iter().try_fold(0, |value, digit| digit.is_ascii_digit().then(|| value * 10 + u16::from(digit - b'0')))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::format as text;
+    use std::string::ToString;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    /// 2026-11-21 00:00:00.
+    const NOW: i64 = 1_795_219_200;
+
+    #[test]
+    fn formats_what_it_parses() {
+        #[track_caller]
+        fn check(unix_seconds: i64, expected: &str) {
+            let formatted = format(unix_seconds);
+            assert_eq!(core::str::from_utf8(&formatted).unwrap(), expected);
+            assert_eq!(parse(&formatted, NOW), Some(unix_seconds.clamp(0, UNIX_SECONDS_MAX)));
+        }
+        check(784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT");
+        check(0, "Thu, 01 Jan 1970 00:00:00 GMT");
+        check(951_782_399, "Mon, 28 Feb 2000 23:59:59 GMT");
+        check(951_782_400, "Tue, 29 Feb 2000 00:00:00 GMT");
+        check(951_868_800, "Wed, 01 Mar 2000 00:00:00 GMT");
+        check(4_107_542_400, "Mon, 01 Mar 2100 00:00:00 GMT");
+        check(4_107_542_399, "Sun, 28 Feb 2100 23:59:59 GMT");
+        check(UNIX_SECONDS_MAX, "Fri, 31 Dec 9999 23:59:59 GMT");
+        check(UNIX_SECONDS_MAX + 1, "Fri, 31 Dec 9999 23:59:59 GMT");
+        check(i64::MAX, "Fri, 31 Dec 9999 23:59:59 GMT");
+        check(-1, "Thu, 01 Jan 1970 00:00:00 GMT");
+        check(i64::MIN, "Thu, 01 Jan 1970 00:00:00 GMT");
+    }
+
+    #[test]
+    fn parses_the_three_forms() {
+        #[track_caller]
+        fn check(text: &str, expected: Option<i64>) {
+            assert_eq!(parse(text.as_bytes(), NOW), expected, "{text}");
+        }
+        check("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777));
+        check("Sunday, 06-Nov-94 08:49:37 GMT", Some(784_111_777));
+        check("Sun Nov  6 08:49:37 1994", Some(784_111_777));
+        check("Sun Nov 16 08:49:37 1994", Some(784_975_777));
+        // A weekday that is one, but not of this date.
+        check("Mon, 06 Nov 1994 08:49:37 GMT", Some(784_111_777));
+        check("Wednesday, 06-Nov-94 08:49:37 GMT", Some(784_111_777));
+        check("Xxx, 06 Nov 1994 08:49:37 GMT", None);
+        check("Sonntag, 06-Nov-94 08:49:37 GMT", None);
+        check("Xxx Nov  6 08:49:37 1994", None);
+        // Limits of each field.
+        check("Sat, 31 Dec 2016 23:59:60 GMT", Some(1_483_228_800));
+        check("Sat, 31 Dec 2016 23:59:61 GMT", None);
+        check("Sat, 31 Dec 2016 23:60:00 GMT", None);
+        check("Sat, 31 Dec 2016 24:00:00 GMT", None);
+        check("Sat, 00 Dec 2016 00:00:00 GMT", None);
+        check("Sat, 32 Dec 2016 00:00:00 GMT", None);
+        check("Sat, 31 Nov 2016 00:00:00 GMT", None);
+        check("Sat, 29 Feb 2016 00:00:00 GMT", Some(1_456_704_000));
+        check("Sat, 29 Feb 2015 00:00:00 GMT", None);
+        check("Sat, 29 Feb 2000 00:00:00 GMT", Some(951_782_400));
+        check("Sat, 29 Feb 1900 00:00:00 GMT", None);
+        check("Sat, 30 Feb 2016 00:00:00 GMT", None);
+        // Before 1970, down to the first year that can be written.
+        check("Wed, 31 Dec 1969 23:59:59 GMT", Some(-1));
+        check("Sat, 01 Jan 0000 00:00:00 GMT", Some(-62_167_219_200));
+        check("Fri, 31 Dec 9999 23:59:60 GMT", Some(UNIX_SECONDS_MAX + 1));
+        // Not quite the form.
+        check("", None);
+        check("Sun", None);
+        check("Sun,", None);
+        check("Sun, 06 Nov 1994 08:49:37 UTC", None);
+        check("Sun, 06 Nov 1994 08:49:37 gmt", None);
+        check("sun, 06 Nov 1994 08:49:37 GMT", None);
+        check("Sun, 06 nov 1994 08:49:37 GMT", None);
+        check("Sun, 06 Nov 1994 08:49:37", None);
+        check("Sun, 06 Nov 1994 08:49:37 GMT ", None);
+        check(" Sun, 06 Nov 1994 08:49:37 GMT", None);
+        check("Sun, 6 Nov 1994 08:49:37 GMT", None);
+        check("Sun,  6 Nov 1994 08:49:37 GMT", None);
+        check("Sun, 06-Nov-1994 08:49:37 GMT", None);
+        check("Sun, 06 Nov 94 08:49:37 GMT", None);
+        check("Sun, 06 Nov 1994 8:49:37 GMT", None);
+        check("Sun, 06 Nov 1994 08.49.37 GMT", None);
+        check("Sun, 06 Nov 1994 08:49 GMT", None);
+        check("Sun, +6 Nov 1994 08:49:37 GMT", None);
+        check("Sunday, 06-Nov-1994 08:49:37 GMT", None);
+        check("Sunday, 06 Nov 94 08:49:37 GMT", None);
+        check("Sun Nov 6 08:49:37 1994", None);
+        check("Sun Nov 06 08:49:37 1994 GMT", None);
+        check("Sun Nov   6 08:49:37 1994", None);
+        check("784111777", None);
+    }
+
+    #[test]
+    fn two_digit_years_keep_within_fifty_years_ahead() {
+        #[track_caller]
+        fn check(now: &str, text: &str, expected: &str) {
+            let now_unix_seconds = parse(now.as_bytes(), 0).unwrap();
+            let seconds = parse(text.as_bytes(), now_unix_seconds).unwrap();
+            assert_eq!(core::str::from_utf8(&format(seconds)).unwrap(), expected);
+        }
+        let now = "Sat, 21 Nov 2026 12:00:00 GMT";
+        check(now, "Saturday, 21-Nov-26 12:00:00 GMT", "Sat, 21 Nov 2026 12:00:00 GMT");
+        check(now, "Friday, 31-Dec-99 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 GMT");
+        check(now, "Saturday, 01-Jan-00 00:00:00 GMT", "Sat, 01 Jan 2000 00:00:00 GMT");
+        // Fifty years to the second are not more than fifty.
+        check(now, "Saturday, 21-Nov-76 12:00:00 GMT", "Sat, 21 Nov 2076 12:00:00 GMT");
+        check(now, "Saturday, 21-Nov-76 12:00:01 GMT", "Sun, 21 Nov 1976 12:00:01 GMT");
+        check(now, "Saturday, 21-Nov-77 12:00:00 GMT", "Mon, 21 Nov 1977 12:00:00 GMT");
+        // Across the end of a century.
+        check("Sat, 01 Jun 2075 00:00:00 GMT", "Monday, 01-Jan-10 00:00:00 GMT", "Wed, 01 Jan 2110 00:00:00 GMT");
+        check("Thu, 01 Jan 1970 00:00:00 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+
+    #[test]
+    fn names_that_are_not_there_do_not_panic() {
+        let odd = Civil { year: 0, month: 0, day: 0, hour: 0, minute: 0, second: 0, weekday: 7 };
+        assert_eq!((odd.month_name(), odd.weekday_name()), ("???", "???"));
+        assert_eq!(odd.to_unix(), None);
+    }
+
+    fn system_time(unix_seconds: i64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(unix_seconds as u64)
+    }
+
+    proptest! {
+        #[test]
+        fn formats_as_httpdate_does(unix_seconds in 0..=UNIX_SECONDS_MAX) {
+            let expected = httpdate::fmt_http_date(system_time(unix_seconds));
+            let formatted = format(unix_seconds);
+            prop_assert_eq!(core::str::from_utf8(&formatted).unwrap(), expected);
+        }
+
+        #[test]
+        fn parses_as_httpdate_does(unix_seconds in 0..=UNIX_SECONDS_MAX) {
+            let civil = Civil::from_unix(unix_seconds);
+            let (year, month, weekday) = (civil.year, civil.month_name(), civil.weekday_name());
+            let time = text!("{:02}:{:02}:{:02}", civil.hour, civil.minute, civil.second);
+            for written in [
+                text!("{weekday}, {:02} {month} {year:04} {time} GMT", civil.day),
+                text!("{weekday} {month} {:2} {time} {year:04}", civil.day),
+            ] {
+                let ours = parse(written.as_bytes(), NOW).map(system_time);
+                prop_assert_eq!(ours, httpdate::parse_http_date(&written).ok(), "{}", written);
+            }
+        }
+
+        // httpdate reads two digits as 1970 to 2069, which is what we do at the end of 2019, 50 years before.
+        #[test]
+        fn parses_rfc850_as_httpdate_does(unix_seconds in 0..3_155_760_000_i64) {
+            let civil = Civil::from_unix(unix_seconds);
+            let written = text!(
+                "{}, {:02}-{}-{:02} {:02}:{:02}:{:02} GMT",
+                WEEKDAYS[usize::from(civil.weekday)], civil.day, civil.month_name(), civil.year % 100,
+                civil.hour, civil.minute, civil.second,
+            );
+            let end_of_2019 = 1_577_836_799;
+            let ours = parse(written.as_bytes(), end_of_2019).map(system_time);
+            prop_assert_eq!(ours, httpdate::parse_http_date(&written).ok(), "{}", written);
+        }
+
+        #[test]
+        fn parses_one_changed_byte_no_wider_than_the_form(
+            unix_seconds in 0..=UNIX_SECONDS_MAX, at in 0..LEN, byte: u8,
+        ) {
+            let mut written = format(unix_seconds);
+            written[at] = byte;
+            if let Some(parsed) = parse(&written, NOW) {
+                // Nothing but the weekday and second 60 may differ from the canonical text.
+                let canonical = format(parsed);
+                prop_assert!(canonical[3..17] == written[3..17] || written[23..25] == *b"60" || parsed < 0);
+            }
+        }
+
+        #[test]
+        fn never_panics(bytes: std::vec::Vec<u8>, now: i64) {
+            let _ = parse(&bytes, now);
+            let _ = format(now).to_vec();
+            let _ = Civil::from_unix(now).month_name().to_string();
+        }
+    }
+}
