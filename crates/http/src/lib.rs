@@ -17,4 +17,5 @@ pub mod method;
 pub mod negotiate;
 pub mod range;
 pub mod status;
+pub mod text;
 pub mod uri;

@@ -1,0 +1,77 @@
+//! The few scraps of field syntax that several headers share: whitespace, lists, numbers.
+//!
+//! What is more than a line or two of grammar has a module of its own; this is only what those would otherwise repeat.
+
+use alloc::vec::Vec;
+
+/// Appends `n` in decimal. No formatting machinery: this runs for each `Content-Length` and each byte count of the log.
+pub fn push_decimal(out: &mut Vec<u8>, n: u64) {
+    // 20 digits hold u64::MAX. Written from the end, because the last digit is the one that is known first.
+    let mut digits = [0; 20];
+    let mut rest = n;
+    let mut start = digits.len();
+    for (at, digit) in digits.iter_mut().enumerate().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        start = at;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[start..]);
+}
+
+/// Without the optional whitespace at both ends (RFC 9110, 5.6.3: spaces and tabs, nothing else).
+pub fn trim_ows(mut text: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {
+        text = rest;
+    }
+    text
+}
+
+/// The elements of a comma-separated list, trimmed, without the empty ones (RFC 9110, 5.6.1.2).
+///
+/// Only for lists whose elements hold no quoted text: a comma inside quotes would be taken for a separator.
+pub fn list(field: &[u8]) -> impl Iterator<Item = &[u8]> {
+    field.split(|&byte| byte == b',').map(trim_ows).filter(|element| !element.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::string::ToString;
+
+    #[test]
+    fn decimals() {
+        for n in [0, 1, 9, 10, 99, 100, 12_345, u64::MAX - 1, u64::MAX] {
+            let mut out = b"n=".to_vec();
+            push_decimal(&mut out, n);
+            assert_eq!(out, std::format!("n={n}").into_bytes());
+        }
+    }
+
+    #[test]
+    fn lists() {
+        #[track_caller]
+        fn check(field: &str, expected: &[&str]) {
+            let elements: Vec<_> = list(field.as_bytes()).map(|e| core::str::from_utf8(e).unwrap()).collect();
+            assert_eq!(elements, expected);
+        }
+        check("", &[]);
+        check(" \t ", &[]);
+        check(",, ,", &[]);
+        check("a", &["a"]);
+        check(" a ,\tb\t,c d", &["a", "b", "c d"]);
+        check("a\u{a0}", &["a\u{a0}"]);
+    }
+
+    proptest! {
+        #[test]
+        fn decimals_are_those_of_std(n: u64) {
+            let mut out = Vec::new();
+            push_decimal(&mut out, n);
+            prop_assert_eq!(out, n.to_string().into_bytes());
+        }
+    }
+}
