@@ -1,1 +1,613 @@
-//! To come.
+//! The request target and the host: where a request wants to go (RFC 9112, 3.2; RFC 3986).
+//!
+//! Before it, `h1` cut the target out of the request line. After it, `amped-core` chooses the site by [`Host`] and looks
+//! up the path that [`clean_path`] gives; a redirect or a listing writes paths back with [`encode_path`].
+//! What is refused here never meets the file system. Cleaning comes in one order only: split at the slashes as
+//! written, decode once, then look for dots. Otherwise `%2e%2e` would pass for a name, or `%2F` would make a segment
+//! that the rules for hidden files have not seen. The kernel holds the root as well (`openat2`); this holds the meaning.
+//! Lenient where browsers are careless: `|`, `^`, quotes and bytes above 0x7f pass in paths and queries, as file names
+//! may hold them; control bytes, spaces and `#` do not. Not a URL library: no joining, no userinfo, no other schemes.
+
+use alloc::vec::Vec;
+use core::net::Ipv6Addr;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+/// The target of a request line (RFC 9112, 3.2). Paths are as written: see [`clean_path`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// `/path?query`, the usual one (RFC 9112, 3.2.1).
+    Origin {
+        /// Begins with `/`.
+        path: &'a [u8],
+        /// What follows the `?`; may be empty.
+        query: Option<&'a [u8]>,
+    },
+    /// `http://host/path?query`, as to a proxy; a server must understand it as well (RFC 9112, 3.2.2).
+    Absolute {
+        /// Accepted by [`host_of`], with a name that is not empty. It outranks the `Host` field.
+        authority: &'a [u8],
+        /// Begins with `/`.
+        path: &'a [u8],
+        /// What follows the `?`; may be empty.
+        query: Option<&'a [u8]>,
+    },
+    /// `*`: the server itself (RFC 9112, 3.2.4). Only OPTIONS may say so, which is the caller's to check.
+    Asterisk,
+    /// `host:port`, accepted by [`host_of`]: what CONNECT asks for (RFC 9112, 3.2.3).
+    Authority(&'a [u8]),
+}
+
+impl<'a> Target<'a> {
+    /// Reads a request target. The method decides whether `host:port` is one and anything else is not (RFC 9112, 3.2).
+    pub fn parse(target: &'a [u8], is_connect: bool) -> Option<Target<'a>> {
+        if is_connect {
+            let host = host_of(target)?;
+            // RFC 9112, 3.2.3: there is no default port, so it must be there.
+            return (!host.name.is_empty() && host.port.is_some()).then_some(Target::Authority(target));
+        }
+        match target {
+            [b'/', ..] => {
+                let (path, query) = split_query(target)?;
+                Some(Target::Origin { path, query })
+            }
+            b"*" => Some(Target::Asterisk),
+            _ => {
+                let rest = strip_scheme(target)?;
+                let authority_length = rest.iter().position(|byte| b"/?#".contains(byte)).unwrap_or(rest.len());
+                let (authority, rest) = rest.split_at(authority_length);
+                // RFC 9110, 4.2.1: an http URI with an empty host is invalid; 4.2.4: userinfo is an error, and as `@`
+                // is in no host, `host_of` refuses it.
+                if host_of(authority)?.name.is_empty() {
+                    return None;
+                }
+                let (path, query) = split_query(rest)?;
+                // RFC 9110, 4.2.3: an empty path is that of `/`.
+                let path = if path.is_empty() { b"/" } else { path };
+                Some(Target::Absolute { authority, path, query })
+            }
+        }
+    }
+}
+
+/// A host, as `Host` or the authority of a target names it (RFC 9110, 7.2; RFC 3986, 3.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host<'a> {
+    /// Without port, without the dot of the DNS root, in the case in which it came. An IPv6 address has its brackets.
+    /// Empty only if the whole field was.
+    pub name: &'a [u8],
+    /// `None` without a port, and where nothing follows the colon, which means the same (RFC 3986, 3.2.3).
+    pub port: Option<u16>,
+}
+
+impl Host<'_> {
+    /// Whether this is the host of that name. RFC 9110, 4.2.3: the case of a host does not matter.
+    pub fn is(&self, name: &[u8]) -> bool {
+        self.name.eq_ignore_ascii_case(name)
+    }
+}
+
+/// Reads the value of a `Host` field, or an authority: `None` where it is not one, and the request deserves 400.
+///
+/// RFC 9112, 3.2: an empty value is valid, for a target that has no authority.
+pub fn host_of(authority: &[u8]) -> Option<Host<'_>> {
+    if authority.is_empty() {
+        return Some(Host { name: b"", port: None });
+    }
+    let name_length = match authority {
+        [b'[', ..] => authority.iter().position(|&byte| byte == b']')? + 1,
+        _ => authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len()),
+    };
+    let (name, rest) = authority.split_at(name_length);
+    let port = match rest {
+        [] | [b':'] => None,
+        [b':', digits @ ..] => Some(read_port(digits)?),
+        _ => return None,
+    };
+    let name = match name {
+        [b'[', address @ .., b']'] => {
+            // `[v1.x]` of RFC 3986 was never used for anything, and RFC 9844 took the zone (`%eth0`) out of URIs.
+            core::str::from_utf8(address).ok()?.parse::<Ipv6Addr>().ok()?;
+            name
+        }
+        _ => {
+            // `example.com.` is `example.com`: the dot is the DNS root's.
+            let name = name.strip_suffix(b".").unwrap_or(name);
+            (!name.is_empty() && is_reg_name(name)).then_some(name)?
+        }
+    };
+    Some(Host { name, port })
+}
+
+/// Why a path is refused. All of these are the peer's doing: 400.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathError {
+    /// A `%` without two hexadecimal digits.
+    BadEscape,
+    /// A byte 0, bare or as `%00`: no file name holds one, and C would end the name there.
+    Nul,
+    /// `%2F`: a slash in a name, which no file has, and which is not a separator either (RFC 3986, 2.2).
+    EncodedSlash,
+    /// More `..` than there are segments before them.
+    AboveRoot,
+}
+
+/// The path that is meant: decoded once, without dot segments, without empty segments.
+///
+/// The result begins with `/`, and ends with one if the path did, or ended in a dot segment. A path with nothing to do
+/// comes back as it is, after one scan; otherwise the result is written to `scratch`.
+/// RFC 3986, 5.2.4 lets `..` at the root vanish; we refuse it, because nobody who means well writes it.
+pub fn clean_path<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], PathError> {
+    if is_clean(path) {
+        return Ok(path);
+    }
+    // Holds at the top of the loop: `scratch` begins and ends with a slash.
+    scratch.clear();
+    scratch.push(b'/');
+    let mut segments = path.split(|&byte| byte == b'/').peekable();
+    while let Some(segment) = segments.next() {
+        let start = scratch.len();
+        decode_segment(segment, scratch)?;
+        match &scratch[start..] {
+            b"" | b"." => scratch.truncate(start),
+            b".." => {
+                let parent = scratch[..start - 1].iter().rposition(|&byte| byte == b'/').ok_or(PathError::AboveRoot)?;
+                scratch.truncate(parent + 1);
+            }
+            _ if segments.peek().is_some() => scratch.push(b'/'),
+            _ => {}
+        }
+    }
+    Ok(scratch)
+}
+
+/// Whether a clean path leads through a name that begins with a dot, which Unix hides and so do we.
+///
+/// Except `/.well-known`, which is there to be fetched (RFC 8615, 3).
+pub fn hidden(path: &[u8]) -> bool {
+    let mut segments = path.strip_prefix(b"/").unwrap_or(path).split(|&byte| byte == b'/');
+    let first_hidden = segments.next().is_some_and(|first| first.starts_with(b".") && first != b".well-known");
+    first_hidden || segments.any(|segment| segment.starts_with(b"."))
+}
+
+/// Appends a clean path as a `Location` or a link must write it (RFC 3986, 3.3): the way back from [`clean_path`].
+///
+/// Two things it cannot know: a lone name with a colon needs `./` before it, lest it look like a scheme (RFC 3986, 4.2);
+/// and `&` is left as it is, so that HTML has to escape it.
+pub fn encode_path(path: &[u8], out: &mut Vec<u8>) {
+    for piece in percent_encode(path, ENCODED_IN_PATH) {
+        out.extend_from_slice(piece.as_bytes());
+    }
+}
+
+/// All but the slash and RFC 3986's pchar: unreserved, sub-delims, `:` and `@`. Of the sub-delims, `'` is encoded too, so
+/// that a link cannot leave an attribute in single quotes. `%` is encoded because a clean path is decoded already.
+const ENCODED_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
+
+/// What follows `http://` or `https://` (RFC 3986, 3.1: the case of a scheme does not matter).
+fn strip_scheme(target: &[u8]) -> Option<&[u8]> {
+    [&b"http://"[..], b"https://"].iter().find_map(|scheme| {
+        let (start, rest) = target.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    })
+}
+
+/// Path and query; `None` with a byte that neither may hold. `#` is one: a fragment is never sent (RFC 9112, 3.2).
+fn split_query(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+    // All bytes are looked at without leaving early, so that the compiler can take many at a time.
+    let bad = text.iter().fold(false, |bad, &byte| bad | (byte <= b' ') | (byte == 0x7f) | (byte == b'#'));
+    if bad {
+        return None;
+    }
+    Some(match memchr::memchr(b'?', text) {
+        Some(at) => (&text[..at], Some(&text[at + 1..])),
+        None => (text, None),
+    })
+}
+
+/// Digits up to 65535, with leading zeros if they like.
+fn read_port(digits: &[u8]) -> Option<u16> {
+    digits.iter().try_fold(0_u16, |port, digit| {
+        let value = digit.is_ascii_digit().then(|| digit - b'0')?;
+        port.checked_mul(10)?.checked_add(u16::from(value))
+    })
+}
+
+/// RFC 3986, 3.2.2: unreserved, sub-delims and escapes. An IPv4 address is one as well.
+fn is_reg_name(name: &[u8]) -> bool {
+    let mut rest = name;
+    while let [byte, after @ ..] = rest {
+        rest = match (byte, after) {
+            (b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~', _) => after,
+            (b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=', _) => after,
+            (b'%', [high, low, after @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => after,
+            _ => return false,
+        };
+    }
+    true
+}
+
+/// Whether `clean_path` would change or refuse nothing. Says no too often: to `/.well-known`, say.
+fn is_clean(path: &[u8]) -> bool {
+    // Pairs of neighbours without leaving early, so that the compiler can take many at a time.
+    let tail = path.get(1..).unwrap_or_default();
+    let odd = path.iter().zip(tail).fold(false, |odd, (&before, &byte)| {
+        odd | (byte == b'%') | (byte == 0) | ((before == b'/') & ((byte == b'/') | (byte == b'.')))
+    });
+    path.first() == Some(&b'/') && !odd
+}
+
+/// Appends a segment, decoded.
+fn decode_segment(segment: &[u8], out: &mut Vec<u8>) -> Result<(), PathError> {
+    let mut rest = segment;
+    while let [byte, after @ ..] = rest {
+        let (byte, after) = match (*byte, after) {
+            (b'%', [high, low, after @ ..]) => match (hex(*high)? << 4) | hex(*low)? {
+                b'/' => return Err(PathError::EncodedSlash),
+                decoded => (decoded, after),
+            },
+            (b'%', _) => return Err(PathError::BadEscape),
+            (byte, after) => (byte, after),
+        };
+        if byte == 0 {
+            return Err(PathError::Nul);
+        }
+        out.push(byte);
+        rest = after;
+    }
+    Ok(())
+}
+
+fn hex(digit: u8) -> Result<u8, PathError> {
+    match digit {
+        b'0'..=b'9' => Ok(digit - b'0'),
+        b'a'..=b'f' => Ok(digit - b'a' + 10),
+        b'A'..=b'F' => Ok(digit - b'A' + 10),
+        _ => Err(PathError::BadEscape),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::string::String;
+
+    #[test]
+    fn targets() {
+        /// `expected` as `form authority path query`, with `-` for what is not there.
+        #[track_caller]
+        fn check(target: &str, expected: Option<&str>) {
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+            let optional = |bytes: Option<&[u8]>| bytes.map_or(String::from("-"), text);
+            let parsed = Target::parse(target.as_bytes(), false).map(|target| match target {
+                Target::Origin { path, query } => std::format!("origin - {} {}", text(path), optional(query)),
+                Target::Absolute { authority, path, query } => {
+                    std::format!("absolute {} {} {}", text(authority), text(path), optional(query))
+                }
+                Target::Asterisk => String::from("asterisk"),
+                Target::Authority(authority) => std::format!("authority {}", text(authority)),
+            });
+            assert_eq!(parsed.as_deref(), expected, "{target}");
+        }
+        check("/", Some("origin - / -"));
+        check("/a/b.html", Some("origin - /a/b.html -"));
+        check("/a?b=c", Some("origin - /a b=c"));
+        check("/a?", Some("origin - /a "));
+        check("/a?b?c/d", Some("origin - /a b?c/d"));
+        check("//a", Some("origin - //a -"));
+        check("/a|b^{c}", Some("origin - /a|b^{c} -"));
+        check("/\u{e4}?\u{e4}", Some("origin - /\u{e4} \u{e4}"));
+        check("*", Some("asterisk"));
+        check("http://a/b?c", Some("absolute a /b c"));
+        check("HTTPS://A.example:8443/", Some("absolute A.example:8443 / -"));
+        check("http://a", Some("absolute a / -"));
+        check("http://a?b", Some("absolute a / b"));
+        check("http://[::1]:80/x", Some("absolute [::1]:80 /x -"));
+        check("http://a/http://b/", Some("absolute a /http://b/ -"));
+        for target in [
+            "",
+            "a",
+            "a/b",
+            "?a",
+            "**",
+            "*/",
+            "/a#b",
+            "/a?b#c",
+            "/a b",
+            "/a?b c",
+            "/a\0",
+            "/a\t",
+            "/a\u{7f}",
+            "http:",
+            "http:/",
+            "http://",
+            "http:///a",
+            "http://:80/a",
+            "http://user@a/",
+            "http://user:password@a/",
+            "http://a b/",
+            "http://a:x/",
+            "http://a:80:80/",
+            "http://a/#b",
+            "http://a#b",
+            "http:a",
+            "ftp://a/",
+            "a:80",
+        ] {
+            check(target, None);
+        }
+    }
+
+    #[test]
+    fn targets_of_connect() {
+        #[track_caller]
+        fn check(target: &str, valid: bool) {
+            let expected = valid.then_some(Target::Authority(target.as_bytes()));
+            assert_eq!(Target::parse(target.as_bytes(), true), expected, "{target}");
+        }
+        check("a.example:443", true);
+        check("[::1]:443", true);
+        check("a.example", false);
+        check("a.example:", false);
+        check(":443", false);
+        check("", false);
+        check("*", false);
+        check("/", false);
+        check("http://a/", false);
+    }
+
+    #[test]
+    fn hosts() {
+        #[track_caller]
+        fn check(authority: &str, expected: Option<(&str, Option<u16>)>) {
+            let expected = expected.map(|(name, port)| Host { name: name.as_bytes(), port });
+            assert_eq!(host_of(authority.as_bytes()), expected, "{authority}");
+        }
+        check("", Some(("", None)));
+        check("example.com", Some(("example.com", None)));
+        check("Example.COM:80", Some(("Example.COM", Some(80))));
+        check("example.com.", Some(("example.com", None)));
+        check("example.com.:8080", Some(("example.com", Some(8080))));
+        check("example.com:", Some(("example.com", None)));
+        check("a_b-c~d", Some(("a_b-c~d", None)));
+        check("a!$&'()*+,;=", Some(("a!$&'()*+,;=", None)));
+        check("a%2Db", Some(("a%2Db", None)));
+        check("127.0.0.1:1", Some(("127.0.0.1", Some(1))));
+        check("[::1]", Some(("[::1]", None)));
+        check("[::ffff:1.2.3.4]:00080", Some(("[::ffff:1.2.3.4]", Some(80))));
+        check("a:65535", Some(("a", Some(65535))));
+        check("a:0", Some(("a", Some(0))));
+        for authority in [
+            ".",
+            ":80",
+            ":",
+            "a:65536",
+            "a:99999999999999999999",
+            "a:-1",
+            "a:+1",
+            "a:8x",
+            "a:80:80",
+            "a b",
+            " a",
+            "a/b",
+            "a@b",
+            "a?",
+            "a#",
+            "a\\b",
+            "a\"",
+            "<a>",
+            "\u{e4}",
+            "a\0",
+            "a%",
+            "a%2",
+            "a%2g",
+            "::1",
+            "[::1",
+            "::1]",
+            "[]",
+            "[::1].",
+            "[::1]a",
+            "[::g]",
+            "[1.2.3.4]",
+            "[fe80::1%25eth0]",
+            "[fe80::1%eth0]",
+            "[v1.a]",
+            "[[::1]]",
+        ] {
+            check(authority, None);
+        }
+        assert!(host_of(b"Example.COM:80").unwrap().is(b"example.com"));
+        assert!(!host_of(b"example.com").unwrap().is(b"example.org"));
+    }
+
+    #[test]
+    fn paths_are_cleaned() {
+        #[track_caller]
+        fn check(path: &str, expected: Result<&str, PathError>) {
+            let mut scratch = b"/left from before".to_vec();
+            let cleaned = clean_path(path.as_bytes(), &mut scratch);
+            assert_eq!(cleaned, expected.map(str::as_bytes), "{path}");
+        }
+        // Nothing to do.
+        for path in ["/", "/a", "/a/", "/a/b.html", "/a.b/c..d/e.", "/~user/", "/a b", "/\u{e4}", "/a..", "/a\\b"] {
+            check(path, Ok(path));
+        }
+        // Escapes.
+        check("/%61", Ok("/a"));
+        check("/a%20b", Ok("/a b"));
+        check("/%C3%a4", Ok("/\u{e4}"));
+        check("/%253F", Ok("/%3F"));
+        check("/%252F", Ok("/%2F"));
+        check("/%3f%23", Ok("/?#"));
+        check("/%5c", Ok("/\\"));
+        check("/%", Err(PathError::BadEscape));
+        check("/%a", Err(PathError::BadEscape));
+        check("/%a/b", Err(PathError::BadEscape));
+        check("/%ga", Err(PathError::BadEscape));
+        check("/%ag", Err(PathError::BadEscape));
+        check("/%%61", Err(PathError::BadEscape));
+        check("/%+1", Err(PathError::BadEscape));
+        check("/%u0061", Err(PathError::BadEscape));
+        check("/a%2Fb", Err(PathError::EncodedSlash));
+        check("/a%2fb", Err(PathError::EncodedSlash));
+        check("/..%2f", Err(PathError::EncodedSlash));
+        check("/a%00", Err(PathError::Nul));
+        check("/a\0b", Err(PathError::Nul));
+        // Slashes.
+        check("//", Ok("/"));
+        check("//a", Ok("/a"));
+        check("/a//b///c", Ok("/a/b/c"));
+        check("/a//", Ok("/a/"));
+        check("", Ok("/"));
+        check("a", Ok("/a"));
+        // Dots.
+        check("/.", Ok("/"));
+        check("/./", Ok("/"));
+        check("/./a", Ok("/a"));
+        check("/a/.", Ok("/a/"));
+        check("/a/./b", Ok("/a/b"));
+        check("/a/..", Ok("/"));
+        check("/a/../", Ok("/"));
+        check("/a/../b", Ok("/b"));
+        check("/a/b/..", Ok("/a/"));
+        check("/a/b/../../c", Ok("/c"));
+        check("/a//../b", Ok("/b"));
+        check("/a/%2e%2E/b", Ok("/b"));
+        check("/a/.%2e/b", Ok("/b"));
+        check("/a/%2e/b", Ok("/a/b"));
+        check("/%252e%252e/a", Ok("/%2e%2e/a"));
+        check("/...", Ok("/..."));
+        check("/.a/..b", Ok("/.a/..b"));
+        check("/..", Err(PathError::AboveRoot));
+        check("/../", Err(PathError::AboveRoot));
+        check("/../a", Err(PathError::AboveRoot));
+        check("/a/../..", Err(PathError::AboveRoot));
+        check("/a/../../a", Err(PathError::AboveRoot));
+        check("//..", Err(PathError::AboveRoot));
+        check("/./..", Err(PathError::AboveRoot));
+        check("/%2e%2e", Err(PathError::AboveRoot));
+    }
+
+    #[test]
+    fn a_plain_path_is_not_copied() {
+        let path = b"/images/logo.png";
+        let mut scratch = Vec::new();
+        assert!(core::ptr::eq(clean_path(path, &mut scratch).unwrap(), path));
+        assert_eq!(scratch.capacity(), 0);
+    }
+
+    #[test]
+    fn names_with_a_dot_are_hidden() {
+        #[track_caller]
+        fn check(path: &str, expected: bool) {
+            assert_eq!(hidden(path.as_bytes()), expected, "{path}");
+        }
+        check("", false);
+        check("/", false);
+        check("/a.b/c.", false);
+        check("/.git", true);
+        check("/.git/config", true);
+        check("/a/.htpasswd", true);
+        check("/a/.b/", true);
+        check("/...", true);
+        check("/.well-known", false);
+        check("/.well-known/", false);
+        check("/.well-known/acme-challenge/x", false);
+        check("/.well-known/.git", true);
+        check("/.well-known-too", true);
+        check("/.Well-Known/x", true);
+        check("/a/.well-known/x", true);
+    }
+
+    #[test]
+    fn paths_are_encoded() {
+        #[track_caller]
+        fn check(path: &str, expected: &str) {
+            let mut out = b"to ".to_vec();
+            encode_path(path.as_bytes(), &mut out);
+            assert_eq!(core::str::from_utf8(&out[3..]).unwrap(), expected);
+        }
+        check("", "");
+        check("/a/b-c._~/", "/a/b-c._~/");
+        check("/!$&()*+,;=:@", "/!$&()*+,;=:@");
+        check("/a b", "/a%20b");
+        check("/\"<>'", "/%22%3C%3E%27");
+        check("/50%?#", "/50%25%3F%23");
+        check("/\\^`{|}[]", "/%5C%5E%60%7B%7C%7D%5B%5D");
+        check("/\r\n\0\u{7f}", "/%0D%0A%00%7F");
+        check("/\u{e4}", "/%C3%A4");
+    }
+
+    /// Bytes that matter to a path, and some that do not.
+    fn path_like() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(prop::sample::select(b"//..%%22eEfF00a\xff\0".to_vec()), 0..16)
+    }
+
+    proptest! {
+        #[test]
+        fn a_clean_path_is_clean(path in path_like()) {
+            let (mut scratch, mut again) = (Vec::new(), Vec::new());
+            if let Ok(cleaned) = clean_path(&path, &mut scratch) {
+                prop_assert_eq!(cleaned.first(), Some(&b'/'));
+                prop_assert!(!cleaned.contains(&0));
+                let segments: Vec<&[u8]> = cleaned[1..].split(|&byte| byte == b'/').collect();
+                prop_assert!(segments.iter().all(|&segment| segment != b"." && segment != b".."));
+                prop_assert!(segments[..segments.len() - 1].iter().all(|segment| !segment.is_empty()));
+                if !cleaned.contains(&b'%') {
+                    prop_assert_eq!(clean_path(cleaned, &mut again), Ok(cleaned));
+                }
+            }
+        }
+
+        #[test]
+        fn encoding_is_undone_by_cleaning(path in path_like()) {
+            let (mut scratch, mut again, mut encoded) = (Vec::new(), Vec::new(), Vec::new());
+            if let Ok(cleaned) = clean_path(&path, &mut scratch) {
+                encode_path(cleaned, &mut encoded);
+                prop_assert!(encoded.is_ascii());
+                prop_assert_eq!(clean_path(&encoded, &mut again), Ok(cleaned));
+            }
+        }
+
+        #[test]
+        fn a_clean_path_is_not_copied(path in "/([a-z~]{1,3}[.]{0,2}/){0,4}") {
+            let mut scratch = Vec::new();
+            prop_assert!(core::ptr::eq(clean_path(path.as_bytes(), &mut scratch).unwrap(), path.as_bytes()));
+        }
+
+        #[test]
+        fn a_target_is_made_of_valid_parts(target in "(/|http://|HTTPS://)[a-z:@/?#%. \\[\\]]{0,12}", is_connect: bool) {
+            if let Some(Target::Absolute { authority, path, query } ) = Target::parse(target.as_bytes(), is_connect) {
+                prop_assert!(host_of(authority).is_some_and(|host| !host.name.is_empty()));
+                prop_assert!(path.starts_with(b"/") && !path.contains(&b'?'));
+                prop_assert!(query.is_none_or(|query| !query.contains(&b'#')));
+            }
+        }
+
+        #[test]
+        fn never_panics(bytes: Vec<u8>, is_connect: bool) {
+            let mut scratch = Vec::new();
+            let _ = Target::parse(&bytes, is_connect);
+            let _ = host_of(&bytes);
+            let _ = clean_path(&bytes, &mut scratch);
+            let _ = hidden(&bytes);
+        }
+    }
+}
