@@ -102,9 +102,9 @@ impl Accepted {
 
     /// The quality of a coding, 0 (not acceptable) to 1000 (RFC 9110, 12.4.2).
     ///
-    /// `*` stands for what is not named (RFC 9110, 12.5.3), but not for `Identity`, of which it only tells whether it is
-    /// excluded: identity that is not named has the least quality that is still acceptable, 1. A client that lists its
-    /// codings means these to be used.
+    /// `*` stands for what is not named (RFC 9110, 12.5.3), but not for `Identity`, of which it only tells whether it
+    /// is excluded: identity that is not named has the least quality that is still acceptable, 1. A client that lists
+    /// its codings means these to be used.
     pub fn quality(self, coding: Coding) -> u16 {
         match (self.named[coding as usize], self.others) {
             (UNNAMED, 0) => 0,
