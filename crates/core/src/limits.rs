@@ -1,0 +1,58 @@
+//! What one client may cost: each limit with the reason for its default.
+
+use core::time::Duration;
+
+use amped_units::Bytes;
+
+/// The limits on a connection and on a request. The server's own (how many connections) are with its listeners.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Longest request line, with its line end; a longer one is answered 414. RFC 9112, 3 asks for 8000 octets at least.
+    pub request_line: Bytes,
+    /// Longest request head, request line included; a longer one is answered 431. Cookies of a dozen applications on
+    /// one host reach 16 KiB in practice; beyond twice that somebody is mistaken or hostile.
+    pub head: Bytes,
+    /// Most header fields; more are answered 431. Browsers send about 20.
+    pub fields: usize,
+    /// Longest request body that is read and thrown away to keep the connection; a longer one is answered 413 and the
+    /// connection is closed. Reading this much is cheaper than a new connection, reading more is not.
+    pub body: Bytes,
+    /// A head must be complete this long after its first byte (after the connection, for the first), else 408. Slow
+    /// phones need a few seconds; someone who sends a byte now and then to hold a connection gets this long.
+    pub head_time: Duration,
+    /// A body that is thrown away must be complete this long after its head, else 408.
+    pub body_time: Duration,
+    /// A connection with no request on it is closed after this. Browsers come back for the next page within a minute.
+    pub idle_time: Duration,
+    /// A reply whose receiver takes nothing for this long is given up. Every byte taken starts it anew, so that a slow
+    /// but honest download of any size lives.
+    pub send_idle_time: Duration,
+    /// After a refusal, what the client still sends is read and dropped for this long, so that the reply is not lost to
+    /// a reset (RFC 9112, 9.6).
+    pub linger_time: Duration,
+    /// Requests on one connection before it is closed, so that clients spread anew over the workers.
+    pub requests: u32,
+    /// Most ranges in one request; more, and the whole file is sent instead (RFC 9110, 14.2 on abuse).
+    pub ranges: usize,
+    /// Replies that one turn prepares for one pipelining client before others have theirs.
+    pub pipelined: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            request_line: Bytes::kib(8),
+            head: Bytes::kib(32),
+            fields: 100,
+            body: Bytes::mib(1),
+            head_time: Duration::from_secs(20),
+            body_time: Duration::from_secs(30),
+            idle_time: Duration::from_secs(60),
+            send_idle_time: Duration::from_secs(60),
+            linger_time: Duration::from_secs(2),
+            requests: 100_000,
+            ranges: 16,
+            pipelined: 32,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! A site: what a set of host names serves, and with which headers.
+//!
+//! Built once from the checked configuration and then shared, unchanging, by all loops. It knows no paths of the
+//! machine: where a site's root lies is the disk's business (`server/disk`), which finds it by the site's number.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use amped_http::negotiate::Coding;
+use amped_http::status::Status;
+
+use crate::glob::Glob;
+
+/// One site.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Its place in [`Sites`], by which the disk finds its root.
+    pub number: u16,
+    /// Host names it answers to, in lower case: exact (`example.org`), or with a leading `*.` for any name below.
+    pub hosts: Vec<Box<str>>,
+    /// Names that stand for a directory, in order of preference.
+    pub index: Vec<Box<str>>,
+    /// Whether a directory without one of these is listed; else it is forbidden (403).
+    pub listing: bool,
+    /// Whether names that begin with a dot are served; else they are not found (404). `/.well-known` always is.
+    pub dotfiles: bool,
+    /// Codings whose precompressed siblings are looked for beside a file.
+    pub precompressed: Vec<Coding>,
+    /// The folder in a user's home that `/~user/` serves; `None` switches these off.
+    pub user_dir: Option<Box<str>>,
+    /// How the names of files tell their media types.
+    pub types: Types,
+    /// Headers by pattern; all that match apply in order, a later one replaces an earlier one's value.
+    pub rules: Vec<HeaderRule>,
+    /// Pages of this site that explain an error, by status: absolute paths within the site.
+    pub error_pages: Vec<(Status, Box<str>)>,
+    /// What a validator is made of.
+    pub etag: EtagForm,
+}
+
+/// Header fields for paths that match.
+#[derive(Clone, Debug)]
+pub struct HeaderRule {
+    /// Which paths.
+    pub pattern: Glob,
+    /// The value of Cache-Control, on replies that carry or confirm a file (200, 206, 304) and on no error.
+    pub cache_control: Option<Box<str>>,
+    /// Names and values of fields on every reply, errors included.
+    pub set: Vec<(Box<str>, Box<str>)>,
+}
+
+/// What an entity tag is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EtagForm {
+    /// Size, modification and change time to the nanosecond, and inode: changes with every change of the file, even one
+    /// that puts its old times back.
+    #[default]
+    Full,
+    /// Size and modification time alone: the same on every host that has the file with its times, behind a balancer.
+    Portable,
+}
+
+/// File name endings and the media types they stand for.
+#[derive(Clone)]
+pub struct Types {
+    /// The configuration's own, by ending in lower case without the dot. They go first.
+    pub overrides: Vec<(Box<str>, Box<str>)>,
+    /// The table that everybody knows; passed in because its crate is not this one's business.
+    pub known: fn(&str) -> Option<&'static str>,
+    /// The type of all other files.
+    pub fallback: Box<str>,
+    /// Added to `text/*` types that name no charset; `None` adds nothing.
+    pub charset: Option<Box<str>>,
+}
+
+impl Types {
+    /// The Content-Type of a file of this name.
+    pub fn of(&self, name: &[u8]) -> String {
+        let last = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
+        let ending = last.iter().rposition(|&b| b == b'.').map(|dot| &last[dot + 1..]);
+        let ending = ending.and_then(|e| core::str::from_utf8(e).ok()).unwrap_or("").to_ascii_lowercase();
+        let overridden = self.overrides.iter().find(|(name, _)| **name == *ending).map(|(_, kind)| &**kind);
+        let kind = overridden.or_else(|| (self.known)(&ending)).unwrap_or(&self.fallback);
+        match &self.charset {
+            Some(charset) if kind.starts_with("text/") && !kind.contains(';') => [kind, "; charset=", charset].concat(),
+            _ => String::from(kind),
+        }
+    }
+}
+
+impl core::fmt::Debug for Types {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Types")
+            .field("overrides", &self.overrides)
+            .field("charset", &self.charset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All sites of a server; the first is the default.
+#[derive(Clone, Debug)]
+pub struct Sites {
+    /// Never empty.
+    sites: Vec<Site>,
+}
+
+impl Sites {
+    /// Numbers the sites in their order. `None` for none.
+    pub fn new(mut sites: Vec<Site>) -> Option<Sites> {
+        for (number, site) in sites.iter_mut().enumerate() {
+            site.number = u16::try_from(number).ok()?;
+        }
+        (!sites.is_empty()).then_some(Sites { sites })
+    }
+
+    /// The site with this number.
+    pub fn get(&self, number: u16) -> Option<&Site> {
+        self.sites.get(usize::from(number))
+    }
+
+    /// The site that answers to `host` (any case, no port): an exact name, else the longest `*.` pattern, else the first.
+    pub fn for_host(&self, host: &[u8]) -> &Site {
+        if self.sites.len() > 1 {
+            let exact = |site: &&Site| site.hosts.iter().any(|name| name.as_bytes().eq_ignore_ascii_case(host));
+            if let Some(site) = self.sites.iter().find(exact) {
+                return site;
+            }
+            let below = |name: &str| match name.strip_prefix('*') {
+                Some(tail) if host.len() > tail.len() => {
+                    host[host.len() - tail.len()..].eq_ignore_ascii_case(tail.as_bytes())
+                }
+                _ => false,
+            };
+            let patterns = self.sites.iter().flat_map(|site| site.hosts.iter().map(move |name| (name, site)));
+            if let Some((_, site)) = patterns.filter(|(name, _)| below(name)).max_by_key(|(name, _)| name.len()) {
+                return site;
+            }
+        }
+        &self.sites[0]
+    }
+}
