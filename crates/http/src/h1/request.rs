@@ -1,1 +1,545 @@
-//! To come.
+//! Stop 4 of 8: the head of a request, from bytes to meaning.
+//!
+//! httparse splits the head into tokens; this layer is the strict one: where one reading of a message differs from
+//! another's, an attacker finds room between two servers (request smuggling), so whatever is ambiguous is refused. The
+//! text is only borrowed: a request that has to wait keeps its head's bytes and is read again.
+//!
+//! Departures from what RFC 9112 would let a server tolerate, all towards strictness: a bare LF is no line end (2.2 says
+//! MAY), two Content-Length fields are refused even when they agree (RFC 9110, 8.6 says MAY), and so is Content-Length
+//! beside Transfer-Encoding (6.3).
+
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+
+use crate::method::Method;
+use crate::status::Status;
+use crate::uri::{self, Target};
+
+/// Most header fields that can be read at all; the configured limit may be lower.
+pub const FIELDS_MAX: usize = 256;
+
+/// What a head may weigh.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadLimits {
+    /// Bytes of the request line, its line end included.
+    pub request_line: usize,
+    /// Bytes of the whole head.
+    pub head: usize,
+    /// Number of header fields, at most [`FIELDS_MAX`].
+    pub fields: usize,
+}
+
+/// HTTP's minor version, which decides whether a connection persists by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.0
+    Http10,
+    /// HTTP/1.1
+    Http11,
+}
+
+/// Where the body of a request ends (RFC 9112, 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// There is none.
+    None,
+    /// After so many bytes, at least one.
+    Length(u64),
+    /// After the last chunk.
+    Chunked,
+}
+
+/// What the client wants to hear before it sends the body (RFC 9110, 10.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expectation {
+    /// Nothing.
+    None,
+    /// `100-continue`.
+    Continue,
+    /// Something that nobody has defined.
+    Unknown,
+}
+
+/// The values of a field that may stand on several lines, which together are one list (RFC 9110, 5.3).
+#[derive(Clone, Debug, Default)]
+pub struct Lines<'a> {
+    first: Option<&'a [u8]>,
+    /// Empty, and so without memory of its own, for nearly every request.
+    more: Vec<&'a [u8]>,
+}
+
+impl<'a> Lines<'a> {
+    fn push(&mut self, value: &'a [u8]) {
+        match self.first {
+            None => self.first = Some(value),
+            Some(_) => self.more.push(value),
+        }
+    }
+
+    /// Whether the field is there at all.
+    pub fn is_present(&self) -> bool {
+        self.first.is_some()
+    }
+
+    /// The lines in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + '_ {
+        self.first.into_iter().chain(self.more.iter().copied())
+    }
+
+    /// The first line; for fields where a second one says nothing more.
+    pub fn first(&self) -> Option<&'a [u8]> {
+        self.first
+    }
+}
+
+/// A request's head, borrowed from the bytes it came in.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// `None` for a method that this implementation does not know.
+    pub method: Option<Method>,
+    /// The method as it was written, for the log.
+    pub method_text: &'a [u8],
+    /// The target as it was written, for the log.
+    pub target_text: &'a [u8],
+    /// What the target says.
+    pub target: Target<'a>,
+    /// The version the client speaks.
+    pub version: Version,
+    /// The host asked for, without its port: the target's when it has one, else Host's (RFC 9112, 3.2.2); may be empty.
+    pub host: &'a [u8],
+    /// Whether the client lets the connection live after the reply (RFC 9112, 9.3).
+    pub keep_alive: bool,
+    /// Where the body ends.
+    pub framing: Framing,
+    /// What the client waits for.
+    pub expectation: Expectation,
+    /// RFC 9110, 14.2.
+    pub range: Option<&'a [u8]>,
+    /// RFC 9110, 13.1.5.
+    pub if_range: Option<&'a [u8]>,
+    /// RFC 9110, 13.1.1.
+    pub if_match: Lines<'a>,
+    /// RFC 9110, 13.1.2.
+    pub if_none_match: Lines<'a>,
+    /// RFC 9110, 13.1.3.
+    pub if_modified_since: Option<&'a [u8]>,
+    /// RFC 9110, 13.1.4.
+    pub if_unmodified_since: Option<&'a [u8]>,
+    /// RFC 9110, 12.5.3.
+    pub accept_encoding: Lines<'a>,
+    /// RFC 9110, 12.5.1.
+    pub accept: Lines<'a>,
+    /// RFC 9110, 10.1.3.
+    pub referer: Option<&'a [u8]>,
+    /// RFC 9110, 10.1.5.
+    pub user_agent: Option<&'a [u8]>,
+}
+
+/// Why a head is refused. The connection cannot be used further: nobody knows where the next request begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadHead {
+    /// The answer.
+    pub status: Status,
+    /// What was wrong, for the client's author.
+    pub why: &'static str,
+}
+
+const fn bad(why: &'static str) -> BadHead {
+    BadHead { status: Status::BAD_REQUEST, why }
+}
+
+/// Reads one head from the start of `bytes`.
+///
+/// `Ok(None)` asks for more bytes. `Ok(Some)` brings the request and the length of its head. Empty lines before it must
+/// have been skipped, see [`blank_lines`].
+///
+/// # Errors
+/// [`BadHead`] as soon as no further byte can mend it.
+pub fn parse<'a>(bytes: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request<'a>, usize)>, BadHead> {
+    let Some(end) = find_end(bytes, limits)? else {
+        return Ok(None);
+    };
+    let head = &bytes[..end];
+
+    let mut headers = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut parsed = httparse::Request::new(&mut []);
+    match parsed.parse_with_uninit_headers(head, &mut headers) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Err(bad("the head ends before it is complete")),
+        Err(error) => return Err(explain(error, head)),
+    }
+    let (Some(method_text), Some(target_text), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
+        return Err(bad("the request line is not complete"));
+    };
+    if parsed.headers.len() > limits.fields {
+        return Err(BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" });
+    }
+    let (method_text, target_text) = (method_text.as_bytes(), target_text.as_bytes());
+    let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
+    let method = Method::from_token(method_text);
+    let target = Target::parse(target_text, method == Some(Method::Connect))
+        .ok_or(bad("the request target is neither a path nor an http URL"))?;
+    // RFC 9112, 3.2.4: the asterisk form is for OPTIONS alone.
+    if matches!(target, Target::Asterisk) && method != Some(Method::Options) {
+        return Err(bad("the target * is for OPTIONS alone"));
+    }
+
+    let mut request = Request {
+        method,
+        method_text,
+        target_text,
+        target,
+        version,
+        host: b"",
+        keep_alive: version == Version::Http11,
+        framing: Framing::None,
+        expectation: Expectation::None,
+        range: None,
+        if_range: None,
+        if_match: Lines::default(),
+        if_none_match: Lines::default(),
+        if_modified_since: None,
+        if_unmodified_since: None,
+        accept_encoding: Lines::default(),
+        accept: Lines::default(),
+        referer: None,
+        user_agent: None,
+    };
+    let mut seen = Seen::default();
+    for header in parsed.headers.iter() {
+        take_field(&mut request, &mut seen, header.name.as_bytes(), header.value)?;
+    }
+    settle_host(&mut request, &seen)?;
+    settle_framing(&mut request, &seen)?;
+    settle_connection(&mut request, &seen);
+    Ok(Some((request, end)))
+}
+
+/// The length of the empty lines at the start of `bytes`, which some clients send behind a body (RFC 9112, 2.2).
+pub fn blank_lines(bytes: &[u8]) -> usize {
+    bytes.chunks_exact(2).take_while(|pair| pair == b"\r\n").count() * 2
+}
+
+/// The length of the head with its empty line, or `None` while that has not come.
+///
+/// Line ends are checked on the way, so that a client that ends its lines with LF alone hears so at once instead of
+/// waiting for a time-out.
+fn find_end(bytes: &[u8], limits: &HeadLimits) -> Result<Option<usize>, BadHead> {
+    // RFC 9110, 5.6.2: a method is a token. A TLS client on a plain port, say, is told at its first byte.
+    if bytes.first().is_some_and(|&b| !(b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~\r".contains(&b))) {
+        return Err(bad("a request begins with its method"));
+    }
+    let too_long_line = BadHead { status: Status::URI_TOO_LONG, why: "the request line is too long" };
+    let too_long_head = BadHead { status: Status::HEAD_TOO_LARGE, why: "the header fields are too long" };
+    let mut line_start = 0;
+    for newline in memchr::memchr_iter(b'\n', bytes) {
+        if newline == 0 || bytes[newline - 1] != b'\r' {
+            return Err(bad("a line ends with LF alone"));
+        }
+        if line_start == 0 && newline + 1 > limits.request_line {
+            return Err(too_long_line);
+        }
+        if newline + 1 > limits.head {
+            return Err(too_long_head);
+        }
+        if newline == line_start + 1 && line_start > 0 {
+            return Ok(Some(newline + 1));
+        }
+        line_start = newline + 1;
+    }
+    if line_start == 0 && bytes.len() >= limits.request_line {
+        return Err(too_long_line);
+    }
+    if bytes.len() >= limits.head {
+        return Err(too_long_head);
+    }
+    Ok(None)
+}
+
+fn explain(error: httparse::Error, head: &[u8]) -> BadHead {
+    match error {
+        httparse::Error::TooManyHeaders => BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" },
+        httparse::Error::Version => {
+            let line = head.split(|&b| b == b'\r').next().unwrap_or(head);
+            let version = line.rsplit(|&b| b == b' ').next().unwrap_or(line);
+            // RFC 9112, 2.3: HTTP-version = "HTTP/" DIGIT "." DIGIT. One of that form is not supported, another is no version.
+            match version {
+                b"HTTP/1.0" | b"HTTP/1.1" => bad("the request line has more than three parts"),
+                [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
+                    if major.is_ascii_digit() && minor.is_ascii_digit() =>
+                {
+                    BadHead { status: Status::VERSION_NOT_SUPPORTED, why: "this server speaks HTTP/1.0 and HTTP/1.1" }
+                }
+                _ => bad("the request line does not end with an HTTP version"),
+            }
+        }
+        httparse::Error::HeaderName => bad("a header field's name is malformed (or its line begins with a space)"),
+        httparse::Error::HeaderValue => bad("a header field's value holds a forbidden character"),
+        httparse::Error::NewLine => bad("a line does not end with CR LF"),
+        httparse::Error::Token | httparse::Error::Status => bad("the request line is malformed"),
+    }
+}
+
+/// Fields that are settled together once all lines are read.
+#[derive(Default)]
+struct Seen<'a> {
+    host: Option<&'a [u8]>,
+    host_doubled: bool,
+    content_length: Option<&'a [u8]>,
+    content_length_doubled: bool,
+    transfer_encoding: Lines<'a>,
+    close: bool,
+    keep_alive: bool,
+}
+
+fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], value: &'a [u8]) -> Result<(), BadHead> {
+    // By length first: one comparison of a few bytes for a field that we know, none for most that we do not.
+    let is = |known: &str| name.eq_ignore_ascii_case(known.as_bytes());
+    match name.len() {
+        4 if is("Host") => {
+            seen.host_doubled |= seen.host.is_some();
+            seen.host = Some(value);
+        }
+        5 if is("Range") => set_once(&mut request.range, value),
+        6 if is("Accept") => request.accept.push(value),
+        6 if is("Expect") => {
+            request.expectation = match value.eq_ignore_ascii_case(b"100-continue") {
+                true if request.expectation != Expectation::Unknown => Expectation::Continue,
+                _ => Expectation::Unknown,
+            };
+        }
+        7 if is("Referer") => set_once(&mut request.referer, value),
+        8 if is("If-Match") => request.if_match.push(value),
+        8 if is("If-Range") => set_once(&mut request.if_range, value),
+        10 if is("Connection") => {
+            for token in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
+                seen.close |= token.eq_ignore_ascii_case(b"close");
+                seen.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+            }
+        }
+        10 if is("User-Agent") => set_once(&mut request.user_agent, value),
+        13 if is("If-None-Match") => request.if_none_match.push(value),
+        14 if is("Content-Length") => {
+            seen.content_length_doubled |= seen.content_length.is_some();
+            seen.content_length = Some(value);
+        }
+        15 if is("Accept-Encoding") => request.accept_encoding.push(value),
+        17 if is("If-Modified-Since") => set_once(&mut request.if_modified_since, value),
+        17 if is("Transfer-Encoding") => seen.transfer_encoding.push(value),
+        19 if is("If-Unmodified-Since") => set_once(&mut request.if_unmodified_since, value),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A field that is no list and stands twice: the first line counts, as in most servers.
+fn set_once<'a>(field: &mut Option<&'a [u8]>, value: &'a [u8]) {
+    if field.is_none() {
+        *field = Some(value);
+    }
+}
+
+/// RFC 9112, 3.2: exactly one Host in HTTP/1.1, and a valid one; RFC 9112, 3.2.2: an absolute target's host goes first.
+fn settle_host<'a>(request: &mut Request<'a>, seen: &Seen<'a>) -> Result<(), BadHead> {
+    if seen.host_doubled {
+        return Err(bad("more than one Host field"));
+    }
+    if seen.host.is_none() && request.version == Version::Http11 {
+        return Err(bad("HTTP/1.1 wants a Host field"));
+    }
+    if let Some(value) = seen.host {
+        request.host = uri::host_of(value).ok_or(bad("the Host field is no host name"))?.name;
+    }
+    match request.target {
+        Target::Absolute { authority, .. } | Target::Authority(authority) => {
+            request.host = uri::host_of(authority).ok_or(bad("the target's host is no host name"))?.name;
+        }
+        Target::Origin { .. } | Target::Asterisk => {}
+    }
+    Ok(())
+}
+
+/// RFC 9112, 6.1 to 6.3.
+fn settle_framing<'a>(request: &mut Request<'a>, seen: &Seen<'a>) -> Result<(), BadHead> {
+    if seen.transfer_encoding.is_present() {
+        if seen.content_length.is_some() {
+            return Err(bad("both Content-Length and Transfer-Encoding"));
+        }
+        // RFC 9112, 6.1: HTTP/1.0 has no transfer codings; such a message's end is not to be trusted.
+        if request.version == Version::Http10 {
+            return Err(bad("Transfer-Encoding in HTTP/1.0"));
+        }
+        let mut codings =
+            seen.transfer_encoding.iter().flat_map(|line| line.split(|&b| b == b',')).map(<[u8]>::trim_ascii);
+        let chunked = |coding: &[u8]| coding.eq_ignore_ascii_case(b"chunked");
+        return match (codings.next(), codings.last()) {
+            (Some(only), None) if chunked(only) => {
+                request.framing = Framing::Chunked;
+                Ok(())
+            }
+            (Some(first), Some(last)) if chunked(last) && !chunked(first) => {
+                Err(BadHead { status: Status::NOT_IMPLEMENTED, why: "a transfer coding that is not chunked" })
+            }
+            _ => Err(bad("Transfer-Encoding does not end with one chunked")),
+        };
+    }
+    if seen.content_length_doubled {
+        return Err(bad("more than one Content-Length field"));
+    }
+    if let Some(value) = seen.content_length {
+        // RFC 9110, 8.6: Content-Length = 1*DIGIT, so neither a sign nor a list.
+        if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+            return Err(bad("Content-Length is not a number"));
+        }
+        let digits = core::str::from_utf8(value).map_err(|_| bad("Content-Length is not a number"))?;
+        let length = digits
+            .parse::<u64>()
+            .map_err(|_| BadHead { status: Status::CONTENT_TOO_LARGE, why: "Content-Length is beyond all bounds" })?;
+        request.framing = if length == 0 { Framing::None } else { Framing::Length(length) };
+    }
+    Ok(())
+}
+
+/// RFC 9112, 9.3.
+fn settle_connection(request: &mut Request<'_>, seen: &Seen<'_>) {
+    request.keep_alive = !seen.close && (request.version == Version::Http11 || seen.keep_alive);
+    // RFC 9110, 10.1.1: an expectation in HTTP/1.0 is ignored.
+    if request.version == Version::Http10 {
+        request.expectation = Expectation::None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+    use alloc::string::String;
+
+    const LIMITS: HeadLimits = HeadLimits { request_line: 200, head: 1000, fields: 10 };
+
+    fn status(text: &str) -> u16 {
+        let bytes = &text.as_bytes()[blank_lines(text.as_bytes())..];
+        match parse(bytes, &LIMITS) {
+            Ok(Some((_, used))) => {
+                assert_eq!(used, bytes.len(), "{text:?}");
+                200
+            }
+            Ok(None) => 0,
+            Err(bad) => bad.status.0,
+        }
+    }
+
+    #[test]
+    fn heads_good_and_bad() {
+        let check = |text: &str, expected: u16| assert_eq!(status(text), expected, "{text:?}");
+        check("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
+        check("\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
+        check("GET / HTTP/1.0\r\n\r\n", 200);
+        check("GET http://a.example/x HTTP/1.1\r\nHost: b\r\n\r\n", 200);
+        check("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 200);
+        check("GET / HTTP/1.1\r\nHost:\r\n\r\n", 200);
+        check("BREW / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
+        // Not there yet.
+        check("", 0);
+        check("\r", 0);
+        check("GET / HTTP/1.1\r\nHost: a\r\n", 0);
+        check("GET / HTTP/1.1\r\nHost: a\r\n\r", 0);
+        // RFC 9112, 3.2: Host.
+        check("GET / HTTP/1.1\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400);
+        check("GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: user@a\r\n\r\n", 400);
+        // Request line.
+        check("GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET x HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET ftp://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET  / HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET /\r\nHost: a\r\n\r\n", 400);
+        check("GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505);
+        check("GET / HTTP/1.7\r\nHost: a\r\n\r\n", 505);
+        check("GET / http/1.1\r\nHost: a\r\n\r\n", 400);
+        check("GET / HTTP/1.10\r\nHost: a\r\n\r\n", 400);
+        check("G(T / HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+        check("\u{16}\u{3}\u{1}", 400);
+        // RFC 9112, 5.1 and 5.2: spaces and folding. 2.2: line ends.
+        check("GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\n Host: a\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\nX: 1\r\n 2\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\nX: 1\r2\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n", 400);
+        check("GET / HTTP/1.1\nHost: a\n\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n", 400);
+        check("GET / HTTP/1.1\r\nHost: a\r\n: x\r\n\r\n", 400);
+        // Framing.
+        let framed = |fields: &str| format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n");
+        check(&framed("Content-Length: 5"), 200);
+        check(&framed("Content-Length: 5\r\nContent-Length: 5"), 400);
+        check(&framed("Content-Length: 5\r\nContent-Length: 6"), 400);
+        for odd in ["", "+5", "-5", "5,5", "0x5", "5 5", "five", "５"] {
+            check(&framed(&format!("Content-Length: {odd}")), 400);
+        }
+        check(&framed("Content-Length: 99999999999999999999999"), 413);
+        check(&framed("Transfer-Encoding: chunked"), 200);
+        check(&framed("Transfer-Encoding: Chunked"), 200);
+        check(&framed("Transfer-Encoding: chunked\r\nContent-Length: 5"), 400);
+        check(&framed("Transfer-Encoding: chunked, chunked"), 400);
+        check(&framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked"), 400);
+        check(&framed("Transfer-Encoding: gzip, chunked"), 501);
+        check(&framed("Transfer-Encoding: gzip"), 400);
+        check(&framed("Transfer-Encoding: xchunked"), 400);
+        check(&framed("Transfer-Encoding: chunked, identity"), 400);
+        check("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400);
+    }
+
+    #[test]
+    fn limits_hold_before_the_head_is_complete() {
+        let long_line = format!("GET /{} HTTP/1.1\r\n", "a".repeat(300));
+        assert_eq!(status(&long_line), 414);
+        assert_eq!(status(&long_line[..200]), 414);
+        assert_eq!(status(&long_line[..199]), 0);
+        let long_head = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "a".repeat(1000));
+        assert_eq!(status(&long_head), 431);
+        assert_eq!(status(&long_head[..1000]), 431);
+        let fields = |n: usize| {
+            let mut text = String::from("GET / HTTP/1.1\r\nHost: a\r\n");
+            (1..n).for_each(|i| text += &format!("X{i}: y\r\n"));
+            text + "\r\n"
+        };
+        assert_eq!(status(&fields(10)), 200);
+        assert_eq!(status(&fields(11)), 431);
+    }
+
+    #[test]
+    fn every_prefix_of_a_good_head_asks_for_more() {
+        let text = b"GET /a?b=c HTTP/1.1\r\nHost: example.org:80\r\nConnection: close\r\n\r\n";
+        for length in 0..text.len() {
+            assert!(matches!(parse(&text[..length], &LIMITS), Ok(None)), "at {length}");
+        }
+        let (request, used) = parse(text, &LIMITS).ok().flatten().expect("complete");
+        assert_eq!((used, request.host, request.keep_alive), (text.len(), &b"example.org"[..], false));
+    }
+
+    #[test]
+    fn persistence() {
+        let check = |version: &str, connection: &str, expected: bool| {
+            let text = format!("GET / HTTP/{version}\r\nHost: a\r\n{connection}\r\n");
+            let (request, _) = parse(text.as_bytes(), &LIMITS).ok().flatten().expect("complete");
+            assert_eq!(request.keep_alive, expected, "{text:?}");
+        };
+        check("1.1", "", true);
+        check("1.1", "Connection: keep-alive, Close\r\n", false);
+        check("1.0", "", false);
+        check("1.0", "Connection: Keep-Alive\r\n", true);
+        check("1.0", "Connection: keep-alive\r\nConnection: close\r\n", false);
+    }
+
+    #[test]
+    fn lists_on_several_lines() {
+        let text = b"GET / HTTP/1.1\r\nHost: a\r\nIf-None-Match: \"a\"\r\nif-none-match: \"b\"\r\n\r\n";
+        let (request, _) = parse(text, &LIMITS).ok().flatten().expect("complete");
+        assert_eq!(request.if_none_match.iter().collect::<Vec<_>>(), [b"\"a\"", b"\"b\""]);
+    }
+}

@@ -1,1 +1,124 @@
-//! To come.
+//! The head of a reply, as bytes with a hole for the date.
+//!
+//! A head is written once and sent many times: all but the Date and the Connection field stay the same from one reply to
+//! the next, so these two are put in when it is sent. [`Head`] therefore ends before its empty line and knows where its
+//! date lies.
+
+use alloc::vec::Vec;
+
+use crate::date;
+use crate::status::Status;
+
+/// What the server calls itself (RFC 9110, 10.2.4). No version: it helps attackers more than anybody else.
+const SERVER: &str = "amped";
+
+/// A reply's head up to, but without, its empty line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The bytes; those of the date are to be overwritten.
+    bytes: Vec<u8>,
+    /// Where the date's [`date::LEN`] bytes begin.
+    date_at: usize,
+    status: Status,
+}
+
+impl Head {
+    /// The status line, Server and Date.
+    pub fn new(status: Status) -> Head {
+        let mut bytes = Vec::with_capacity(320);
+        bytes.extend_from_slice(b"HTTP/1.1 ");
+        crate::text::push_decimal(&mut bytes, u64::from(status.0));
+        bytes.push(b' ');
+        bytes.extend_from_slice(status.reason().as_bytes());
+        bytes.extend_from_slice(b"\r\nServer: ");
+        bytes.extend_from_slice(SERVER.as_bytes());
+        bytes.extend_from_slice(b"\r\nDate: ");
+        let date_at = bytes.len();
+        bytes.resize(date_at + date::LEN, b' ');
+        bytes.extend_from_slice(b"\r\n");
+        Head { bytes, date_at, status }
+    }
+
+    /// Adds a field. The value must hold no line end: ours come from the checked configuration or from our own text.
+    pub fn field(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Head {
+        let value = value.as_ref();
+        debug_assert!(!value.iter().any(|&b| b == b'\r' || b == b'\n'), "a line end in {name}");
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.extend_from_slice(b": ");
+        self.bytes.extend_from_slice(value);
+        self.bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Adds a field with a number for its value.
+    pub fn number(&mut self, name: &str, value: u64) -> &mut Head {
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.extend_from_slice(b": ");
+        crate::text::push_decimal(&mut self.bytes, value);
+        self.bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// The status it announces.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Its weight in a cache.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Never: a head has a status line.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Appends the head to `out`, dated and complete with its Connection field and empty line.
+    pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection) {
+        let start = out.len();
+        out.extend_from_slice(&self.bytes);
+        out[start + self.date_at..start + self.date_at + date::LEN].copy_from_slice(date);
+        out.extend_from_slice(connection.line());
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// What is said of the connection's future (RFC 9112, 9.3 and 9.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    /// Nothing: it persists, as is the rule in HTTP/1.1.
+    Persists,
+    /// It persists, though the client speaks HTTP/1.0.
+    KeepAlive,
+    /// It is closed after this reply.
+    Close,
+}
+
+impl Connection {
+    const fn line(self) -> &'static [u8] {
+        match self {
+            Connection::Persists => b"",
+            Connection::KeepAlive => b"Connection: keep-alive\r\n",
+            Connection::Close => b"Connection: close\r\n",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_dated_when_it_is_sent() {
+        let mut head = Head::new(Status::OK);
+        head.number("Content-Length", 5).field("ETag", "\"x\"");
+        let mut out = b"before ".to_vec();
+        head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close);
+        let expected = b"before HTTP/1.1 200 OK\r\nServer: amped\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
+            Content-Length: 5\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
+        assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    }
+
+    use alloc::string::ToString;
+}
