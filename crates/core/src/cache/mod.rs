@@ -1,8 +1,27 @@
 //! The caches: everything that a request would otherwise make the server work out twice.
+//!
+//! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
+//! (small bodies, descriptors of large files). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`],
+//! from what the disk side found.
 
+pub mod content;
+pub mod head;
+pub mod path;
+pub mod policy;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::time::Duration;
 
-use amped_units::Bytes;
+use amped_units::{Bytes, Time};
+
+use crate::event::{Answer, Found, NameWork, Opened, Work};
+use crate::file::Content;
+use crate::site::Sites;
+use content::ContentCache;
+use head::HeadCache;
+use path::{Known, Meaning, PathCache, Representation, Resource};
+use policy::Hint;
 
 /// What the caches may hold, and for how long an entry is believed.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +55,115 @@ impl Default for Budgets {
             descriptors: 1024,
             revalidate: Duration::from_secs(1),
             stale_max: Duration::from_secs(10),
+        }
+    }
+}
+
+/// All caches of a loop.
+pub struct Caches<F> {
+    /// What names mean.
+    pub paths: PathCache,
+    /// Ready header blocks.
+    pub heads: HeadCache,
+    /// Contents.
+    pub contents: ContentCache<F>,
+    /// What they may hold.
+    pub budgets: Budgets,
+    generation: u32,
+}
+
+impl<F> Caches<F> {
+    /// Empty caches.
+    pub fn new(budgets: Budgets) -> Caches<F> {
+        Caches {
+            paths: PathCache::new(budgets.path_entries),
+            heads: HeadCache::new(budgets.head_bytes.0),
+            contents: ContentCache::new(budgets.content_bytes.0, budgets.descriptors),
+            budgets,
+            generation: 0,
+        }
+    }
+
+    /// Counts the configurations that have been in force.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Another configuration is in force: nothing that was learnt under the old one holds. Counts go on.
+    pub fn renew(&mut self, generation: u32) {
+        self.generation = generation;
+        self.paths.clear();
+        self.heads.clear();
+        self.contents.clear();
+    }
+
+    /// The work that asks what a name means.
+    pub fn name_work(&mut self, site: u16, path: Arc<[u8]>, known: Option<&Known>) -> NameWork {
+        let mut states = Vec::new();
+        if let Some(Known { meaning: Meaning::File(resource), .. }) = known {
+            let versions = resource.representations.iter().map(|representation| representation.version);
+            states.extend(versions.filter(|version| self.contents.holds(version)));
+        }
+        NameWork { generation: self.generation, site, path, known: states }
+    }
+
+    /// The content of a representation, if it is held.
+    pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
+        let in_memory = representation.version.size <= self.budgets.content_file_max.0;
+        self.contents.find(&representation.content_hint, &representation.version, in_memory)
+    }
+
+    /// Takes note of what was found, and makes the answer for those who asked.
+    pub fn learn(&mut self, now: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
+        let current = work.generation() == self.generation;
+        let mut contents = Vec::new();
+        let meaning = match found {
+            Found::Trouble(trouble) => return Answer::Trouble(trouble),
+            Found::Listing(page) => return Answer::Listing(Arc::new(page)),
+            Found::NeedsSlash => Meaning::NeedsSlash,
+            Found::Directory => Meaning::Directory,
+            Found::Absent => Meaning::Absent,
+            Found::Forbidden => Meaning::Forbidden,
+            Found::File { name, files } => {
+                let site = match work {
+                    Work::Name(work) => work.site,
+                    Work::List(work) => work.site,
+                };
+                let site = sites.get(site).unwrap_or(sites.first());
+                let mut representations = Vec::with_capacity(files.len());
+                for Opened { coding, version, content } in files {
+                    let etag = version.etag(site.etag, coding.suffix());
+                    let (content_hint, head_hints) = (Hint::default(), Default::default());
+                    representations.push(Representation { coding, version, etag, content_hint, head_hints });
+                    if let Some(store) = content {
+                        let content = Arc::new(Content { version, store });
+                        if current {
+                            self.contents.learn(&content);
+                        }
+                        contents.push(content);
+                    }
+                }
+                let media_type = site.types.of(&name);
+                Meaning::File(Arc::new(Resource { site: site.number, name, media_type, representations }))
+            }
+        };
+        let meaning = match work {
+            Work::Name(work) if current => self.paths.learn(now, work.site, &work.path, meaning),
+            _ => meaning,
+        };
+        Answer::Name(meaning, contents)
+    }
+
+    /// The content of a file in this state among those that an answer brought, else from the cache.
+    pub fn content_among(
+        &mut self,
+        brought: &[Arc<Content<F>>],
+        representation: &Representation,
+    ) -> Option<Arc<Content<F>>> {
+        let same = |content: &&Arc<Content<F>>| content.version == representation.version;
+        match brought.iter().find(same) {
+            Some(content) => Some(Arc::clone(content)),
+            None => self.content(representation),
         }
     }
 }

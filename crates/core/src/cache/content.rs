@@ -1,0 +1,67 @@
+//! Contents of files: small ones in memory, descriptors of large ones.
+//!
+//! The key is the file's state, so an entry can never be served for another one: a file that was edited in place has a
+//! new state and is read anew. Two budgets, since memory and descriptors run out separately.
+
+use alloc::sync::Arc;
+
+use super::policy::{Hint, Store, StoreCounts};
+use crate::file::{Content, FileVersion, Stored};
+
+/// The cache.
+pub struct ContentCache<F> {
+    memory: Store<FileVersion, Arc<Content<F>>>,
+    files: Store<FileVersion, Arc<Content<F>>>,
+}
+
+/// What an entry costs beside its bytes: key, slot, index and reference counts.
+const OVERHEAD: u64 = 160;
+
+impl<F> ContentCache<F> {
+    /// An empty cache of so many bytes in memory and so many descriptors; 0 switches either off.
+    pub fn new(bytes_max: u64, files_max: usize) -> ContentCache<F> {
+        ContentCache { memory: Store::new(usize::MAX, bytes_max), files: Store::new(files_max, u64::MAX) }
+    }
+
+    /// The content of a file in this state. `in_memory`: whether a file of this size would be held in memory.
+    pub fn find(&mut self, hint: &Hint, version: &FileVersion, in_memory: bool) -> Option<Arc<Content<F>>> {
+        let store = if in_memory { &mut self.memory } else { &mut self.files };
+        store.get_at(hint, version).map(|content| Arc::clone(content))
+    }
+
+    /// Keeps content that was just opened or read.
+    pub fn learn(&mut self, content: &Arc<Content<F>>) {
+        match &content.store {
+            Stored::Memory(bytes) => {
+                self.memory.insert(content.version, Arc::clone(content), bytes.len() as u64 + OVERHEAD);
+            }
+            Stored::File(_) => self.files.insert(content.version, Arc::clone(content), 1),
+        }
+    }
+
+    /// Whether a file in this state is held; does not count as a use.
+    pub fn holds(&mut self, version: &FileVersion) -> bool {
+        self.memory.peek(version).is_some() || self.files.peek(version).is_some()
+    }
+
+    /// Forgets everything; what replies still hold lives on with them.
+    pub fn clear(&mut self) {
+        self.memory.clear();
+        self.files.clear();
+    }
+
+    /// Bytes held in memory.
+    pub fn weight(&self) -> u64 {
+        self.memory.weight()
+    }
+
+    /// Descriptors held.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// What has happened so far: in memory, and with descriptors.
+    pub fn counts(&self) -> (StoreCounts, StoreCounts) {
+        (self.memory.counts(), self.files.counts())
+    }
+}

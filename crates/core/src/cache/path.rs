@@ -1,0 +1,197 @@
+//! What names mean: Flash's pathname translation cache, negative answers included.
+//!
+//! A name is a site's number and a clean path. Its meaning holds no descriptor and no content, only which file in which
+//! state, so that this cache and that of contents can be sized, and switched off, each by itself.
+
+use core::borrow::Borrow;
+use core::hash::{Hash, Hasher};
+use core::time::Duration;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use amped_http::negotiate::Coding;
+use amped_units::Time;
+
+use super::policy::{Hint, Store, StoreCounts};
+use crate::file::FileVersion;
+
+/// What a name means.
+#[derive(Clone, Debug)]
+pub enum Meaning {
+    /// A file, perhaps in several codings.
+    File(Arc<Resource>),
+    /// A directory that was asked for without its final slash.
+    NeedsSlash,
+    /// A directory with none of the index files.
+    Directory,
+    /// Nothing.
+    Absent,
+    /// Something that must not be read, or lies outside the root.
+    Forbidden,
+}
+
+/// A file and its precompressed siblings.
+#[derive(Debug)]
+pub struct Resource {
+    /// The site it belongs to.
+    pub site: u16,
+    /// The clean path of the file itself: for a directory, that of its index file.
+    pub name: Arc<[u8]>,
+    /// Content-Type.
+    pub media_type: String,
+    /// The file itself first (identity), then its siblings. Never empty.
+    pub representations: Vec<Representation>,
+}
+
+impl Resource {
+    /// Whether what is sent depends on Accept-Encoding, so that Vary must say so (RFC 9110, 12.5.5).
+    pub fn varies(&self) -> bool {
+        self.representations.len() > 1
+    }
+
+    /// Whether both have the same representations in the same state.
+    pub fn is_same_as(&self, other: &Resource) -> bool {
+        let states = |resource: &Resource| -> Vec<_> {
+            resource.representations.iter().map(|one| (one.coding, one.version)).collect()
+        };
+        self.name == other.name && states(self) == states(other)
+    }
+}
+
+/// A file in one coding and one state.
+#[derive(Debug)]
+pub struct Representation {
+    /// How it is coded.
+    pub coding: Coding,
+    /// Which file, in which state.
+    pub version: FileVersion,
+    /// Its entity tag, with quotes.
+    pub etag: Box<str>,
+    /// Where its content was last found.
+    pub content_hint: Hint,
+    /// Where its heads were last found: that of a 200, that of a 304.
+    pub head_hints: [Hint; 2],
+}
+
+/// A cached meaning and how far it can be trusted.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// The meaning.
+    pub meaning: Meaning,
+    /// How long ago the file system was last asked.
+    pub age: Duration,
+}
+
+/// The cache.
+pub struct PathCache {
+    store: Store<Name, Entry>,
+}
+
+struct Entry {
+    meaning: Meaning,
+    checked: Time,
+}
+
+/// The key: a site and a clean path.
+#[derive(PartialEq, Eq)]
+struct Name {
+    site: u16,
+    path: Arc<[u8]>,
+}
+
+/// A key that is only borrowed, for lookups.
+trait NameRef {
+    fn parts(&self) -> (u16, &[u8]);
+}
+
+impl NameRef for Name {
+    fn parts(&self) -> (u16, &[u8]) {
+        (self.site, &self.path)
+    }
+}
+
+impl NameRef for (u16, &[u8]) {
+    fn parts(&self) -> (u16, &[u8]) {
+        *self
+    }
+}
+
+impl<'a> Borrow<dyn NameRef + 'a> for Name {
+    fn borrow(&self) -> &(dyn NameRef + 'a) {
+        self
+    }
+}
+
+impl PartialEq for dyn NameRef + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for dyn NameRef + '_ {}
+
+impl Hash for dyn NameRef + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let (site, path) = self.parts();
+        state.write_u16(site);
+        state.write(path);
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self as &dyn NameRef).hash(state);
+    }
+}
+
+impl PathCache {
+    /// An empty cache of so many names; 0 switches it off.
+    pub fn new(entries_max: usize) -> PathCache {
+        PathCache { store: Store::new(entries_max, u64::MAX) }
+    }
+
+    /// What `path` means, as far as is known.
+    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
+        let entry = self.store.get(&(site, path) as &dyn NameRef)?;
+        Some(Known { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
+    }
+
+    /// Keeps what the file system said at `now`. A file that has not changed keeps its [`Resource`], and with it the
+    /// hints to its heads and contents; the one to be used is returned.
+    pub fn learn(&mut self, now: Time, site: u16, path: &Arc<[u8]>, meaning: Meaning) -> Meaning {
+        if let Some(entry) = self.store.peek(&(site, &**path) as &dyn NameRef) {
+            entry.checked = now;
+            match (&entry.meaning, &meaning) {
+                (Meaning::File(old), Meaning::File(new)) if old.is_same_as(new) => {}
+                _ => entry.meaning = meaning,
+            }
+            return entry.meaning.clone();
+        }
+        let name = Name { site, path: Arc::clone(path) };
+        self.store.insert(name, Entry { meaning: meaning.clone(), checked: now }, 1);
+        meaning
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.store.clear();
+    }
+
+    /// Names held.
+    pub fn len(&self) -> usize {
+        self.store.len()
+    }
+
+    /// Whether none are.
+    pub fn is_empty(&self) -> bool {
+        self.store.is_empty()
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> StoreCounts {
+        self.store.counts()
+    }
+}

@@ -1,0 +1,298 @@
+//! A map with a budget: what every cache here is made of.
+//!
+//! Policy: CLOCK, that is second chance. A hit sets one bit and moves nothing, so that the common case writes a single
+//! byte; the hand sweeps the entries in a circle, takes the bit away where it finds it, and evicts where it does not. A
+//! new entry starts without the bit: a name that is asked for once does not push out one that is asked for often.
+//!
+//! An entry is found by hashing its key, or by a *hint*: the place where it was last time, believed only if the key is
+//! still the same. With a hint a hit costs one comparison and no hashing.
+
+use core::borrow::Borrow;
+use core::hash::{BuildHasher, Hash};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use alloc::vec::Vec;
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+
+/// Entries under a budget of weight and of number.
+pub struct Store<K, V> {
+    index: HashTable<u32>,
+    slots: Vec<Option<Slot<K, V>>>,
+    free: Vec<u32>,
+    hasher: RandomState,
+    /// The next slot that may have to go: `hand < slots.len()`, or 0.
+    hand: usize,
+    weight: u64,
+    weight_max: u64,
+    entries_max: usize,
+    counts: StoreCounts,
+}
+
+struct Slot<K, V> {
+    key: K,
+    value: V,
+    weight: u64,
+    used: bool,
+}
+
+/// What a store has seen since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreCounts {
+    /// Lookups that found their entry.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+    /// Entries put in, those that replace one included.
+    pub insertions: u64,
+    /// Entries that had to go to make room.
+    pub evictions: u64,
+    /// Entries that weigh more than the whole budget, or than what may be evicted for them.
+    pub refusals: u64,
+}
+
+/// Where an entry was last time. Wrong at worst: it is checked.
+#[derive(Debug, Default)]
+pub struct Hint(AtomicU32);
+
+impl Hint {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed) as usize
+    }
+
+    fn set(&self, slot: u32) {
+        self.0.store(slot, Ordering::Relaxed);
+    }
+}
+
+impl<K: Hash + Eq, V> Store<K, V> {
+    /// An empty store. A budget of zero, of either kind, makes a cache that is switched off.
+    pub fn new(entries_max: usize, weight_max: u64) -> Store<K, V> {
+        Store {
+            index: HashTable::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            hasher: RandomState::default(),
+            hand: 0,
+            weight: 0,
+            weight_max,
+            entries_max: entries_max.min(u32::MAX as usize),
+            counts: StoreCounts::default(),
+        }
+    }
+
+    /// The value under `key`.
+    pub fn get<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let found = self.find(key);
+        self.touch(found)
+    }
+
+    /// The value under `key`, looked for at `hint` first; the hint is put right.
+    pub fn get_at(&mut self, hint: &Hint, key: &K) -> Option<&mut V> {
+        let at_hint = matches!(self.slots.get(hint.get()), Some(Some(slot)) if slot.key == *key);
+        let found = if at_hint { Some(hint.get()) } else { self.find(key) };
+        if let Some(slot) = found {
+            hint.set(slot as u32);
+        }
+        self.touch(found)
+    }
+
+    /// The value under `key`, without counting as a use of it.
+    pub fn peek<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let at = self.find(key)?;
+        self.slots[at].as_mut().map(|slot| &mut slot.value)
+    }
+
+    fn find<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+    {
+        let hash = self.hasher.hash_one(key);
+        let same = |&slot: &u32| matches!(&self.slots[slot as usize], Some(slot) if slot.key.borrow() == key);
+        self.index.find(hash, same).map(|&slot| slot as usize)
+    }
+
+    fn touch(&mut self, found: Option<usize>) -> Option<&mut V> {
+        match found.and_then(|slot| self.slots[slot].as_mut()) {
+            Some(slot) => {
+                slot.used = true;
+                self.counts.hits += 1;
+                Some(&mut slot.value)
+            }
+            None => {
+                self.counts.misses += 1;
+                None
+            }
+        }
+    }
+
+    /// Puts an entry in, in place of one with the same key, and evicts others until it fits. An entry that fits no empty
+    /// store is not put in.
+    pub fn insert(&mut self, key: K, value: V, weight: u64) {
+        self.remove(&key);
+        if weight > self.weight_max || self.entries_max == 0 {
+            self.counts.refusals += 1;
+            return;
+        }
+        while self.weight + weight > self.weight_max || self.len() >= self.entries_max {
+            self.evict_one();
+        }
+        let hash = self.hasher.hash_one(&key);
+        let slot = Some(Slot { key, value, weight, used: false });
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.slots[at as usize] = slot;
+                at
+            }
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        let rehash = |&slot: &u32| slots[slot as usize].as_ref().map_or(0, |slot| hasher.hash_one(&slot.key));
+        self.index.insert_unique(hash, at, rehash);
+        self.weight += weight;
+        self.counts.insertions += 1;
+    }
+
+    /// Takes an entry out.
+    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let at = self.find(key)?;
+        self.take(at)
+    }
+
+    /// Takes all entries out; the counts stay.
+    pub fn clear(&mut self) {
+        self.index.clear();
+        self.slots.clear();
+        self.free.clear();
+        self.hand = 0;
+        self.weight = 0;
+    }
+
+    /// Lets the hand go on until it finds an entry that has not been used since it last came by. Never called on an
+    /// empty store. It ends: after one round no entry has its bit.
+    fn evict_one(&mut self) {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % self.slots.len();
+            match &mut self.slots[at] {
+                Some(slot) if slot.used => slot.used = false,
+                Some(_) => {
+                    self.take(at);
+                    self.counts.evictions += 1;
+                    return;
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn take(&mut self, at: usize) -> Option<V> {
+        let slot = self.slots[at].take()?;
+        let hash = self.hasher.hash_one(&slot.key);
+        if let Ok(entry) = self.index.find_entry(hash, |&other| other as usize == at) {
+            entry.remove();
+        }
+        self.weight -= slot.weight;
+        self.free.push(at as u32);
+        Some(slot.value)
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// The weight of all entries together: `weight() <= weight_max`.
+    pub fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> StoreCounts {
+        self.counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_unused_goes_first() {
+        let mut store = Store::new(3, 100);
+        for key in 0..3 {
+            store.insert(key, key * 10, 1);
+        }
+        assert_eq!(store.get(&0), Some(&mut 0));
+        store.insert(3, 30, 1);
+        assert_eq!(store.get(&1), None, "1 was first in line without having been used");
+        assert_eq!(store.get(&0), Some(&mut 0));
+        assert_eq!(store.get(&3), Some(&mut 30));
+    }
+
+    #[test]
+    fn a_hint_is_checked() {
+        let mut store = Store::new(2, 100);
+        let hint = Hint::default();
+        store.insert("a", 1, 1);
+        store.insert("b", 2, 1);
+        assert_eq!(store.get_at(&hint, &"b"), Some(&mut 2));
+        store.remove("a");
+        store.remove("b");
+        store.insert("c", 3, 1);
+        assert_eq!(store.get_at(&hint, &"b"), None);
+        assert_eq!(store.get_at(&hint, &"c"), Some(&mut 3));
+    }
+
+    #[test]
+    fn zero_budgets_switch_off() {
+        for (entries, weight) in [(0, 10), (10, 0)] {
+            let mut store = Store::new(entries, weight);
+            store.insert(1, 1, 1);
+            assert_eq!(store.get(&1), None);
+            assert_eq!(store.counts().refusals, 1);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn budgets_hold_and_values_are_the_last_put(
+            entries_max in 1usize..8,
+            weight_max in 1u64..50,
+            steps in prop::collection::vec((0u8..12, 0u64..60, any::<bool>()), 0..200),
+        ) {
+            let mut store = Store::new(entries_max, weight_max);
+            let mut last = std::collections::HashMap::new();
+            for (n, (key, weight, put)) in steps.into_iter().enumerate() {
+                if put {
+                    store.insert(key, n, weight);
+                    last.insert(key, n);
+                } else if let Some(value) = store.get(&key) {
+                    prop_assert_eq!(Some(&*value), last.get(&key));
+                }
+                prop_assert!(store.len() <= entries_max && store.weight() <= weight_max);
+                let weights: u64 = store.slots.iter().flatten().map(|slot| slot.weight).sum();
+                prop_assert_eq!(weights, store.weight());
+                prop_assert_eq!(store.slots.iter().flatten().count(), store.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Files as the core sees them: which file and which state of it, and content that can be lent to a reply.
+
+use alloc::boxed::Box;
+
+use crate::site::EtagForm;
+
+/// A file in one state. Two equal versions have the same bytes: whatever changes a file changes its ctime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileVersion {
+    /// Number of the device that holds it.
+    pub device: u64,
+    /// Its inode number there.
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Time of the last modification, nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Time of the last change, of content or of inode, nanoseconds since 1970. No user can set it.
+    pub ctime_ns: i64,
+}
+
+impl FileVersion {
+    /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: the time as nobody will see it later changed, so rounded down.
+    pub fn modified_seconds(&self) -> i64 {
+        self.mtime_ns.div_euclid(1_000_000_000)
+    }
+
+    /// A strong entity tag with its quotes (RFC 9110, 8.8.3): a different one for each coding of the same file, since
+    /// these are different representations (8.8.3.3).
+    pub fn etag(&self, form: EtagForm, coding_suffix: &str) -> Box<str> {
+        let suffix = coding_suffix.trim_start_matches('.');
+        let dash = if suffix.is_empty() { "" } else { "-" };
+        match form {
+            EtagForm::Portable => alloc::format!("\"{:x}-{:x}{dash}{suffix}\"", self.size, self.mtime_ns),
+            EtagForm::Full => {
+                let state = [self.device, self.inode, self.mtime_ns as u64, self.ctime_ns as u64];
+                alloc::format!("\"{:x}-{:016x}{dash}{suffix}\"", self.size, digest(&state))
+            }
+        }
+        .into_boxed_str()
+    }
+}
+
+/// FNV-1a over the words' bytes, finished as in SplitMix64: the same on every run and every machine.
+fn digest(words: &[u64]) -> u64 {
+    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+/// The bytes of a file in one state, to be lent to replies. Lives, and keeps its descriptor open, as long as anybody
+/// holds it: eviction from a cache never disturbs a reply under way.
+#[derive(Debug)]
+pub struct Content<F> {
+    /// The state whose bytes these are.
+    pub version: FileVersion,
+    /// Where they are.
+    pub store: Stored<F>,
+}
+
+/// Where content lies.
+#[derive(Debug)]
+pub enum Stored<F> {
+    /// In memory, all of it: `len() == version.size`.
+    Memory(Box<[u8]>),
+    /// In an opened file, which the disk side knows how to send.
+    File(F),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_differ_with_every_change() {
+        let base = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
+        let tag = |version: FileVersion| version.etag(EtagForm::Full, "");
+        assert_eq!(tag(base), tag(base));
+        let others = [
+            FileVersion { inode: 3, ..base },
+            FileVersion { size: 4, ..base },
+            FileVersion { mtime_ns: 5, ..base },
+            FileVersion { ctime_ns: 6, ..base },
+        ];
+        for other in others {
+            assert_ne!(tag(base), tag(other), "{other:?}");
+        }
+        assert_ne!(tag(base), base.etag(EtagForm::Full, ".gz"));
+        let moved = FileVersion { inode: 9, device: 9, ctime_ns: 9, ..base };
+        assert_eq!(base.etag(EtagForm::Portable, ".br"), moved.etag(EtagForm::Portable, ".br"));
+        assert_eq!(&*base.etag(EtagForm::Portable, ".br"), "\"3-4-br\"");
+    }
+}
