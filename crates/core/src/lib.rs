@@ -13,6 +13,15 @@ extern crate alloc;
 extern crate std;
 
 pub mod cache;
+pub mod conn;
+pub mod deadline;
+pub mod desk;
+pub mod event;
+pub mod file;
 pub mod glob;
 pub mod limits;
+pub mod listing;
+pub mod plan;
+pub mod record;
+pub mod reply;
 pub mod site;

@@ -114,6 +114,11 @@ impl Sites {
         (!sites.is_empty()).then_some(Sites { sites })
     }
 
+    /// The default site.
+    pub fn first(&self) -> &Site {
+        &self.sites[0]
+    }
+
     /// The site with this number.
     pub fn get(&self, number: u16) -> Option<&Site> {
         self.sites.get(usize::from(number))

@@ -1,0 +1,75 @@
+//! What all connections of a loop share: configuration, caches, clock, spare records, counts.
+//!
+//! A connection gets it lent for the length of one call, so nothing of it is ever locked in AMPED or SPED.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::cache::{Budgets, Caches};
+use crate::limits::Limits;
+use crate::record::Records;
+use crate::reply::Wall;
+use crate::site::Sites;
+
+/// One loop's belongings.
+pub struct Desk<F> {
+    /// The sites; shared with the other loops.
+    pub sites: Arc<Sites>,
+    /// What a client may cost.
+    pub limits: Limits,
+    /// The caches.
+    pub caches: Caches<F>,
+    /// The time of day, put forward by the driver once a second.
+    pub wall: Wall,
+    /// Records to be used again.
+    pub records: Records,
+    /// What has happened.
+    pub counts: Counts,
+    /// Where a path is cleaned that cannot stay as it was sent.
+    pub(crate) scratch: Vec<u8>,
+}
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests whose head was read.
+    pub requests: u64,
+    /// Requests that could not be read, or not in time.
+    pub bad_requests: u64,
+    /// Requests answered from the caches alone.
+    pub hits: u64,
+    /// Requests answered from an entry past its time, because asking again would have meant waiting for the disk.
+    pub stale_hits: u64,
+    /// Requests for which the disk side was asked.
+    pub disk_questions: u64,
+    /// Requests refused with 503 because too much disk work was waiting.
+    pub shed: u64,
+}
+
+impl<F> Desk<F> {
+    /// A desk with empty caches.
+    pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: Wall) -> Desk<F> {
+        Desk {
+            sites,
+            limits,
+            caches: Caches::new(budgets),
+            wall,
+            records: Records::default(),
+            counts: Counts::default(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Another configuration comes into force.
+    pub fn renew(&mut self, sites: Arc<Sites>, limits: Limits, budgets: Budgets) {
+        let generation = self.caches.generation().wrapping_add(1);
+        if self.caches.budgets == budgets {
+            self.caches.renew(generation);
+        } else {
+            self.caches = Caches::new(budgets);
+            self.caches.renew(generation);
+        }
+        self.sites = sites;
+        self.limits = limits;
+    }
+}

@@ -1,0 +1,171 @@
+//! The contract between a connection and whoever drives it: what goes in, what comes out.
+//!
+//! A driver owns the socket, the clock and the disk; a connection owns the decisions. The disk is the connection's second
+//! peer: a question goes out as an [`Action::Disk`] and its answer comes back as an [`Event::Disk`], at once or much later,
+//! and nobody but the driver knows which. What is asked and answered ([`Work`], [`Found`]) is plain data beside the opened
+//! file, so that it can cross to another thread or process.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use amped_http::negotiate::Coding;
+
+use crate::cache::path::Meaning;
+use crate::file::{Content, FileVersion, Stored};
+use crate::listing::{ListForm, ListOrder};
+use crate::reply::Reply;
+
+/// What happened.
+pub enum Event<'a, F> {
+    /// The client sent these bytes. All of them are taken.
+    Bytes(&'a [u8]),
+    /// The client will send nothing more.
+    Ended,
+    /// The disk's answer to the work with this ticket.
+    Disk(Ticket, Answer<F>),
+    /// That answer will take a while: a helper has been asked.
+    Late(Ticket),
+    /// Some of what is to be sent has gone out, `all`: the last of it.
+    Sent {
+        /// Whether nothing is left to send.
+        all: bool,
+    },
+    /// The moment of [`next_due`](crate::conn::Conn::next_due) has come.
+    Deadline,
+    /// The server is about to stop: finish what is under way, begin nothing new.
+    Finish,
+}
+
+/// What is to be done, in the order given.
+#[derive(Debug)]
+pub enum Action<F> {
+    /// Ask the disk.
+    Disk(Ticket, Work),
+    /// Send this reply behind all that has been given before.
+    Send(Reply<F>),
+    /// Send these bytes, which belong to no reply.
+    Interim(&'static [u8]),
+    /// Tell the client that nothing more will come, and go on reading.
+    HalfClose,
+    /// Close, and drop whatever is left.
+    Close,
+}
+
+/// Which question an answer belongs to; counted for each connection by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Ticket(pub u32);
+
+/// Work for the disk side. Any of it may block.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// Find out what a name means, and open it.
+    Name(NameWork),
+    /// Make a listing of a directory.
+    List(ListWork),
+}
+
+impl Work {
+    /// The configuration under which the question was asked; its answer says nothing about another one.
+    pub fn generation(&self) -> u32 {
+        match self {
+            Work::Name(work) => work.generation,
+            Work::List(work) => work.generation,
+        }
+    }
+}
+
+/// Translate a name: find the file, or the directory's index file, open it and its siblings, and read what is small.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NameWork {
+    /// Counts the configurations that have been in force.
+    pub generation: u32,
+    /// The site's number.
+    pub site: u16,
+    /// The clean path.
+    pub path: Arc<[u8]>,
+    /// States whose content is at hand already and need not be brought again.
+    pub known: Vec<FileVersion>,
+}
+
+/// List a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ListWork {
+    /// Counts the configurations that have been in force.
+    pub generation: u32,
+    /// The site's number.
+    pub site: u16,
+    /// The clean path, with its final slash.
+    pub path: Arc<[u8]>,
+    /// In which order.
+    pub order: ListOrder,
+    /// As what.
+    pub form: ListForm,
+}
+
+/// What the disk side found.
+#[derive(Debug)]
+pub enum Found<F> {
+    /// A file.
+    File {
+        /// Its clean path: for a directory that of its index file.
+        name: Arc<[u8]>,
+        /// The file itself first, then its siblings that are not older.
+        files: Vec<Opened<F>>,
+    },
+    /// A directory, asked for without its slash.
+    NeedsSlash,
+    /// A directory without an index file.
+    Directory,
+    /// A listing, ready to send.
+    Listing(Vec<u8>),
+    /// Nothing there.
+    Absent,
+    /// It must not be read, or lies outside the root.
+    Forbidden,
+    /// The question could not be answered.
+    Trouble(Trouble),
+}
+
+/// One file that was opened.
+#[derive(Debug)]
+pub struct Opened<F> {
+    /// How it is coded.
+    pub coding: Coding,
+    /// Its state, read from the very descriptor.
+    pub version: FileVersion,
+    /// Its content; `None` if the asker knows that state.
+    pub content: Option<Stored<F>>,
+}
+
+/// Why there is no answer. Never cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Too much work is waiting already: answered 503, to be tried again soon.
+    Busy,
+    /// Out of descriptors or memory: answered 503 as well.
+    Exhausted,
+    /// The disk or file system failed: answered 500.
+    Failed,
+}
+
+/// The answer that connections get: what was found, after the caches have taken note of it. May be handed to several
+/// connections that asked the same.
+#[derive(Debug)]
+pub enum Answer<F> {
+    /// What the name means, with the contents that were opened.
+    Name(Meaning, Vec<Arc<Content<F>>>),
+    /// A listing.
+    Listing(Arc<Vec<u8>>),
+    /// None.
+    Trouble(Trouble),
+}
+
+impl<F> Clone for Answer<F> {
+    fn clone(&self) -> Self {
+        match self {
+            Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
+            Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
+            Answer::Trouble(trouble) => Answer::Trouble(*trouble),
+        }
+    }
+}

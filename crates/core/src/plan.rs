@@ -1,0 +1,84 @@
+//! Stop 5 of 8: what a request asks for, as far as its head tells.
+//!
+//! Before it, `http/h1/request` has read the head. What comes out is either a refusal or a name to look up, in the caches
+//! first and on the disk if need be; `conn` does the looking, `reply` makes an answer of what was found.
+
+use amped_http::h1::request::{Expectation, Request};
+use amped_http::method::Method;
+use amped_http::status::Status;
+use amped_http::uri::{self, PathError, Target};
+
+use crate::site::{Site, Sites};
+
+use alloc::vec::Vec;
+
+/// What is to be done for a request.
+#[derive(Debug)]
+pub enum Plan<'a> {
+    /// Look this name up and send what it means.
+    Look(Look<'a>),
+    /// Say which methods there are.
+    Options(&'a Site),
+    /// Refuse.
+    Refuse {
+        /// By which site's rules.
+        site: &'a Site,
+        /// The path for these rules: clean, or `/` where it could not be cleaned.
+        path: &'a [u8],
+        /// The answer.
+        status: Status,
+        /// The reason, for people.
+        why: &'static str,
+    },
+}
+
+/// A name to look up.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// Where.
+    pub site: &'a Site,
+    /// The clean path (see [`uri::clean_path`]).
+    pub path: &'a [u8],
+    /// What followed the question mark.
+    pub query: Option<&'a [u8]>,
+}
+
+/// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head.
+pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8>) -> Plan<'a> {
+    let site = sites.for_host(request.host);
+    let refuse = |status, why| Plan::Refuse { site, path: b"/", status, why };
+
+    // RFC 9110, 15.6.2: a method that is not known at all. 15.5.6: one that is known, but not for files.
+    match request.method {
+        None => return refuse(Status::NOT_IMPLEMENTED, "this method is not known here"),
+        Some(Method::Get | Method::Head) => {}
+        Some(Method::Options) => return Plan::Options(site),
+        Some(_) => return refuse(Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
+    }
+    // RFC 9110, 10.1.1.
+    if request.expectation == Expectation::Unknown {
+        return refuse(Status::EXPECTATION_FAILED, "the only expectation known is 100-continue");
+    }
+    let (path, query) = match request.target {
+        Target::Origin { path, query } | Target::Absolute { path, query, .. } => (path, query),
+        Target::Asterisk | Target::Authority(_) => return refuse(Status::BAD_REQUEST, "the target names no path"),
+    };
+    let path = match uri::clean_path(path, scratch) {
+        Ok(path) => path,
+        // A slash inside a name can be no file's, and must not be mistaken for one between names.
+        Err(PathError::EncodedSlash) => return refuse(Status::NOT_FOUND, "no file has a slash in its name"),
+        Err(PathError::BadEscape) => {
+            return refuse(Status::BAD_REQUEST, "a % in the path is not followed by two digits");
+        }
+        Err(PathError::Nul) => return refuse(Status::BAD_REQUEST, "no path holds a NUL"),
+        Err(PathError::AboveRoot) => return refuse(Status::BAD_REQUEST, "the path leads above the root"),
+    };
+    if !site.dotfiles && uri::hidden(path) {
+        // Not 403, which would tell that something is there.
+        return Plan::Refuse { site, path, status: Status::NOT_FOUND, why: NOT_FOUND };
+    }
+    Plan::Look(Look { site, path, query })
+}
+
+/// What is said of a name that means nothing.
+pub const NOT_FOUND: &str = "there is nothing of this name here";
