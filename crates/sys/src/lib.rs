@@ -1,1 +1,11 @@
+//! The kernel as the server needs it, and the only place with `unsafe`.
+//!
+//! No policy and no HTTP: each function is a system call, or a few that belong together, with its errors as `io::Error`.
+//! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
 
+pub mod epoll;
+pub mod eventfd;
+pub mod file;
+pub mod process;
+pub mod signal;
+pub mod socket;

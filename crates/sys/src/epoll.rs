@@ -1,0 +1,117 @@
+//! epoll(7), edge-triggered: who has something to read or room to write.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+/// A set of descriptors to wait for.
+#[derive(Debug)]
+pub struct Epoll {
+    fd: OwnedFd,
+}
+
+/// What one wait brought.
+pub struct Events {
+    events: Vec<epoll::Event>,
+}
+
+/// What happened on one descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// The number it was added with.
+    pub token: u64,
+    /// There is something to read, or an end, or an error that reading will tell.
+    pub readable: bool,
+    /// There is room to write, or an error that writing will tell.
+    pub writable: bool,
+}
+
+/// For what, and how, a descriptor is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// A connection: both directions, told once for each change (`EPOLLET`), so that no call is needed to re-arm.
+    Connection,
+    /// A listener or an eventfd: told as long as there is something.
+    Readable,
+}
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new() -> io::Result<Epoll> {
+        Ok(Epoll { fd: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Waits for `fd` too; its events carry `token`.
+    ///
+    /// # Errors
+    /// When the kernel is out of memory or of watches (`fs.epoll.max_user_watches`).
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        use epoll::EventFlags as Flags;
+        let flags = match interest {
+            Interest::Connection => Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET,
+            Interest::Readable => Flags::IN,
+        };
+        Ok(epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// Waits for `fd` no longer. Closing the last descriptor of a file does the same.
+    ///
+    /// # Errors
+    /// When it is not in the set.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.fd, fd)?)
+    }
+
+    /// Waits until something happens or `timeout` has passed; `None` waits for ever. Time-outs are exact to the
+    /// nanosecond (`epoll_pwait2`), as `epoll_wait` would add up to a millisecond to each.
+    ///
+    /// # Errors
+    /// None that a correct program sees; an interrupting signal ends the wait without events.
+    pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        events.events.clear();
+        match epoll::wait(&self.fd, spare_capacity(&mut events.events), timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Events {
+    /// Room for the events of one wait.
+    pub fn with_capacity(events_max: usize) -> Events {
+        Events { events: Vec::with_capacity(events_max.max(1)) }
+    }
+
+    /// What happened.
+    pub fn iter(&self) -> impl Iterator<Item = Ready> + '_ {
+        use epoll::EventFlags as Flags;
+        self.events.iter().map(|event| {
+            let flags = event.flags;
+            Ready {
+                token: event.data.u64(),
+                readable: flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR),
+                writable: flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR),
+            }
+        })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+}

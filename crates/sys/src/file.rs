@@ -1,0 +1,255 @@
+//! Files, with or without waiting for the disk.
+//!
+//! Two probes keep an event loop off the disk, and both answer EAGAIN instead of waiting (open(2), `openat2`;
+//! preadv2(2)): `RESOLVE_CACHED` opens a name if all its parts are in the dentry cache, `RWF_NOWAIT` reads what is in the
+//! page cache. mincore(2), the probe of Flash, reports every page resident to a process that neither owns nor may write
+//! the file (since Linux 5.2), so it is no probe for a web server that has given up root.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+/// Whether a call may wait for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Wait as long as it takes.
+    Wait,
+    /// Fail with [`io::ErrorKind::WouldBlock`] rather than wait.
+    Now,
+}
+
+/// What fstat(2) says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last change, nanoseconds since 1970.
+    pub ctime_ns: i64,
+}
+
+/// Kinds of file, as far as a web server tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A device, a pipe, a socket: nothing to serve.
+    Other,
+}
+
+/// Opens a directory as the root of later [`open_beneath`]. May wait for the disk unless told not to.
+///
+/// # Errors
+/// As open(2).
+pub fn open_root(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
+}
+
+/// Opens a directory below `root` as a root of its own.
+///
+/// # Errors
+/// As [`open_beneath`].
+pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?)
+}
+
+/// Opens `path`, relative to `root`, for reading. The kernel keeps it beneath the root: neither `..` nor a symbolic link,
+/// not even one that is put there at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened without waiting for its
+/// writer.
+///
+/// # Errors
+/// As openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] when it would have waited.
+pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let resolve = resolve(patience, beneath());
+    // A rename elsewhere in the tree while `..` is resolved gives EAGAIN as well (openat2(2)), for a caller who would
+    // wait: ask again, a few times.
+    for _ in 0..8 {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) if patience == Patience::Wait => {}
+            other => return Ok(other?),
+        }
+    }
+    Err(Errno::IO.into())
+}
+
+fn beneath() -> ResolveFlags {
+    ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS
+}
+
+fn resolve(patience: Patience, flags: ResolveFlags) -> ResolveFlags {
+    match patience {
+        Patience::Wait => flags,
+        Patience::Now => flags | ResolveFlags::CACHED,
+    }
+}
+
+/// What kind of file `fd` is, and in which state. Never waits for a local disk: an open file's inode is in memory.
+///
+/// # Errors
+/// As fstat(2); none on local file systems.
+pub fn status(fd: impl AsFd) -> io::Result<Status> {
+    Ok(status_of(&rustix::fs::fstat(fd)?))
+}
+
+/// The same for a name in a directory, links not followed beyond it. May wait for the disk.
+///
+/// # Errors
+/// As fstatat(2).
+pub fn status_at(directory: impl AsFd, name: &CStr) -> io::Result<Status> {
+    Ok(status_of(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
+}
+
+fn status_of(stat: &rustix::fs::Stat) -> Status {
+    let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::RegularFile => Kind::Regular,
+        rustix::fs::FileType::Directory => Kind::Directory,
+        _ => Kind::Other,
+    };
+    let nanos = |seconds: i64, nanos: u64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos as i64);
+    Status {
+        kind,
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime_ns: nanos(stat.st_mtime, stat.st_mtime_nsec),
+        ctime_ns: nanos(stat.st_ctime, stat.st_ctime_nsec),
+    }
+}
+
+/// Reads at `offset` into `buffer`, once. With [`Patience::Now`] only what is in the page cache: fewer bytes than asked
+/// for where the rest is not.
+///
+/// # Errors
+/// As preadv2(2); [`io::ErrorKind::WouldBlock`] when not even the first page is in memory.
+pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience) -> io::Result<usize> {
+    let flags = match patience {
+        Patience::Wait => ReadWriteFlags::empty(),
+        Patience::Now => ReadWriteFlags::NOWAIT,
+    };
+    loop {
+        let mut buffers = [io::IoSliceMut::new(buffer)];
+        match rustix::io::preadv2(&fd, &mut buffers, offset, flags) {
+            Err(Errno::INTR) => {}
+            // File systems without NOWAIT support (some FUSE ones): what cannot be told is left to a helper.
+            Err(Errno::OPNOTSUPP) if patience == Patience::Now => return Err(io::ErrorKind::WouldBlock.into()),
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Whether the byte at `offset` is in memory: the residency test. `false` also for a place beyond the end.
+pub fn is_resident(fd: impl AsFd, offset: u64) -> bool {
+    matches!(read_at(fd, &mut [0], offset, Patience::Now), Ok(1))
+}
+
+/// Sends `count` bytes at `offset` from `file` to `socket` without copying them; `offset` moves on. Waits for the disk if
+/// they are not in memory.
+///
+/// # Errors
+/// As sendfile(2). `Ok(0)` says that the file ends here.
+pub fn send_file(socket: impl AsFd, file: impl AsFd, offset: &mut u64, count: usize) -> io::Result<usize> {
+    Ok(rustix::fs::sendfile(socket, file, Some(offset), count)?)
+}
+
+/// The names in a directory, but for `.` and `..`. Waits for the disk.
+///
+/// # Errors
+/// As getdents(2).
+pub fn names(directory: impl AsFd) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
+    let entries = rustix::fs::Dir::read_from(directory)?;
+    Ok(entries.filter_map(|entry| match entry {
+        Ok(entry) => match entry.file_name().to_bytes() {
+            b"." | b".." => None,
+            name => Some(Ok(name.to_vec())),
+        },
+        Err(error) => Some(Err(error.into())),
+    }))
+}
+
+/// Whether an error says that the name leads out of the root.
+pub fn is_escape(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::XDEV.raw_os_error())
+}
+
+/// Whether an error says that the process or the machine is out of descriptors or memory.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].iter().any(|errno| {
+        error.raw_os_error() == Some(errno.raw_os_error())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+
+    fn name(text: &str) -> CString {
+        CString::new(text).expect("no NUL")
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_root() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let inside = folder.path().join("root");
+        std::fs::create_dir(&inside).expect("made");
+        std::fs::write(folder.path().join("secret"), "secret").expect("written");
+        std::fs::write(inside.join("page"), "page").expect("written");
+        for (link, target) in [("up", "../secret"), ("absolute", "/etc/passwd"), ("fine", "page")] {
+            std::os::unix::fs::symlink(target, inside.join(link)).expect("linked");
+        }
+        let root = open_root(&inside, Patience::Wait).expect("opened");
+        let open = |path: &str| open_beneath(root.as_fd(), &name(path), Patience::Wait);
+        assert!(open("page").is_ok());
+        assert!(open("fine").is_ok());
+        for path in ["up", "absolute", "../secret", "/etc/passwd"] {
+            assert!(is_escape(&open(path).expect_err(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_does_not_hold_up_whoever_opens_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        let root = open_root(folder.path(), Patience::Wait).expect("opened");
+        let pipe = open_beneath(root.as_fd(), &name("pipe"), Patience::Wait).expect("opened");
+        assert_eq!(status(&pipe).expect("status").kind, Kind::Other);
+    }
+
+    #[test]
+    fn what_is_not_in_memory_is_said_to_be_so() {
+        let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 1 << 20]).expect("written");
+        let file = std::fs::File::open(&path).expect("opened");
+        assert!(is_resident(&file, 0));
+        assert!(!is_resident(&file, 1 << 20), "beyond the end");
+        file.sync_all().expect("synced");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("evicted");
+        if std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| !mounts.contains(" ext4 ")) {
+            return;
+        }
+        assert!(!is_resident(&file, 0), "evicted");
+        let mut buffer = [0; 100];
+        let error = read_at(&file, &mut buffer, 0, Patience::Now).expect_err("not in memory");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(read_at(&file, &mut buffer, 0, Patience::Wait).expect("read"), 100);
+        assert!(is_resident(&file, 0));
+    }
+}

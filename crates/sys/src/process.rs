@@ -1,0 +1,132 @@
+//! The process: whose it is, and how many descriptors it may have.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// An account of the system (passwd(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub uid: u32,
+    /// The number of its first group.
+    pub gid: u32,
+    /// Where its files are.
+    pub home: PathBuf,
+}
+
+/// The account of this name, `None` if there is none. May wait for a disk or a directory service.
+///
+/// # Errors
+/// As getpwnam_r(3).
+pub fn user(name: &CStr) -> io::Result<Option<User>> {
+    let mut buffer = vec![0; 16 * 1024];
+    let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: getpwnam_r(3) writes the entry to `entry`, its texts to `buffer` (whose length is given), and a pointer to
+    // the entry, or null, to `found`; all three live until the end of this function. JUSTIFICATION: std cannot ask the
+    // name service.
+    let error = unsafe {
+        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+    };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    if found.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: `found` is not null, so the entry was written, and its texts end with a NUL inside `buffer`.
+    let (entry, home) = unsafe {
+        let entry = entry.assume_init();
+        (entry, CStr::from_ptr(entry.pw_dir))
+    };
+    let home = PathBuf::from(OsStr::from_bytes(home.to_bytes()));
+    Ok(Some(User { uid: entry.pw_uid, gid: entry.pw_gid, home }))
+}
+
+/// The number of the group of this name, `None` if there is none.
+///
+/// # Errors
+/// As getgrnam_r(3).
+pub fn group(name: &CStr) -> io::Result<Option<u32>> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut entry = std::mem::MaybeUninit::<libc::group>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: as for `user`, with group(5) in place of passwd(5).
+    let error = unsafe {
+        libc::getgrnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+    };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    if found.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: `found` is not null, so the entry was written.
+    Ok(Some(unsafe { entry.assume_init() }.gr_gid))
+}
+
+/// Whether this process may do anything.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Becomes another user for good: groups, then group, then user, each in all its forms, so that no way leads back. Glibc
+/// does it for all threads of the process.
+///
+/// # Errors
+/// As setresuid(2): when this process is not root's.
+pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
+    let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // SAFETY: initgroups(3) reads the NUL-terminated name; the others take plain numbers. JUSTIFICATION: the raw system
+    // calls, which rustix offers, change one thread alone.
+    unsafe {
+        check(libc::initgroups(name.as_ptr(), gid))?;
+        check(libc::setresgid(gid, gid, gid))?;
+        check(libc::setresuid(uid, uid, uid))?;
+        // No set-uid program started later gives back what was given up.
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    }
+}
+
+/// Gives an open file to another user; for a log that is opened as root and reopened as that user.
+///
+/// # Errors
+/// As fchown(2).
+pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
+    use rustix::fs::{Gid, Uid, fchown};
+    Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
+}
+
+/// Raises the limit on descriptors as far as this process may, and returns it.
+pub fn raise_descriptor_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum.unwrap_or(u64::MAX),
+        Err(_) => limit.current.unwrap_or(u64::MAX),
+    }
+}
+
+/// A C string of this text; `None` if it holds a NUL.
+pub fn c_string(text: impl Into<Vec<u8>>) -> Option<CString> {
+    CString::new(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts() {
+        let root = user(c"root").expect("asked").expect("there");
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert_eq!(user(c"nobody of this name").expect("asked"), None);
+        assert_eq!(group(c"root").expect("asked"), Some(0));
+        assert_eq!(group(c"no group of this name").expect("asked"), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Signals, taken one by one by a thread that waits for them (sigwaitinfo(2)): no handler, so nothing that a handler must
+//! not do.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+/// A signal that the server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM: stop.
+    Terminate,
+    /// SIGINT, Ctrl-C: stop.
+    Interrupt,
+    /// SIGHUP: read the configuration again.
+    HangUp,
+    /// SIGUSR1: reopen the log.
+    User1,
+    /// SIGUSR2: report the counts.
+    User2,
+}
+
+const KNOWN: [(libc::c_int, Signal); 5] = [
+    (libc::SIGTERM, Signal::Terminate),
+    (libc::SIGINT, Signal::Interrupt),
+    (libc::SIGHUP, Signal::HangUp),
+    (libc::SIGUSR1, Signal::User1),
+    (libc::SIGUSR2, Signal::User2),
+];
+
+/// All known signals, kept from their usual effect so that [`Signals::wait`] gets them.
+#[derive(Debug)]
+pub struct Signals {
+    set: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks the known signals in this thread, and in all that it starts from now on: call it before the first.
+    ///
+    /// # Errors
+    /// None on Linux.
+    pub fn block() -> io::Result<Signals> {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset(3) initialises the set that its argument points to, `set`, which is alive.
+        // JUSTIFICATION: neither std nor rustix can change the signal mask.
+        let mut set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            set.assume_init()
+        };
+        for (number, _) in KNOWN {
+            // SAFETY: `set` was initialised above, and `number` is a valid signal.
+            unsafe { libc::sigaddset(&raw mut set, number) };
+        }
+        // SAFETY: pthread_sigmask(3) reads the initialised `set`; the old mask is not asked for.
+        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        Ok(Signals { set })
+    }
+
+    /// Waits for the next one.
+    pub fn wait(&self) -> Signal {
+        loop {
+            // SAFETY: sigwaitinfo(2) reads the set, initialised by `block`; the details are not asked for.
+            let number = unsafe { libc::sigwaitinfo(&raw const self.set, std::ptr::null_mut()) };
+            if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
+                return *signal;
+            }
+        }
+    }
+}
+
+/// Sends this process a signal it knows; lets a thread end the program as a user would.
+pub fn raise(signal: Signal) {
+    if let Some((number, _)) = KNOWN.iter().find(|(_, known)| *known == signal) {
+        // SAFETY: kill(2) takes plain numbers; the target is this process.
+        unsafe { libc::kill(libc::getpid(), *number) };
+    }
+}
