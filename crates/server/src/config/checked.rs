@@ -1,0 +1,772 @@
+//! The configuration as the server uses it: flags over file over defaults, checked once and then believed.
+//!
+//! `settle` is the one place where these three meet. What it hands out needs no second look: an address can be
+//! bound, a root was a folder, a header value cannot break out of its line. What it refuses, it notes with its place,
+//! and goes on, so that one run tells everything.
+//!
+//! A default that depends on another key (`reserve` on `max`, say) gives way when only the other one is written; two
+//! that are written and contradict each other are a problem.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_core::cache::Budgets;
+use amped_core::glob::Glob;
+use amped_core::limits::Limits;
+use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
+use amped_http::negotiate::Coding;
+use amped_http::status::Status;
+use amped_units::Bytes;
+use clap::ValueEnum;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::cli::Serve;
+use super::error::Findings;
+use super::file::{self, File, Key};
+use super::print::Literal;
+use super::types;
+
+/// Everything a server is told at its start. It does not change afterwards: a SIGHUP makes another one.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Addresses to listen on, at least one; default 127.0.0.1:8080. `[::]` stands for all, IPv4 included.
+    pub listen: Vec<SocketAddr>,
+    /// Who waits for the network and who for the disk; default AMPED.
+    pub architecture: Architecture,
+    /// Event loops, 1 or more; default 1.
+    pub workers: usize,
+    /// Name of the user to become once the ports are open; default: stay who we are.
+    pub user: Option<String>,
+    /// Name of the group to become; default: the user's own.
+    pub group: Option<String>,
+    /// The helpers of each worker.
+    pub helpers: HelperSettings,
+    /// The access log.
+    pub log: LogSettings,
+    /// What one client may cost.
+    pub limits: Limits,
+    /// Most connections of the whole server; `None`: as many as the descriptor limit bears.
+    pub connections: Option<usize>,
+    /// What the caches of one worker may hold.
+    pub budgets: Budgets,
+    /// How long replies under way may take once the server is told to stop; default 10 s.
+    pub stop_deadline: Duration,
+    /// The sites; the first is the default one.
+    pub sites: Arc<Sites>,
+    /// Where each site's files lie: `roots[site.number]`.
+    pub roots: Vec<SiteRoot>,
+}
+
+/// Where a site's files lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SiteRoot {
+    /// An absolute path. It was a folder that could be entered when the settings were made.
+    pub path: PathBuf,
+}
+
+/// Who waits for the network, and who for the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// One loop for the network, helpers for the disk
+    #[default]
+    Amped,
+}
+
+/// The helpers of one worker: threads that wait for the disk in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelperSettings {
+    /// Most threads, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
+    pub max: usize,
+    /// Threads that long reads leave free for short work; default 2. `reserve <= max`
+    pub reserve: usize,
+    /// Work that may wait for a helper, 1 or more; default 512. Beyond it requests are answered 503.
+    pub queue: usize,
+    /// A thread without work ends after this; default 10 s.
+    pub idle_time: Duration,
+}
+
+/// The access log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// Where it goes; default nowhere.
+    pub access: LogTarget,
+    /// The form of a line; default combined.
+    pub format: LogFormat,
+    /// Lines are gathered up to this many bytes before they are written; default 64 KiB.
+    pub buffer: Bytes,
+    /// Lines are gathered no longer than this; default 1 s.
+    pub flush: Duration,
+}
+
+/// Where the access log goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogTarget {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// To standard output.
+    Stdout,
+    /// To the end of this file.
+    File(PathBuf),
+}
+
+impl From<&std::ffi::OsStr> for LogTarget {
+    /// A file that is named `off` or `-` is written `./off`.
+    fn from(text: &std::ffi::OsStr) -> LogTarget {
+        match text.as_encoded_bytes() {
+            b"off" => LogTarget::Off,
+            b"-" => LogTarget::Stdout,
+            _ => LogTarget::File(text.into()),
+        }
+    }
+}
+
+/// The form of a line of the access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Common Log Format
+    Common,
+    /// Common, and Referer and User-Agent
+    #[default]
+    Combined,
+    /// One JSON object a line
+    Json,
+}
+
+/// Reads `ADDR:PORT`, with an IPv6 address in brackets, or `*:PORT` for every address. The error is the way out.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    if let Some(port) = text.strip_prefix("*:").and_then(number) {
+        return Ok(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let port = text.strip_prefix(':').unwrap_or(text);
+    Err(if let Some(port) = number(port) {
+        format!("give the address too: `*:{port}` for every one, `127.0.0.1:{port}` for this machine alone")
+    } else {
+        match text.parse::<IpAddr>() {
+            Ok(IpAddr::V4(address)) => format!("give the port too: `{address}:8080`"),
+            Ok(IpAddr::V6(address)) => format!("give the port too, and brackets: `[{address}]:8080`"),
+            Err(_) => "write an address, not a name, and a port of at most 65535: `127.0.0.1:8080`, `[::1]:8080` or \
+                       `*:8080` for every address"
+                .to_owned(),
+        }
+    })
+}
+
+/// A number in digits alone; `parse` would take a plus sign too.
+fn number(text: &str) -> Option<u16> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+/// Makes the settings of flags and file; `folder` is where the file lies, to which its paths are relative. `None` only
+/// with something noted in `findings`.
+pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut Findings) -> Option<Settings> {
+    let mut check = Checker { folder, whole: findings.is_empty(), findings };
+    let listen = check.listen(&flags.listen, &file.listen);
+    let workers = flags.workers.map_or_else(|| check.positive(&file.workers, "workers", 1), |n| n.get());
+    let user = flags.user.clone().or_else(|| check.name(&file.user, "user"));
+    let group = check.name(&file.group, "group");
+    let helpers = check.helpers(flags, &file.helpers);
+    let log = check.log(flags, &file.log);
+    let limits = check.limits(&file.limits);
+    let connections =
+        file.limits.connections.is_some().then(|| check.positive(&file.limits.connections, "connections", 1));
+    let budgets = check.budgets(&file.cache);
+    let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
+    let (sites, roots) = check.sites(flags, file)?;
+    Some(Settings {
+        listen,
+        architecture: flags.architecture.or(file.architecture).unwrap_or_default(),
+        workers,
+        user,
+        group,
+        helpers,
+        log,
+        limits,
+        connections,
+        budgets,
+        stop_deadline,
+        sites: Arc::new(sites),
+        roots,
+    })
+}
+
+/// A key's value, or its default.
+fn or<T: Copy + Into<U>, U>(key: &Key<T>, default: U) -> U {
+    key.as_ref().map_or(default, |key| (*key.get_ref()).into())
+}
+
+struct Checker<'a> {
+    folder: &'a Path,
+    /// Nothing is missing because its shape was wrong. Else the operator did write it, and is not asked for it again.
+    whole: bool,
+    findings: &'a mut Findings,
+}
+
+impl Checker<'_> {
+    fn listen(&mut self, flags: &[SocketAddr], key: &Key<Vec<Spanned<String>>>) -> Vec<SocketAddr> {
+        if !flags.is_empty() {
+            return flags.to_vec();
+        }
+        let Some(key) = key else { return vec![SocketAddr::from(([127, 0, 0, 1], 8080))] };
+        if key.get_ref().is_empty() {
+            self.findings.at(key.span(), "`listen` is empty, so no one could connect", "write [\"127.0.0.1:8080\"]");
+        }
+        let mut seen = HashMap::new();
+        for text in key.get_ref() {
+            match parse_listen(text.get_ref().trim()) {
+                Err(help) => {
+                    self.findings.at(text.span(), format!("`{}` is not an address and port", text.get_ref()), help);
+                }
+                // Port 0 asks the system for a free one, and may well be asked for twice.
+                Ok(address) if address.port() != 0 => {
+                    if let Some(earlier) = seen.insert(address, text.span()) {
+                        let message = format!("`{}` is listened on twice", text.get_ref());
+                        self.findings.against(text.span(), (earlier, "first here"), message, "take one of them out");
+                    }
+                }
+                Ok(_) => {}
+            }
+        }
+        key.get_ref().iter().filter_map(|text| parse_listen(text.get_ref().trim()).ok()).collect()
+    }
+
+    /// A value that must not be zero.
+    fn positive<T, U>(&mut self, key: &Key<T>, name: &str, default: U) -> U
+    where
+        T: Copy + Into<U>,
+        U: Default + PartialEq + Literal,
+    {
+        let Some(key) = key else { return default };
+        let value = (*key.get_ref()).into();
+        if value == U::default() {
+            let help = match name {
+                "connections" => "take the key out for as many as there is room for".to_owned(),
+                _ => format!("write more, or take the key out for the default, {}", default.literal()),
+            };
+            self.findings.at(key.span(), format!("`{name}` cannot be zero"), help);
+        }
+        value
+    }
+
+    /// A value that must not exceed another; without being written, it gives way. `key` is already in `value`.
+    fn at_most<T, U: PartialOrd + Copy>(
+        &mut self,
+        (name, key, value): (&str, &Key<T>, &mut U),
+        (other_name, other, most): (&str, Option<Range<usize>>, U),
+    ) {
+        if *value <= most {
+            return;
+        }
+        let Some(key) = key else {
+            *value = most;
+            return;
+        };
+        let message = format!("`{name}` is more than `{other_name}`");
+        let help = format!("lower `{name}` or raise `{other_name}`");
+        match other {
+            Some(other) => self.findings.against(key.span(), (other, "more than this"), message, help),
+            None => self.findings.at(key.span(), message, help),
+        }
+    }
+
+    fn name(&mut self, key: &Key<String>, what: &str) -> Option<String> {
+        let key = key.as_ref()?;
+        let name = key.get_ref();
+        if name.is_empty() || name.contains(|c: char| c.is_control() || c == ':' || c == '/') {
+            let help = "write a name as in `/etc/passwd`, or take the key out to stay who you are";
+            self.findings.at(key.span(), format!("{name:?} is not the name of a {what}"), help);
+        }
+        Some(name.clone())
+    }
+
+    fn helpers(&mut self, flags: &Serve, file: &file::Helpers) -> HelperSettings {
+        let max = flags.helpers.map_or_else(|| self.positive(&file.max, "max", 16), |n| n.get());
+        let mut reserve = or(&file.reserve, 2);
+        let max_place = file.max.as_ref().map(Spanned::span);
+        if flags.helpers.is_some() {
+            // The flag was not written with this file in mind: what it contradicts gives way.
+            reserve = reserve.min(max);
+        }
+        self.at_most(("reserve", &file.reserve, &mut reserve), ("max", max_place, max));
+        HelperSettings {
+            max,
+            reserve,
+            queue: self.positive(&file.queue, "queue", 512),
+            idle_time: self.positive(&file.idle_time, "idle_time", Duration::from_secs(10)),
+        }
+    }
+
+    fn log(&mut self, flags: &Serve, file: &file::Log) -> LogSettings {
+        let access = match (&flags.access_log, &file.access) {
+            (Some(LogTarget::File(path)), _) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                if let Err((message, help)) = log_file(&path) {
+                    self.findings.outside(message, help);
+                }
+                LogTarget::File(path)
+            }
+            (Some(target), _) => target.clone(),
+            (None, None) => LogTarget::Off,
+            (None, Some(key)) => match LogTarget::from(std::ffi::OsStr::new(key.get_ref())) {
+                LogTarget::File(path) => {
+                    let path = self.folder.join(path);
+                    if let Err((message, help)) = log_file(&path) {
+                        self.findings.at(key.span(), message, help);
+                    }
+                    LogTarget::File(path)
+                }
+                target => target,
+            },
+        };
+        LogSettings {
+            access,
+            format: flags.log_format.or(file.format).unwrap_or_default(),
+            buffer: self.positive(&file.buffer, "buffer", Bytes::kib(64)),
+            flush: self.positive(&file.flush, "flush", Duration::from_secs(1)),
+        }
+    }
+
+    fn limits(&mut self, file: &file::Limits) -> Limits {
+        let default = Limits::default();
+        let mut limits = Limits {
+            request_line: self.positive(&file.request_line, "request_line", default.request_line),
+            head: self.positive(&file.head, "head", default.head),
+            fields: self.positive(&file.fields, "fields", default.fields),
+            // Zero has a meaning here: refuse every body, send no ranges, close without waiting.
+            body: or(&file.body, default.body),
+            ranges: or(&file.ranges, default.ranges),
+            linger_time: or(&file.linger_time, default.linger_time),
+            head_time: self.positive(&file.head_time, "head_time", default.head_time),
+            body_time: self.positive(&file.body_time, "body_time", default.body_time),
+            idle_time: self.positive(&file.idle_time, "idle_time", default.idle_time),
+            send_idle_time: self.positive(&file.send_idle_time, "send_idle_time", default.send_idle_time),
+            requests: self.positive(&file.requests, "requests", default.requests),
+            pipelined: self.positive(&file.pipelined, "pipelined", default.pipelined),
+        };
+        let head = file.head.as_ref().map(Spanned::span);
+        if head.is_none() {
+            // A longer line was asked for, and it is part of the head.
+            limits.head = limits.head.max(limits.request_line);
+        }
+        self.at_most(("request_line", &file.request_line, &mut limits.request_line), ("head", head, limits.head));
+        limits
+    }
+
+    fn budgets(&mut self, file: &file::Cache) -> Budgets {
+        let default = Budgets::default();
+        // Zero switches a cache off, which experiments want.
+        let mut budgets = Budgets {
+            path_entries: or(&file.path_entries, default.path_entries),
+            head_bytes: or(&file.head_bytes, default.head_bytes),
+            content_bytes: or(&file.content_bytes, default.content_bytes),
+            content_file_max: or(&file.content_file_max, default.content_file_max),
+            descriptors: or(&file.descriptors, default.descriptors),
+            revalidate: or(&file.revalidate, default.revalidate),
+            stale_max: or(&file.stale_max, default.stale_max),
+        };
+        let content = file.content_bytes.as_ref().map(Spanned::span);
+        self.at_most(
+            ("content_file_max", &file.content_file_max, &mut budgets.content_file_max),
+            ("content_bytes", content, budgets.content_bytes),
+        );
+        let stale = file.stale_max.as_ref().map(Spanned::span);
+        if stale.is_none() {
+            budgets.stale_max = budgets.stale_max.max(budgets.revalidate);
+        }
+        self.at_most(
+            ("revalidate", &file.revalidate, &mut budgets.revalidate),
+            ("stale_max", stale, budgets.stale_max),
+        );
+        budgets
+    }
+
+    /// The sites and their roots.
+    fn sites(&mut self, flags: &Serve, file: &File) -> Option<(Sites, Vec<SiteRoot>)> {
+        let plain = file::Site::default();
+        let mut roots = Vec::new();
+        let mut sites = Vec::new();
+        let mut hosts = HashMap::new();
+        // The shorthand goes first; without it and without any site, the folder of the command line makes one.
+        if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
+            roots.push(self.root(flags.dir.as_deref(), &file.root));
+            sites.push(self.site(flags, &plain, &mut hosts));
+        }
+        for table in &file.site {
+            let site = table.get_ref();
+            let dir = flags.dir.as_deref().filter(|_| sites.is_empty());
+            if dir.is_none() && site.root.is_none() && self.whole {
+                let help = "add `root = \"/var/www\"`, the folder that this site serves";
+                self.findings.at(table.span(), "this site has no `root`", help);
+            }
+            if !sites.is_empty() && site.hosts.is_empty() && self.whole {
+                let help = "add `hosts = [\"example.org\"]`; only the first site answers to every other name";
+                self.findings.at(table.span(), "this site has no `hosts`, so no request would reach it", help);
+            }
+            roots.push(self.root(dir, &site.root));
+            sites.push(self.site(flags, site, &mut hosts));
+        }
+        if sites.is_empty() && self.whole {
+            match flags.config {
+                None => self.findings.usage(
+                    "there is no folder to serve",
+                    "give one: `amped serve FOLDER`, or `amped serve --config FILE` with a `root` in the file",
+                ),
+                Some(_) => self.findings.at(
+                    0..0,
+                    "there is no folder to serve",
+                    "write `root = \"/var/www\"` at the top of the file, or give a folder on the command line",
+                ),
+            }
+        }
+        if sites.len() > usize::from(u16::MAX) {
+            self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
+        }
+        let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
+        Some((Sites::new(sites)?, roots?))
+    }
+
+    fn root(&mut self, dir: Option<&Path>, key: &Key<String>) -> Option<SiteRoot> {
+        let path = match (dir, key) {
+            (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
+            (None, Some(key)) if key.get_ref().is_empty() => {
+                self.findings.at(key.span(), "`root` is empty", "write \".\" for the folder of this file");
+                return None;
+            }
+            (None, Some(key)) => {
+                let path = self.folder.join(key.get_ref());
+                std::path::absolute(&path).unwrap_or(path)
+            }
+            (None, None) => return None,
+        };
+        if let Err((message, help)) = folder_to_serve(&path) {
+            match (dir, key) {
+                (None, Some(key)) if Path::new(key.get_ref()).is_relative() && !help.contains('`') => {
+                    let help = format!("{help}; a relative path begins at the folder of this file");
+                    self.findings.at(key.span(), message, help);
+                }
+                (None, Some(key)) => self.findings.at(key.span(), message, help),
+                _ => self.findings.outside(message, help),
+            }
+        }
+        Some(SiteRoot { path })
+    }
+
+    fn site(&mut self, flags: &Serve, file: &file::Site, hosts: &mut HashMap<Box<str>, Range<usize>>) -> Site {
+        let index = match &file.index {
+            None => ["index.html", "index.htm"].map(Box::from).to_vec(),
+            Some(names) => names.iter().map(|name| self.index_name(name)).collect(),
+        };
+        let precompressed = match &file.precompressed {
+            None => vec![Coding::Brotli, Coding::Zstd, Coding::Gzip],
+            Some(names) => self.codings(names),
+        };
+        Site {
+            number: 0, // `Sites::new` numbers them.
+            hosts: file.hosts.iter().filter_map(|host| self.host(host, hosts)).collect(),
+            index,
+            listing: flags.listing || file.listing.unwrap_or(false),
+            dotfiles: file.dotfiles.unwrap_or(false),
+            precompressed,
+            user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
+            types: self.types(file),
+            rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
+            error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
+            etag: file.etag.map_or(EtagForm::default(), EtagForm::from),
+        }
+    }
+
+    fn host(&mut self, key: &Spanned<String>, hosts: &mut HashMap<Box<str>, Range<usize>>) -> Option<Box<str>> {
+        let given = key.get_ref();
+        let host = given.to_ascii_lowercase();
+        if let Err(help) = host_name(&host) {
+            self.findings.at(key.span(), format!("`{given}` is not the name of a host"), help);
+            return None;
+        }
+        let host: Box<str> = host.into();
+        if let Some(earlier) = hosts.get(&host) {
+            let message = format!("`{given}` is named twice");
+            let help = "a host belongs to one site: take one of them out";
+            self.findings.against(key.span(), (earlier.clone(), "first here"), message, help);
+            return None;
+        }
+        hosts.insert(host.clone(), key.span());
+        Some(host)
+    }
+
+    fn index_name(&mut self, key: &Spanned<String>) -> Box<str> {
+        let name = key.get_ref();
+        if name.contains('/') {
+            let help = "write the bare name of a file, `index.html`: it is looked for in every folder";
+            self.findings.at(key.span(), format!("the index name `{name}` has a slash"), help);
+        } else if name.is_empty() || name == "." || name == ".." || name.contains('\0') {
+            let help = "write the bare name of a file, `index.html`; `index = []` switches index pages off";
+            self.findings.at(key.span(), format!("the index name `{}` names no file", name.escape_debug()), help);
+        }
+        name.as_str().into()
+    }
+
+    fn codings(&mut self, names: &[Spanned<file::CodingName>]) -> Vec<Coding> {
+        for (at, name) in names.iter().enumerate() {
+            if let Some(earlier) = names[..at].iter().find(|earlier| earlier.get_ref() == name.get_ref()) {
+                let earlier = (earlier.span(), "first here");
+                self.findings.against(name.span(), earlier, "a coding is named twice", "take one of them out");
+            }
+        }
+        names.iter().map(|name| Coding::from(*name.get_ref())).collect()
+    }
+
+    fn user_dir(&mut self, key: &Spanned<String>) -> Box<str> {
+        let name = key.get_ref();
+        let inside = |step: &str| !matches!(step, "" | "." | "..") && !step.contains('\0');
+        if name.is_empty() {
+            let help = "write `public_html`, or take the key out to switch the folders of users off";
+            self.findings.at(key.span(), "`user_dirs` is empty", help);
+        } else if name.starts_with('/') || !name.trim_end_matches('/').split('/').all(inside) {
+            let help =
+                "write a folder within each user's home, such as `public_html`: no slash first, no `.` and no `..`";
+            self.findings.at(key.span(), format!("`user_dirs` leaves the home: `{}`", name.escape_debug()), help);
+        }
+        name.trim_end_matches('/').into()
+    }
+
+    fn types(&mut self, file: &file::Site) -> Types {
+        let mut overrides: BTreeMap<Box<str>, (Box<str>, Range<usize>)> = BTreeMap::new();
+        for (key, kind) in &file.types {
+            let ending = key.get_ref().strip_prefix('.').unwrap_or(key.get_ref()).to_ascii_lowercase();
+            if ending.is_empty() || ending.contains(['.', '/']) {
+                let help = "write what follows the last dot of a file's name, such as `html`";
+                self.findings.at(key.span(), format!("`{}` is not the ending of a name", key.get_ref()), help);
+            }
+            self.media_type(kind);
+            let value = (kind.get_ref().trim().into(), key.span());
+            if let Some((_, earlier)) = overrides.insert(ending.into(), value) {
+                let (earlier, later) = in_order(earlier, key.span());
+                let message = format!("the ending `{}` has two types", key.get_ref());
+                self.findings.against(later, (earlier, "first here"), message, "take one of them out");
+            }
+        }
+        if let Some(kind) = &file.default_type {
+            self.media_type(kind);
+        }
+        let charset = file.charset.as_ref().map_or("utf-8", |key| key.get_ref());
+        if let Some(key) = file.charset.as_ref().filter(|key| !key.get_ref().is_empty() && !is_token(key.get_ref())) {
+            let help = "write `utf-8`, or \"\" to name none";
+            self.findings.at(
+                key.span(),
+                format!("`{}` is not the name of a charset", key.get_ref().escape_debug()),
+                help,
+            );
+        }
+        Types {
+            overrides: overrides.into_iter().map(|(ending, (kind, _))| (ending, kind)).collect(),
+            known: types::known,
+            fallback: file
+                .default_type
+                .as_ref()
+                .map_or("application/octet-stream", |kind| kind.get_ref().trim())
+                .into(),
+            charset: (!charset.is_empty()).then(|| charset.into()),
+        }
+    }
+
+    /// RFC 9110, 8.3.1: type "/" subtype, both tokens, and then perhaps parameters.
+    fn media_type(&mut self, key: &Spanned<String>) {
+        let text = key.get_ref().trim();
+        let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
+        let good = kind.trim_end().split_once('/').is_some_and(|(top, sub)| is_token(top) && is_token(sub));
+        if !good || !is_value(parameters) {
+            let help = "write type/subtype, such as `text/html` or `text/html; charset=iso-8859-1`";
+            self.findings.at(key.span(), format!("`{}` is not a media type", text.escape_debug()), help);
+        }
+    }
+
+    fn rule(&mut self, table: &Spanned<file::Headers>) -> Option<HeaderRule> {
+        let rule = table.get_ref();
+        if rule.cache_control.is_none() && rule.set.is_empty() && self.whole {
+            let help = "add `cache_control = \"max-age=3600\"` or `set = { \"X-Frame-Options\" = \"DENY\" }`";
+            self.findings.at(table.span(), "these headers set nothing", help);
+        }
+        let cache_control = rule.cache_control.as_ref().map(|value| self.header_value("Cache-Control", value));
+        let mut names: HashMap<String, Range<usize>> = HashMap::new();
+        let mut set = Vec::new();
+        for (name, value) in &rule.set {
+            self.header_name(name);
+            if let Some(earlier) = names.insert(name.get_ref().to_ascii_lowercase(), name.span()) {
+                let (earlier, later) = in_order(earlier, name.span());
+                let message = format!("the header `{}` is set twice", name.get_ref());
+                let help = "names of headers are the same in any case: take one of them out";
+                self.findings.against(later, (earlier, "first here"), message, help);
+            }
+            set.push((name.get_ref().as_str().into(), self.header_value(name.get_ref(), value)));
+        }
+        let Some(pattern) = &rule.pattern else {
+            let help = "add `match = \"*.css\"`, or `match = \"**\"` for everything";
+            if self.whole {
+                self.findings.at(table.span(), "these headers do not say for which paths", help);
+            }
+            return None;
+        };
+        if pattern.get_ref().is_empty() {
+            self.findings.at(pattern.span(), "an empty pattern matches nothing", "write `**` for everything");
+        }
+        Some(HeaderRule { pattern: Glob::new(pattern.get_ref()), cache_control, set })
+    }
+
+    fn header_name(&mut self, key: &Spanned<String>) {
+        let name = key.get_ref();
+        if !is_token(name) {
+            let help = "a name is made of letters, digits and - _ . ! # $ % & ' * + ^ ` | ~";
+            let message = format!("`{}` is not the name of a header", name.escape_debug());
+            self.findings.at(key.span(), message, help);
+        } else if name.eq_ignore_ascii_case("Cache-Control") {
+            let help = "write `cache_control = \"...\"` in this table: errors must not be cached by it";
+            self.findings.at(key.span(), "Cache-Control has a key of its own", help);
+        } else if name.eq_ignore_ascii_case("Content-Type") {
+            let help = "use `[site.types]`, `default_type` and `charset`";
+            self.findings.at(key.span(), "the header `Content-Type` is the server's own", help);
+        } else if OWNED.iter().any(|owned| name.eq_ignore_ascii_case(owned)) {
+            let help = "take it out: it follows from the file and the request, and another value would be a lie";
+            self.findings.at(key.span(), format!("the header `{name}` is the server's own"), help);
+        }
+    }
+
+    fn header_value(&mut self, name: &str, key: &Spanned<String>) -> Box<str> {
+        let value = key.get_ref().trim_matches([' ', '\t']);
+        if !is_value(value) {
+            let help = "a value is one line of text: no line end, no NUL and no other control character but the tab";
+            self.findings.at(key.span(), format!("the value of `{name}` has a control character"), help);
+        }
+        value.into()
+    }
+
+    fn error_page(&mut self, key: &Spanned<String>, page: &Spanned<String>) -> Option<(Status, Box<str>)> {
+        let status = number(key.get_ref()).filter(|status| (400..=599).contains(status) && key.get_ref().len() == 3);
+        if status.is_none() {
+            let help = "write one from 400 to 599, such as \"404\"";
+            self.findings.at(key.span(), format!("`{}` is not the status of an error", key.get_ref()), help);
+        }
+        let path = page.get_ref();
+        if !path.starts_with('/') {
+            let help = format!("write it from the site's root: \"/{path}\"");
+            self.findings.at(page.span(), format!("the error page `{path}` is not an absolute path"), help);
+        } else if path.split('/').any(|step| step == "..") || path.contains(['?', '#', '\0']) {
+            let help = "write the path of a file within the site, such as \"/404.html\"";
+            self.findings.at(
+                page.span(),
+                format!("the error page `{}` is not a file's path", path.escape_debug()),
+                help,
+            );
+        }
+        Some((Status(status?), path.as_str().into()))
+    }
+}
+
+/// Headers that follow from the file, the request or the connection. `Server` is not among them: it says nothing that
+/// a client acts on.
+const OWNED: &[&str] = &[
+    "Accept-Ranges",
+    "Allow",
+    "Connection",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Range",
+    "Date",
+    "ETag",
+    "Keep-Alive",
+    "Last-Modified",
+    "Location",
+    "Retry-After",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+    "Vary",
+];
+
+/// RFC 9110, 5.6.2.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+}
+
+/// RFC 9110, 5.5: visible characters, space, tab, and bytes above ASCII, which recipients take as they are.
+fn is_value(text: &str) -> bool {
+    text.bytes().all(|b| b == b'\t' || (b >= b' ' && b != 0x7f))
+}
+
+/// A host as a request names it, in lower case and without its port; the error is the way out.
+fn host_name(host: &str) -> Result<(), String> {
+    if host.starts_with('[') && host.ends_with(']') {
+        let address = host[1..host.len() - 1].parse::<Ipv6Addr>();
+        return address.map(|_| ()).map_err(|_| "write an IPv6 address in brackets: `[::1]`".to_owned());
+    }
+    if let Some((name, port)) = host.rsplit_once(':')
+        && !name.contains(':')
+        && port.bytes().all(|b| b.is_ascii_digit())
+    {
+        return Err(format!("leave the port out: `{name}`; ports are in `listen`"));
+    }
+    if !host.is_ascii() {
+        return Err("write its ASCII form, which begins with `xn--`, as requests do".to_owned());
+    }
+    let name = host.strip_prefix("*.").unwrap_or(host);
+    let good = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    if name.len() > 253 || !name.split('.').all(good) {
+        return Err("write a name such as `example.org`, or `*.example.org` for every name below it".to_owned());
+    }
+    Ok(())
+}
+
+/// Whether this is a folder that can be served: what is wrong, and the way out.
+fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
+    let shown = path.display();
+    // The dot asks for the folder's own search permission too, without which nothing in it can be opened.
+    let reason = match std::fs::metadata(path).map(|root| (root.is_dir(), std::fs::metadata(path.join(".")))) {
+        Ok((false, _)) => {
+            let holder = path.parent().unwrap_or(path).display();
+            return Err((format!("the root {shown} is a file"), format!("give the folder that holds it: `{holder}`")));
+        }
+        Ok((true, Ok(_))) => return Ok(()),
+        Ok((true, Err(reason))) | Err(reason) => reason,
+    };
+    Err(match reason.kind() {
+        io::ErrorKind::NotFound => {
+            (format!("the root {shown} does not exist"), "make it, or correct the path".to_owned())
+        }
+        io::ErrorKind::PermissionDenied => {
+            let help =
+                format!("allow it: `chmod a+x` on it and on each folder above it; `namei -l {shown}` shows them");
+            (format!("the root {shown} may not be entered"), help)
+        }
+        _ => (format!("the root {shown} cannot be used: {reason}"), "correct the path".to_owned()),
+    })
+}
+
+/// Whether a log can be written here; the file itself need not be there yet.
+fn log_file(path: &Path) -> Result<(), (String, &'static str)> {
+    let shown = path.display();
+    if path.is_dir() {
+        return Err((format!("the access log {shown} is a folder"), "give a file, as in `access.log`"));
+    }
+    match path.parent() {
+        Some(folder) if !folder.is_dir() => {
+            Err((format!("the folder of the access log {shown} does not exist"), "make it, or correct the path"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn in_order(a: Range<usize>, b: Range<usize>) -> (Range<usize>, Range<usize>) {
+    if a.start <= b.start { (a, b) } else { (b, a) }
+}

@@ -1,0 +1,183 @@
+//! The command line as it was typed.
+//!
+//! clap checks each flag alone and ends with status 2. What flags and file mean together is `checked`'s business, so
+//! an absent flag is `None` here and no default is filled in. Help, manual and completions come from [`command`].
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use super::checked::{Architecture, LogFormat, LogTarget, parse_listen};
+
+/// The command to carry out.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Serve a folder
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(Box<Serve>),
+    /// Say what is wrong with a configuration file, with line and column
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(Check),
+}
+
+/// The flags of `amped serve`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Serve {
+    /// Folder to serve: the root of the default site [default: the root in the configuration]
+    pub dir: Option<PathBuf>,
+    /// Address and port to listen on; may be given again. `*:8080` is every address, IPv4 and IPv6,
+    /// and an IPv6 address stands in brackets: `[::1]:8080` [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen, verbatim_doc_comment)]
+    pub listen: Vec<SocketAddr>,
+    /// Configuration file (TOML); a flag goes before what it says [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Who waits for the network, and who for the disk [default: amped]
+    #[arg(long, value_enum)]
+    pub architecture: Option<Architecture>,
+    /// Event loops, each with its own helpers and caches [default: 1]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<NonZeroUsize>,
+    /// Most helpers of a worker: threads that wait for the disk in its place [default: 16]
+    #[arg(long, value_name = "N")]
+    pub helpers: Option<NonZeroUsize>,
+    /// Where the access log goes: a file, `-` for standard output, or `off` [default: off]
+    #[arg(long, value_name = "FILE|-|off", value_parser = log_target())]
+    pub access_log: Option<LogTarget>,
+    /// Form of the access log [default: combined]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// List folders that have no index page, on every site [default: they are forbidden]
+    #[arg(long)]
+    pub listing: bool,
+    /// User to become once the ports are open [default: the one who started the server]
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Print the whole configuration as it would be used, defaults included, and end
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// The flags of `amped check`.
+#[derive(Args, Clone, Debug)]
+pub struct Check {
+    /// Configuration file to check
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// Reads the command line, the program's name first. The error prints itself and knows its exit status: help and
+/// version are 0, wrong usage 2. Bare, without a command, the answer is the help.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if args.len() <= 1 {
+        return Amped::try_parse_from(["amped", "--help"]).map(|amped| amped.command);
+    }
+    Amped::try_parse_from(args).map(|amped| amped.command)
+}
+
+/// The whole command line, for manual pages and completions.
+pub fn command() -> clap::Command {
+    Amped::command()
+}
+
+/// A web server whose event loop never waits for the disk
+#[derive(Parser)]
+#[command(name = "amped", version, after_help = EXAMPLES)]
+struct Amped {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn log_target() -> impl TypedValueParser<Value = LogTarget> {
+    OsStringValueParser::new().map(|text| LogTarget::from(text.as_os_str()))
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  amped serve examples/site              serve a folder on http://127.0.0.1:8080/
+  amped serve --config amped.toml        serve what a configuration file says
+  amped serve --help                     all flags, and their defaults";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  amped serve examples/site
+  amped serve ~/photos --listing --listen '*:8080' --access-log -
+  amped serve --config /etc/amped.toml --workers 4
+  amped serve --config amped.toml --print-config > whole.toml";
+
+const CHECK_EXAMPLES: &str = "\
+Example:
+  amped check --config examples/amped.toml
+
+Exit status: 0 if the file is good, 1 if something is wrong with it.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(args: &[&str]) -> Result<Serve, clap::Error> {
+        let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
+        match parse(args)? {
+            Command::Serve(serve) => Ok(*serve),
+            Command::Check(_) => panic!("asked to serve"),
+        }
+    }
+
+    #[test]
+    fn flags_are_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn bare_is_help_with_an_example() {
+        let help = parse([OsString::from("amped")]).expect_err("there is no command");
+        assert_eq!(help.exit_code(), 0);
+        assert!(help.to_string().contains("amped serve examples/site"), "{help}");
+    }
+
+    #[test]
+    fn wrong_usage_is_two() {
+        let check = |args: &[&str], says: &str| {
+            let error = serve(args).expect_err("wrong");
+            assert_eq!(error.exit_code(), 2, "{args:?}");
+            assert!(error.to_string().contains(says), "{args:?}: {error}");
+        };
+        check(&["--listen", "8080"], "`*:8080`");
+        check(&["--workers", "0"], "--workers");
+        check(&["--architecture", "ample"], "amped");
+        check(&["--log-format", "combine"], "combined");
+        check(&["--lisning"], "--listing");
+        check(&["a", "b"], "'b'");
+    }
+
+    #[test]
+    fn reads_every_flag() {
+        let read = serve(&[
+            "site",
+            "--listen=*:80",
+            "--listen=[::1]:81",
+            "--config=a.toml",
+            "--architecture=amped",
+            "--workers=3",
+            "--helpers=5",
+            "--access-log=-",
+            "--log-format=json",
+            "--listing",
+            "--user=www-data",
+            "--print-config",
+        ])
+        .unwrap();
+        assert_eq!(read.dir, Some(PathBuf::from("site")));
+        assert_eq!(read.listen, ["[::]:80".parse().unwrap(), "[::1]:81".parse().unwrap()]);
+        assert_eq!(read.config, Some(PathBuf::from("a.toml")));
+        assert_eq!(read.architecture, Some(Architecture::Amped));
+        assert_eq!((read.workers, read.helpers), (NonZeroUsize::new(3), NonZeroUsize::new(5)));
+        assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
+        assert_eq!((read.listing, read.user.as_deref(), read.print_config), (true, Some("www-data"), true));
+    }
+}

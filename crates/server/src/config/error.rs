@@ -1,0 +1,234 @@
+//! What is wrong with a configuration: every problem, its place in the file, and the way out.
+//!
+//! `file` and `checked` find the problems and note them in `Findings`; at the end it becomes one [`Error`]. Each
+//! problem is printed twice over: as `file:line:column: message`, which editors and scripts can follow, and below that
+//! as the lines in question, drawn by miette, for people. The fault is always the operator's: a program error here is
+//! an assertion, and a failing system call names the file that the operator gave.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
+
+/// Everything that is wrong with a configuration, in the order of the file. Never empty.
+#[derive(Debug)]
+pub struct Error {
+    problems: Vec<Problem>,
+}
+
+impl Error {
+    /// The problems, each with its message and place.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The exit status that this deserves: 2 if the command line alone is at fault, else 1.
+    pub fn exit_status(&self) -> u8 {
+        if self.problems.iter().all(|problem| problem.usage) { 2 } else { 1 }
+    }
+
+    /// The whole report; `colour` for a terminal. `Display` is the same without colour.
+    pub fn report(&self, colour: bool) -> String {
+        let mut report = String::new();
+        for problem in &self.problems {
+            report += &problem.report(colour);
+        }
+        if self.problems.len() > 1 {
+            report += &format!("{} problems\n", self.problems.len());
+        }
+        report
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.report(false))
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A configuration file as it was read.
+#[derive(Debug)]
+pub struct Source {
+    /// Its name, as the operator gave it.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+}
+
+impl Source {
+    /// Line and column of a byte, both from 1; columns count characters, as editors do.
+    fn line_and_column(&self, offset: usize) -> (usize, usize) {
+        let before = self.text.get(..offset).unwrap_or(&self.text);
+        let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug)]
+pub struct Problem {
+    message: String,
+    help: Option<String>,
+    /// Where it is, and an earlier place it has to do with; without a file, the command line is at fault.
+    source: Option<Arc<Source>>,
+    spans: Vec<(Range<usize>, Option<String>)>,
+    usage: bool,
+}
+
+impl Problem {
+    /// What is wrong, in one line.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    pub fn help(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
+    /// File, line and column, the last two from 1; `None` if no place in a file is at fault.
+    pub fn place(&self) -> Option<(&str, usize, usize)> {
+        let (source, (span, _)) = (self.source.as_ref()?, self.spans.first()?);
+        let (line, column) = source.line_and_column(span.start);
+        Some((&source.name, line, column))
+    }
+
+    fn report(&self, colour: bool) -> String {
+        let Some((file, line, column)) = self.place() else {
+            let help = self.help.as_ref().map(|help| format!("  help: {help}\n")).unwrap_or_default();
+            return format!("error: {}\n{help}\n", self.message);
+        };
+        let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let handler = GraphicalReportHandler::new_themed(theme).with_width(100);
+        let mut drawing = String::new();
+        // Writing to a string cannot fail, and miette fails only on spans outside the text, which toml does not give;
+        // even then the line above says all that matters.
+        let _ = handler.render_report(&mut drawing, &Drawing(self));
+        // miette begins with the message, which is empty here because our own line, made for tools, has it.
+        let drawing = drawing.split_once('\n').map_or("", |(_, rest)| rest);
+        format!("{file}:{line}:{column}: {}\n{drawing}\n", self.message)
+    }
+}
+
+/// A problem as miette wants it, without the message.
+#[derive(Debug)]
+struct Drawing<'a>(&'a Problem);
+
+impl fmt::Display for Drawing<'_> {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+}
+
+impl std::error::Error for Drawing<'_> {}
+
+impl Diagnostic for Drawing<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.0.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.0.source.as_ref().map(|source| &source.text as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let labels = self.0.spans.iter().enumerate().map(|(at, (span, label))| {
+            let span = span.start..span.end.max(span.start + 1);
+            match (at, label) {
+                (0, label) => LabeledSpan::new_primary_with_span(label.clone(), span),
+                (_, label) => LabeledSpan::new_with_span(label.clone(), span),
+            }
+        });
+        Some(Box::new(labels))
+    }
+}
+
+/// Problems as they are found.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    source: Option<Arc<Source>>,
+    problems: Vec<Problem>,
+}
+
+impl Findings {
+    /// Findings that are places in this text.
+    pub(super) fn within(source: Arc<Source>) -> Findings {
+        Findings { source: Some(source), problems: Vec::new() }
+    }
+
+    /// Nothing was found so far.
+    pub(super) fn is_empty(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// Something at this place of the file is wrong.
+    pub(super) fn at(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
+        self.push(vec![(span, None)], message.into(), help.into(), false);
+    }
+
+    /// The same, and `earlier` is what it contradicts.
+    pub(super) fn against(
+        &mut self,
+        span: Range<usize>,
+        earlier: (Range<usize>, &str),
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let spans = vec![(span, Some("this".to_owned())), (earlier.0, Some(earlier.1.to_owned()))];
+        self.push(spans, message.into(), help.into(), false);
+    }
+
+    /// Something outside the file is wrong: what the command line names is not there, say.
+    pub(super) fn outside(&mut self, message: impl Into<String>, help: impl Into<String>) {
+        self.push(Vec::new(), message.into(), help.into(), false);
+    }
+
+    /// The command line itself is wrong.
+    pub(super) fn usage(&mut self, message: impl Into<String>, help: impl Into<String>) {
+        self.push(Vec::new(), message.into(), help.into(), true);
+    }
+
+    fn push(&mut self, spans: Vec<(Range<usize>, Option<String>)>, message: String, help: String, usage: bool) {
+        // A message is one line, so that a line is a message for tools; some of toml's are several.
+        let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+        let help = (!help.is_empty()).then_some(help);
+        let source = if spans.is_empty() { None } else { self.source.clone() };
+        self.problems.push(Problem { message, help, source, spans, usage });
+    }
+
+    /// What was found behind this place followed from something else.
+    pub(super) fn forget_behind(&mut self, offset: usize) {
+        self.problems.retain(|problem| problem.spans.first().is_none_or(|(span, _)| span.start <= offset));
+    }
+
+    /// `value` if nothing was found, else what was found.
+    pub(super) fn into_result<T>(mut self, value: Option<T>) -> Result<T, Error> {
+        self.problems.sort_by_key(|problem| problem.spans.first().map(|(span, _)| span.start));
+        match value {
+            Some(value) if self.problems.is_empty() => Ok(value),
+            _ => {
+                assert!(!self.problems.is_empty(), "a configuration was refused without a reason");
+                Err(Error { problems: self.problems })
+            }
+        }
+    }
+}
+
+/// A failing system call on a file of the configuration.
+pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    let help = match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            "check the path given to `--config`, or leave it out and give the folder to serve"
+        }
+        std::io::ErrorKind::PermissionDenied => "make it readable for the user who starts the server",
+        std::io::ErrorKind::IsADirectory => "give the file, not the folder that holds it",
+        _ => "",
+    };
+    let mut findings = Findings::default();
+    findings.outside(format!("cannot read the configuration {}: {error}", path.display()), help);
+    Error { problems: findings.problems }
+}

@@ -1,0 +1,531 @@
+//! The configuration file as it was typed: TOML into structs, every key optional.
+//!
+//! Only shape is judged here: is the key known, is the value of the right kind. What values mean, and whether they fit
+//! each other and the machine, is for `checked`, which needs the place of each: hence [`Key`]. serde's `flatten` and
+//! `untagged` are not used anywhere, because what passes through them loses its place.
+//!
+//! serde stops at the first mistake, and an administrator wants all of them. So the text is first read into a tree of
+//! values that know their places; when serde refuses one, that one is noted, taken out of the tree, and the rest is
+//! read again (`read`). Each round takes something out, so the rounds end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use amped_core::site::EtagForm;
+use amped_http::negotiate::Coding;
+use amped_units::Bytes;
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, de::DeserializeOwned};
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+use super::checked::{Architecture, LogFormat};
+use super::error::{Findings, Source};
+
+/// A key that may be absent, and where its value stands.
+pub type Key<T> = Option<Spanned<T>>;
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct File {
+    /// Addresses and ports, `ADDR:PORT`.
+    pub listen: Key<Vec<Spanned<String>>>,
+    /// Who waits for what.
+    pub architecture: Option<Architecture>,
+    /// Event loops.
+    pub workers: Key<usize>,
+    /// User to become.
+    pub user: Key<String>,
+    /// Group to become.
+    pub group: Key<String>,
+    /// Short for a first site with nothing but a root.
+    pub root: Key<String>,
+    /// `[helpers]`
+    pub helpers: Helpers,
+    /// `[log]`
+    pub log: Log,
+    /// `[limits]`
+    pub limits: Limits,
+    /// `[cache]`
+    pub cache: Cache,
+    /// `[stop]`
+    pub stop: Stop,
+    /// `[[site]]`, the first is the default one.
+    pub site: Vec<Spanned<Site>>,
+}
+
+/// `[helpers]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Helpers {
+    /// Most threads.
+    pub max: Key<usize>,
+    /// Threads that are kept for short work.
+    pub reserve: Key<usize>,
+    /// Longest queue before them.
+    pub queue: Key<usize>,
+    /// An idle thread ends after this.
+    pub idle_time: Key<Lasting>,
+}
+
+/// `[log]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Log {
+    /// `-`, `off` or a path.
+    pub access: Key<String>,
+    /// Form of a line.
+    pub format: Option<LogFormat>,
+    /// Bytes that are gathered before a write.
+    pub buffer: Key<Size>,
+    /// Longest time that a line is gathered.
+    pub flush: Key<Lasting>,
+}
+
+/// `[limits]`: the fields of core's `Limits`, by the same names, and `connections`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+#[allow(missing_docs, reason = "core's Limits says what each means")]
+pub struct Limits {
+    pub connections: Key<usize>,
+    pub request_line: Key<Size>,
+    pub head: Key<Size>,
+    pub fields: Key<usize>,
+    pub body: Key<Size>,
+    pub head_time: Key<Lasting>,
+    pub body_time: Key<Lasting>,
+    pub idle_time: Key<Lasting>,
+    pub send_idle_time: Key<Lasting>,
+    pub linger_time: Key<Lasting>,
+    pub requests: Key<u32>,
+    pub ranges: Key<usize>,
+    pub pipelined: Key<usize>,
+}
+
+/// `[cache]`: the fields of core's `Budgets`, by the same names.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+#[allow(missing_docs, reason = "core's Budgets says what each means")]
+pub struct Cache {
+    pub path_entries: Key<usize>,
+    pub head_bytes: Key<Size>,
+    pub content_bytes: Key<Size>,
+    pub content_file_max: Key<Size>,
+    pub descriptors: Key<usize>,
+    pub revalidate: Key<Lasting>,
+    pub stale_max: Key<Lasting>,
+}
+
+/// `[stop]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Stop {
+    /// Replies under way have this long to end.
+    pub deadline: Key<Lasting>,
+}
+
+/// `[[site]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Site {
+    /// Names it answers to.
+    pub hosts: Vec<Spanned<String>>,
+    /// The folder it serves.
+    pub root: Key<String>,
+    /// Names that stand for a folder.
+    pub index: Option<Vec<Spanned<String>>>,
+    /// Whether folders without one are listed.
+    pub listing: Option<bool>,
+    /// Whether names that begin with a dot are served.
+    pub dotfiles: Option<bool>,
+    /// Codings of siblings.
+    pub precompressed: Option<Vec<Spanned<CodingName>>>,
+    /// Folder in a user's home.
+    pub user_dirs: Key<String>,
+    /// Charset of text types.
+    pub charset: Key<String>,
+    /// Type of files that no ending tells.
+    pub default_type: Key<String>,
+    /// What a validator is made of.
+    pub etag: Option<EtagName>,
+    /// Ending and media type.
+    pub types: BTreeMap<Spanned<String>, Spanned<String>>,
+    /// Status and page.
+    pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
+    /// Headers by pattern.
+    pub headers: Vec<Spanned<Headers>>,
+}
+
+/// `[[site.headers]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Headers {
+    /// Which paths.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Value of Cache-Control.
+    pub cache_control: Key<String>,
+    /// Name and value.
+    pub set: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// How the file names a content coding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, reason = "the names are the ones of the Content-Encoding header")]
+pub enum CodingName {
+    #[serde(rename = "br")]
+    Brotli,
+    #[serde(rename = "zstd")]
+    Zstd,
+    #[serde(rename = "gzip")]
+    Gzip,
+}
+
+impl From<CodingName> for Coding {
+    fn from(name: CodingName) -> Coding {
+        match name {
+            CodingName::Brotli => Coding::Brotli,
+            CodingName::Zstd => Coding::Zstd,
+            CodingName::Gzip => Coding::Gzip,
+        }
+    }
+}
+
+/// How the file names core's `EtagForm`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "core's EtagForm says what each means")]
+pub enum EtagName {
+    Full,
+    Portable,
+}
+
+impl From<EtagName> for EtagForm {
+    fn from(name: EtagName) -> EtagForm {
+        match name {
+            EtagName::Full => EtagForm::Full,
+            EtagName::Portable => EtagForm::Portable,
+        }
+    }
+}
+
+/// An amount of bytes: `"64KiB"` or an integer.
+#[derive(Clone, Copy, Debug)]
+pub struct Size(Bytes);
+
+impl From<Size> for Bytes {
+    fn from(size: Size) -> Bytes {
+        size.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an amount of bytes such as \"64KiB\", \"10MB\" or 512")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map(Size).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+            }
+
+            fn visit_i64<E: de::Error>(self, n: i64) -> Result<Size, E> {
+                let n = u64::try_from(n).map_err(|_| E::invalid_value(de::Unexpected::Signed(n), &self))?;
+                Ok(Size(Bytes(n)))
+            }
+
+            fn visit_u64<E: de::Error>(self, n: u64) -> Result<Size, E> {
+                Ok(Size(Bytes(n)))
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+/// A length of time: `"500ms"`, `"1s"`, `"2m"`, `"1h"`.
+#[derive(Clone, Copy, Debug)]
+pub struct Lasting(Duration);
+
+impl From<Lasting> for Duration {
+    fn from(lasting: Lasting) -> Duration {
+        lasting.0
+    }
+}
+
+/// Milliseconds in each unit; the larger one first, so that `print` finds the largest that fits.
+pub(super) const TIME_UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+impl<'de> Deserialize<'de> for Lasting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Lasting, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Lasting;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a time such as \"500ms\", \"10s\", \"2m\" or \"1h\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Lasting, E> {
+                let wrong = || E::invalid_value(de::Unexpected::Str(text), &self);
+                let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+                let (_, scale) = TIME_UNITS.iter().find(|(name, _)| *name == unit.trim_start()).ok_or_else(wrong)?;
+                let number: u64 = number.parse().map_err(|_| wrong())?;
+                number.checked_mul(*scale).map(|ms| Lasting(Duration::from_millis(ms))).ok_or_else(wrong)
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+/// Reads a file, noting what is wrong with its shape. What was wrong is missing in the result.
+pub(super) fn read(source: &Source, findings: &mut Findings) -> File {
+    let Some(mut tree) = grammar(&source.text, findings) else { return File::default() };
+    loop {
+        let fault = match File::deserialize(toml::de::Deserializer::from(tree.clone())) {
+            Ok(file) => return file,
+            Err(fault) => fault,
+        };
+        let span = fault.span().unwrap_or(0..0);
+        let Some(place) = set_aside(tree.get_mut(), &span) else {
+            findings.at(span, fault.message(), "");
+            return File::default();
+        };
+        let (message, help) = explain(fault.message(), &place);
+        findings.at(span, message, help);
+    }
+}
+
+/// The tree of a text that is TOML; else its faults are noted. No tree is made then: with a bracket missing it would be
+/// a guess, and complaints about its keys would hide the one that matters.
+fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
+    // Enough for what a person writes. Another kind of file, given by mistake, has a fault in every line.
+    const FAULTS_MAX: usize = 10;
+    let (tree, mut faults) = DeTable::parse_recoverable(text);
+    if faults.is_empty() {
+        return Some(tree);
+    }
+    // toml goes on behind a fault, but one open bracket then brings a complaint about every line that follows. So only
+    // the first is believed, its line is made blank, and the rest is read again.
+    let mut rest = text.to_owned();
+    for _ in 0..FAULTS_MAX {
+        let Some(fault) = faults.iter().min_by_key(|fault| fault.span().map_or(0, |span| span.start)) else { break };
+        let span = fault.span().unwrap_or(0..0);
+        let help = if fault.message() == "duplicate key" { "take one of them out" } else { "" };
+        findings.at(span.clone(), fault.message(), help);
+        let start = rest.get(..span.start)?.rfind('\n').map_or(0, |end| end + 1);
+        let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
+        let unclosed = ["unclosed array", "unclosed inline table"];
+        if unclosed.iter().any(|text| fault.message().starts_with(text)) {
+            // Where it should end nobody knows, so nothing behind it can be judged.
+            findings.forget_behind(span.start);
+            break;
+        }
+        if rest[start..end].trim().is_empty() {
+            break;
+        }
+        rest.replace_range(start..end, &" ".repeat(end - start));
+        faults = DeTable::parse_recoverable(&rest).1;
+    }
+    None
+}
+
+/// A step on the way to a value.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Key(String),
+    Element,
+}
+
+/// Takes the innermost entry that holds `span` out of the table, and says which it was.
+fn set_aside(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    for (key, value) in table.iter_mut() {
+        if let Some(mut place) = set_aside_within(value.get_mut(), span) {
+            place.insert(0, Step::Key(key.get_ref().to_string()));
+            return Some(place);
+        }
+    }
+    let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
+    let key = table.iter().find(|(key, value)| holds(key.span()) || holds(value.span()))?.0.clone();
+    table.remove(&key);
+    Some(vec![Step::Key(key.into_inner().into_owned())])
+}
+
+fn set_aside_within(value: &mut DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    match value {
+        DeValue::Table(table) => set_aside(table, span),
+        DeValue::Array(array) => {
+            for element in array.iter_mut() {
+                if let Some(mut place) = set_aside_within(element.get_mut(), span) {
+                    place.insert(0, Step::Element);
+                    return Some(place);
+                }
+            }
+            let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
+            let at = array.iter().position(|element| holds(element.span()))?;
+            let mut number = 0..;
+            let all = std::mem::replace(array, DeArray::new());
+            *array = all.into_iter().filter(|_| number.next() != Some(at)).collect();
+            Some(vec![Step::Element])
+        }
+        _ => None,
+    }
+}
+
+/// A complaint of serde in the words of someone who writes the file, and the way out.
+fn explain(complaint: &str, place: &[Step]) -> (String, String) {
+    let complaint = complaint.lines().next().unwrap_or_default();
+    let keys: Vec<&str> =
+        place.iter().filter_map(|step| if let Step::Key(key) = step { Some(&**key) } else { None }).collect();
+    let key = *keys.last().expect("a place ends in an entry of a table");
+    if complaint.starts_with("unknown field `") {
+        let expected = expected_names(complaint);
+        let table = match place {
+            [Step::Key(_)] => "at the top level".to_owned(),
+            [.., Step::Element, Step::Key(_)] => format!("in `[[{}]]`", keys[..keys.len() - 1].join(".")),
+            _ => format!("in `[{}]`", keys[..keys.len() - 1].join(".")),
+        };
+        let help = match nearest(key, &expected) {
+            Some(name) => format!("did you mean `{name}`?"),
+            None => match tables().into_iter().find(|(_, keys)| keys.iter().any(|name| name == key)) {
+                Some((home, _)) => format!("`{key}` belongs {home}"),
+                None => format!("keys here are {}", expected.join(", ")),
+            },
+        };
+        return (format!("unknown key `{key}` {table}"), help);
+    }
+    if let Some(rest) = complaint.strip_prefix("unknown variant `") {
+        let given = rest.split("`, expected").next().unwrap_or_default();
+        let expected = expected_names(complaint);
+        let help = match nearest(given, &expected) {
+            Some(name) => format!("did you mean \"{name}\"?"),
+            None => {
+                format!("write {}", expected.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(" or "))
+            }
+        };
+        return (format!("`{key}` cannot be \"{given}\""), help);
+    }
+    let Some((found, expected)) = complaint.split_once(", expected ") else {
+        return (format!("`{key}`: {complaint}"), String::new());
+    };
+    let found = found.trim_start_matches("invalid type: ").trim_start_matches("invalid value: ");
+    let found = match found {
+        "map" => "a table".to_owned(),
+        "sequence" => "a list".to_owned(),
+        found => found.replacen("string \"", "\"", 1).replacen("integer `", "the number `", 1),
+    };
+    let expected = match expected {
+        "a string" => "text in quotes",
+        "a boolean" => "true or false, without quotes",
+        "usize" | "u32" | "u64" => "a whole number, without quotes",
+        "a sequence" if matches!(key, "site" | "headers") => "a list of tables",
+        "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
+        "a sequence" => "a list such as [\"a\", \"b\"]",
+        "a map" => "a table",
+        other => other,
+    };
+    let help = match key {
+        "site" | "headers" => format!("write `[[{}]]`, with two brackets each side", keys.join(".")),
+        _ => format!("write {expected}"),
+    };
+    (format!("`{key}` cannot be {found}"), help)
+}
+
+/// The names that serde lists: "expected one of `a`, `b`".
+fn expected_names(complaint: &str) -> Vec<String> {
+    let list = complaint.rsplit_once("`, expected ").map_or("", |(_, list)| list);
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The name that was probably meant. A third of its letters may be wrong, which lets `contnt_byts` find its way but
+/// does not offer `user` for `index`; or it may be cut short or spelled out: `gz`, `maximum`.
+fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
+    let given = given.to_lowercase().replace('-', "_");
+    let distance = |name: &str| strsim::osa_distance(&given, name);
+    let name = names.iter().min_by_key(|name| distance(name))?;
+    if distance(name) <= (name.len() / 3).max(1) {
+        return Some(name);
+    }
+    let part = |name: &&String| given.len() > 1 && (name.starts_with(&given) || given.starts_with(name.as_str()));
+    names.iter().find(part).map(String::as_str)
+}
+
+/// Where each key belongs.
+pub(super) fn tables() -> [(&'static str, Vec<String>); 8] {
+    [
+        ("at the top of the file, before the first `[table]`", keys_of::<File>()),
+        ("in `[helpers]`", keys_of::<Helpers>()),
+        ("in `[log]`", keys_of::<Log>()),
+        ("in `[limits]`", keys_of::<Limits>()),
+        ("in `[cache]`", keys_of::<Cache>()),
+        ("in `[stop]`", keys_of::<Stop>()),
+        ("in `[[site]]`", keys_of::<Site>()),
+        ("in `[[site.headers]]`", keys_of::<Headers>()),
+    ]
+}
+
+/// The keys of a table. serde tells them only to someone who gets one wrong, so that is done.
+fn keys_of<T: DeserializeOwned>() -> Vec<String> {
+    let complaint = toml::from_str::<T>("'?' = 0").err().map(|error| error.message().to_owned());
+    expected_names(&complaint.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_and_times() {
+        #[derive(Deserialize)]
+        struct Line {
+            size: Option<Size>,
+            time: Option<Lasting>,
+        }
+        let check = |text: &str, expected: Option<u64>| {
+            let line = toml::from_str::<Line>(text).ok();
+            let read = line.and_then(|line| line.size.map(|s| s.0.0).or(line.time.map(|t| t.0.as_millis() as u64)));
+            assert_eq!(read, expected, "{text}");
+        };
+        check("size = 512", Some(512));
+        check("size = '64KiB'", Some(65_536));
+        check("size = -1", None);
+        check("size = 1.5", None);
+        check("size = 'much'", None);
+        check("time = '500ms'", Some(500));
+        check("time = '1s'", Some(1000));
+        check("time = '2m'", Some(120_000));
+        check("time = '1 h'", Some(3_600_000));
+        check("time = '0s'", Some(0));
+        for bad in ["10", "'10'", "'-1s'", "'1.5s'", "'s'", "''", "'99999999999999999h'", "'1d'"] {
+            check(&format!("time = {bad}"), None);
+        }
+    }
+
+    #[test]
+    fn every_table_tells_its_keys() {
+        for (home, keys) in tables() {
+            assert!(!keys.is_empty(), "{home}");
+        }
+        assert_eq!(keys_of::<Stop>(), ["deadline"]);
+        assert_eq!(keys_of::<Headers>(), ["match", "cache_control", "set"]);
+    }
+
+    #[test]
+    fn finds_what_was_meant() {
+        let names = keys_of::<Site>();
+        let check = |given: &str, expected: Option<&str>| assert_eq!(nearest(given, &names), expected, "{given}");
+        check("precompresed", Some("precompressed"));
+        check("user-dirs", Some("user_dirs"));
+        check("Root", Some("root"));
+        check("host", Some("hosts"));
+        check("index_names", Some("index"));
+        check("i", None);
+        check("workers", None);
+    }
+}

@@ -1,0 +1,75 @@
+//! What the operator wants: flags and a file become one [`Settings`], or an [`Error`] that tells all that is wrong.
+//!
+//! 1. [`cli`] has the flags as typed, each looked at alone.
+//! 2. [`mod@file`] has the TOML as typed, each value with its place.
+//! 3. `checked` makes [`Settings`] of both: a flag goes before the file, the file before the default.
+//!
+//! Nothing behind this module sees 1 or 2, so no value has two meanings and none is checked twice. [`print`](print())
+//! goes the other way. Roots are looked at here, but opened by whoever serves them: between the two they may vanish.
+
+pub mod checked;
+pub mod cli;
+pub mod error;
+pub mod file;
+mod print;
+mod types;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use checked::{Architecture, HelperSettings, LogFormat, LogSettings, LogTarget, Settings, SiteRoot};
+pub use error::{Error, Problem};
+pub use print::print;
+pub use types::known as known_type;
+
+use error::{Findings, Source};
+use file::File;
+
+/// The settings that these flags ask for, with the file that they name.
+pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
+    let Some(path) = &flags.config else {
+        let mut findings = Findings::default();
+        let settings = checked::settle(flags, &File::default(), Path::new(""), &mut findings);
+        return findings.into_result(settings);
+    };
+    let text = std::fs::read(path).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            io::Error::new(io::ErrorKind::InvalidData, format!("it is not UTF-8 text, at byte {at}"))
+        })
+    });
+    let text = text.map_err(|reason| error::unreadable(path, &reason))?;
+    // An absolute path that was given has a folder, whatever the current one is.
+    let absolute = std::path::absolute(path).map_err(|reason| error::unreadable(path, &reason))?;
+    let folder = absolute.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    parse(flags, &path.display().to_string(), text, &folder)
+}
+
+/// The settings after a SIGHUP: the same flags, the file read again. An error leaves the old settings in force.
+pub fn reload(flags: &cli::Serve) -> Result<Settings, Error> {
+    load(flags)
+}
+
+/// What `amped check` prints: the file is good, and what it would do.
+pub fn check(flags: &cli::Check) -> Result<String, Error> {
+    let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
+    let addresses: Vec<String> = settings.listen.iter().map(ToString::to_string).collect();
+    let sites = match settings.roots.len() {
+        1 => "1 site".to_owned(),
+        n => format!("{n} sites"),
+    };
+    Ok(format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", ")))
+}
+
+/// The settings of a configuration text with this name; its paths are relative to `folder`.
+fn parse(flags: &cli::Serve, name: &str, text: String, folder: &Path) -> Result<Settings, Error> {
+    let source = Arc::new(Source { name: name.to_owned(), text });
+    let mut findings = Findings::within(Arc::clone(&source));
+    let file = file::read(&source, &mut findings);
+    let settings = checked::settle(flags, &file, folder, &mut findings);
+    findings.into_result(settings)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! The whole configuration as a file: `amped serve --print-config`.
+//!
+//! What is printed reads back to the same settings, wherever it is put: its paths are absolute. Each key is there, a
+//! key without a value as a comment, so that the page is also the list of everything that can be set.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use amped_core::site::{EtagForm, Site};
+use amped_http::negotiate::Coding;
+use amped_units::Bytes;
+use clap::ValueEnum;
+
+use super::checked::{LogTarget, Settings};
+use super::file::TIME_UNITS;
+
+/// A value as TOML has it.
+pub(super) trait Literal {
+    /// The text that reads back to this.
+    fn literal(&self) -> String;
+}
+
+impl Literal for usize {
+    fn literal(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Literal for u32 {
+    fn literal(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Literal for bool {
+    fn literal(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Literal for str {
+    fn literal(&self) -> String {
+        toml::Value::from(self).to_string()
+    }
+}
+
+impl Literal for Box<str> {
+    fn literal(&self) -> String {
+        str::literal(self)
+    }
+}
+
+impl Literal for Path {
+    /// TOML is Unicode, so another path cannot be said in it; it is printed as well as it can be.
+    fn literal(&self) -> String {
+        self.to_string_lossy().literal()
+    }
+}
+
+impl Literal for Bytes {
+    fn literal(&self) -> String {
+        self.to_string().literal()
+    }
+}
+
+impl Literal for SocketAddr {
+    fn literal(&self) -> String {
+        self.to_string().literal()
+    }
+}
+
+impl Literal for Duration {
+    /// The largest unit that leaves a whole number.
+    fn literal(&self) -> String {
+        let ms = u64::try_from(self.as_millis()).unwrap_or(u64::MAX);
+        let fits = |(_, scale): &&(&str, u64)| ms >= *scale && ms.is_multiple_of(*scale);
+        let (unit, scale) = TIME_UNITS.iter().find(fits).unwrap_or(&("s", 1000));
+        format!("{}{unit}", ms / scale).literal()
+    }
+}
+
+impl Literal for Coding {
+    fn literal(&self) -> String {
+        match self {
+            Coding::Identity => "identity".literal(),
+            Coding::Gzip => "gzip".literal(),
+            Coding::Zstd => "zstd".literal(),
+            Coding::Brotli => "br".literal(),
+        }
+    }
+}
+
+impl<T: Literal> Literal for [T] {
+    fn literal(&self) -> String {
+        format!("[{}]", self.iter().map(Literal::literal).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The settings as a configuration file.
+pub fn print(settings: &Settings) -> String {
+    let mut page = Page("# The whole configuration of amped, as it would be used.\n\n".to_owned());
+    page.key("listen", &settings.listen[..], "\"[::]:8080\" is every address, IPv4 and IPv6");
+    page.key("architecture", &name_of(&settings.architecture)[..], "who waits for the network, who for the disk");
+    page.key("workers", &settings.workers, "event loops, each with its own helpers and caches");
+    page.maybe("user", settings.user.as_deref(), "www-data", "user to become once the ports are open");
+    page.maybe("group", settings.group.as_deref(), "www-data", "group to become; without it the user's own");
+
+    page.table("[helpers]", "of each worker: threads that wait for the disk in its place");
+    page.key("max", &settings.helpers.max, "most threads");
+    page.key("reserve", &settings.helpers.reserve, "threads that long reads leave free for short work");
+    page.key("queue", &settings.helpers.queue, "work that may wait for a helper; beyond it 503");
+    page.key("idle_time", &settings.helpers.idle_time, "a thread without work ends after this");
+
+    page.table("[log]", "");
+    match &settings.log.access {
+        LogTarget::Off => page.key("access", "off", "a file, \"-\" for standard output, or \"off\""),
+        LogTarget::Stdout => page.key("access", "-", "a file, \"-\" for standard output, or \"off\""),
+        LogTarget::File(path) => page.key("access", &**path, "a file, \"-\" for standard output, or \"off\""),
+    }
+    page.key("format", &name_of(&settings.log.format)[..], "common, combined or json");
+    page.key("buffer", &settings.log.buffer, "lines are gathered up to this before they are written");
+    page.key("flush", &settings.log.flush, "and no longer than this");
+
+    let limits = &settings.limits;
+    page.table("[limits]", "what one client may cost");
+    let connections = "of the whole server; without it as many as the descriptor limit bears";
+    page.maybe("connections", settings.connections.as_ref(), "10000", connections);
+    page.key("request_line", &limits.request_line, "beyond it 414");
+    page.key("head", &limits.head, "request line and header fields; beyond it 431");
+    page.key("fields", &limits.fields, "header fields; beyond it 431");
+    page.key("body", &limits.body, "a body is read and thrown away up to this; beyond it 413");
+    page.key("head_time", &limits.head_time, "to send the head; then 408");
+    page.key("body_time", &limits.body_time, "to send the body; then 408");
+    page.key("idle_time", &limits.idle_time, "a connection without a request is closed after this");
+    page.key("send_idle_time", &limits.send_idle_time, "a client that takes nothing for this long is given up");
+    page.key("linger_time", &limits.linger_time, "after a refusal, so that the client can still read it");
+    page.key("requests", &limits.requests, "on one connection before it is closed");
+    page.key("ranges", &limits.ranges, "in one request; beyond it the whole file is sent");
+    page.key("pipelined", &limits.pipelined, "replies for one client before others have their turn");
+
+    let budgets = &settings.budgets;
+    page.table("[cache]", "of each worker");
+    page.key("path_entries", &budgets.path_entries, "names whose files are known, about 300 bytes each");
+    page.key("head_bytes", &budgets.head_bytes, "ready header blocks, 250 to 400 bytes each");
+    page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
+    page.key("content_file_max", &budgets.content_file_max, "larger files are sent from the page cache");
+    page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
+    page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
+    page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
+
+    page.table("[stop]", "");
+    page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");
+
+    for (number, root) in settings.roots.iter().enumerate() {
+        let site = u16::try_from(number).ok().and_then(|number| settings.sites.get(number));
+        site_tables(&mut page, site.expect("a root for each site, no more"), &root.path);
+    }
+    page.0
+}
+
+fn site_tables(page: &mut Page, site: &Site, root: &Path) {
+    page.table("[[site]]", if site.number == 0 { "the default one: it answers to every other name too" } else { "" });
+    page.key("hosts", &site.hosts[..], "\"*.example.org\" is every name below");
+    page.key("root", root, "");
+    page.key("index", &site.index[..], "names that stand for a folder, the best first");
+    page.key("listing", &site.listing, "list folders without one; else 403");
+    page.key("dotfiles", &site.dotfiles, "serve names that begin with a dot; /.well-known always is");
+    page.key("precompressed", &site.precompressed[..], "siblings such as style.css.br; [] switches them off");
+    page.maybe("user_dirs", site.user_dir.as_ref(), "public_html", "folder in a user's home that /~user/ serves");
+    page.key("charset", site.types.charset.as_deref().unwrap_or(""), "of text types that name none; \"\" adds nothing");
+    page.key("default_type", &site.types.fallback, "of files that no ending tells");
+    let etag = match site.etag {
+        EtagForm::Full => "full",
+        EtagForm::Portable => "portable",
+    };
+    page.key("etag", etag, "portable: the same on each host behind a balancer");
+    page.table("[site.types]", "ending = \"type/subtype\"");
+    for (ending, kind) in &site.types.overrides {
+        page.key(&ending.literal(), kind, "");
+    }
+    page.table("[site.errors]", "\"404\" = \"/404.html\"");
+    for (status, path) in &site.error_pages {
+        page.key(&status.0.to_string().literal(), path, "");
+    }
+    if site.rules.is_empty() {
+        page.0 += "\n# [[site.headers]]\n# match = \"*.css\"\n# cache_control = \"max-age=3600\"\n";
+        page.0 += "# set = { \"X-Frame-Options\" = \"DENY\" }\n";
+    }
+    for rule in &site.rules {
+        page.table("[[site.headers]]", "");
+        page.key("match", rule.pattern.as_str(), "* within a folder, ** across, ? one character");
+        if let Some(value) = &rule.cache_control {
+            page.key("cache_control", value, "on files, and on no error");
+        }
+        if !rule.set.is_empty() {
+            let set = rule.set.iter().map(|(name, value)| format!("{} = {}", name.literal(), value.literal()));
+            let set = set.collect::<Vec<_>>().join(", ");
+            page.line(&format!("set = {{ {set} }}"), "on every reply, errors included");
+        }
+    }
+}
+
+struct Page(String);
+
+impl Page {
+    fn table(&mut self, name: &str, comment: &str) {
+        self.0 += "\n";
+        self.line(name, comment);
+    }
+
+    fn key<T: Literal + ?Sized>(&mut self, name: &str, value: &T, comment: &str) {
+        self.line(&format!("{name} = {}", value.literal()), comment);
+    }
+
+    /// A key that may have no value: then an example stands there as a comment.
+    fn maybe<T: Literal + ?Sized>(&mut self, name: &str, value: Option<&T>, example: &str, comment: &str) {
+        match value {
+            Some(value) => self.key(name, value, comment),
+            None if example.bytes().all(|b| b.is_ascii_digit()) => self.line(&format!("# {name} = {example}"), comment),
+            None => self.line(&format!("# {name} = \"{example}\""), comment),
+        }
+    }
+
+    fn line(&mut self, line: &str, comment: &str) {
+        // Writing to a string cannot fail.
+        let _ = match comment {
+            "" => writeln!(self.0, "{line}"),
+            _ => writeln!(self.0, "{line:<32}  # {comment}"),
+        };
+    }
+}
+
+fn name_of<T: ValueEnum>(value: &T) -> String {
+    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+}

@@ -1,0 +1,375 @@
+//! Tests of the whole way, from flags and text to settings or a report.
+//!
+//! What is refused is in `tests/golden/config`: each `NAME.toml` has its report in `NAME.txt`. `UPDATE=1 cargo test`
+//! writes the reports anew; read the difference before it is committed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use amped_http::status::Status;
+use amped_units::Bytes;
+
+use super::cli::Serve;
+use super::*;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Reads `text` as a file that lies in a folder that is not there, so that no report depends on the machine.
+fn read(text: &str) -> Result<Settings, Error> {
+    read_with(&Serve::default(), text)
+}
+
+fn read_with(flags: &Serve, text: &str) -> Result<Settings, Error> {
+    parse(
+        &Serve { config: Some("test.toml".into()), ..flags.clone() },
+        "test.toml",
+        text.into(),
+        Path::new("/srv/none"),
+    )
+}
+
+#[test]
+fn reports_as_they_were() {
+    let folder = repository().join("tests/golden/config");
+    let mut files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "toml"));
+    files.sort();
+    assert!(files.len() >= 12);
+    let mut different = Vec::new();
+    for file in files {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let flags = Serve { config: Some(file.clone()), ..Serve::default() };
+        let text = fs::read_to_string(&file).unwrap();
+        let error = parse(&flags, name, text, Path::new("/srv/none")).expect_err(name);
+        let report = error.to_string();
+        for problem in error.problems() {
+            let (_, line, column) = problem.place().expect(name);
+            let plain = format!("{name}:{line}:{column}: {}", problem.message());
+            assert!(report.lines().any(|line| line == plain), "no line for tools: {plain}");
+        }
+        let golden = file.with_extension("txt");
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&golden, &report).unwrap();
+        } else if fs::read_to_string(&golden).unwrap_or_default() != report {
+            different.push(format!("{name} is now reported as:\n{report}"));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+/// The same in all that matters, the fallback type included, which the `Debug` of core leaves out.
+fn assert_same(a: &Settings, b: &Settings) {
+    assert_eq!(format!("{a:#?}"), format!("{b:#?}"));
+    for number in 0..a.roots.len() {
+        let fallback = |s: &Settings| s.sites.get(number as u16).unwrap().types.fallback.clone();
+        assert_eq!(fallback(a), fallback(b));
+    }
+}
+
+#[test]
+fn what_is_printed_reads_back() {
+    let check = |settings: &Settings| {
+        let page = print(settings);
+        let again = read(&page).unwrap_or_else(|error| panic!("{page}\n{error}"));
+        assert_same(settings, &again);
+        assert_eq!(print(&again), page);
+    };
+    check(&load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
+    check(&load(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
+    // Every key away from its default.
+    let text = r#"
+        listen = ["*:80", "[::1]:81", "10.0.0.1:82"]
+        workers = 3
+        user = "www-data"
+        group = "web"
+        root = "/usr"
+        [helpers]
+        max = 5
+        reserve = 1
+        queue = 7
+        idle_time = "1500ms"
+        [log]
+        access = "/access \"quoted\".log"
+        format = "json"
+        buffer = 5000
+        flush = "2m"
+        [limits]
+        connections = 77
+        request_line = "9KiB"
+        head = 20000
+        fields = 50
+        body = 0
+        head_time = "21s"
+        body_time = "31s"
+        idle_time = "1h"
+        send_idle_time = "61s"
+        linger_time = "0s"
+        requests = 9
+        ranges = 0
+        pipelined = 8
+        [cache]
+        path_entries = 0
+        head_bytes = 0
+        content_bytes = 0
+        content_file_max = 0
+        descriptors = 0
+        revalidate = "0s"
+        stale_max = "0s"
+        [stop]
+        deadline = "0s"
+        [[site]]
+        hosts = ["Example.org", "*.example.org", "[::1]"]
+        root = "/"
+        index = []
+        listing = true
+        dotfiles = true
+        precompressed = ["gzip", "br"]
+        user_dirs = "public_html/"
+        charset = ""
+        default_type = "text/plain; a=\"b\""
+        etag = "portable"
+        [site.types]
+        ".MD" = "text/html"
+        [site.errors]
+        404 = "/not found.html"
+        503 = "/busy.html"
+        [[site.headers]]
+        match = "**"
+        cache_control = "no-store"
+        [[site.headers]]
+        match = "*.css"
+        set = { "X-A" = "\"q\"\tb", Server = "amped" }
+    "#;
+    let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
+    check(&settings);
+    let site = settings.sites.get(1).unwrap();
+    assert_eq!(site.hosts, ["example.org", "*.example.org", "[::1]"].map(Box::from));
+    assert_eq!(site.user_dir.as_deref(), Some("public_html"));
+    assert_eq!(site.types.overrides, [("md".into(), "text/html".into())]);
+    assert_eq!(site.types.charset, None);
+    assert_eq!(site.error_pages[0], (Status(404), "/not found.html".into()));
+    assert_eq!(site.rules[1].set[0], ("Server".into(), "amped".into()));
+}
+
+#[test]
+fn defaults_are_those_of_core_and_of_the_help() {
+    let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
+    assert_eq!(settings.limits, amped_core::limits::Limits::default());
+    assert_eq!(settings.budgets, amped_core::cache::Budgets::default());
+    assert_eq!(settings.connections, None);
+    assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
+    assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
+    assert_eq!(settings.stop_deadline, Duration::from_secs(10));
+    let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
+    says(format!("[default: {}]", settings.listen[0]));
+    says(format!("helpers and caches [default: {}]", settings.workers));
+    says(format!("in its place [default: {}]", settings.helpers.max));
+    says("off` [default: off]".into());
+    says("access log [default: combined]".into());
+}
+
+#[test]
+fn every_key_is_printed_and_in_the_example() {
+    let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
+    let pages = [print(&settings), fs::read_to_string(repository().join("examples/amped.toml")).unwrap()];
+    for (home, keys) in file::tables() {
+        for key in keys.iter().filter(|key| *key != "root") {
+            for page in &pages {
+                let line = |line: &str| {
+                    let line = line.trim_start_matches(['#', ' ']);
+                    line.starts_with(&format!("{key} = "))
+                        || line.starts_with(&format!("[{key}]"))
+                        || line.starts_with(&format!("[[{key}]]"))
+                        || line.contains(&format!("site.{key}]"))
+                };
+                assert!(page.lines().any(line), "`{key}`, {home}, is not in:\n{page}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flag_goes_before_the_file() {
+    let text = "listen = ['10.0.0.1:1']\nworkers = 2\nuser = 'a'\nroot = '/nowhere'\nhelpers = { max = 8, reserve = 4 }\n\
+                log = { access = '/gone/log', format = 'json' }\n[[site]]\nroot = '/'\nhosts = ['b.example']";
+    let flags = Serve {
+        dir: Some(repository()),
+        listen: vec!["10.0.0.2:2".parse().unwrap()],
+        workers: std::num::NonZeroUsize::new(5),
+        helpers: std::num::NonZeroUsize::new(3),
+        access_log: Some(LogTarget::Stdout),
+        log_format: Some(LogFormat::Common),
+        listing: true,
+        user: Some("b".into()),
+        ..Serve::default()
+    };
+    let settings = read_with(&flags, text).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(settings.listen, flags.listen);
+    assert_eq!((settings.workers, settings.helpers.max, settings.helpers.reserve), (5, 3, 3));
+    assert_eq!((settings.log.access, settings.log.format), (LogTarget::Stdout, LogFormat::Common));
+    assert_eq!(settings.user.as_deref(), Some("b"));
+    assert_eq!(settings.roots, [repository(), "/".into()].map(|path| SiteRoot { path }));
+    assert!(settings.sites.get(0).unwrap().listing && settings.sites.get(1).unwrap().listing);
+}
+
+#[test]
+fn unwritten_keys_give_way() {
+    let settings = read(
+        "root = '/'\nhelpers = { max = 1 }\nlimits = { head = '4KiB' }\n\
+         cache = { content_bytes = 0, revalidate = '1m' }",
+    );
+    let settings = settings.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(settings.helpers.reserve, 1);
+    assert_eq!(settings.limits.request_line, Bytes::kib(4));
+    assert_eq!(settings.budgets.content_file_max, Bytes(0));
+    assert_eq!(settings.budgets.stale_max, Duration::from_secs(60));
+    let settings = read("root = '/'\nlimits = { request_line = '64KiB' }\ncache = { stale_max = '10ms' }");
+    let settings = settings.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(settings.limits.head, Bytes::kib(64));
+    assert_eq!(settings.budgets.revalidate, Duration::from_millis(10));
+}
+
+#[test]
+fn paths_begin_at_the_folder_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("www")).unwrap();
+    let config = folder.path().join("amped.toml");
+    fs::write(&config, "root = './www'\nlog = { access = 'log' }").unwrap();
+    let flags = Serve { config: Some(config.clone()), ..Serve::default() };
+    let settings = load(&flags).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(settings.roots, [SiteRoot { path: folder.path().join("www") }]);
+    assert_eq!(settings.log.access, LogTarget::File(folder.path().join("log")));
+    // And what is wrong after the next reading has its place, as in the first.
+    fs::write(&config, "root = 'www'\nworkers = 0").unwrap();
+    let error = reload(&flags).expect_err("no workers");
+    assert_eq!(error.problems()[0].place(), Some((&*config.display().to_string(), 2, 11)));
+}
+
+#[test]
+fn roots_that_cannot_be_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |dir: &Path, says: &str| {
+        let error = load(&Serve { dir: Some(dir.into()), ..Serve::default() }).expect_err(says);
+        assert_eq!(error.exit_status(), 1);
+        assert!(error.to_string().contains(says), "{says} is not in:\n{error}");
+    };
+    check(&folder.path().join("none"), "does not exist");
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    check(&file, "is a file\n  help: give the folder that holds it");
+    check(&file.join("below"), "cannot be used: Not a directory");
+    let shut = folder.path().join("shut");
+    fs::create_dir(&shut).unwrap();
+    fs::set_permissions(&shut, PermissionsExt::from_mode(0o600)).unwrap();
+    if fs::metadata(shut.join(".")).is_ok() {
+        eprintln!("root may enter any folder, so the refusal of a shut one was not seen: run this as another user");
+        return;
+    }
+    check(&shut, "may not be entered\n  help: allow it: `chmod a+x`");
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |name: &str, says: &str| {
+        let error = load(&Serve { config: Some(folder.path().join(name)), ..Serve::default() }).expect_err(says);
+        assert!(error.to_string().contains(says), "{says} is not in:\n{error}");
+    };
+    check("none.toml", "No such file or directory");
+    check("", "Is a directory");
+    fs::write(folder.path().join("latin1.toml"), b"user = \"M\xfcller\"").unwrap();
+    check("latin1.toml", "it is not UTF-8 text, at byte 9");
+}
+
+#[test]
+fn nothing_to_serve_is_wrong_usage() {
+    let error = load(&Serve::default()).expect_err("no folder");
+    assert_eq!(error.exit_status(), 2);
+    assert!(error.to_string().contains("`amped serve FOLDER`"), "{error}");
+}
+
+#[test]
+fn the_example_is_good() {
+    let config = repository().join("examples/amped.toml");
+    let summary = check(&cli::Check { config: config.clone() }).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(summary, format!("{}: ok\n1 site on 127.0.0.1:8080, [::1]:8080\n", config.display()));
+}
+
+#[test]
+fn headers_pages_and_hosts_at_their_limits() {
+    let good = |text: &str| {
+        let whole = format!("[[site]]\nroot = '/'\n{text}");
+        read(&whole).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    };
+    let bad = |text: &str, says: &str| {
+        let error = read(&format!("[[site]]\nroot = '/'\n{text}")).expect_err(text);
+        assert!(error.to_string().contains(says), "{says} is not in:\n{error}");
+    };
+    good("hosts = ['a-b_c.example', 'localhost', '*.a.b', '127.0.0.1']");
+    for host in ["", "*", "*.", "a..b", ".a", "a.", "a/b", "http://a", "[::1", "[::1]:80", "a:80"] {
+        bad(&format!("hosts = ['{host}']"), "is not the name of a host");
+    }
+    let owned = "date Content-Length TRANSFER-ENCODING Connection ETag Last-Modified Content-Type Content-Range Vary \
+                 Accept-Ranges Cache-Control";
+    for name in owned.split_whitespace() {
+        bad(&format!("[[site.headers]]\nmatch='*'\nset = {{ '{name}' = 'x' }}"), "own");
+    }
+    good("[[site.headers]]\nmatch='*'\nset = { 'X!#$%&*+-.^_`|~' = '' }");
+    bad("[[site.headers]]\nmatch='*'\nset = { 'x-ü' = 'a' }", "is not the name of a header");
+    good("[[site.headers]]\nmatch='*'\nset = { 'X' = 'ü\\t' }");
+    bad("[[site.headers]]\nmatch='*'\nset = { 'X' = \"a\\u007f\" }", "control character");
+    good("errors = { 400 = '/a', 599 = '/b' }");
+    for status in ["399", "600", "-1", "x", "+404", "0404"] {
+        bad(&format!("errors = {{ '{status}' = '/a' }}"), "is not the status of an error");
+    }
+    good("types = { a = 'text/x; charset=utf-8', b = 'application/vnd.a+json' }");
+    for kind in ["", "text", "text/", "/x", "te xt/x", "text/x/y", "text/x, a/b"] {
+        bad(&format!("default_type = '{kind}'"), "is not a media type");
+    }
+}
+
+/// Whatever is missing, there are settings or a report, and no panic: what the report of half a file says is no matter.
+#[test]
+fn half_a_file_is_no_panic() {
+    let whole = fs::read_to_string(repository().join("examples/amped.toml")).unwrap().replace("\n# ", "\n");
+    let try_out = |text: &str| {
+        if let Err(error) = read(text) {
+            assert!(!error.report(true).is_empty());
+        }
+    };
+    for text in ["", "\n", "\u{feff}", "ü", "ü = 'ü", "[", "[[site]]", "site = [1]", "site.types.a = 1", "[site.types]"]
+    {
+        try_out(text);
+    }
+    let cuts = (0..whole.len()).filter(|at| whole.is_char_boundary(*at)).step_by(11);
+    cuts.for_each(|at| try_out(&whole[..at]));
+    let lines: Vec<&str> = whole.lines().collect();
+    for at in 0..lines.len() {
+        try_out(&[&lines[..at], &lines[at + 1..]].concat().join("\n"));
+    }
+}
+
+#[test]
+fn addresses_to_listen_on() {
+    let check = |text: &str, expected: Result<&str, &str>| match (checked::parse_listen(text), expected) {
+        (Ok(address), Ok(expected)) => assert_eq!(address.to_string(), expected, "{text}"),
+        (Err(help), Err(says)) => assert!(help.contains(says), "{text}: {help}"),
+        (read, _) => panic!("{text} was read as {read:?}"),
+    };
+    check("127.0.0.1:8080", Ok("127.0.0.1:8080"));
+    check("0.0.0.0:0", Ok("0.0.0.0:0"));
+    check("[::1]:80", Ok("[::1]:80"));
+    check("*:80", Ok("[::]:80"));
+    check("8080", Err("`127.0.0.1:8080`"));
+    check(":8080", Err("`*:8080`"));
+    check("10.0.0.1", Err("`10.0.0.1:8080`"));
+    check("::1", Err("`[::1]:8080`"));
+    for text in ["", "*", "*:", "*:+80", "*:65536", "localhost:80", "[::1]", "unix:/run/amped"] {
+        check(text, Err("write an address, not a name"));
+    }
+}
