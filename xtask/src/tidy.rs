@@ -1,0 +1,572 @@
+//! `cargo xtask tidy`: the house rules that a machine can check, each with its reason.
+//!
+//! The files are those that git knows or would add, read once into [`Tree`]; every rule is a function from there to
+//! complaints, so that its test is a few lines of text. All complaints are printed, not only the first.
+//!
+//! Not a linter: what rustc, clippy or Cargo can hold they hold (see `[workspace.lints]`). Here is what lies between
+//! files: documents against code, crates against the layering, and things that must be there exactly once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use crate::{Outcome, cargo, output, program, root};
+
+pub(crate) fn run() -> Outcome {
+    let tree = Tree::read(&root())?;
+    // The layering is asked of Cargo, which knows what features and inheritance make of the manifests.
+    let edges = ["tree", "--workspace", "--all-features", "--edges", "normal,build"];
+    let shape = ["--depth", "1", "--prefix", "depth", "--no-dedupe"];
+    let mut complaints = layers(&output(cargo(&edges).args(shape))?);
+    for rule in RULES {
+        complaints.extend(rule(&tree));
+    }
+
+    for complaint in &complaints {
+        println!("{complaint}");
+    }
+    match complaints.len() {
+        0 => {
+            println!("{} files are tidy", tree.files.len());
+            Ok(())
+        }
+        n => Err(format!("{n} house rules are broken, see above")),
+    }
+}
+
+const RULES: &[fn(&Tree) -> Vec<String>] =
+    &[documents, story, unsafe_code, no_std, stops, unfinished, whitespace, size, links, promises, map];
+
+/// The project's files, by path from the root, with slashes.
+#[derive(Default)]
+struct Tree {
+    files: BTreeMap<String, File>,
+}
+
+struct File {
+    length: u64,
+    /// `None` for what is not text.
+    text: Option<String>,
+}
+
+impl Tree {
+    fn read(root: &Path) -> Outcome<Tree> {
+        // In CI the checkout may belong to another user, whom git would otherwise not trust.
+        let mut git = program("git");
+        git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+        let names = output(&mut git).map_err(|text| format!("tidy asks git for the project's files: {text}"))?;
+        let mut files = BTreeMap::new();
+        for name in names.split_terminator('\0') {
+            let path = root.join(name);
+            // Deleted, and not yet committed so; or a link, whose target is checked under its own name.
+            let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+            if !meta.is_file() {
+                continue;
+            }
+            let text = if meta.len() > SIZE_MAX {
+                None
+            } else {
+                let bytes = fs::read(&path).map_err(|error| format!("cannot read {name}: {error}"))?;
+                String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
+            };
+            files.insert(name.to_owned(), File { length: meta.len(), text });
+        }
+        Ok(Tree { files })
+    }
+
+    fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files.iter().filter_map(|(path, file)| Some((path.as_str(), file.text.as_deref()?)))
+    }
+
+    fn rust(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.texts().filter(|(path, _)| path.ends_with(".rs"))
+    }
+
+    fn text(&self, path: &str) -> Option<&str> {
+        self.files.get(path)?.text.as_deref()
+    }
+
+    /// Names of the folders in `crates`.
+    fn crates(&self) -> BTreeSet<&str> {
+        self.files
+            .keys()
+            .filter_map(|path| path.strip_prefix("crates/")?.split_once('/').map(|(name, _)| name))
+            .collect()
+    }
+}
+
+/// The documents that others rely on to be there.
+fn documents(tree: &Tree) -> Vec<String> {
+    ["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "GLOSSARY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+        .into_iter()
+        .filter(|path| tree.text(path).is_none())
+        .map(|path| format!("{path}: missing; CONTRIBUTING.md says which document answers what"))
+        .collect()
+}
+
+/// A file opens with its story.
+fn story(tree: &Tree) -> Vec<String> {
+    tree.rust()
+        .filter(|(_, text)| !text.starts_with("//!"))
+        .map(|(path, _)| format!("{path}: does not begin with `//!`; say what this is, what comes before and after it"))
+        .collect()
+}
+
+/// Only `sys` holds unsafe code.
+fn unsafe_code(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.rust().filter(|(path, _)| !path.starts_with("crates/sys/")) {
+        let is_root = path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
+        if is_root && !text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
+            complaints.push(format!("{path}: lacks `#![forbid(unsafe_code)]`; only crates/sys may do without"));
+        }
+        // The attribute reaches only the crate it stands in; tests, examples and fuzz targets are crates of their own.
+        for (number, line) in numbered(text) {
+            let code = line.split("//").next().unwrap_or(line);
+            let opens = |rest: &str| {
+                let rest = rest.trim_start();
+                ["{", "fn ", "impl", "trait ", "extern ", "("].iter().any(|next| rest.starts_with(next))
+            };
+            // Joined here so that this file does not complain about itself.
+            if code.split(concat!("un", "safe")).skip(1).any(opens) {
+                complaints
+                    .push(format!("{path}:{number}: unsafe code; put the primitive into crates/sys, with a safe face"));
+            }
+        }
+    }
+    complaints
+}
+
+/// The crates that know no clock, no file, no socket and no randomness.
+const PURE: &[&str] = &["units", "http", "core"];
+
+/// The pure crates cannot even name what they must not use.
+fn no_std(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for name in PURE {
+        let path = format!("crates/{name}/src/lib.rs");
+        let Some(text) = tree.text(&path) else {
+            complaints.push(format!("{path}: missing, but it is one of the pure crates"));
+            continue;
+        };
+        if !text.lines().any(|line| line.trim() == "#![no_std]") {
+            complaints.push(format!("{path}: lacks `#![no_std]`, which is how the compiler keeps clock and files out"));
+        }
+        let prefix = format!("crates/{name}/src/");
+        for (path, text) in tree.rust().filter(|(path, _)| path.starts_with(&prefix)) {
+            let mut before = "";
+            for (number, line) in numbered(text) {
+                let line = line.trim();
+                if line.starts_with("extern crate std") && before != "#[cfg(test)]" {
+                    complaints.push(format!("{path}:{number}: `std` comes back in a pure crate; only for tests"));
+                }
+                before = line;
+            }
+        }
+    }
+    complaints
+}
+
+/// Who may know whom among our own crates. `xtask` may know all: nothing that is shipped depends on it.
+const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("amped-units", &[]),
+    ("amped-http", &["amped-units"]),
+    ("amped-core", &["amped-http", "amped-units"]),
+    ("amped-sys", &["amped-units"]),
+    ("amped", &["amped-core", "amped-http", "amped-sys", "amped-units"]),
+    ("amped-measure", &["amped-units"]),
+    ("ammeter-load", &["amped-http", "amped-measure", "amped-sys", "amped-units"]),
+    ("ammeter-wan", &["amped-measure", "amped-sys", "amped-units"]),
+    ("ammeter-monitor", &["amped-measure", "amped-sys", "amped-units"]),
+    ("ammeter", &["ammeter-load", "ammeter-monitor", "ammeter-wan", "amped-measure", "amped-units"]),
+];
+
+/// The doors to the kernel, open to `sys` alone.
+const SYS_ONLY: &[&str] = &["libc", "nix", "rustix"];
+
+/// Reads what `cargo tree --depth 1 --prefix depth` printed: `0name v1.2.3 (path)`, then its dependencies as `1name ...`.
+fn layers(tree: &str) -> Vec<String> {
+    let parsed = tree.lines().filter_map(|line| {
+        let (depth, rest) = line.split_at_checked(1)?;
+        Some((depth, rest.split(' ').next()?))
+    });
+    let parsed: Vec<(&str, &str)> = parsed.collect();
+    let ours: BTreeSet<&str> = parsed.iter().filter(|(depth, _)| *depth == "0").map(|(_, name)| *name).collect();
+
+    let mut complaints = Vec::new();
+    if ours.is_empty() {
+        complaints.push("Cargo.toml: `cargo tree` names no crate, so the layering cannot be checked".to_owned());
+    }
+    let mut crate_name = "";
+    for (depth, name) in parsed {
+        if depth == "0" {
+            crate_name = name;
+            if name != "xtask" && !MAY_KNOW.iter().any(|(known, _)| *known == name) {
+                complaints.push(format!("{name}: a new crate; say in MAY_KNOW of xtask/src/tidy.rs whom it may know"));
+            }
+            continue;
+        }
+        let Some((_, allowed)) = MAY_KNOW.iter().find(|(known, _)| *known == crate_name) else { continue };
+        if ours.contains(name) && !allowed.contains(&name) {
+            complaints.push(format!(
+                "{crate_name}: may not know {name}, only [{}]; ARCHITECTURE.md says why it is so layered",
+                allowed.join(", ")
+            ));
+        }
+        if SYS_ONLY.contains(&name) && crate_name != "amped-sys" {
+            complaints.push(format!("{crate_name}: depends on {name}; system calls go through amped-sys"));
+        }
+    }
+    complaints
+}
+
+/// The eight stops of a request: `grep -rn "Stop . of 8" crates` prints the path of one through the sources.
+fn stops(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for stop in 1..=8 {
+        let marker = format!("Stop {stop} of 8");
+        let mut places = Vec::new();
+        for (path, text) in tree.rust().filter(|(path, _)| path.starts_with("crates/")) {
+            for (number, line) in numbered(text).filter(|(_, line)| line.contains(&marker)) {
+                places.push(format!("{path}:{number}"));
+                if !line.starts_with("//!") {
+                    complaints.push(format!("{path}:{number}: `{marker}` belongs into the story that opens the file"));
+                }
+            }
+        }
+        if places.len() != 1 {
+            let places = if places.is_empty() { "nowhere".to_owned() } else { places.join(", ") };
+            complaints
+                .push(format!("crates: `{marker}` is to be found once, but is {places}; a reader follows it by grep"));
+        }
+    }
+    complaints
+}
+
+/// Nothing unfinished is committed: what is to be done is written where somebody looks for work, not in the code.
+fn unfinished(tree: &Tree) -> Vec<String> {
+    // Joined here so that this file does not complain about itself.
+    const NOTES: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
+    const MACROS: &[&str] = &[concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")];
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts().filter(|(path, _)| !is_data(path)) {
+        for (number, line) in numbered(text) {
+            for note in NOTES.iter().filter(|note| has_word(line, note)) {
+                complaints
+                    .push(format!("{path}:{number}: `{note}`; finish it, or say plainly what is not done and why"));
+            }
+            for call in MACROS.iter().filter(|call| path.ends_with(".rs") && line.contains(**call)) {
+                complaints.push(format!("{path}:{number}: `{call})` is for the desk, not for the repository"));
+            }
+        }
+    }
+    complaints
+}
+
+/// A difference shows only what was meant to change.
+fn whitespace(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts().filter(|(path, _)| !is_data(path)) {
+        for (number, _) in numbered(text).filter(|(_, line)| line.ends_with([' ', '\t'])) {
+            complaints
+                .push(format!("{path}:{number}: space at the end of the line; it would show up in later changes"));
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            complaints.push(format!("{path}: does not end with a line end; the next line added would change this one"));
+        }
+    }
+    complaints
+}
+
+const SIZE_MAX: u64 = 1 << 20;
+
+/// Git keeps every version of a file for ever, and every clone brings them all.
+fn size(tree: &Tree) -> Vec<String> {
+    tree.files
+        .iter()
+        .filter(|(path, file)| file.length > SIZE_MAX && !path.starts_with("fuzz/seeds/"))
+        .map(|(path, file)| {
+            format!(
+                "{path}: {} bytes, more than 1 MiB; make it when it is needed, every clone would bring it",
+                file.length
+            )
+        })
+        .collect()
+}
+
+/// A link to a file of ours leads there. What follows a `#` is not checked.
+fn links(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts().filter(|(path, _)| path.ends_with(".md") && !is_data(path)) {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let mut in_code = false;
+        for (number, line) in numbered(text) {
+            if line.trim_start().starts_with("```") {
+                in_code = !in_code;
+            }
+            if in_code {
+                continue;
+            }
+            for target in link_targets(line) {
+                let target = target.split('#').next().unwrap_or(target);
+                // A scheme (`https:`, `mailto:`) is somebody else's place; an empty one is this very file.
+                if target.is_empty() || target.contains(':') {
+                    continue;
+                }
+                let found = resolve(folder, target).is_some_and(|full| {
+                    let below = format!("{full}/");
+                    full.is_empty() || tree.files.keys().any(|file| *file == full || file.starts_with(&below))
+                });
+                if !found {
+                    complaints.push(format!("{path}:{number}: the link to `{target}` leads nowhere"));
+                }
+            }
+        }
+    }
+    complaints
+}
+
+/// What stands between `](` and `)`, without a title.
+fn link_targets(line: &str) -> impl Iterator<Item = &str> {
+    // Text in backticks is not a link: every second piece between them is inside.
+    line.split('`').step_by(2).flat_map(|outside| {
+        outside.split("](").skip(1).filter_map(|rest| rest.split_once(')')?.0.split_whitespace().next())
+    })
+}
+
+/// `target` as seen from `folder`, as a path from the root; `None` where it leaves the project.
+fn resolve(folder: &str, target: &str) -> Option<String> {
+    let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            name => parts.push(name),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// A promise of the specification is held up by a test that exists, written `file::test_name`.
+fn promises(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let text = tree.text("SPECIFICATION.md").unwrap_or_default();
+    for (number, line) in numbered(text) {
+        for (file, test) in line.split('`').skip(1).step_by(2).filter_map(test_name) {
+            let mut files = tree.rust().filter(|(path, _)| is_named(path, file)).peekable();
+            if files.peek().is_none() {
+                complaints.push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: there is no file {file}"));
+            } else if !files.any(|(_, text)| has_function(text, test)) {
+                complaints
+                    .push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: there is no such test in {file}"));
+            }
+        }
+    }
+    complaints
+}
+
+/// Takes `wire::serves_a_file`, `tests/wire.rs::serves_a_file` or `core/conn::tests::serves` apart into file and test.
+/// Types and constants (`Conn::handle`, `Time::NEVER`) are no tests: neither half may have an upper-case letter.
+fn test_name(code: &str) -> Option<(&str, &str)> {
+    let (file, rest) = code.split_once("::")?;
+    let test = rest.rsplit("::").next()?;
+    let is_path = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-./".contains(c);
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    (!file.is_empty() && !test.is_empty() && file.chars().all(is_path) && test.chars().all(is_name))
+        .then_some((file, test))
+}
+
+/// Whether the file at `path` may be called `name` for short: by its last parts, without `.rs` and without `src`, or
+/// as the folder that holds it.
+fn is_named(path: &str, name: &str) -> bool {
+    let plain = |path: &str| format!("/{}/", path.trim_end_matches(".rs").replace("/src/", "/"));
+    plain(path).contains(&plain(name))
+}
+
+fn has_function(text: &str, name: &str) -> bool {
+    text.match_indices(&format!("fn {name}")).any(|(at, found)| {
+        let after = text[at + found.len()..].chars().next();
+        matches!(after, Some('(' | '<'))
+    })
+}
+
+/// The map in the architecture shows every crate.
+fn map(tree: &Tree) -> Vec<String> {
+    let Some(text) = tree.text("ARCHITECTURE.md") else { return Vec::new() };
+    let named = |name: &str| {
+        let (folder, bare) = (format!("crates/{name}"), format!("{name}/"));
+        has_word(text, &folder) || text.match_indices(&bare).any(|(at, _)| !text[..at].ends_with(is_word))
+    };
+    tree.crates()
+        .into_iter()
+        .filter(|name| !named(name))
+        .map(|name| format!("ARCHITECTURE.md: crates/{name} is not on the map; say what it does and must never do"))
+        .collect()
+}
+
+/// Files that are what they are: inputs of fuzz targets, what a test compares with, a site to serve.
+fn is_data(path: &str) -> bool {
+    let fuzz = path.starts_with("fuzz/seeds/") || path.starts_with("fuzz/regressions/");
+    fuzz || path.starts_with("examples/site/") || path.split('/').any(|part| part == "golden") && !path.ends_with(".rs")
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.split('\n').enumerate().map(|(index, line)| (index + 1, line))
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    text.match_indices(word)
+        .any(|(at, _)| !text[..at].ends_with(is_word) && !text[at + word.len()..].starts_with(is_word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        let file = |text: &str| File { length: text.len() as u64, text: Some(text.to_owned()) };
+        Tree { files: files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect() }
+    }
+
+    /// `rule` on `files` complains as often as `expected` has parts, and each complaint holds its part.
+    fn check(rule: fn(&Tree) -> Vec<String>, files: &[(&str, &str)], expected: &[&str]) {
+        same(&rule(&tree(files)), expected);
+    }
+
+    fn same(complaints: &[String], expected: &[&str]) {
+        let fits =
+            complaints.len() == expected.len() && complaints.iter().zip(expected).all(|(c, part)| c.contains(part));
+        assert!(fits, "complaints {complaints:#?}, expected {expected:?}");
+    }
+
+    #[test]
+    fn documents_are_there() {
+        let all = ["README", "ARCHITECTURE", "SPECIFICATION", "GLOSSARY", "CONTRIBUTING", "CHANGELOG"];
+        let names: Vec<String> = all.iter().map(|name| format!("{name}.md")).collect();
+        let files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x\n")).collect();
+        check(documents, &files, &[]);
+        check(documents, &files[1..], &["README.md: missing"]);
+    }
+
+    #[test]
+    fn a_file_opens_with_its_story() {
+        check(story, &[("a.rs", "//! This.\n"), ("b.md", "x")], &[]);
+        check(story, &[("a.rs", "// This.\n"), ("b.rs", "")], &["a.rs", "b.rs"]);
+    }
+
+    #[test]
+    fn unsafe_code_lives_in_sys() {
+        let forbid = "//! x\n#![forbid(unsafe_code)]\n";
+        check(unsafe_code, &[("crates/core/src/lib.rs", forbid), ("crates/core/src/a.rs", "//! x\n")], &[]);
+        check(unsafe_code, &[("crates/core/src/lib.rs", "//! x\n")], &["lacks"]);
+        let block = format!("{} {{ f() }}\n", concat!("un", "safe"));
+        check(unsafe_code, &[("crates/sys/src/lib.rs", &block)], &[]);
+        check(unsafe_code, &[("tests/wire.rs", &block)], &["tests/wire.rs:1"]);
+        check(unsafe_code, &[("tests/wire.rs", &format!("// {block}"))], &[]);
+    }
+
+    #[test]
+    fn pure_crates_know_no_std() {
+        let good = "#![no_std]\n#[cfg(test)]\nextern crate std;\n";
+        let bad = "#![no_std]\nextern crate std;\n";
+        let files = |core: &'static str| {
+            [("crates/core/src/lib.rs", core), ("crates/http/src/lib.rs", good), ("crates/units/src/lib.rs", good)]
+        };
+        check(no_std, &files(good), &[]);
+        check(no_std, &files("//! x\n"), &["core/src/lib.rs: lacks"]);
+        check(no_std, &files(bad), &["core/src/lib.rs:2"]);
+        check(no_std, &files(good)[1..], &["core/src/lib.rs: missing"]);
+    }
+
+    #[test]
+    fn crates_know_only_whom_they_may() {
+        let good = "0amped-core v0.1.0 (/x)\n1amped-http v0.1.0 (/x)\n1memchr v2.0.0\n\n0amped-http v0.1.0 (/x)\n\n\
+                    0amped-sys v0.1.0 (/x)\n1libc v0.2.0\n\n0xtask v0.1.0 (/x)\n1amped-core v0.1.0 (/x)\n";
+        same(&layers(good), &[]);
+        let upward = "0amped-http v0.1.0 (/x)\n1amped-core v0.1.0 (/x)\n\n0amped-core v0.1.0 (/x)\n";
+        same(&layers(upward), &["amped-http: may not know amped-core"]);
+        same(&layers("0amped-new v0.1.0 (/x)\n"), &["a new crate"]);
+        same(&layers("0amped v0.1.0 (/x)\n1libc v0.2.0\n"), &["go through amped-sys"]);
+        same(&layers(""), &["names no crate"]);
+    }
+
+    #[test]
+    fn each_stop_is_marked_once() {
+        let marked: String = (1..=8).map(|stop| format!("//! Stop {stop} of 8.\n")).collect();
+        check(stops, &[("crates/a.rs", &marked), ("xtask/a.rs", &marked)], &[]);
+        let without = marked.replace("Stop 3", "Then");
+        check(stops, &[("crates/a.rs", &without)], &["`Stop 3 of 8` is to be found once, but is nowhere"]);
+        check(
+            stops,
+            &[("crates/a.rs", &marked), ("crates/b.rs", "//! Stop 3 of 8\n")],
+            &["crates/a.rs:3, crates/b.rs:1"],
+        );
+        let late = marked.replace("//! Stop 3", "/// Stop 3");
+        check(stops, &[("crates/a.rs", &late)], &["story"]);
+    }
+
+    #[test]
+    fn nothing_is_unfinished() {
+        let note = concat!("// TO", "DO: more\n");
+        check(unfinished, &[("a.rs", note), ("examples/site/a.js", note)], &["a.rs:1"]);
+        check(unfinished, &[("a.rs", concat!("const TO", "DOS: u8 = 1;\n"))], &[]);
+        let call = concat!("x\ntodo", "!();\n");
+        check(unfinished, &[("a.rs", call), ("a.md", call)], &["a.rs:2"]);
+    }
+
+    #[test]
+    fn no_stray_spaces() {
+        check(
+            whitespace,
+            &[("a.md", "x\n"), ("empty", ""), ("fuzz/seeds/h1/a", "GET / "), ("a/golden/x.txt", "y ")],
+            &[],
+        );
+        check(whitespace, &[("a.md", "x \ny\t\n"), ("b.md", "x")], &["a.md:1", "a.md:2", "b.md: does not end"]);
+    }
+
+    #[test]
+    fn no_large_file() {
+        let mut tree = tree(&[]);
+        tree.files.insert("a.bin".into(), File { length: SIZE_MAX, text: None });
+        tree.files.insert("fuzz/seeds/a".into(), File { length: SIZE_MAX + 1, text: None });
+        same(&size(&tree), &[]);
+        tree.files.insert("b.bin".into(), File { length: SIZE_MAX + 1, text: None });
+        same(&size(&tree), &["b.bin"]);
+    }
+
+    #[test]
+    fn links_lead_somewhere() {
+        let files = |text| [("docs/a.md", text), ("README.md", ""), ("docs/b/c.md", "")];
+        let good = "[a](b/c.md) [b](../README.md#x) [c](#here) [d](https://x.org/y) [e](b/) `[f](none)`\n";
+        check(links, &files(good), &[]);
+        check(links, &files("```\n[a](none)\n```\n"), &[]);
+        check(links, &files("[a](c.md \"title\")\n[b](../../x)\n"), &["a.md:1: the link to `c.md`", "a.md:2"]);
+    }
+
+    #[test]
+    fn promises_name_tests() {
+        let files = |text| {
+            [
+                ("SPECIFICATION.md", text),
+                ("crates/server/tests/wire/files.rs", "fn serves() {}\n"),
+                ("crates/core/src/conn.rs", "mod tests { fn closes() {} fn closes_late() {} }\n"),
+            ]
+        };
+        check(promises, &files("`wire::serves` `core/conn::tests::closes` `wire/files.rs::serves` `Time::NEVER`"), &[]);
+        check(promises, &files("`wire::serve` `conn::closes_lat`"), &["no such test in wire", "no such test in conn"]);
+        check(promises, &files("`wires::serves`"), &["no file wires"]);
+    }
+
+    #[test]
+    fn every_crate_is_on_the_map() {
+        let files = |text| [("ARCHITECTURE.md", text), ("crates/http/src/lib.rs", ""), ("crates/core/Cargo.toml", "")];
+        check(map, &files("`crates/http` and `core/`"), &[]);
+        check(map, &files("crates/https and core"), &["crates/core", "crates/http"]);
+    }
+}
