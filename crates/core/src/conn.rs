@@ -456,7 +456,10 @@ impl Conn {
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
         self.answer_again(now, began, &head, desk, actions, |conn, request, desk, actions| match purpose {
             Purpose::Target => {
-                let step = step_after(request, answer, outcome, desk);
+                let step = match answer {
+                    Answer::Outdated => first_step(now, request, desk),
+                    answer => step_after(request, answer, outcome, desk),
+                };
                 conn.take_step(now, began, request, &head, step, desk, actions);
             }
             Purpose::ErrorPage(status, why) => {
@@ -760,7 +763,9 @@ fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, des
         Answer::Trouble(Trouble::Exhausted) => {
             Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
         }
-        Answer::Trouble(Trouble::Failed) => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
+        Answer::Trouble(Trouble::Failed) | Answer::Outdated => {
+            Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
+        }
     }
 }
 

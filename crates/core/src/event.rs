@@ -158,6 +158,8 @@ pub enum Answer<F> {
     Listing(Arc<Vec<u8>>),
     /// None.
     Trouble(Trouble),
+    /// It was found under a configuration that is no longer in force: ask again.
+    Outdated,
 }
 
 impl<F> Clone for Answer<F> {
@@ -166,6 +168,7 @@ impl<F> Clone for Answer<F> {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
             Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
+            Answer::Outdated => Answer::Outdated,
         }
     }
 }

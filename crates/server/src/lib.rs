@@ -4,4 +4,14 @@
 //! between. [`config`] runs before all of them: what it hands out is checked and does not change afterwards.
 #![forbid(unsafe_code)]
 
+pub mod access_log;
+pub mod arch;
 pub mod config;
+pub mod counters;
+pub mod disk;
+pub mod helper;
+pub mod listen;
+pub mod mailbox;
+pub mod send;
+pub mod serve;
+pub mod worker;

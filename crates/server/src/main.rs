@@ -1,1 +1,25 @@
-fn main() {}
+//! `amped`, the web server: reads the command line and does what it says.
+#![forbid(unsafe_code)]
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use amped::config::cli::{self, Command};
+use amped::{config, serve};
+
+fn main() -> ExitCode {
+    let command = match cli::parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(error) => error.exit(),
+    };
+    match command {
+        Command::Serve(flags) => serve::serve(&flags),
+        Command::Check(flags) => match config::check(&flags) {
+            Ok(summary) => serve::print(&summary),
+            Err(error) => {
+                eprint!("{}", error.report(io::stderr().is_terminal()));
+                ExitCode::from(error.exit_status())
+            }
+        },
+    }
+}

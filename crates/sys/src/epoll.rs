@@ -25,6 +25,8 @@ pub struct Ready {
     pub token: u64,
     /// There is something to read, or an end, or an error that reading will tell.
     pub readable: bool,
+    /// The peer has closed its side, or the connection is broken: reading comes to an end after what is there.
+    pub ended: bool,
     /// There is room to write, or an error that writing will tell.
     pub writable: bool,
 }
@@ -100,6 +102,7 @@ impl Events {
             Ready {
                 token: event.data.u64(),
                 readable: flags.intersects(Flags::IN | Flags::RDHUP | Flags::HUP | Flags::ERR),
+                ended: flags.intersects(Flags::RDHUP | Flags::HUP | Flags::ERR),
                 writable: flags.intersects(Flags::OUT | Flags::HUP | Flags::ERR),
             }
         })

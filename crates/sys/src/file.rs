@@ -46,6 +46,8 @@ pub enum Kind {
     Regular,
     /// A directory.
     Directory,
+    /// A symbolic link; only [`status_at`] sees one.
+    Link,
     /// A device, a pipe, a socket: nothing to serve.
     Other,
 }
@@ -119,6 +121,7 @@ fn status_of(stat: &rustix::fs::Stat) -> Status {
     let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
         rustix::fs::FileType::RegularFile => Kind::Regular,
         rustix::fs::FileType::Directory => Kind::Directory,
+        rustix::fs::FileType::Symlink => Kind::Link,
         _ => Kind::Other,
     };
     let nanos = |seconds: i64, nanos: u64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos as i64);
@@ -187,11 +190,21 @@ pub fn is_escape(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::XDEV.raw_os_error())
 }
 
+/// Whether an error says that links lead in a circle.
+pub fn is_link_loop(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
+}
+
+/// Whether an error says that the name is a socket or a device without a driver, which cannot be opened.
+pub fn is_no_file(error: &io::Error) -> bool {
+    [Errno::NXIO, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
 /// Whether an error says that the process or the machine is out of descriptors or memory.
 pub fn is_exhaustion(error: &io::Error) -> bool {
-    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].iter().any(|errno| {
-        error.raw_os_error() == Some(errno.raw_os_error())
-    })
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 #[cfg(test)]

@@ -75,6 +75,11 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Whether this process is this user's.
+pub fn is_user(uid: u32) -> bool {
+    rustix::process::geteuid().as_raw() == uid
+}
+
 /// Becomes another user for good: groups, then group, then user, each in all its forms, so that no way leads back. Glibc
 /// does it for all threads of the process.
 ///
@@ -110,6 +115,18 @@ pub fn raise_descriptor_limit() -> u64 {
         Ok(()) => limit.maximum.unwrap_or(u64::MAX),
         Err(_) => limit.current.unwrap_or(u64::MAX),
     }
+}
+
+/// Seconds by which local time is ahead of UTC at this moment (localtime_r(3)).
+pub fn local_offset(unix_seconds: i64) -> i32 {
+    let mut local = std::mem::MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: localtime_r(3) reads the time and writes the broken-down one to `local`, both alive. A zeroed `tm` is valid
+    // (numbers and a null pointer), also if the call fails. JUSTIFICATION: std knows no time zones.
+    let local = unsafe {
+        libc::localtime_r(&raw const unix_seconds, local.as_mut_ptr());
+        local.assume_init()
+    };
+    i32::try_from(local.tm_gmtoff).unwrap_or(0)
 }
 
 /// A C string of this text; `None` if it holds a NUL.

@@ -115,7 +115,9 @@ impl<F> Caches<F> {
 
     /// Takes note of what was found, and makes the answer for those who asked.
     pub fn learn(&mut self, now: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
-        let current = work.generation() == self.generation;
+        if work.generation() != self.generation {
+            return Answer::Outdated;
+        }
         let mut contents = Vec::new();
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
@@ -137,9 +139,7 @@ impl<F> Caches<F> {
                     representations.push(Representation { coding, version, etag, content_hint, head_hints });
                     if let Some(store) = content {
                         let content = Arc::new(Content { version, store });
-                        if current {
-                            self.contents.learn(&content);
-                        }
+                        self.contents.learn(&content);
                         contents.push(content);
                     }
                 }
@@ -148,8 +148,8 @@ impl<F> Caches<F> {
             }
         };
         let meaning = match work {
-            Work::Name(work) if current => self.paths.learn(now, work.site, &work.path, meaning),
-            _ => meaning,
+            Work::Name(work) => self.paths.learn(now, work.site, &work.path, meaning),
+            Work::List(_) => meaning,
         };
         Answer::Name(meaning, contents)
     }

@@ -1,0 +1,183 @@
+//! Stop 2 of 8: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
+//!
+//! One loop waits for everything at once, in epoll: listeners, connections, and the mailbox through which helpers answer.
+//! A question for the disk is tried in the loop first, in a way that cannot wait; only if that fails does a helper get
+//! it. So what is cached, by us or by the kernel, is served at the speed of a loop that knows no disk, and what is not
+//! delays nobody but the one who asked.
+//!
+//! Several connections that ask the same while a helper is at it wait for one answer.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_core::desk::Desk;
+use amped_core::event::{Answer, Found, Ticket, Trouble, Work};
+use amped_core::file::Content;
+use amped_sys::epoll::{Epoll, Events, Interest};
+use amped_sys::file::Patience;
+use amped_units::Time;
+
+use super::Start;
+use crate::disk::Disk;
+use crate::helper::{Done, Helpers, Task};
+use crate::mailbox::Message;
+use crate::worker::{Accepted, Asked, DiskSide, Generation, Token, Worker};
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 256;
+
+/// How long listeners rest when no connection can be accepted: until then one is likely to have closed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+const MAILBOX: u64 = Token::FIRST_OTHER;
+const LISTENERS: u64 = Token::FIRST_OTHER + 1;
+
+/// Runs the loop.
+///
+/// # Errors
+/// What the kernel refused that no loop can do without.
+pub fn run(start: Start) -> io::Result<()> {
+    let Start { generation, mut listeners, mailbox, log, clock } = start;
+    let epoll = Epoll::new()?;
+    epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
+    let mut listening = false;
+    let mut accept_again = Time::START;
+
+    let helpers = Helpers::new(generation.settings.helpers.clone(), Arc::clone(&mailbox));
+    let mut helped = Helped { disk: Arc::clone(&generation.disk), helpers, waiting: HashMap::new() };
+    let mut worker = Worker::new(generation, log, clock);
+    let mut events = Events::with_capacity(EVENTS);
+    let mut messages = Vec::new();
+    let mut stop_at = None;
+
+    loop {
+        let now = worker.tick();
+        if !listening && !listeners.is_empty() && now >= accept_again {
+            for (n, listener) in listeners.iter().enumerate() {
+                epoll.add(listener, LISTENERS + n as u64, Interest::Readable)?;
+            }
+            listening = true;
+        }
+        if let Some(deadline) = stop_at
+            && (worker.open() == 0 || now >= deadline)
+        {
+            break;
+        }
+        let mut patience = worker.patience(now);
+        let alarms = [(!listening && !listeners.is_empty()).then_some(accept_again), stop_at];
+        for alarm in alarms.into_iter().flatten() {
+            patience = Some(patience.unwrap_or(Duration::MAX).min(alarm.since(now)));
+        }
+        epoll.wait(&mut events, patience)?;
+
+        let now = worker.tick();
+        let mut accept = Accepted::All;
+        for ready in events.iter() {
+            match ready.token {
+                MAILBOX => mailbox.take(&mut messages),
+                token if token >= LISTENERS => {
+                    if let Some(listener) = listeners.get((token - LISTENERS) as usize) {
+                        match worker.accept(listener, &epoll, now) {
+                            Accepted::All | Accepted::Some => {}
+                            no_room => accept = no_room,
+                        }
+                    }
+                }
+                _ => worker.ready(ready, now, &mut helped),
+            }
+        }
+        worker.take_turns(now, &mut helped);
+        worker.take_deadlines(now, &mut helped);
+        for message in messages.drain(..) {
+            match message {
+                Message::Done(Done::Work(work, found)) => helped.learn(work, found, now, &mut worker),
+                Message::Done(Done::Warm(token)) => worker.warmed(token, now, &mut helped),
+                Message::Renew(generation) => {
+                    helped.renew(&generation);
+                    worker.renew(generation);
+                }
+                Message::Listen(others) => {
+                    if listening {
+                        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
+                        listening = false;
+                    }
+                    listeners = others;
+                }
+                Message::Stop(deadline) => {
+                    // Closing them sends new clients elsewhere at once.
+                    listeners.clear();
+                    listening = false;
+                    stop_at = Some(deadline);
+                    worker.finish(now, &mut helped);
+                }
+                Message::Report(to) => {
+                    let mut snapshot = worker.snapshot();
+                    snapshot.helpers = helped.helpers.counts();
+                    // Whoever asked may have gone.
+                    let _ = to.send(snapshot);
+                }
+            }
+        }
+        if matches!(accept, Accepted::Full | Accepted::Exhausted) && listening {
+            listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
+            listening = false;
+            accept_again = now + ACCEPT_PAUSE;
+        }
+    }
+    worker.end();
+    Ok(())
+}
+
+/// The disk side of AMPED.
+struct Helped {
+    disk: Arc<Disk>,
+    helpers: Helpers,
+    /// Who waits for which answer.
+    waiting: HashMap<Work, Vec<(Token, Ticket)>>,
+}
+
+impl DiskSide for Helped {
+    const PROBES: bool = true;
+
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OwnedFd>) -> Asked {
+        if let Some(others) = self.waiting.get_mut(&work) {
+            others.push((asker, ticket));
+            return Asked::Later;
+        }
+        if let Some(found) = self.disk.perform(&work, Patience::Now) {
+            let sites = Arc::clone(&desk.sites);
+            return Asked::Answered(desk.caches.learn(now, &work, found, &sites));
+        }
+        match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
+            Ok(()) => {
+                self.waiting.insert(work, vec![(asker, ticket)]);
+                Asked::Later
+            }
+            Err(_) => Asked::Answered(Answer::Trouble(Trouble::Busy)),
+        }
+    }
+
+    fn warm(&mut self, asker: Token, content: Arc<Content<OwnedFd>>, range: Range<u64>) -> bool {
+        self.helpers.ask(Task::Warm(asker, content, range)).is_ok()
+    }
+}
+
+impl Helped {
+    /// A helper has answered: the caches take note, and all who asked are told.
+    fn learn(&mut self, work: Work, found: Found<OwnedFd>, now: Time, worker: &mut Worker) {
+        let sites = Arc::clone(&worker.desk.sites);
+        let answer = worker.desk.caches.learn(now, &work, found, &sites);
+        for (token, ticket) in self.waiting.remove(&work).unwrap_or_default() {
+            worker.answer(token, ticket, answer.clone(), now, self);
+        }
+    }
+
+    fn renew(&mut self, generation: &Generation) {
+        self.disk = Arc::clone(&generation.disk);
+        self.helpers.renew(generation.settings.helpers.clone());
+    }
+}

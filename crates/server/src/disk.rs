@@ -1,0 +1,397 @@
+//! Stop 6 of 8: the disk's answer to a question, in the loop if it can be had without waiting, in a helper if not.
+//!
+//! One function for both, told apart by [`Patience`]: with [`Patience::Now`] every step asks the kernel in a way that
+//! fails rather than waits, and the first that would wait ends the attempt. A helper then does the whole step from the
+//! start, with [`Patience::Wait`]: open, state, siblings, and the first bytes, in one hand-off.
+//!
+//! Whatever the name says, the kernel keeps it beneath the site's root (`openat2`, `RESOLVE_BENEATH`).
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use amped_core::event::{Found, ListWork, NameWork, Opened, Trouble, Work};
+use amped_core::file::{FileVersion, Stored};
+use amped_core::listing::{self, Entry};
+use amped_core::site::{Site, Sites};
+use amped_http::negotiate::Coding;
+use amped_sys::file::{self, Kind, Patience};
+use amped_sys::process;
+
+use crate::config::SiteRoot;
+
+/// How far ahead of what is being sent the disk is asked for.
+pub const WINDOW: u64 = 256 * 1024;
+
+/// The roots of all sites, and how to answer from them. Shared by loops and helpers.
+#[derive(Debug)]
+pub struct Disk {
+    sites: Arc<Sites>,
+    roots: Vec<Root>,
+    /// Homes' folders that have been asked for, by user name; `None`: there is no such user or folder.
+    users: Mutex<HashMap<Vec<u8>, UserRoot>>,
+    /// Files up to this size are read whole.
+    content_file_max: u64,
+    /// A root, or a user's folder, is looked up anew after this time.
+    revalidate: Duration,
+}
+
+#[derive(Debug)]
+struct Root {
+    path: PathBuf,
+    current: Mutex<CurrentRoot>,
+}
+
+#[derive(Debug)]
+struct CurrentRoot {
+    folder: Arc<OwnedFd>,
+    checked: Instant,
+}
+
+#[derive(Debug)]
+struct UserRoot {
+    folder: Option<Arc<OwnedFd>>,
+    checked: Instant,
+}
+
+/// Names of users that are remembered; a client can ask for any number.
+const USERS_MAX: usize = 1024;
+
+/// The answer, or that it would have meant waiting.
+type Answer<T> = Result<T, NoAnswer>;
+
+enum NoAnswer {
+    /// [`Patience::Now`] was not enough.
+    WouldWait,
+    Io(io::Error),
+}
+
+impl From<io::Error> for NoAnswer {
+    fn from(error: io::Error) -> NoAnswer {
+        if error.kind() == io::ErrorKind::WouldBlock { NoAnswer::WouldWait } else { NoAnswer::Io(error) }
+    }
+}
+
+impl Disk {
+    /// Opens the roots.
+    ///
+    /// # Errors
+    /// The first root that cannot be opened, with its path.
+    pub fn open(
+        sites: Arc<Sites>,
+        roots: &[SiteRoot],
+        content_file_max: u64,
+        revalidate: Duration,
+    ) -> Result<Disk, (PathBuf, io::Error)> {
+        let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
+            Ok(folder) => {
+                let current = CurrentRoot { folder: Arc::new(folder), checked: Instant::now() };
+                Ok(Root { path: root.path.clone(), current: Mutex::new(current) })
+            }
+            Err(error) => Err((root.path.clone(), error)),
+        };
+        let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate })
+    }
+
+    /// Does the work. `None` only with [`Patience::Now`]: it would have had to wait.
+    pub fn perform(&self, work: &Work, patience: Patience) -> Option<Found<OwnedFd>> {
+        let found = match work {
+            Work::Name(work) => self.name(work, patience),
+            // Reading a directory has no form that does not wait.
+            Work::List(_) if patience == Patience::Now => Err(NoAnswer::WouldWait),
+            Work::List(work) => self.list(work),
+        };
+        match found {
+            Ok(found) => Some(found),
+            Err(NoAnswer::WouldWait) if patience == Patience::Now => None,
+            Err(NoAnswer::WouldWait) => Some(Found::Trouble(Trouble::Failed)),
+            Err(NoAnswer::Io(error)) => Some(explain(&error)),
+        }
+    }
+
+    fn name(&self, work: &NameWork, patience: Patience) -> Answer<Found<OwnedFd>> {
+        let Some(site) = self.sites.get(work.site) else {
+            return Ok(Found::Absent);
+        };
+        let Some(Place { root, path }) = self.place(site, &work.path, patience)? else {
+            return Ok(Found::Absent);
+        };
+        let Some(path) = path else {
+            return Ok(Found::NeedsSlash);
+        };
+        if path.ends_with(b"/") || path.is_empty() {
+            for index in &site.index {
+                let index = index.as_bytes();
+                match open_regular(&root, &[path, index].concat(), patience) {
+                    Ok(Some(opened)) => {
+                        let name = [&*work.path, index].concat();
+                        return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, patience);
+                    }
+                    Ok(None) => {}
+                    Err(NoAnswer::Io(error)) if is_absence(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let folder = if path.is_empty() { b"." } else { path };
+        let opened = file::open_beneath(root.as_fd(), &c_string(folder)?, patience)?;
+        let status = file::status(&opened)?;
+        match status.kind {
+            Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, patience),
+            Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory),
+            Kind::Directory => Ok(Found::NeedsSlash),
+            Kind::Link | Kind::Other => Ok(Found::Forbidden),
+        }
+    }
+
+    /// A file was found: bring it, and its siblings.
+    #[expect(clippy::too_many_arguments, reason = "a file is its root, its name and its descriptor")]
+    fn found(
+        &self,
+        site: &Site,
+        root: &OwnedFd,
+        path: &[u8],
+        name: Arc<[u8]>,
+        (opened, status): (OwnedFd, file::Status),
+        work: &NameWork,
+        patience: Patience,
+    ) -> Answer<Found<OwnedFd>> {
+        let mut files = Vec::with_capacity(1 + site.precompressed.len());
+        let mtime = status.mtime_ns;
+        files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
+        for &coding in &site.precompressed {
+            let sibling = [path, coding.suffix().as_bytes()].concat();
+            match open_regular(root, &sibling, patience) {
+                // One that is older than its original was made from an earlier version of it.
+                Ok(Some((opened, status))) if status.mtime_ns >= mtime => {
+                    files.push(self.bring(coding, opened, status, &work.known, patience)?);
+                }
+                // Not to be had, for whatever reason: the original serves.
+                Ok(_) | Err(NoAnswer::Io(_)) => {}
+                Err(NoAnswer::WouldWait) => return Err(NoAnswer::WouldWait),
+            }
+        }
+        Ok(Found::File { name, files })
+    }
+
+    /// The content of an opened file: read if it is small, its first window in memory if it is large.
+    fn bring(
+        &self,
+        coding: Coding,
+        opened: OwnedFd,
+        mut status: file::Status,
+        known: &[FileVersion],
+        patience: Patience,
+    ) -> Answer<Opened<OwnedFd>> {
+        // Somebody may be writing to it at this moment. What is read is good only if the file was in the same state
+        // before and after; a file that does not hold still is left to the page cache.
+        for _ in 0..4 {
+            let version = version_of(&status);
+            if known.contains(&version) {
+                return Ok(Opened { coding, version, content: None });
+            }
+            if version.size > self.content_file_max {
+                break;
+            }
+            let bytes = read_whole(&opened, version.size, patience)?;
+            status = file::status(&opened)?;
+            if let Some(bytes) = bytes
+                && version_of(&status) == version
+            {
+                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) });
+            }
+        }
+        let version = version_of(&status);
+        match patience {
+            Patience::Now if version.size > 0 && !file::is_resident(&opened, 0) => return Err(NoAnswer::WouldWait),
+            Patience::Now => {}
+            Patience::Wait => warm(&opened, 0, WINDOW.min(version.size)),
+        }
+        Ok(Opened { coding, version, content: Some(Stored::File(opened)) })
+    }
+
+    fn list(&self, work: &ListWork) -> Answer<Found<OwnedFd>> {
+        let Some(site) = self.sites.get(work.site) else {
+            return Ok(Found::Absent);
+        };
+        let Some(Place { root, path: Some(path) }) = self.place(site, &work.path, Patience::Wait)? else {
+            return Ok(Found::Absent);
+        };
+        let folder = if path.is_empty() { b"." } else { path };
+        let folder = file::open_beneath(root.as_fd(), &c_string(folder)?, Patience::Wait)?;
+        let mut entries = Vec::new();
+        for name in file::names(&folder)? {
+            let name = name?;
+            if !site.dotfiles && name.starts_with(b".") {
+                continue;
+            }
+            // A file that vanishes meanwhile, or a link that leads nowhere or out of the root, is not listed: a request
+            // for it would fail.
+            let c_name = c_string(&name)?;
+            let mut status = file::status_at(&folder, &c_name);
+            if matches!(&status, Ok(status) if status.kind == Kind::Link) {
+                let inside = [path, &name].concat();
+                status = file::open_beneath(root.as_fd(), &c_string(&inside)?, Patience::Wait).and_then(file::status);
+            }
+            let Ok(status) = status else { continue };
+            let is_directory = match status.kind {
+                Kind::Regular => false,
+                Kind::Directory => true,
+                Kind::Link | Kind::Other => continue,
+            };
+            let modified_seconds = status.mtime_ns.div_euclid(1_000_000_000);
+            entries.push(Entry { name, is_directory, size: status.size, modified_seconds });
+        }
+        Ok(Found::Listing(listing::render(&work.path, entries, work.order, work.form)))
+    }
+
+    /// The root that a path is to be opened beneath, and the rest of the path. `None`: there is no such user.
+    fn place<'a>(&self, site: &Site, path: &'a [u8], patience: Patience) -> Answer<Option<Place<'a>>> {
+        let rest = path.strip_prefix(b"/").unwrap_or(path);
+        if let Some(folder) = &site.user_dir
+            && let Some(rest) = rest.strip_prefix(b"~")
+        {
+            let slash = rest.iter().position(|&b| b == b'/');
+            let name = &rest[..slash.unwrap_or(rest.len())];
+            let root = self.user_root(name, folder, patience)?;
+            return Ok(root.map(|root| Place { root, path: slash.map(|slash| &rest[slash + 1..]) }));
+        }
+        let root = self.root(site.number, patience)?;
+        Ok(Some(Place { root, path: Some(rest) }))
+    }
+
+    /// The folder that the root's path names now. A path may come to mean another folder, as where a link is switched
+    /// from one release to the next; it is looked at again as often as any other name.
+    fn root(&self, site: u16, patience: Patience) -> Answer<Arc<OwnedFd>> {
+        let root = &self.roots[usize::from(site)];
+        let mut current = root.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.checked.elapsed() < self.revalidate {
+            return Ok(Arc::clone(&current.folder));
+        }
+        match file::open_root(&root.path, patience) {
+            Ok(folder) => {
+                let same = |a: &file::Status, b: &file::Status| (a.device, a.inode) == (b.device, b.inode);
+                if !same(&file::status(&folder)?, &file::status(&*current.folder)?) {
+                    current.folder = Arc::new(folder);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(NoAnswer::WouldWait),
+            // It cannot be looked at any more, because it is gone or because we may not: what was there serves on.
+            Err(_) => {}
+        }
+        current.checked = Instant::now();
+        Ok(Arc::clone(&current.folder))
+    }
+
+    /// The folder in a user's home. Looking users up may ask a directory service, so only a helper does it.
+    fn user_root(&self, name: &[u8], folder: &str, patience: Patience) -> Answer<Option<Arc<OwnedFd>>> {
+        let lock = || self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(name)
+            && known.checked.elapsed() < self.revalidate
+        {
+            return Ok(known.folder.clone());
+        }
+        if patience == Patience::Now {
+            return Err(NoAnswer::WouldWait);
+        }
+        // The lock is not held while the directory service is asked: it may take seconds.
+        let found = open_user_root(name, folder);
+        let mut users = lock();
+        if users.len() >= USERS_MAX {
+            users.clear();
+        }
+        users.insert(name.to_vec(), UserRoot { folder: found.clone(), checked: Instant::now() });
+        Ok(found)
+    }
+}
+
+struct Place<'a> {
+    root: Arc<OwnedFd>,
+    /// Relative to the root, without a slash in front; `None` for `/~user`, which lacks its slash.
+    path: Option<&'a [u8]>,
+}
+
+/// `~user` is for people: system accounts, root's among them, have homes such as `/` that nobody means to publish.
+const UID_MIN: u32 = 1000;
+
+fn open_user_root(name: &[u8], folder: &str) -> Option<Arc<OwnedFd>> {
+    let user = process::user(&process::c_string(name)?).ok()??;
+    if user.uid < UID_MIN {
+        return None;
+    }
+    let home = file::open_root(&user.home, Patience::Wait).ok()?;
+    let root = file::open_root_beneath(home.as_fd(), &process::c_string(folder)?, Patience::Wait).ok()?;
+    Some(Arc::new(root))
+}
+
+/// Makes a window of a file resident, by reading it; called by helpers alone. Errors are for whoever sends it.
+pub fn warm(file: impl AsFd, start: u64, length: u64) {
+    let mut buffer = vec![0; 64 * 1024];
+    let (mut at, end) = (start, start + length);
+    while at < end {
+        let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        match file::read_at(&file, &mut buffer[..count], at, Patience::Wait) {
+            Ok(0) | Err(_) => return,
+            Ok(count) => at += count as u64,
+        }
+    }
+}
+
+/// The version of a file in this state.
+pub fn version_of(status: &file::Status) -> FileVersion {
+    FileVersion {
+        device: status.device,
+        inode: status.inode,
+        size: status.size,
+        mtime_ns: status.mtime_ns,
+        ctime_ns: status.ctime_ns,
+    }
+}
+
+/// `None` for something that is no regular file.
+fn open_regular(root: &OwnedFd, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
+    let opened = file::open_beneath(root.as_fd(), &c_string(path)?, patience)?;
+    let status = file::status(&opened)?;
+    Ok((status.kind == Kind::Regular).then_some((opened, status)))
+}
+
+/// `None` if the file is shorter than it was said to be.
+fn read_whole(file: &OwnedFd, size: u64, patience: Patience) -> Answer<Option<Box<[u8]>>> {
+    let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
+    let mut at = 0;
+    while at < bytes.len() {
+        match file::read_at(file, &mut bytes[at..], at as u64, patience)? {
+            0 => return Ok(None),
+            count => at += count,
+        }
+    }
+    Ok(Some(bytes.into_boxed_slice()))
+}
+
+fn c_string(path: &[u8]) -> io::Result<CString> {
+    // `clean_path` lets no NUL through.
+    process::c_string(path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(error.kind(), Kind::NotFound | Kind::NotADirectory | Kind::InvalidFilename) || file::is_link_loop(error)
+}
+
+/// What a failed step means to a client.
+fn explain(error: &io::Error) -> Found<OwnedFd> {
+    if is_absence(error) {
+        Found::Absent
+    } else if error.kind() == io::ErrorKind::PermissionDenied || file::is_escape(error) || file::is_no_file(error) {
+        Found::Forbidden
+    } else if file::is_exhaustion(error) {
+        Found::Trouble(Trouble::Exhausted)
+    } else {
+        Found::Trouble(Trouble::Failed)
+    }
+}

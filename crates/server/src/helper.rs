@@ -1,0 +1,196 @@
+//! Helpers: threads that wait for the disk in a loop's place (Flash, section 3.4).
+//!
+//! Each loop has its own. They are started when work is waiting and none is idle, up to a limit; a few are kept in
+//! reserve when there is nothing to do, the others end. Work waits in one bounded queue: when that is full, the loop is
+//! told so at once and sheds the request, since a queue that only grows turns a slow disk into a slow server.
+//!
+//! What they are told and what they answer is plain data and descriptors, so that they could as well be processes.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use amped_core::event::{Found, Trouble, Work};
+use amped_core::file::{Content, Stored};
+use amped_sys::file::Patience;
+
+use crate::config::HelperSettings;
+use crate::disk::{self, Disk};
+use crate::mailbox::{Mailbox, Message};
+use crate::worker::Token;
+
+/// Something to do that may wait for the disk.
+#[derive(Debug)]
+pub enum Task {
+    /// Answer a connection's question.
+    Work(Arc<Disk>, Work),
+    /// Bring a range of a file into memory, for the connection that sends it.
+    Warm(Token, Arc<Content<OwnedFd>>, Range<u64>),
+}
+
+/// What came of a task.
+#[derive(Debug)]
+pub enum Done {
+    /// The answer to the question.
+    Work(Work, Found<OwnedFd>),
+    /// The range is in memory, or cannot be brought there: whoever sends it will see.
+    Warm(Token),
+}
+
+/// The helpers of one loop.
+#[derive(Debug)]
+pub struct Helpers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    mailbox: Arc<Mailbox>,
+}
+
+#[derive(Debug)]
+struct State {
+    settings: HelperSettings,
+    /// `queue.len() <= settings.queue`
+    queue: VecDeque<Task>,
+    /// `idle <= threads <= settings.max`
+    threads: usize,
+    idle: usize,
+    /// The largest number of threads there has been.
+    peak: usize,
+    stopping: bool,
+}
+
+/// How the helpers stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HelperCounts {
+    /// Threads now.
+    pub threads: usize,
+    /// Most threads at once.
+    pub peak: usize,
+    /// Tasks that wait for one.
+    pub waiting: usize,
+}
+
+/// The queue is full.
+#[derive(Debug)]
+pub struct Busy;
+
+impl Helpers {
+    /// Helpers that put what they have done into `mailbox`. None is started yet.
+    pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox>) -> Helpers {
+        let state = State { settings, queue: VecDeque::new(), threads: 0, idle: 0, peak: 0, stopping: false };
+        let shared = Shared { state: Mutex::new(state), wake: Condvar::new(), mailbox };
+        Helpers { shared: Arc::new(shared) }
+    }
+
+    /// Gives them a task.
+    ///
+    /// # Errors
+    /// [`Busy`] when the queue is full, or no helper can be started at all.
+    pub fn ask(&self, task: Task) -> Result<(), Busy> {
+        let mut state = self.shared.lock();
+        if state.queue.len() >= state.settings.queue {
+            return Err(Busy);
+        }
+        state.queue.push_back(task);
+        if state.queue.len() > state.idle && state.threads < state.settings.max {
+            state.threads += 1;
+            let shared = Arc::clone(&self.shared);
+            let started = thread::Builder::new().name("helper".to_owned()).stack_size(256 * 1024);
+            if let Err(error) = started.spawn(move || shared.help()) {
+                state.threads -= 1;
+                if state.threads == 0 {
+                    // Nobody would ever take it.
+                    state.queue.pop_back();
+                    say_no_thread(&error);
+                    return Err(Busy);
+                }
+            }
+            state.peak = state.peak.max(state.threads);
+        }
+        self.shared.wake.notify_one();
+        Ok(())
+    }
+
+    /// Other settings come into force; those that are at work finish first.
+    pub fn renew(&self, settings: HelperSettings) {
+        self.shared.lock().settings = settings;
+        self.shared.wake.notify_all();
+    }
+
+    /// How they stand.
+    pub fn counts(&self) -> HelperCounts {
+        let state = self.shared.lock();
+        HelperCounts { threads: state.threads, peak: state.peak, waiting: state.queue.len() }
+    }
+}
+
+fn say_no_thread(error: &io::Error) {
+    eprintln!("amped: cannot start a helper: {error}; requests that need the disk are answered 503");
+}
+
+impl Drop for Helpers {
+    /// Lets them end. They are not waited for: one may hang on a dead disk.
+    fn drop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A helper's life.
+    fn help(&self) {
+        while let Some(task) = self.next_task() {
+            self.mailbox.put(Message::Done(perform(task)));
+        }
+    }
+
+    /// Waits for a task. `None`: there is none for so long that this helper is not needed, or the loop has ended.
+    fn next_task(&self) -> Option<Task> {
+        let mut state = self.lock();
+        loop {
+            if state.stopping {
+                state.threads -= 1;
+                return None;
+            }
+            if let Some(task) = state.queue.pop_front() {
+                return Some(task);
+            }
+            state.idle += 1;
+            let idle_time = state.settings.idle_time;
+            let waited = self.wake.wait_timeout(state, idle_time);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            state.idle -= 1;
+            if timeout.timed_out() && state.queue.is_empty() && state.threads > state.settings.reserve {
+                state.threads -= 1;
+                return None;
+            }
+        }
+    }
+}
+
+fn perform(task: Task) -> Done {
+    match task {
+        Task::Work(disk, work) => {
+            let found = disk.perform(&work, Patience::Wait).unwrap_or(Found::Trouble(Trouble::Failed));
+            Done::Work(work, found)
+        }
+        Task::Warm(token, content, range) => {
+            if let Stored::File(file) = &content.store {
+                disk::warm(file, range.start, range.end - range.start);
+            }
+            Done::Warm(token)
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Stop 1 of 8: sockets that listen, and the connections that come in on them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use amped_sys::socket;
+
+/// Connections that may wait to be accepted. The kernel cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// One address, with a listener for each loop.
+#[derive(Debug)]
+pub struct Address {
+    /// As it was asked for; a port of 0 stays 0.
+    pub asked: SocketAddr,
+    /// As it is.
+    pub bound: SocketAddr,
+    /// `listeners.len()` is the number of loops.
+    pub listeners: Vec<OwnedFd>,
+}
+
+impl Address {
+    /// The same listeners once more, for another configuration.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn share(&self) -> io::Result<Address> {
+        let listeners = self.listeners.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        Ok(Address { asked: self.asked, bound: self.bound, listeners })
+    }
+}
+
+/// Binds an address for so many loops.
+///
+/// # Errors
+/// What was wrong and the way out.
+pub fn bind(asked: SocketAddr, loops: usize) -> Result<Address, String> {
+    let explain = |error: io::Error| explain(asked, &error);
+    // Sockets that share an address also share it with another server of the same user, which would take half of the
+    // connections without a word. So the address is taken once for us alone first.
+    let first = socket::listen(asked, BACKLOG, false).map_err(explain)?;
+    let bound = socket::local_address(&first).map_err(explain)?;
+    if loops == 1 {
+        return Ok(Address { asked, bound, listeners: vec![first] });
+    }
+    drop(first);
+    let listeners =
+        (0..loops).map(|_| socket::listen(bound, BACKLOG, true)).collect::<Result<_, _>>().map_err(explain)?;
+    Ok(Address { asked, bound, listeners })
+}
+
+fn explain(address: SocketAddr, error: &io::Error) -> String {
+    let way_out = match error.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "; another program listens there (`ss -ltnp 'sport = :{}'` names it): stop it, or give another port with \
+             --listen",
+            address.port()
+        ),
+        io::ErrorKind::PermissionDenied if address.port() < 1024 => {
+            "; ports below 1024 are for root: start as root with --user NAME, or give the program CAP_NET_BIND_SERVICE"
+                .to_owned()
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "; this machine has no such address (`ip address` lists those it has)".to_owned()
+        }
+        _ => String::new(),
+    };
+    format!("cannot listen on {address}: {error}{way_out}")
+}

@@ -1,0 +1,68 @@
+//! A loop's mailbox: how other threads reach it while it waits in epoll.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use amped_sys::eventfd::EventFd;
+use amped_units::Time;
+
+use crate::counters::Snapshot;
+use crate::helper::Done;
+use crate::worker::Generation;
+
+/// What a loop is told.
+#[derive(Debug)]
+pub enum Message {
+    /// A helper has done something.
+    Done(Done),
+    /// Another configuration comes into force.
+    Renew(Arc<Generation>),
+    /// Listen on these from now on, and on no others.
+    Listen(Vec<OwnedFd>),
+    /// Stop: finish what is under way, at the latest at this moment.
+    Stop(Time),
+    /// Say how things stand.
+    Report(Sender<Snapshot>),
+}
+
+/// Messages, and a bell that rings in epoll when there are any.
+#[derive(Debug)]
+pub struct Mailbox {
+    messages: Mutex<Vec<Message>>,
+    bell: EventFd,
+}
+
+impl Mailbox {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new() -> io::Result<Mailbox> {
+        Ok(Mailbox { messages: Mutex::default(), bell: EventFd::new()? })
+    }
+
+    /// Puts a message in, and rings if it is the first: one ring brings the loop, which takes them all.
+    pub fn put(&self, message: Message) {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        messages.push(message);
+        if messages.len() == 1 {
+            self.bell.ring();
+        }
+    }
+
+    /// Takes all messages out, into an empty vector that is given back filled.
+    pub fn take(&self, into: &mut Vec<Message>) {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that no ring is lost between taking and silencing.
+        self.bell.silence();
+        std::mem::swap(&mut *messages, into);
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}

@@ -1,0 +1,429 @@
+//! Stop 8 of 8: bytes to the client.
+//!
+//! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
+//! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
+//! whole pipelined batch with it. Files go out a window at a time, so that one download does not hold up the others, and
+//! only windows that are in memory: for others the loop asks a helper first.
+//!
+//! A file may change while it is sent. Every window is sent only if size and modification time are those of the head,
+//! else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
+//! pages to the socket, where an edit in place still reaches them until the client has them; so a file that changed within
+//! the last minute ([`SETTLED_AFTER`]) is copied instead, which freezes the bytes at the moment they are checked.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use amped_core::file::{Content, FileVersion, Stored};
+use amped_core::record::{Record, Records};
+use amped_core::reply::{Body, Reply, Wall};
+use amped_sys::file::{self, Patience};
+use amped_sys::socket;
+use amped_units::Time;
+
+use crate::access_log::{AccessLog, Peer};
+use crate::disk::WINDOW;
+
+/// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
+/// entry in the kernel's vector.
+const INLINE_MAX: u64 = 4 * 1024;
+
+/// Windows of files that one turn sends for one connection.
+const WINDOWS_A_TURN: u32 = 2;
+
+/// Pieces that go into one call.
+const PIECES_MAX: usize = 64;
+
+/// A file that has been left alone for so long is lent to the socket; a younger one is copied. Editors, and people, come
+/// back within a minute.
+const SETTLED_AFTER_NS: i64 = 60 * 1_000_000_000;
+
+/// What is still to be sent on a connection.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    chunks: VecDeque<Chunk>,
+    /// The bytes of all text chunks behind one another; those before `text_at` have been sent.
+    text: Vec<u8>,
+    text_at: usize,
+    /// Bytes of the reply at the front, head included, that have been sent.
+    reply_sent: u64,
+}
+
+#[derive(Debug)]
+enum Chunk {
+    /// The next so many bytes of the text.
+    Text(usize),
+    Memory(Arc<Content<OwnedFd>>, Range<usize>),
+    Shared(Arc<Vec<u8>>, Range<usize>),
+    File(Arc<Content<OwnedFd>>, Range<u64>),
+    /// A reply ends here.
+    End(Box<Record>),
+}
+
+/// How far sending has come.
+#[derive(Debug)]
+pub enum Progress {
+    /// Nothing is left.
+    Done,
+    /// The client has to take something first.
+    Full,
+    /// This range is not in memory.
+    Cold(Arc<Content<OwnedFd>>, Range<u64>),
+    /// There is more, but others have their turn first.
+    Yield,
+    /// The connection is dead, or must be: the client is gone, or the file has changed.
+    Broken,
+}
+
+/// A loop's means of sending, shared by its connections.
+pub struct Sender {
+    /// Outboxes to be used again, so that a reply that goes out at once allocates nothing.
+    spare: Vec<Box<Outbox>>,
+    /// Where windows of young files are copied.
+    window: Vec<u8>,
+}
+
+/// An outbox whose text has grown beyond this is not kept.
+const SPARE_TEXT_MAX: usize = 256 * 1024;
+
+/// Outboxes that are kept; one is enough but for bursts.
+const SPARE_MAX: usize = 16;
+
+/// Whom a line of the log is about, and where lines and records go.
+pub struct Teller<'a> {
+    /// The log.
+    pub log: &'a mut AccessLog,
+    /// The client.
+    pub peer: &'a Peer,
+    /// Records to be used again.
+    pub records: &'a mut Records,
+    /// The time of day.
+    pub wall: &'a Wall,
+    /// The time.
+    pub now: Time,
+}
+
+impl Teller<'_> {
+    fn tell(&mut self, record: Box<Record>, body_bytes: u64) {
+        self.log.write(&record, self.peer, body_bytes, self.wall, self.now);
+        self.records.give_back(record);
+    }
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Sender { spare: Vec::new(), window: vec![0; WINDOW as usize] }
+    }
+}
+
+impl Sender {
+    /// An empty outbox.
+    pub fn outbox(&mut self) -> Box<Outbox> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes back an outbox of which everything was sent.
+    pub fn give_back(&mut self, mut outbox: Box<Outbox>) {
+        if self.spare.len() < SPARE_MAX && outbox.text.capacity() <= SPARE_TEXT_MAX {
+            outbox.text.clear();
+            outbox.text_at = 0;
+            self.spare.push(outbox);
+        }
+    }
+}
+
+impl Outbox {
+    /// Puts a reply behind what is there.
+    pub fn put(&mut self, reply: Reply<OwnedFd>, wall: &Wall) {
+        let Reply { head, connection, body, mut record } = reply;
+        let start = self.text.len();
+        head.get().write(&mut self.text, &wall.date, connection);
+        record.head_bytes = self.text.len() - start;
+        self.put_body(start, body);
+        self.chunks.push_back(Chunk::End(record));
+    }
+
+    /// Puts bytes behind what is there that belong to no reply.
+    pub fn put_interim(&mut self, bytes: &[u8]) {
+        let start = self.text.len();
+        self.text.extend_from_slice(bytes);
+        self.put_text(start);
+    }
+
+    fn put_body(&mut self, mut start: usize, body: Body<OwnedFd>) {
+        match body {
+            Body::Empty => {}
+            Body::Text(text) => self.text.extend_from_slice(&text),
+            Body::Shared(text) => {
+                self.put_text(start);
+                let length = text.len();
+                self.chunks.push_back(Chunk::Shared(text, 0..length));
+                return;
+            }
+            Body::Content(content, range) => {
+                start = self.put_range(start, &content, range);
+            }
+            Body::Parts(content, parts, last) => {
+                for (text, range) in parts {
+                    self.text.extend_from_slice(&text);
+                    start = self.put_range(start, &content, range);
+                }
+                self.text.extend_from_slice(&last);
+            }
+        }
+        self.put_text(start);
+    }
+
+    /// Puts a range of a file behind the text that began at `start`; returns where text begins that is no chunk yet.
+    fn put_range(&mut self, start: usize, content: &Arc<Content<OwnedFd>>, range: Range<u64>) -> usize {
+        match &content.store {
+            Stored::Memory(bytes) => {
+                // A range of content in memory fits in memory.
+                let range = range.start as usize..range.end as usize;
+                if range.len() as u64 <= INLINE_MAX {
+                    self.text.extend_from_slice(&bytes[range]);
+                    return start;
+                }
+                self.put_text(start);
+                self.chunks.push_back(Chunk::Memory(Arc::clone(content), range));
+            }
+            Stored::File(_) => {
+                self.put_text(start);
+                self.chunks.push_back(Chunk::File(Arc::clone(content), range));
+            }
+        }
+        self.text.len()
+    }
+
+    fn put_text(&mut self, start: usize) {
+        let length = self.text.len() - start;
+        if length > 0 {
+            self.chunks.push_back(Chunk::Text(length));
+        }
+    }
+
+    /// Whether nothing is left to send.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// Bytes of memory it holds.
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Outbox>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
+    }
+
+    /// Sends until something is in the way. Replies that are complete are told to the log.
+    ///
+    /// `probe`: whether a window that is not in memory stops it; otherwise it waits for the disk.
+    pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probe: bool, teller: &mut Teller<'_>) -> Progress {
+        let mut windows = 0;
+        loop {
+            self.tell_ends(teller);
+            let sent = match self.chunks.front() {
+                None => return Progress::Done,
+                Some(Chunk::File(content, range)) => {
+                    if windows == WINDOWS_A_TURN {
+                        return Progress::Yield;
+                    }
+                    windows += 1;
+                    let (content, range) = (Arc::clone(content), range.clone());
+                    match send_window(socket, &content, range, sender, probe, teller.wall) {
+                        Ok(Window::Sent(count)) => Ok(count),
+                        Ok(Window::Cold(range)) => return Progress::Cold(content, range),
+                        Ok(Window::Changed) => return Progress::Broken,
+                        Err(error) => Err(error),
+                    }
+                }
+                Some(_) => self.send_memory(socket),
+            };
+            match sent {
+                Ok(count) => self.advance(count, teller),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Full,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Progress::Broken,
+            }
+        }
+    }
+
+    /// Sends what lies in memory at the front, in one call.
+    fn send_memory(&self, socket: &OwnedFd) -> io::Result<u64> {
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let mut count = 0;
+        let mut text_at = self.text_at;
+        let mut text_from = text_at;
+        let mut more = false;
+        for chunk in &self.chunks {
+            let bytes = match chunk {
+                // Texts lie behind one another: those of a batch of small replies make one piece.
+                Chunk::Text(length) => {
+                    text_at += length;
+                    continue;
+                }
+                Chunk::End(_) => continue,
+                Chunk::File(..) => {
+                    // The first window follows at once; without this the head would be a packet of its own.
+                    more = true;
+                    break;
+                }
+                Chunk::Memory(content, range) => match &content.store {
+                    Stored::Memory(bytes) => &bytes[range.clone()],
+                    Stored::File(_) => continue,
+                },
+                Chunk::Shared(text, range) => &text[range.clone()],
+            };
+            if text_from < text_at {
+                pieces[count] = IoSlice::new(&self.text[text_from..text_at]);
+                text_from = text_at;
+                count += 1;
+            }
+            pieces[count] = IoSlice::new(bytes);
+            count += 1;
+            if count + 2 > PIECES_MAX {
+                break;
+            }
+        }
+        if text_from < text_at {
+            pieces[count] = IoSlice::new(&self.text[text_from..text_at]);
+            count += 1;
+        }
+        let sent = match &pieces[..count] {
+            [one] => socket::send(socket, one, more)?,
+            several => socket::send_vectored(socket, several, more)?,
+        };
+        Ok(sent as u64)
+    }
+
+    /// Takes `count` bytes from the front.
+    fn advance(&mut self, mut count: u64, teller: &mut Teller<'_>) {
+        while count > 0 {
+            let left = match self.chunks.front_mut() {
+                None => return,
+                Some(Chunk::End(_)) => {
+                    self.tell_ends(teller);
+                    continue;
+                }
+                Some(Chunk::Text(length)) => {
+                    let taken = count.min(*length as u64);
+                    *length -= taken as usize;
+                    self.text_at += taken as usize;
+                    count -= taken;
+                    self.reply_sent += taken;
+                    *length as u64
+                }
+                Some(Chunk::Memory(_, range) | Chunk::Shared(_, range)) => {
+                    let taken = count.min(range.len() as u64);
+                    range.start += taken as usize;
+                    count -= taken;
+                    self.reply_sent += taken;
+                    range.len() as u64
+                }
+                Some(Chunk::File(_, range)) => {
+                    let taken = count.min(range.end - range.start);
+                    range.start += taken;
+                    count -= taken;
+                    self.reply_sent += taken;
+                    range.end - range.start
+                }
+            };
+            if left == 0 {
+                self.chunks.pop_front();
+            }
+        }
+    }
+
+    fn tell_ends(&mut self, teller: &mut Teller<'_>) {
+        while matches!(self.chunks.front(), Some(Chunk::End(_))) {
+            if let Some(Chunk::End(record)) = self.chunks.pop_front() {
+                let sent = std::mem::take(&mut self.reply_sent);
+                let body_bytes = sent.saturating_sub(record.head_bytes as u64);
+                teller.tell(record, body_bytes);
+            }
+        }
+        if self.chunks.is_empty() {
+            self.text.clear();
+            self.text_at = 0;
+        }
+    }
+
+    /// Tells the log of replies that will not be completed: with the bytes that went out of the first.
+    pub fn give_up(&mut self, teller: &mut Teller<'_>) {
+        for chunk in self.chunks.drain(..) {
+            if let Chunk::End(record) = chunk {
+                let sent = std::mem::take(&mut self.reply_sent);
+                let body_bytes = sent.saturating_sub(record.head_bytes as u64);
+                teller.tell(record, body_bytes);
+            }
+        }
+    }
+}
+
+enum Window {
+    Sent(u64),
+    Cold(Range<u64>),
+    Changed,
+}
+
+/// Sends the first window of a file's range.
+fn send_window(
+    socket: &OwnedFd,
+    content: &Content<OwnedFd>,
+    range: Range<u64>,
+    sender: &mut Sender,
+    probe: bool,
+    wall: &Wall,
+) -> io::Result<Window> {
+    let Stored::File(file) = &content.store else {
+        return Ok(Window::Changed);
+    };
+    // Windows begin at multiples of their size, so that a range is read ahead as the whole file is.
+    let end = range.end.min((range.start / WINDOW + 1) * WINDOW);
+    let window = range.start..end;
+    let more = end < range.end;
+    let patience = if probe { Patience::Now } else { Patience::Wait };
+
+    if is_settled(&content.version, wall) {
+        if probe && !(file::is_resident(file, window.start) && file::is_resident(file, window.end - 1)) {
+            // A file that has become shorter looks like one that is not in memory.
+            return Ok(if is_unchanged(file, &content.version)? { Window::Cold(window) } else { Window::Changed });
+        }
+        if !is_unchanged(file, &content.version)? {
+            return Ok(Window::Changed);
+        }
+        let mut offset = window.start;
+        let sent = file::send_file(socket, file, &mut offset, (window.end - window.start) as usize)?;
+        let last = window.start + sent as u64 == range.end;
+        if sent == 0 || (last && !is_unchanged(file, &content.version)?) {
+            return Ok(Window::Changed);
+        }
+        return Ok(Window::Sent(sent as u64));
+    }
+
+    let buffer = &mut sender.window[..(window.end - window.start) as usize];
+    let count = match file::read_at(file, buffer, window.start, patience) {
+        Ok(count) => count,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Window::Cold(window)),
+        // The disk failed: the client must see that the reply is not whole.
+        Err(_) => return Ok(Window::Changed),
+    };
+    // Checked after reading: the bytes in the buffer are those of this state.
+    if count == 0 || !is_unchanged(file, &content.version)? {
+        return Ok(Window::Changed);
+    }
+    let sent = socket::send(socket, &buffer[..count], more)?;
+    Ok(Window::Sent(sent as u64))
+}
+
+/// Whether the file has been left alone long enough to be lent to a socket.
+fn is_settled(version: &FileVersion, wall: &Wall) -> bool {
+    let now_ns = wall.seconds.saturating_mul(1_000_000_000);
+    now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > SETTLED_AFTER_NS
+}
+
+/// Whether the bytes are still those of this version. Not the ctime: a rename over the file or its removal, as in every
+/// deployment, changes that and leaves the bytes alone.
+fn is_unchanged(file: impl AsFd, version: &FileVersion) -> io::Result<bool> {
+    let status = file::status(file)?;
+    Ok(status.size == version.size && status.mtime_ns == version.mtime_ns)
+}

@@ -1,0 +1,703 @@
+//! A loop's connections: what every architecture does alike.
+//!
+//! A worker owns its connections, its caches and its timers, and takes one connection at a time through its turn: receive
+//! once, let `core` decide, do what it says, send. When to call it, and how the disk is asked, is the architecture's
+//! business ([`crate::arch`]), which lends it a [`DiskSide`].
+//!
+//! Turns are short, so that everybody gets one: a turn receives one buffer, answers a bounded batch, sends a bounded
+//! number of windows. Whoever is not finished then comes again, behind the others.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use amped_core::conn::Conn;
+use amped_core::deadline::Wheel;
+use amped_core::desk::Desk;
+use amped_core::event::{Action, Answer, Event, Ticket, Work};
+use amped_core::file::Content;
+use amped_core::reply::Wall;
+use amped_sys::epoll::{Epoll, Interest, Ready};
+use amped_sys::{file, socket};
+use amped_units::Time;
+
+use crate::access_log::{AccessLog, Peer, Writer};
+use crate::config::{LogFormat, Settings};
+use crate::counters::Snapshot;
+use crate::disk::Disk;
+use crate::send::{Outbox, Progress, Sender, Teller};
+
+/// A configuration in force: the settings, and what was opened for them.
+#[derive(Debug)]
+pub struct Generation {
+    /// The settings.
+    pub settings: Settings,
+    /// The roots.
+    pub disk: Arc<Disk>,
+    /// Most connections of one loop.
+    pub connections_max: usize,
+}
+
+/// Which connection: its place, and how often the place has been used, so that a late answer does not reach a successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token {
+    index: u32,
+    generation: u32,
+}
+
+impl Token {
+    /// As a number for epoll; never as large as [`Token::FIRST_OTHER`].
+    pub fn to_number(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Back from that number.
+    pub fn from_number(number: u64) -> Token {
+        Token { index: number as u32, generation: (number >> 32) as u32 }
+    }
+
+    /// Numbers from here on are free for what is no connection.
+    pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
+}
+
+/// How an architecture has the disk asked.
+pub trait DiskSide {
+    /// Whether a window of a file that is not in memory is to be fetched by [`warm`](DiskSide::warm), rather than waited
+    /// for while it is sent.
+    const PROBES: bool;
+
+    /// A connection's question.
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OwnedFd>) -> Asked;
+
+    /// Bring this range of a file into memory, and say so by [`Worker::warmed`]. `false`: that cannot be had now.
+    fn warm(&mut self, asker: Token, content: Arc<Content<OwnedFd>>, range: Range<u64>) -> bool;
+}
+
+/// What became of a question.
+pub enum Asked {
+    /// The answer is there.
+    Answered(Answer<OwnedFd>),
+    /// It will come by [`Worker::answer`].
+    Later,
+}
+
+/// The time, from one clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Clock {
+        Clock { start: Instant::now() }
+    }
+
+    /// The time since.
+    pub fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The time of day.
+pub fn wall() -> Wall {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Wall::at(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// One client's connection and its socket.
+struct Connection {
+    conn: Conn,
+    socket: OwnedFd,
+    peer: Peer,
+    /// `None` when nothing is to be sent.
+    outbox: Option<Box<Outbox>>,
+    /// The earliest moment at which the wheel will name this connection.
+    armed: Time,
+    /// Bytes that were sent and not acknowledged when the socket was last found full.
+    unacknowledged: u64,
+    /// There may be something to read.
+    readable: bool,
+    /// The client's side has come to an end: read on until that is seen.
+    ending: bool,
+    /// There may be room to send.
+    writable: bool,
+    /// A helper brings what is to be sent next.
+    cold: bool,
+    /// It is in the queue of those that come again.
+    queued: bool,
+}
+
+/// One loop.
+pub struct Worker {
+    /// How often each slot has been used, and who is in it.
+    slots: Vec<(u32, Option<Connection>)>,
+    free: Vec<u32>,
+    open: usize,
+    /// What connections share.
+    pub desk: Desk<OwnedFd>,
+    generation: Arc<Generation>,
+    /// The loop's end of the log.
+    pub log: AccessLog,
+    sender: Sender,
+    wheel: Wheel<Token>,
+    expired: Vec<Token>,
+    /// Connections that have more to do, in the order in which they come again.
+    again: VecDeque<Token>,
+    actions: Vec<Action<OwnedFd>>,
+    buffer: Vec<u8>,
+    clock: Clock,
+    /// Since when this second has been the second.
+    wall_checked: Time,
+    /// The slot that is looked at next for an idle connection to close.
+    hand: usize,
+    accepted: u64,
+    broken: u64,
+    cold_windows: u64,
+    finishing: bool,
+    /// No descriptors are left: said once, until one is to be had again.
+    exhausted: bool,
+}
+
+/// Bytes received at once; the longest head fits, and many pipelined ones.
+const BUFFER: usize = 64 * 1024;
+
+/// Batches of one turn.
+const BATCHES_A_TURN: usize = 4;
+
+/// Connections accepted from one listener in one turn.
+const ACCEPTS_A_TURN: usize = 64;
+
+impl Worker {
+    /// A loop without connections.
+    pub fn new(generation: Arc<Generation>, log: Option<Arc<Writer>>, clock: Clock) -> Worker {
+        let settings = &generation.settings;
+        let desk = Desk::new(Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone(), wall());
+        Worker {
+            slots: Vec::new(),
+            free: Vec::new(),
+            open: 0,
+            desk,
+            log: AccessLog::new(&settings.log, log),
+            generation,
+            sender: Sender::default(),
+            wheel: Wheel::default(),
+            expired: Vec::new(),
+            again: VecDeque::new(),
+            actions: Vec::new(),
+            buffer: vec![0; BUFFER],
+            clock,
+            wall_checked: Time::START,
+            hand: 0,
+            accepted: 0,
+            broken: 0,
+            cold_windows: 0,
+            finishing: false,
+            exhausted: false,
+        }
+    }
+
+    /// The time; once a turn of the loop, and not more often, since it is asked for everything.
+    pub fn tick(&mut self) -> Time {
+        let now = self.clock.now();
+        if now.since(self.wall_checked) >= WALL_STEP {
+            self.wall_checked = now;
+            let wall = wall();
+            if wall.seconds != self.desk.wall.seconds {
+                self.desk.wall = wall;
+            }
+        }
+        now
+    }
+
+    /// How long the loop may wait for something to happen.
+    pub fn patience(&self, now: Time) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due());
+        (due != Time::NEVER).then(|| due.since(now))
+    }
+
+    /// The configuration in force.
+    pub fn generation(&self) -> &Arc<Generation> {
+        &self.generation
+    }
+
+    /// Connections that are open.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Accepts what waits at a listener, up to a bound; the rest has its turn later.
+    pub fn accept(&mut self, listener: impl AsFd, epoll: &Epoll, now: Time) -> Accepted {
+        for _ in 0..ACCEPTS_A_TURN {
+            if self.open >= self.generation.connections_max && !self.close_an_idle_one() {
+                return Accepted::Full;
+            }
+            match socket::accept(&listener) {
+                Ok((socket, address)) => {
+                    if std::mem::take(&mut self.exhausted) {
+                        eprintln!("amped: descriptors are to be had again; accepting connections");
+                    }
+                    self.add(socket, address, epoll, now);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Accepted::All,
+                Err(error) if file::is_exhaustion(&error) => {
+                    if !std::mem::replace(&mut self.exhausted, true) {
+                        eprintln!(
+                            "amped: cannot accept connections: {error}; those that are open go on, others wait until \
+                             some close (raise the limit on open files, or lower limits.connections)"
+                        );
+                    }
+                    return Accepted::Exhausted;
+                }
+                // The client has gone again, or the network has told of an error that is the connection's, accept(2).
+                Err(_) => {}
+            }
+        }
+        Accepted::Some
+    }
+
+    fn add(&mut self, socket: OwnedFd, address: Option<SocketAddr>, epoll: &Epoll, now: Time) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            (self.slots.len() - 1) as u32
+        });
+        let (generation, slot) = &mut self.slots[index as usize];
+        let token = Token { index, generation: *generation };
+        if epoll.add(&socket, token.to_number(), Interest::Connection).is_err() {
+            // Out of kernel memory for watches: this client is lost, the others are not.
+            self.free.push(index);
+            return;
+        }
+        let conn = Conn::new(now);
+        let armed = conn.next_due(&self.desk.limits);
+        *slot = Some(Connection {
+            conn,
+            socket,
+            peer: Peer::new(address),
+            outbox: None,
+            armed,
+            unacknowledged: 0,
+            readable: false,
+            ending: false,
+            writable: true,
+            cold: false,
+            queued: false,
+        });
+        self.open += 1;
+        self.accepted += 1;
+        self.wheel.insert(armed, token);
+    }
+
+    /// Makes room for a new connection by closing one on which nothing is under way. Looks at a few at a time, going
+    /// round, so that a full server does not spend its time on looking.
+    fn close_an_idle_one(&mut self) -> bool {
+        for _ in 0..self.slots.len().min(256) {
+            self.hand = (self.hand + 1) % self.slots.len();
+            let (generation, slot) = &self.slots[self.hand];
+            if matches!(slot, Some(connection) if connection.conn.is_idle() && !connection.readable) {
+                let token = Token { index: self.hand as u32, generation: *generation };
+                self.remove(token);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Something happened on a connection's socket.
+    pub fn ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
+        let token = Token::from_number(ready.token);
+        let Some(connection) = self.get(token) else {
+            return;
+        };
+        connection.readable |= ready.readable;
+        connection.ending |= ready.ended;
+        connection.writable |= ready.writable;
+        // A connection that has its turn coming, or that waits for a helper, loses nothing by waiting.
+        if !connection.queued {
+            self.turn(token, now, disk);
+        }
+    }
+
+    /// Those that were not finished with their last turn.
+    pub fn take_turns(&mut self, now: Time, disk: &mut impl DiskSide) {
+        // As many as there are now: whoever is put in again waits for the next round.
+        for _ in 0..self.again.len() {
+            let Some(token) = self.again.pop_front() else {
+                return;
+            };
+            if let Some(connection) = self.get(token) {
+                connection.queued = false;
+                self.turn(token, now, disk);
+            }
+        }
+    }
+
+    /// The disk's answer to a question that was put off.
+    pub fn answer(
+        &mut self,
+        token: Token,
+        ticket: Ticket,
+        answer: Answer<OwnedFd>,
+        now: Time,
+        disk: &mut impl DiskSide,
+    ) {
+        self.tell(token, Event::Disk(ticket, answer), now);
+        self.turn(token, now, disk);
+    }
+
+    /// What was to be sent next is in memory.
+    pub fn warmed(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+        let Some(connection) = self.get(token) else {
+            return;
+        };
+        connection.cold = false;
+        // The wait was ours, so the client's time starts anew.
+        self.tell(token, Event::Sent { all: false }, now);
+        self.turn(token, now, disk);
+    }
+
+    /// Deadlines that have come, and lines of the log that are old enough.
+    pub fn take_deadlines(&mut self, now: Time, disk: &mut impl DiskSide) {
+        if now >= self.log.next_due() {
+            self.log.flush();
+        }
+        let mut expired = std::mem::take(&mut self.expired);
+        self.wheel.expire(now, &mut expired);
+        for token in expired.drain(..) {
+            self.take_deadline(token, now, disk);
+        }
+        self.expired = expired;
+    }
+
+    fn take_deadline(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+        let Some(index) = self.index(token) else {
+            return;
+        };
+        let limits = &self.desk.limits;
+        let Some(connection) = &mut self.slots[index].1 else {
+            return;
+        };
+        connection.armed = Time::NEVER;
+        if connection.cold {
+            // It waits for our disk, not for its client. There must be an entry all the same, for afterwards.
+            connection.armed = now + limits.send_idle_time;
+            self.wheel.insert(connection.armed, token);
+            return;
+        }
+        let mut event = Event::Deadline;
+        if connection.outbox.is_some() && connection.conn.next_due(limits) <= now {
+            // The socket has been full all the time, but the client may be taking what is in it.
+            let left = socket::unacknowledged(&connection.socket);
+            if left < connection.unacknowledged {
+                connection.unacknowledged = left;
+                event = Event::Sent { all: false };
+            }
+        }
+        self.tell(token, event, now);
+        self.turn(token, now, disk);
+    }
+
+    /// The server is about to stop: whoever has nothing under way is closed, the others after their reply.
+    pub fn finish(&mut self, now: Time, disk: &mut impl DiskSide) {
+        self.finishing = true;
+        for index in 0..self.slots.len() {
+            let token = Token { index: index as u32, generation: self.slots[index].0 };
+            if self.get(token).is_some() {
+                self.tell(token, Event::Finish, now);
+                self.turn(token, now, disk);
+            }
+        }
+    }
+
+    /// Another configuration comes into force; connections stay.
+    pub fn renew(&mut self, generation: Arc<Generation>) {
+        let settings = &generation.settings;
+        self.desk.renew(Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
+        self.log.renew(&settings.log);
+        self.generation = generation;
+    }
+
+    /// Closes everything that is left and hands over the last lines of the log.
+    pub fn end(&mut self) {
+        for index in 0..self.slots.len() {
+            self.remove(Token { index: index as u32, generation: self.slots[index].0 });
+        }
+        self.log.flush();
+    }
+
+    /// How things stand.
+    pub fn snapshot(&self) -> Snapshot {
+        let connections = self.slots.iter().filter_map(|(_, slot)| slot.as_ref());
+        let held = connections.map(|connection| {
+            connection.conn.heap_bytes() + connection.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
+        });
+        let slots = self.slots.capacity() * size_of::<(u32, Option<Connection>)>() + self.free.capacity() * 4;
+        let timers = self.wheel.len() * size_of::<(Time, Token)>();
+        let caches = &self.desk.caches;
+        let (bodies, files) = caches.contents.counts();
+        Snapshot {
+            counts: self.desk.counts,
+            accepted: self.accepted,
+            connections: self.open as u64,
+            connection_bytes: (held.sum::<usize>() + slots + timers) as u64,
+            broken: self.broken,
+            paths: caches.paths.counts(),
+            path_entries: caches.paths.len() as u64,
+            heads: caches.heads.counts(),
+            head_bytes: caches.heads.weight(),
+            bodies,
+            body_bytes: caches.contents.weight(),
+            files,
+            open_files: caches.contents.files() as u64,
+            cold_windows: self.cold_windows,
+            ..Snapshot::default()
+        }
+    }
+
+    fn index(&self, token: Token) -> Option<usize> {
+        let index = token.index as usize;
+        match self.slots.get(index) {
+            Some((generation, Some(_))) if *generation == token.generation => Some(index),
+            _ => None,
+        }
+    }
+
+    fn get(&mut self, token: Token) -> Option<&mut Connection> {
+        let index = self.index(token)?;
+        self.slots[index].1.as_mut()
+    }
+
+    /// Tells a connection of something outside of its turn; what it says to that is done in the turn that follows.
+    fn tell(&mut self, token: Token, event: Event<'_, OwnedFd>, now: Time) {
+        if let Some(index) = self.index(token)
+            && let Some(connection) = &mut self.slots[index].1
+        {
+            connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
+        }
+    }
+
+    /// One connection's turn.
+    fn turn(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+        let Some(index) = self.index(token) else {
+            self.actions.clear();
+            return;
+        };
+        let mut comes_again = false;
+        if self.receive(index, now).is_err() {
+            return self.remove(token);
+        }
+        for batch in 0.. {
+            match self.act(token, index, now, disk) {
+                Acted::Closed => return self.remove(token),
+                Acted::Nothing => break,
+                Acted::Sent => {}
+                Acted::Waits => break,
+                Acted::Yields => {
+                    comes_again = true;
+                    break;
+                }
+            }
+            if batch + 1 == BATCHES_A_TURN {
+                comes_again = true;
+                break;
+            }
+        }
+        let Some(connection) = &mut self.slots[index].1 else {
+            return;
+        };
+        comes_again |= connection.readable && connection.conn.wants_bytes();
+        if comes_again && !connection.queued {
+            connection.queued = true;
+            self.again.push_back(token);
+        }
+        let due = connection.conn.next_due(&self.desk.limits);
+        if due < connection.armed {
+            connection.armed = due;
+            self.wheel.insert(due, token);
+        }
+    }
+
+    /// Receives once. An error: the connection is dead.
+    fn receive(&mut self, index: usize, now: Time) -> Result<(), Dead> {
+        let Some(connection) = &mut self.slots[index].1 else {
+            return Ok(());
+        };
+        if !connection.readable || !connection.conn.wants_bytes() {
+            return Ok(());
+        }
+        let event = match socket::receive(&connection.socket, &mut self.buffer) {
+            Ok(0) => {
+                connection.readable = false;
+                Event::Ended
+            }
+            Ok(count) => {
+                // Less than there was room for: nothing is left, and epoll will tell of what comes (epoll(7), "short
+                // read"). Only the end does not announce itself twice.
+                if count < self.buffer.len() && !connection.ending {
+                    connection.readable = false;
+                }
+                Event::Bytes(&self.buffer[..count])
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                return Ok(());
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(_) => return Err(Dead),
+        };
+        connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
+        Ok(())
+    }
+
+    /// Does what the connection has said, and sends.
+    fn act<D: DiskSide>(&mut self, token: Token, index: usize, now: Time, disk: &mut D) -> Acted {
+        let Some(connection) = &mut self.slots[index].1 else {
+            return Acted::Closed;
+        };
+        let mut at = 0;
+        let mut half_close = false;
+        // The list grows while it is worked off: an answer of the disk brings further actions.
+        while at < self.actions.len() {
+            let action = std::mem::replace(&mut self.actions[at], Action::Close);
+            at += 1;
+            match action {
+                Action::Send(reply) => {
+                    let outbox = connection.outbox.get_or_insert_with(|| self.sender.outbox());
+                    outbox.put(reply, &self.desk.wall);
+                }
+                Action::Interim(bytes) => {
+                    let outbox = connection.outbox.get_or_insert_with(|| self.sender.outbox());
+                    outbox.put_interim(bytes);
+                }
+                Action::Disk(ticket, work) => {
+                    let event = match disk.ask(now, token, ticket, work, &mut self.desk) {
+                        Asked::Answered(answer) => Event::Disk(ticket, answer),
+                        Asked::Later => Event::Late(ticket),
+                    };
+                    connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
+                }
+                Action::HalfClose => half_close = true,
+                Action::Close => {
+                    self.actions.clear();
+                    return Acted::Closed;
+                }
+            }
+        }
+        self.actions.clear();
+        if half_close && socket::half_close(&connection.socket).is_err() {
+            return Acted::Closed;
+        }
+        let Some(outbox) = &mut connection.outbox else {
+            return Acted::Nothing;
+        };
+        if !connection.writable || connection.cold {
+            return Acted::Waits;
+        }
+        let now_for_log = if self.log.format() == LogFormat::Json { self.clock.now() } else { now };
+        let mut teller = Teller {
+            log: &mut self.log,
+            peer: &connection.peer,
+            records: &mut self.desk.records,
+            wall: &self.desk.wall,
+            now: now_for_log,
+        };
+        match outbox.pump(&connection.socket, &mut self.sender, D::PROBES, &mut teller) {
+            Progress::Done => {
+                if let Some(outbox) = connection.outbox.take() {
+                    self.sender.give_back(outbox);
+                }
+                connection.conn.handle(now, Event::Sent { all: true }, &mut self.desk, &mut self.actions);
+                Acted::Sent
+            }
+            Progress::Full => {
+                connection.writable = false;
+                connection.unacknowledged = socket::unacknowledged(&connection.socket);
+                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
+                Acted::Waits
+            }
+            Progress::Cold(content, range) => {
+                self.cold_windows += 1;
+                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
+                if disk.warm(token, content, range) {
+                    connection.cold = true;
+                    return Acted::Waits;
+                }
+                // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
+                Acted::Yields
+            }
+            Progress::Yield => {
+                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
+                Acted::Yields
+            }
+            Progress::Broken => {
+                self.broken += 1;
+                socket::reset_on_close(&connection.socket);
+                Acted::Closed
+            }
+        }
+    }
+
+    /// Closes a connection. Replies that are not complete are told to the log as far as they went.
+    fn remove(&mut self, token: Token) {
+        self.actions.clear();
+        let Some(index) = self.index(token) else {
+            return;
+        };
+        let (generation, slot) = &mut self.slots[index];
+        let Some(mut connection) = slot.take() else {
+            return;
+        };
+        // Wraps long before a stale token could be believed; the largest is not used, its numbers are for others.
+        *generation = (*generation + 1) % (u32::MAX - 1);
+        self.free.push(index as u32);
+        self.open -= 1;
+        if let Some(outbox) = &mut connection.outbox {
+            let mut teller = Teller {
+                log: &mut self.log,
+                peer: &connection.peer,
+                records: &mut self.desk.records,
+                wall: &self.desk.wall,
+                now: self.clock.now(),
+            };
+            outbox.give_up(&mut teller);
+        }
+    }
+}
+
+/// The day's second is looked up this often; Date is late by no more.
+const WALL_STEP: Duration = Duration::from_millis(20);
+
+/// How accepting went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// Nobody waits any more.
+    All,
+    /// There may be more.
+    Some,
+    /// As many connections are open as may be.
+    Full,
+    /// The process is out of descriptors.
+    Exhausted,
+}
+
+enum Acted {
+    /// Nothing was to be sent.
+    Nothing,
+    /// All was sent; there may be something to do on top of it.
+    Sent,
+    /// The client or a helper is to act.
+    Waits,
+    /// There is more, after the others.
+    Yields,
+    /// The connection is to be closed.
+    Closed,
+}
+
+struct Dead;
