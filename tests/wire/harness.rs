@@ -1,0 +1,324 @@
+//! A server to test, and a client that is strict in what it reads and free in what it writes.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up on it. Nothing is asserted about less.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program under test.
+pub fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_amped"))
+}
+
+/// A folder with files, gone at the end.
+pub struct Site {
+    pub folder: TempDir,
+}
+
+impl Site {
+    pub fn new() -> Site {
+        Site { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// One that lies on the disk of the build folder, for tests about disks (`/tmp` may be memory).
+    pub fn on_disk() -> Site {
+        Site { folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes a file, making its folders.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+/// A running server. Ended when dropped.
+pub struct Server {
+    child: Child,
+    /// The first address it said it serves on.
+    pub address: SocketAddr,
+    said: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Serves a site with defaults.
+    pub fn serve(site: &Site) -> Server {
+        Server::start(&[site.path().to_str().unwrap()])
+    }
+
+    /// Serves a site with a configuration: `root` and `listen` are put in front of the text.
+    pub fn configured(site: &Site, toml: &str) -> Server {
+        let config = site.folder.path().with_extension("toml");
+        fs::write(&config, configuration(site.path(), toml)).unwrap();
+        Server::start(&["--config", config.to_str().unwrap()])
+    }
+
+    /// Starts `amped serve` with these arguments; a `--listen` on a free port is added if they have none.
+    pub fn start(args: &[&str]) -> Server {
+        let mut command = program();
+        command.arg("serve").args(args);
+        if !args.iter().any(|arg| arg.starts_with("--listen") || *arg == "--config") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        Server::spawn(command)
+    }
+
+    /// Starts a command that is, or becomes, the server.
+    pub fn spawn(mut command: Command) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (to, from) = std::sync::mpsc::channel();
+        let heard = Arc::clone(&said);
+        let stderr = child.stderr.take().unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if let Some(rest) = line.strip_prefix("amped: serving on http://") {
+                    let host = rest.split('/').next().unwrap().replace("localhost", "127.0.0.1");
+                    let _ = to.send(host.parse::<SocketAddr>().unwrap());
+                }
+                heard.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        match from.recv_timeout(PATIENCE) {
+            Ok(address) => Server { child, address, said },
+            Err(_) => {
+                let _ = child.kill();
+                panic!("the server did not start: {}", said.lock().unwrap());
+            }
+        }
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.address)
+    }
+
+    /// One request on a connection of its own.
+    pub fn get(&self, target: &str) -> Response {
+        self.connect().request("GET", target, &[])
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by name, as `kill -HUP`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// What it has written to standard error so far.
+    pub fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Waits until it has said something that contains `text`.
+    pub fn wait_for(&self, text: &str) {
+        wait_until(&format!("the server to say {text:?}; it said {}", self.said()), || self.said().contains(text));
+    }
+
+    /// Waits for the end of the process.
+    pub fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "the server does not end; it said {}", self.said());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Standard output, for a log that goes there. Ends with the process.
+    pub fn take_stdout(&mut self) -> impl Read + use<> {
+        self.child.stdout.take().unwrap()
+    }
+
+    /// A figure from the report that SIGUSR2 asks for, as `report("path cache", "hits")`.
+    pub fn report(&self, subject: &str, key: &str) -> u64 {
+        let before = self.said().len();
+        self.signal("USR2");
+        wait_until("the report", || self.said()[before..].contains("loops: answered="));
+        let said = self.said()[before..].to_owned();
+        let line = said.lines().find(|line| line.starts_with(&format!("{subject}:"))).expect("the subject");
+        let figure = line.split([' ', ',']).find_map(|pair| pair.strip_prefix(&format!("{key}="))).expect("the key");
+        figure.parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A configuration for this root on a free port.
+pub fn configuration(root: &Path, toml: &str) -> String {
+    format!("root = {:?}\nlisten = [\"127.0.0.1:0\"]\n{toml}\n", root.to_str().unwrap())
+}
+
+/// Waits until something holds, looking often.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A connection from the client's side.
+pub struct Client {
+    stream: TcpStream,
+    /// Received and not yet read.
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, buffer: Vec::new() }
+    }
+
+    /// Sends bytes as they are. That the server has closed already is no error here: what it said before counts.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.stream.write_all(bytes.as_ref());
+    }
+
+    /// Sends a request with a Host field and these.
+    pub fn send_request(&mut self, method: &str, target: &str, fields: &[(&str, &str)]) {
+        let mut text = format!("{method} {target} HTTP/1.1\r\n");
+        if !fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            text += "Host: localhost\r\n";
+        }
+        for (name, value) in fields {
+            text += &format!("{name}: {value}\r\n");
+        }
+        self.send(text + "\r\n");
+    }
+
+    pub fn request(&mut self, method: &str, target: &str, fields: &[(&str, &str)]) -> Response {
+        self.send_request(method, target, fields);
+        self.response(method)
+    }
+
+    pub fn get(&mut self, target: &str) -> Response {
+        self.request("GET", target, &[])
+    }
+
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub fn half_close(&self) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+    }
+
+    fn fill(&mut self) -> io::Result<usize> {
+        let mut piece = [0; 64 * 1024];
+        let count = self.stream.read(&mut piece)?;
+        self.buffer.extend_from_slice(&piece[..count]);
+        Ok(count)
+    }
+
+    /// Reads one response to a request with this method, and nothing beyond it.
+    pub fn response(&mut self, method: &str) -> Response {
+        self.try_response(method).unwrap_or_else(|error| panic!("no whole response: {error}"))
+    }
+
+    /// The same where the connection may break: what came until then is in the error's text.
+    pub fn try_response(&mut self, method: &str) -> io::Result<Response> {
+        let cut = |what: &str| io::Error::new(io::ErrorKind::UnexpectedEof, format!("the connection ended in {what}"));
+        let end = loop {
+            if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
+                break end;
+            }
+            if self.fill()? == 0 {
+                return Err(cut("the head"));
+            }
+        };
+        let head: Vec<u8> = self.buffer.drain(..end + 4).collect();
+        let head = String::from_utf8(head).expect("our heads are ASCII");
+        let mut lines = head.trim_end_matches("\r\n").split("\r\n");
+        let status_line = lines.next().unwrap();
+        let (version, rest) = status_line.split_once(' ').expect("a status line");
+        assert_eq!(version, "HTTP/1.1", "{status_line}");
+        let (status, _reason) = rest.split_once(' ').expect("a reason, even if empty");
+        let status: u16 = status.parse().expect("a status");
+        let fields: Vec<(String, String)> = lines
+            .map(|line| {
+                let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("no field: {line:?}"));
+                assert!(!name.contains(' ') && !line.contains(['\r', '\n']), "{line:?}");
+                (name.to_owned(), value.trim().to_owned())
+            })
+            .collect();
+        let mut response = Response { status, fields, body: Vec::new() };
+        // RFC 9112, 6.3: none of these has a body, whatever its fields say.
+        if method == "HEAD" || status < 200 || status == 204 || status == 304 {
+            return Ok(response);
+        }
+        let length: usize = response.field("Content-Length").expect("every body has its length").parse().unwrap();
+        while self.buffer.len() < length {
+            if self.fill()? == 0 {
+                return Err(cut(&format!("a body, {} of {length} bytes", self.buffer.len())));
+            }
+        }
+        response.body = self.buffer.drain(..length).collect();
+        Ok(response)
+    }
+
+    /// Whether the server closes without another byte.
+    pub fn is_closed(&mut self) -> bool {
+        self.buffer.is_empty() && matches!(self.fill(), Ok(0) | Err(_))
+    }
+
+    /// Everything up to the end.
+    pub fn read_to_end(&mut self) -> Vec<u8> {
+        while matches!(self.fill(), Ok(count) if count > 0) {}
+        std::mem::take(&mut self.buffer)
+    }
+}
+
+pub fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
+}
+
+/// A response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    pub fields: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    /// The value of a field that stands once; panics if it stands twice.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        let mut found = self.fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        let value = found.next().map(|(_, value)| value.as_str());
+        assert!(found.next().is_none(), "{name} stands twice");
+        value
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
