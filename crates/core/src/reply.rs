@@ -6,7 +6,6 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -499,5 +498,5 @@ fn error_page(status: Status, why: &str) -> Vec<u8> {
 
 fn capital(text: &str) -> String {
     let mut chars = text.chars();
-    chars.next().map_or(String::new(), |first| vec![first.to_uppercase().collect::<String>(), chars.collect()].concat())
+    chars.next().map_or(String::new(), |first| [first.to_uppercase().collect::<String>(), chars.collect()].concat())
 }

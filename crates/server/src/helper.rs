@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -183,8 +184,9 @@ impl Shared {
 fn perform(task: Task) -> Done {
     match task {
         Task::Work(disk, work) => {
-            let found = disk.perform(&work, Patience::Wait).unwrap_or(Found::Trouble(Trouble::Failed));
-            Done::Work(work, found)
+            // Whoever asked must hear something, even of a bug: a panic is told on standard error and answered 500.
+            let found = catch_unwind(AssertUnwindSafe(|| disk.perform(&work, Patience::Wait)));
+            Done::Work(work, found.ok().flatten().unwrap_or(Found::Trouble(Trouble::Failed)))
         }
         Task::Warm(token, content, range) => {
             if let Stored::File(file) = &content.store {

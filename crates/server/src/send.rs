@@ -80,6 +80,7 @@ pub enum Progress {
 /// A loop's means of sending, shared by its connections.
 pub struct Sender {
     /// Outboxes to be used again, so that a reply that goes out at once allocates nothing.
+    #[expect(clippy::vec_box, reason = "the boxes themselves are what is used again")]
     spare: Vec<Box<Outbox>>,
     /// Where windows of young files are copied.
     window: Vec<u8>,

@@ -37,7 +37,7 @@ struct Server {
     generation: Arc<Generation>,
     addresses: Vec<Address>,
     mailboxes: Vec<Arc<Mailbox>>,
-    loops: Vec<JoinHandle<()>>,
+    loops: Vec<JoinHandle<Snapshot>>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
     clock: Clock,
 }
@@ -124,7 +124,7 @@ impl Server {
             // one that sees it live on without its loop does not.
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
             match ended {
-                Ok(Ok(())) => {}
+                Ok(Ok(snapshot)) => snapshot,
                 Ok(Err(error)) => die(&format!("loop {n} cannot go on: {error}")),
                 Err(_) => die(&format!("loop {n} has failed; this is a bug of amped's")),
             }
@@ -183,7 +183,7 @@ impl Server {
     /// Reads the configuration again. If anything is wrong with it, nothing changes.
     fn reload(&mut self) {
         match self.prepare() {
-            Ok((generation, addresses, listeners)) => {
+            Ok(Prepared { generation, addresses, listeners }) => {
                 for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
                     mailbox.put(Message::Renew(Arc::clone(&generation)));
                     mailbox.put(Message::Listen(listeners));
@@ -192,12 +192,12 @@ impl Server {
                 self.addresses = addresses;
                 eprintln!("amped: the new configuration is in force");
             }
-            Err(message) => eprint!("{message}amped: the configuration stays as it was\n"),
+            Err(message) => eprintln!("{message}amped: the configuration stays as it was"),
         }
     }
 
     /// Everything that a new configuration needs.
-    fn prepare(&mut self) -> Result<(Arc<Generation>, Vec<Address>, Vec<Vec<OwnedFd>>), String> {
+    fn prepare(&self) -> Result<Prepared, String> {
         let settings = config::reload(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
         let mut fixed = Vec::new();
@@ -227,7 +227,7 @@ impl Server {
         let generation = Arc::new(open(settings).map_err(line)?);
         let listeners = (0..workers).map(|n| listeners_of(&addresses, n)).collect::<io::Result<_>>();
         let listeners = listeners.map_err(|error| line(format!("cannot share a listener: {error}")))?;
-        Ok((generation, addresses, listeners))
+        Ok(Prepared { generation, addresses, listeners })
     }
 
     /// How things stand, over all loops. One that does not answer within a second is missing from it.
@@ -237,14 +237,13 @@ impl Server {
             mailbox.put(Message::Report(to.clone()));
         }
         drop(to);
-        let (mut sum, mut answers) = (Snapshot::default(), 0);
         let until = Instant::now() + Duration::from_secs(1);
+        let mut snapshots = Vec::new();
         while let Ok(snapshot) = from.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            sum += &snapshot;
-            answers += 1;
+            snapshots.push(snapshot);
         }
-        let lost = self.log.as_ref().map_or(0, |(writer, _)| writer.lost_lines());
-        format!("{sum}\nlog: lost_lines={lost}\nloops: answered={answers} of={}", self.mailboxes.len())
+        let writer = self.log.as_ref().map(|(writer, _)| &**writer);
+        format!("{}\nloops: answered={} of={}", sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
@@ -254,7 +253,6 @@ impl Server {
             "amped: finishing the replies under way, for {} s at most (again to stop at once)",
             deadline.as_secs()
         );
-        let report = self.report();
         let at = self.clock.now() + deadline;
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Stop(at));
@@ -262,15 +260,14 @@ impl Server {
         thread::scope(|scope| {
             // This thread cannot both wait for the loops and for a signal; the other one ends with the process.
             let waiter = thread::Builder::new().spawn_scoped(scope, move || {
-                for thread in self.loops {
-                    // A loop that fails ends the process itself.
-                    let _ = thread.join();
-                }
-                if let Some((writer, thread)) = self.log {
+                // A loop that fails ends the process itself.
+                let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
+                let writer = self.log.map(|(writer, thread)| {
                     writer.stop();
                     let _ = thread.join();
-                }
-                eprintln!("{report}");
+                    writer
+                });
+                eprintln!("{}", sum_up(&snapshots, writer.as_deref()));
                 std::process::exit(0);
             });
             if waiter.is_err() {
@@ -283,6 +280,20 @@ impl Server {
             }
         })
     }
+}
+
+/// A configuration that can come into force.
+struct Prepared {
+    generation: Arc<Generation>,
+    addresses: Vec<Address>,
+    /// Those of each loop.
+    listeners: Vec<Vec<OwnedFd>>,
+}
+
+fn sum_up(snapshots: &[Snapshot], log: Option<&Writer>) -> String {
+    let mut sum = Snapshot::default();
+    snapshots.iter().for_each(|snapshot| sum += snapshot);
+    format!("{sum}\nlog: lost_lines={}", log.map_or(0, Writer::lost_lines))
 }
 
 fn die(message: &str) -> ! {

@@ -161,6 +161,8 @@ pub struct Worker {
     finishing: bool,
     /// No descriptors are left: said once, until one is to be had again.
     exhausted: bool,
+    /// As many connections as allowed are open and none is idle: said once, until there is room again.
+    full: bool,
 }
 
 /// Bytes received at once; the longest head fits, and many pipelined ones.
@@ -198,6 +200,7 @@ impl Worker {
             cold_windows: 0,
             finishing: false,
             exhausted: false,
+            full: false,
         }
     }
 
@@ -237,8 +240,16 @@ impl Worker {
     pub fn accept(&mut self, listener: impl AsFd, epoll: &Epoll, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
             if self.open >= self.generation.connections_max && !self.close_an_idle_one() {
+                if !std::mem::replace(&mut self.full, true) {
+                    eprintln!(
+                        "amped: {} connections are open and none is idle; others wait until some close \
+                         (limits.connections, or the limit on open files, allows no more)",
+                        self.open
+                    );
+                }
                 return Accepted::Full;
             }
+            self.full = false;
             match socket::accept(&listener) {
                 Ok((socket, address)) => {
                     if std::mem::take(&mut self.exhausted) {
@@ -384,11 +395,15 @@ impl Worker {
         let Some(connection) = &mut self.slots[index].1 else {
             return;
         };
-        connection.armed = Time::NEVER;
+        if connection.armed <= now {
+            connection.armed = Time::NEVER;
+        }
         if connection.cold {
             // It waits for our disk, not for its client. There must be an entry all the same, for afterwards.
-            connection.armed = now + limits.send_idle_time;
-            self.wheel.insert(connection.armed, token);
+            if connection.armed == Time::NEVER {
+                connection.armed = now + limits.send_idle_time;
+                self.wheel.insert(connection.armed, token);
+            }
             return;
         }
         let mut event = Event::Deadline;
@@ -499,6 +514,11 @@ impl Worker {
                 Acted::Nothing => break,
                 Acted::Sent => {}
                 Acted::Waits => break,
+                Acted::Retries => {
+                    // The wheel names it soon; the connection itself has no deadline then, and its turn goes on.
+                    self.wheel.insert(now + RETRY_PAUSE, token);
+                    break;
+                }
                 Acted::Yields => {
                     comes_again = true;
                     break;
@@ -630,7 +650,7 @@ impl Worker {
                     return Acted::Waits;
                 }
                 // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
-                Acted::Yields
+                Acted::Retries
             }
             Progress::Yield => {
                 connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
@@ -638,7 +658,6 @@ impl Worker {
             }
             Progress::Broken => {
                 self.broken += 1;
-                socket::reset_on_close(&connection.socket);
                 Acted::Closed
             }
         }
@@ -659,6 +678,8 @@ impl Worker {
         self.free.push(index as u32);
         self.open -= 1;
         if let Some(outbox) = &mut connection.outbox {
+            // The client must see that what it has is not all.
+            socket::reset_on_close(&connection.socket);
             let mut teller = Teller {
                 log: &mut self.log,
                 peer: &connection.peer,
@@ -670,6 +691,9 @@ impl Worker {
         }
     }
 }
+
+/// How long a connection waits that found the queue of the helpers full.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The day's second is looked up this often; Date is late by no more.
 const WALL_STEP: Duration = Duration::from_millis(20);
@@ -696,6 +720,8 @@ enum Acted {
     Waits,
     /// There is more, after the others.
     Yields,
+    /// There is more, but it is of no use to try at once.
+    Retries,
     /// The connection is to be closed.
     Closed,
 }

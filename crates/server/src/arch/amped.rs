@@ -22,6 +22,7 @@ use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
+use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::helper::{Done, Helpers, Task};
 use crate::mailbox::Message;
@@ -36,11 +37,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const MAILBOX: u64 = Token::FIRST_OTHER;
 const LISTENERS: u64 = Token::FIRST_OTHER + 1;
 
-/// Runs the loop.
+/// Runs the loop; returns how things stood at its end.
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
-pub fn run(start: Start) -> io::Result<()> {
+pub fn run(start: Start) -> io::Result<Snapshot> {
     let Start { generation, mut listeners, mailbox, log, clock } = start;
     let epoll = Epoll::new()?;
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
@@ -115,10 +116,8 @@ pub fn run(start: Start) -> io::Result<()> {
                     worker.finish(now, &mut helped);
                 }
                 Message::Report(to) => {
-                    let mut snapshot = worker.snapshot();
-                    snapshot.helpers = helped.helpers.counts();
                     // Whoever asked may have gone.
-                    let _ = to.send(snapshot);
+                    let _ = to.send(helped.complete(worker.snapshot()));
                 }
             }
         }
@@ -129,7 +128,7 @@ pub fn run(start: Start) -> io::Result<()> {
         }
     }
     worker.end();
-    Ok(())
+    Ok(helped.complete(worker.snapshot()))
 }
 
 /// The disk side of AMPED.
@@ -174,6 +173,10 @@ impl Helped {
         for (token, ticket) in self.waiting.remove(&work).unwrap_or_default() {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
+    }
+
+    fn complete(&self, snapshot: Snapshot) -> Snapshot {
+        Snapshot { helpers: self.helpers.counts(), ..snapshot }
     }
 
     fn renew(&mut self, generation: &Generation) {

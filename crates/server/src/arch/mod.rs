@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::access_log::Writer;
 use crate::config::Architecture;
+use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
 use crate::worker::{Clock, Generation};
 
@@ -27,11 +28,11 @@ pub struct Start {
     pub clock: Clock,
 }
 
-/// Runs one loop until it is told to stop.
+/// Runs one loop until it is told to stop; returns how things stood at its end.
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
-pub fn run(architecture: Architecture, start: Start) -> io::Result<()> {
+pub fn run(architecture: Architecture, start: Start) -> io::Result<Snapshot> {
     match architecture {
         Architecture::Amped => amped::run(start),
     }

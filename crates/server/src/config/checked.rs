@@ -84,7 +84,8 @@ pub enum Architecture {
 pub struct HelperSettings {
     /// Most threads, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
     pub max: usize,
-    /// Threads that long reads leave free for short work; default 2. `reserve <= max`
+    /// Threads that are kept when there is nothing to do, so that the next cold request finds one; default 2.
+    /// `reserve <= max`
     pub reserve: usize,
     /// Work that may wait for a helper, 1 or more; default 512. Beyond it requests are answered 503.
     pub queue: usize,

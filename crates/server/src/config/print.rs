@@ -109,7 +109,7 @@ pub fn print(settings: &Settings) -> String {
 
     page.table("[helpers]", "of each worker: threads that wait for the disk in its place");
     page.key("max", &settings.helpers.max, "most threads");
-    page.key("reserve", &settings.helpers.reserve, "threads that long reads leave free for short work");
+    page.key("reserve", &settings.helpers.reserve, "threads that are kept when there is nothing to do");
     page.key("queue", &settings.helpers.queue, "work that may wait for a helper; beyond it 503");
     page.key("idle_time", &settings.helpers.idle_time, "a thread without work ends after this");
 
