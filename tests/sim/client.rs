@@ -1,0 +1,139 @@
+//! A strict client: reads the bytes of replies and refuses whatever RFC 9110 and 9112 do not let a server send.
+//!
+//! It knows which requests were HEAD, because a reply's length depends on that (RFC 9112, 6.3), and nothing else.
+
+use amped_http::date;
+
+/// A reply as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) fields: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// Whether the whole body came. Only the last reply of a connection that has ended may be cut.
+    pub(crate) complete: bool,
+    /// Where it ends in the stream.
+    pub(crate) end: usize,
+}
+
+impl Response {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// Whether it says that it is the last.
+    pub(crate) fn closes(&self) -> bool {
+        self.field("Connection").is_some_and(|value| value.eq_ignore_ascii_case("close"))
+    }
+
+    pub(crate) fn length(&self) -> Option<u64> {
+        self.field("Content-Length").map(|value| value.parse().expect("checked when it was read"))
+    }
+}
+
+/// Reads all replies in `bytes`. `head_only`: for each request in order, whether it was HEAD. `ended`: whether the
+/// connection has ended, so that a reply may have been cut off. Interim replies (1xx) are among them.
+///
+/// # Panics
+/// For anything that is not as it should be.
+pub(crate) fn read_all(bytes: &[u8], head_only: &[bool], ended: bool) -> Vec<Response> {
+    let mut responses: Vec<Response> = Vec::new();
+    let mut at = 0;
+    let mut finals = 0;
+    while at < bytes.len() {
+        if let Some(last) = responses.last() {
+            assert!(!last.closes(), "something follows a reply that closes: {:?}", text(&bytes[at..]));
+            assert!(last.complete, "something follows a reply that was cut");
+        }
+        let head_only = head_only.get(finals).copied();
+        let Some(response) = read_one(bytes, at, head_only.unwrap_or(false)) else {
+            assert!(ended, "half a head, and the connection goes on: {:?}", text(&bytes[at..]));
+            break;
+        };
+        if response.status >= 200 {
+            assert!(head_only.is_some(), "a reply that nobody asked for: {response:?}");
+            finals += 1;
+        }
+        at = response.end;
+        responses.push(response);
+    }
+    if let Some(last) = responses.last() {
+        assert!(last.complete || ended, "half a body, and the connection goes on: {:?}", last.fields);
+    }
+    responses
+}
+
+fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
+    let length = bytes[start..].windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    let head = std::str::from_utf8(&bytes[start..start + length]).expect("a head of ours is ASCII");
+    let mut lines = head[..length - 4].split("\r\n");
+    let status_line = lines.next().expect("split gives one at least");
+    // RFC 9112, 4: the space behind the code stays even when no phrase follows.
+    let rest = status_line.strip_prefix("HTTP/1.1 ").unwrap_or_else(|| panic!("no status line: {status_line:?}"));
+    let (code, phrase) = rest.split_once(' ').expect("a space behind the status");
+    assert!(code.len() == 3 && code.bytes().all(|b| b.is_ascii_digit()), "status {code:?}");
+    let status: u16 = code.parse().expect("three digits");
+    assert!((100..600).contains(&status) && !phrase.is_empty() && phrase.is_ascii(), "{status_line:?}");
+
+    let mut fields = Vec::new();
+    for line in lines {
+        let (name, value) = line.split_once(": ").unwrap_or_else(|| panic!("no field: {line:?}"));
+        assert!(!name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{line:?}");
+        assert!(!value.bytes().any(|b| b.is_ascii_control()) && value.trim() == value, "{line:?}");
+        let doubled = fields.iter().any(|(known, _): &(String, String)| known.eq_ignore_ascii_case(name));
+        assert!(!doubled, "{name} stands twice in {head}");
+        fields.push((name.to_owned(), value.to_owned()));
+    }
+    let mut response = Response { status, fields, body: Vec::new(), complete: true, end: start + length };
+    if status < 200 {
+        assert!(response.fields.is_empty(), "an interim reply has nothing to say: {response:?}");
+        return Some(response);
+    }
+    let date_text = response.field("Date").expect("a clock means a Date (RFC 9110, 6.6.1)");
+    assert!(date_text.len() == date::LEN && date::parse(date_text.as_bytes(), 0).is_some(), "{date_text:?}");
+    let modified = response.field("Last-Modified");
+    assert!(modified.is_none_or(|text| date::parse(text.as_bytes(), 0).is_some()), "{modified:?}");
+    if let Some(connection) = response.field("Connection") {
+        assert!(["close", "keep-alive"].contains(&connection), "{connection}");
+    }
+    assert_eq!(response.field("Transfer-Encoding"), None, "every length is known here");
+    // RFC 9110, 15: what each status must bring.
+    let must = match status {
+        206 if !response.field("Content-Type").is_some_and(|kind| kind.starts_with("multipart/byteranges")) => {
+            &["Content-Range", "ETag"][..]
+        }
+        206 | 304 => &["ETag"],
+        301 => &["Location"],
+        405 => &["Allow"],
+        416 => &["Content-Range"],
+        _ => &[],
+    };
+    for name in must {
+        assert!(response.field(name).is_some(), "{status} without {name}: {response:?}");
+    }
+    let announced = response.field("Content-Length").map(|value| {
+        assert!(value.bytes().all(|b| b.is_ascii_digit()) && (value == "0" || !value.starts_with('0')), "{value}");
+        value.parse::<usize>().expect("a length")
+    });
+    // RFC 9112, 6.3.
+    let expected = match (status, announced) {
+        (204, length) => {
+            assert_eq!(length, None, "RFC 9110, 8.6: no Content-Length in a 204");
+            0
+        }
+        (304, _) => 0,
+        (_, None) => panic!("no length: {response:?}"),
+        (_, Some(_)) if head_only => 0,
+        (_, Some(length)) => length,
+    };
+    let rest = &bytes[response.end..];
+    response.complete = rest.len() >= expected;
+    response.body = rest[..expected.min(rest.len())].to_vec();
+    response.end += response.body.len();
+    Some(response)
+}
+
+/// Bytes as a person wants to see them in a failure.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(400)]).into_owned()
+}

@@ -1,0 +1,119 @@
+//! Endings: Connection: close, half closes, a server that stops, a configuration that changes, a body that is not wanted.
+
+use std::time::Duration;
+
+use amped_core::event::{Event, Found};
+
+use crate::seed::{RngExt, each_seed};
+use crate::world::{Link, World};
+
+const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
+
+#[test]
+fn a_connection_closes_when_the_client_says_so() {
+    each_seed(5, |dice| {
+        let check = |request: &str, stays: bool, says: Option<&str>| {
+            let mut world = World::new(dice.clone());
+            world.files.replace(world.now, "/a.html", "hello");
+            let n = world.connect(Link::WHOLE, format!("{request}{}", if stays { "" } else { GET }));
+            world.settle();
+            let session = &world.sessions[n];
+            let responses = session.responses(&[false; 2]);
+            assert_eq!(responses.len(), 1, "{request}");
+            assert_eq!(session.closed.is_none(), stays, "{request}");
+            assert_eq!(responses[0].field("Connection"), says, "{request}");
+        };
+        check("GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n", true, None);
+        check("GET /a.html HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", false, Some("close"));
+        check("GET /a.html HTTP/1.1\r\nHost: a\r\nConnection: x, CLOSE\r\n\r\n", false, Some("close"));
+        check("GET /a.html HTTP/1.0\r\n\r\n", false, Some("close"));
+        check("GET /a.html HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", true, Some("keep-alive"));
+        check("GET /a.html HTTP/1.0\r\nConnection: keep-alive, close\r\n\r\n", false, Some("close"));
+    });
+}
+
+#[test]
+fn late_answers_find_nobody() {
+    each_seed(20, |mut dice| {
+        let mut world = World::new(dice.clone());
+        world.files.replace(world.now, "/a.html", "hello");
+        world.disk.late = 1.0;
+        let n = world.connect(Link::WHOLE, GET);
+        world.pass(Duration::from_nanos(0));
+        // The driver found the connection broken, and drops it; its tickets come up all the same.
+        let now = world.now;
+        world.sessions[n].conn = amped_core::conn::Conn::new(now);
+        world.sessions[n].closed = Some(now);
+        world.settle();
+        assert!(world.sessions[n].received.is_empty());
+        let other = world.connect(Link::WHOLE, GET);
+        world.disk.late = dice.random_range(0.0..1.0);
+        world.settle();
+        assert_eq!(world.sessions[other].statuses(), [200], "what was learnt is there for others");
+        let ticket = amped_core::event::Ticket(7);
+        let work = world.disk.asked[0].clone();
+        let sites = std::sync::Arc::clone(&world.desk.sites);
+        let answer = world.desk.caches.learn(now, &work, Found::Absent, &sites);
+        world.handle(other, Event::Disk(ticket, answer));
+        world.handle(other, Event::Late(ticket));
+        world.settle();
+        assert_eq!(world.sessions[other].statuses(), [200], "a ticket that nobody holds");
+    });
+}
+
+#[test]
+fn a_server_that_stops_finishes_what_it_began() {
+    each_seed(100, |mut dice| {
+        let mut world = World::new(dice.clone());
+        world.files.replace(world.now, "/a.html", "hello");
+        world.files.replace(world.now, "/big.bin", vec![1; 90_000]);
+        world.disk.late = 0.5;
+        let big = "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n";
+        let post = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n123456789012345678901234567890";
+        let upload: String = (0..30).map(|_| [GET, big, post][dice.random_range(0..3)]).collect();
+        let link = Link { read_max: 500, write_max: 30_000, pause_max: Duration::from_millis(1) };
+        let n = world.connect(link, upload);
+        let when = world.now + Duration::from_micros(dice.random_range(0..80_000));
+        world.at(when, move |world| {
+            let begun = world.desk.counts.requests;
+            world.handle(n, Event::Finish);
+            world.at(when + Duration::from_secs(100), move |world| {
+                let replies = world.sessions[n].statuses().len() as u64;
+                assert!((begun..=begun + 1).contains(&replies), "{begun} requests had begun, {replies} had replies");
+                assert!(world.sessions[n].closed.is_some());
+            });
+        });
+        world.pass_until_closed();
+        assert!(world.sessions[n].responses(&[false; 30]).iter().all(|response| response.complete));
+    });
+}
+
+#[test]
+fn an_idle_connection_is_closed_when_the_server_stops() {
+    each_seed(3, |dice| {
+        let mut world = World::new(dice);
+        let n = world.connect(Link::WHOLE, "");
+        world.handle(n, Event::Finish);
+        assert!(world.sessions[n].closed.is_some());
+    });
+}
+
+#[test]
+fn who_expects_to_be_asked_for_a_body_is_asked() {
+    each_seed(10, |dice| {
+        let mut world = World::new(dice);
+        world.files.replace(world.now, "/a.html", "hello");
+        let n = world.connect(Link::WHOLE, "");
+        world.send(n, "GET /a.html HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 5\r\n\r\n");
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [100]);
+        world.send(n, "12345");
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [100, 200]);
+        // With the body there already there is nothing to ask for.
+        world.send(n, "GET /a.html HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n12345");
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [100, 200, 200]);
+        assert_eq!(world.sessions[n].conn.heap_bytes(), 0);
+    });
+}

@@ -1,0 +1,195 @@
+//! A file system in memory that remembers its past, so that a test can ask what a name meant during a request.
+//!
+//! A file that is replaced gets a new inode, and who has the old one open reads the old bytes. A file that is changed in
+//! place keeps its inode, and who has it open reads what it holds now: [`FakeFile`] is such a descriptor.
+//! Unlike a real one, its times are as fine as its changes: two states never look alike.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use amped_core::event::{Found, Opened, Work};
+use amped_core::file::{FileVersion, Stored};
+use amped_core::listing;
+use amped_http::negotiate::Coding;
+use amped_units::Time;
+
+/// The moment at which the simulation starts, seconds since 1970.
+pub(crate) const WALL_START: i64 = 1_795_219_200;
+
+/// What a path meant from some moment on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Absent,
+    Forbidden,
+    Directory,
+    File(Rc<Vec<u8>>),
+}
+
+/// A file's inode.
+#[derive(Debug)]
+struct Inode {
+    number: u64,
+    bytes: RefCell<Rc<Vec<u8>>>,
+    changed_ns: RefCell<i64>,
+}
+
+/// An opened file.
+#[derive(Clone, Debug)]
+pub(crate) struct FakeFile(Rc<Inode>);
+
+impl FakeFile {
+    /// What it holds now in this range; `None` where it has become too short.
+    pub(crate) fn read(&self, range: Range<u64>) -> Option<Vec<u8>> {
+        self.0.bytes.borrow().get(range.start as usize..range.end as usize).map(<[u8]>::to_vec)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Node {
+    Directory,
+    File(Rc<Inode>),
+    Forbidden,
+}
+
+/// The file system.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    nodes: BTreeMap<String, Node>,
+    past: BTreeMap<String, Vec<(Time, State)>>,
+    changes: u64,
+}
+
+impl Files {
+    /// Makes a file, or puts a new one in the place of the old, as `mv` does.
+    pub(crate) fn replace(&mut self, now: Time, path: &str, bytes: impl Into<Vec<u8>>) {
+        self.changes += 1;
+        let bytes = Rc::new(bytes.into());
+        let number = self.changes;
+        let inode = Inode { number, bytes: RefCell::default(), changed_ns: RefCell::default() };
+        self.nodes.insert(path.into(), Node::File(Rc::new(inode)));
+        self.change(now, path, |_| bytes);
+    }
+
+    /// Changes a file in place.
+    pub(crate) fn change(&mut self, now: Time, path: &str, to: impl FnOnce(&[u8]) -> Rc<Vec<u8>>) {
+        let Some(Node::File(inode)) = self.nodes.get(path) else {
+            return;
+        };
+        self.changes += 1;
+        let bytes = to(&inode.bytes.borrow());
+        *inode.changed_ns.borrow_mut() = WALL_START * 1_000_000_000 + now.as_nanos() as i64 + self.changes as i64;
+        *inode.bytes.borrow_mut() = Rc::clone(&bytes);
+        self.note(now, path, State::File(bytes));
+    }
+
+    /// Cuts a file short in place.
+    pub(crate) fn truncate(&mut self, now: Time, path: &str, length: usize) {
+        self.change(now, path, |old| Rc::new(old[..length.min(old.len())].to_vec()));
+    }
+
+    /// Adds to a file in place.
+    pub(crate) fn append(&mut self, now: Time, path: &str, more: &[u8]) {
+        self.change(now, path, |old| Rc::new([old, more].concat()));
+    }
+
+    /// Takes a name away.
+    pub(crate) fn delete(&mut self, now: Time, path: &str) {
+        self.nodes.remove(path);
+        self.note(now, path, State::Absent);
+    }
+
+    /// Puts something there that may not be read.
+    pub(crate) fn forbid(&mut self, now: Time, path: &str) {
+        self.nodes.insert(path.into(), Node::Forbidden);
+        self.note(now, path, State::Forbidden);
+    }
+
+    /// Makes a directory; its path has no final slash.
+    pub(crate) fn directory(&mut self, now: Time, path: &str) {
+        self.nodes.insert(path.into(), Node::Directory);
+        self.note(now, path, State::Directory);
+    }
+
+    /// What a path holds now.
+    pub(crate) fn bytes(&self, path: &str) -> Option<Rc<Vec<u8>>> {
+        match self.nodes.get(path) {
+            Some(Node::File(inode)) => Some(Rc::clone(&inode.bytes.borrow())),
+            _ => None,
+        }
+    }
+
+    fn note(&mut self, now: Time, path: &str, state: State) {
+        self.past.entry(path.into()).or_default().push((now, state));
+    }
+
+    /// All that a path meant at some moment between two.
+    pub(crate) fn states(&self, path: &str, from: Time, to: Time) -> Vec<State> {
+        let past = self.past.get(path).map_or(&[][..], Vec::as_slice);
+        let before =
+            past.iter().rev().find(|(since, _)| *since < from).map_or(State::Absent, |(_, state)| state.clone());
+        let within = past.iter().filter(|(since, _)| (from..=to).contains(since)).map(|(_, state)| state.clone());
+        std::iter::once(before).chain(within).collect()
+    }
+
+    /// Does a server's disk work, below `root`.
+    pub(crate) fn look(&self, root: &str, work: &Work, in_memory_max: u64) -> Found<FakeFile> {
+        match work {
+            Work::Name(work) => {
+                let path = std::str::from_utf8(&work.path).map(|path| format!("{root}{path}"));
+                let Ok(path) = path else { return Found::Absent };
+                let name = match (path.strip_suffix('/'), self.nodes.get(path.trim_end_matches('/'))) {
+                    (None, Some(Node::Directory)) => return Found::NeedsSlash,
+                    (Some(_), Some(Node::Directory)) => {
+                        let index = format!("{path}index.html");
+                        match self.nodes.contains_key(&index) {
+                            true => index,
+                            false => return Found::Directory,
+                        }
+                    }
+                    (Some(_), _) => return Found::Absent,
+                    (None, _) => path,
+                };
+                let mut files = Vec::new();
+                for coding in [Coding::Identity, Coding::Brotli, Coding::Gzip] {
+                    match self.nodes.get(&format!("{name}{}", coding.suffix())) {
+                        Some(Node::File(inode)) => {
+                            let bytes = inode.bytes.borrow();
+                            let changed_ns = *inode.changed_ns.borrow();
+                            let version = FileVersion {
+                                device: 1,
+                                inode: inode.number,
+                                size: bytes.len() as u64,
+                                mtime_ns: changed_ns,
+                                ctime_ns: changed_ns,
+                            };
+                            let content = match version.size <= in_memory_max {
+                                _ if work.known.contains(&version) => None,
+                                true => Some(Stored::Memory(bytes.as_slice().into())),
+                                false => Some(Stored::File(FakeFile(Rc::clone(inode)))),
+                            };
+                            files.push(Opened { coding, version, content });
+                        }
+                        Some(Node::Forbidden) if files.is_empty() => return Found::Forbidden,
+                        _ if files.is_empty() => return Found::Absent,
+                        _ => {}
+                    }
+                }
+                Found::File { name: name.as_bytes()[root.len()..].into(), files }
+            }
+            Work::List(work) => {
+                let path = format!("{root}{}", String::from_utf8_lossy(&work.path));
+                if !matches!(self.nodes.get(path.trim_end_matches('/')), Some(Node::Directory)) {
+                    return Found::Absent;
+                }
+                let inside = self.nodes.iter().filter_map(|(name, node)| Some((name.strip_prefix(&path)?, node)));
+                let entries = inside.filter(|(name, _)| !name.is_empty() && !name.contains('/')).map(|(name, node)| {
+                    let is_directory = matches!(node, Node::Directory);
+                    listing::Entry { name: name.as_bytes().to_vec(), is_directory, size: 1, modified_seconds: 1 }
+                });
+                Found::Listing(listing::render(&work.path, entries.collect(), work.order, work.form))
+            }
+        }
+    }
+}

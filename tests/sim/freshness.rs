@@ -1,0 +1,180 @@
+//! Freshness: for how long what was learnt from the disk is believed, and what happens while it is being asked again.
+
+use std::time::Duration;
+
+use amped_core::cache::Budgets;
+use amped_core::limits::Limits;
+use amped_core::site::Site;
+use amped_http::status::Status;
+use amped_units::Bytes;
+
+use crate::seed::{Dice, RngExt, each_seed};
+use crate::world::{Link, World, site};
+
+const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
+
+/// A world with one file, which believes for a second and serves what is stale for ten.
+fn world(dice: Dice) -> World {
+    let mut world = World::new(dice);
+    world.files.replace(world.now, "/a.html", "old");
+    world
+}
+
+#[test]
+fn a_change_is_seen_once_an_entry_is_checked_again() {
+    each_seed(10, |mut dice| {
+        for in_place in [false, true] {
+            for size in [3, 100_000] {
+                let mut world = world(dice.clone());
+                let n = world.connect(Link::WHOLE, "");
+                world.ask(n, GET);
+                let text = vec![b'n'; size];
+                match in_place {
+                    true => world.files.change(world.now, "/a.html", |_| text.clone().into()),
+                    false => world.files.replace(world.now, "/a.html", text.clone()),
+                }
+                world.pass(Duration::from_millis(dice.random_range(0..999)));
+                assert_eq!(world.ask(n, GET).body, b"old", "it is believed for a second");
+                world.pass(Duration::from_secs(1));
+                assert_eq!(world.ask(n, GET).body, text);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_unchanged_file_is_not_read_again() {
+    each_seed(3, |dice| {
+        let mut world = world(dice);
+        let n = world.connect(Link::WHOLE, "");
+        for _ in 0..20 {
+            assert_eq!(world.ask(n, GET).body, b"old");
+            world.pass(Duration::from_millis(1500));
+        }
+        let (memory, _) = world.desk.caches.contents.counts();
+        assert_eq!((memory.insertions, world.disk.asked.len()), (1, 20));
+        assert_eq!(world.desk.caches.heads.counts().insertions, 1);
+    });
+}
+
+#[test]
+fn what_is_stale_serves_while_a_helper_works() {
+    each_seed(10, |mut dice| {
+        let mut world = world(dice.clone());
+        let n = world.connect(Link::WHOLE, "");
+        world.ask(n, GET);
+        world.files.replace(world.now, "/a.html", "new");
+        world.disk.late = 1.0;
+        world.disk.delay_max = Duration::from_nanos(1);
+        let age = dice.random_range(1000..9999);
+        world.pass(Duration::from_millis(age));
+        let response = world.ask(n, GET);
+        assert_eq!((response.body.as_slice(), world.desk.counts.stale_hits), (&b"old"[..], 1));
+        assert_eq!(world.ask(n, GET).body, b"new", "and the helper's answer is there for the next");
+        assert_eq!(world.desk.counts.stale_hits, 1);
+    });
+}
+
+#[test]
+fn nothing_is_served_that_is_too_stale() {
+    each_seed(10, |dice| {
+        let mut world = world(dice);
+        let n = world.connect(Link::WHOLE, "");
+        world.ask(n, GET);
+        world.files.replace(world.now, "/a.html", "new");
+        world.disk.late = 1.0;
+        world.pass(Duration::from_secs(10));
+        let before = world.now;
+        assert_eq!(world.ask(n, GET).body, b"new");
+        assert!(world.now > before, "it waited");
+        assert_eq!(world.desk.counts.stale_hits, 0);
+    });
+}
+
+#[test]
+fn a_negative_entry_is_believed_as_long_as_any() {
+    each_seed(10, |mut dice| {
+        let mut world = world(dice.clone());
+        let n = world.connect(Link::WHOLE, "");
+        let get = "GET /b.txt HTTP/1.1\r\nHost: a\r\n\r\n";
+        assert_eq!(world.ask(n, get).status, 404);
+        world.files.replace(world.now, "/b.txt", "here");
+        world.pass(Duration::from_millis(dice.random_range(0..999)));
+        assert_eq!(world.ask(n, get).status, 404);
+        world.pass(Duration::from_millis(1000));
+        // Not from what is stale either: to say 404 of a file that is there is worse than to wait.
+        world.disk.late = 1.0;
+        assert_eq!(world.ask(n, get).body, b"here");
+    });
+}
+
+#[test]
+fn trouble_is_not_remembered() {
+    each_seed(10, |dice| {
+        let mut world = world(dice);
+        let n = world.connect(Link::WHOLE, "");
+        world.disk.trouble = 1.0;
+        for _ in 0..5 {
+            let response = world.ask(n, GET);
+            assert!([500, 503].contains(&response.status), "{response:?}");
+            assert_eq!(response.field("Retry-After"), (response.status == 503).then_some("1"));
+            assert!(!response.closes());
+        }
+        world.disk.trouble = 0.0;
+        assert_eq!(world.ask(n, GET).body, b"old");
+    });
+}
+
+#[test]
+fn many_who_ask_the_same_share_one_answer() {
+    each_seed(10, |dice| {
+        let budgets = Budgets { content_bytes: Bytes(0), path_entries: 0, ..Budgets::default() };
+        let mut world = World::with(dice, vec![site()], Limits::default(), budgets);
+        world.files.replace(world.now, "/a.html", "old");
+        world.disk.late = 1.0;
+        for _ in 0..50 {
+            world.connect(Link::WHOLE, GET);
+        }
+        world.settle();
+        assert!(world.sessions.iter().all(|session| session.statuses() == [200]));
+        let (memory, _) = world.desk.caches.contents.counts();
+        assert_eq!(memory.refusals, 1, "one answer was learnt, and did not fit");
+    });
+}
+
+#[test]
+fn a_file_that_shrinks_under_a_reply_cuts_it() {
+    each_seed(10, |dice| {
+        let mut world = world(dice);
+        let text = vec![b'x'; 200_000];
+        world.files.replace(world.now, "/a.html", text);
+        let link = Link { write_max: 50_000, pause_max: Duration::from_millis(2), ..Link::WHOLE };
+        let n = world.connect(link, GET);
+        world.pass(Duration::from_millis(1));
+        world.files.truncate(world.now, "/a.html", 1000);
+        world.settle();
+        let session = &world.sessions[n];
+        assert!(session.closed.is_some(), "closed, never padded");
+        let response = &session.responses(&[false])[0];
+        assert!(!response.complete && response.length() == Some(200_000));
+    });
+}
+
+fn with_error_page() -> Site {
+    Site { error_pages: vec![(Status::NOT_FOUND, "/404.html".into())], ..site() }
+}
+
+#[test]
+fn an_error_page_keeps_its_status() {
+    each_seed(10, |mut dice| {
+        let mut world = World::with(dice.clone(), vec![with_error_page()], Limits::default(), Budgets::default());
+        world.files.replace(world.now, "/404.html", "nothing here");
+        let n = world.connect(Link::WHOLE, "");
+        for _ in 0..10 {
+            let response = world.ask(n, "GET /missing HTTP/1.1\r\nHost: a\r\n\r\n");
+            assert_eq!((response.status, response.body.as_slice()), (404, &b"nothing here"[..]));
+            world.disk.late = dice.random_range(0.0..1.0);
+            world.pass(Duration::from_millis(dice.random_range(0..5000)));
+        }
+    });
+}

@@ -1,0 +1,183 @@
+//! Limits: what a client may cost, each checked on both sides of its edge, and no deadline before its time.
+
+use std::time::Duration;
+
+use amped_core::cache::Budgets;
+use amped_core::limits::Limits;
+use amped_units::{Bytes, Time};
+
+use crate::seed::{Dice, RngExt, each_seed};
+use crate::world::{Link, World, site};
+
+const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
+
+fn world(dice: Dice, limits: Limits) -> World {
+    let mut world = World::with(dice, vec![site()], limits, Budgets::default());
+    world.files.replace(world.now, "/a.html", "hello");
+    world.files.replace(world.now, "/big.bin", vec![1; 1_000_000]);
+    world
+}
+
+/// Seconds until this connection is closed or has answered, whichever comes first.
+fn seconds(from: Time, world: &World, n: usize) -> f64 {
+    let session = &world.sessions[n];
+    let until = session.closed.into_iter().chain(session.half_closed).min().expect("it has ended");
+    until.since(from).as_secs_f64()
+}
+
+#[test]
+fn a_head_in_drops_is_given_up() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits::default());
+        let n = world.connect(Link::WHOLE, "");
+        for byte in GET.repeat(3).as_bytes() {
+            if world.sessions[n].half_closed.is_some() {
+                break;
+            }
+            world.send(n, [*byte]);
+            world.pass(Duration::from_secs(1));
+        }
+        assert_eq!(world.sessions[n].statuses(), [408]);
+        assert_eq!(seconds(Time::START, &world, n), 20.0);
+        world.pass_until_closed();
+        assert_eq!(world.sessions[n].closed, Some(Time::from_millis(22_000)));
+    });
+}
+
+#[test]
+fn a_later_head_has_its_time_from_its_first_byte_on() {
+    each_seed(5, |mut dice| {
+        let mut world = world(dice.clone(), Limits::default());
+        let n = world.connect(Link::WHOLE, "");
+        world.ask(n, GET);
+        world.pass(Duration::from_millis(dice.random_range(0..59_999)));
+        let from = world.now;
+        world.send(n, "GET");
+        world.pass_until_closed();
+        assert_eq!(world.sessions[n].statuses(), [200, 408]);
+        assert_eq!(seconds(from, &world, n), 20.0);
+    });
+}
+
+#[test]
+fn silence_is_closed_without_a_word() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits::default());
+        let silent = world.connect(Link::WHOLE, "");
+        let idle = world.connect(Link::WHOLE, GET);
+        world.pass_until_closed();
+        assert_eq!(seconds(Time::START, &world, silent), 20.0);
+        assert_eq!(seconds(Time::START, &world, idle), 60.0);
+        assert!(world.sessions[silent].received.is_empty());
+        assert_eq!(world.sessions[idle].statuses(), [200]);
+    });
+}
+
+#[test]
+fn a_body_in_drops_is_given_up() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits::default());
+        let n = world.connect(Link::WHOLE, "PUT /a HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
+        for _ in 0..29 {
+            world.pass(Duration::from_secs(1));
+            world.send(n, "x");
+        }
+        world.pass_until_closed();
+        assert_eq!(world.sessions[n].statuses(), [408]);
+        assert_eq!(seconds(Time::START, &world, n), 30.0);
+    });
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_is_given_up() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits::default());
+        let n = world.connect(Link::WHOLE, GET);
+        world.sessions[n].stalled = true;
+        world.pass_until_closed();
+        assert_eq!(seconds(Time::START, &world, n), 60.0);
+        assert!(world.sessions[n].received.is_empty());
+    });
+}
+
+#[test]
+fn a_slow_receiver_lives_for_hours() {
+    each_seed(2, |dice| {
+        let mut world = world(dice, Limits::default());
+        let link = Link { write_max: 5000, pause_max: Duration::from_secs(59), ..Link::WHOLE };
+        let n = world.connect(link, format!("GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n{GET}"));
+        world.settle();
+        let session = &world.sessions[n];
+        assert_eq!(session.statuses(), [200; 2]);
+        assert!(world.now > Time::START + Duration::from_secs(3600), "{:?}", world.now);
+    });
+}
+
+#[test]
+fn a_slow_disk_is_not_the_clients_fault() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits::default());
+        world.disk.late = 1.0;
+        world.disk.delay_max = Duration::from_secs(3600);
+        let n = world.connect(Link::WHOLE, GET);
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [200]);
+    });
+}
+
+#[test]
+fn sizes() {
+    let limits =
+        Limits { request_line: Bytes(100), head: Bytes(300), fields: 5, body: Bytes(1000), ..Limits::default() };
+    each_seed(5, |dice| {
+        let check = |request: String, status: u16| {
+            for read_max in [1, 10, usize::MAX] {
+                let mut world = world(dice.clone(), limits.clone());
+                let n = world.connect(Link { read_max, ..Link::WHOLE }, request.clone());
+                world.settle();
+                assert_eq!(world.sessions[n].statuses(), [status], "{request}, {read_max} bytes at a time");
+                let ends = [400, 413, 414, 431].contains(&status);
+                assert_eq!(world.sessions[n].half_closed.is_some(), ends, "{request}");
+            }
+        };
+        // A request line of `line` bytes, a head of `head` bytes with `fields` fields.
+        let request = |line: usize, head: usize, fields: usize| {
+            let query = "x".repeat(line - "GET /a.html? HTTP/1.1\r\n".len());
+            let fields = "A: b\r\n".repeat(fields - 2);
+            let rest = format!("GET /a.html?{query} HTTP/1.1\r\nHost: a\r\n{fields}C: \r\n\r\n");
+            let padding = "c".repeat(head - rest.len());
+            rest.replace("C: ", &format!("C: {padding}"))
+        };
+        check(request(100, 200, 3), 200);
+        check(request(101, 200, 3), 414);
+        check(request(50, 300, 3), 200);
+        check(request(50, 301, 3), 431);
+        check(request(50, 200, 5), 200);
+        check(request(50, 200, 6), 431);
+        check(format!("GET /{}", "x".repeat(10_000)), 414);
+        check(format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(10_000)), 431);
+        let post = |length: usize| {
+            format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{}", "x".repeat(length))
+        };
+        check(post(1000), 405);
+        check(post(1001), 413);
+        let chunks = |count: usize| {
+            let chunks = format!("64\r\n{}\r\n", "x".repeat(100)).repeat(count);
+            format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")
+        };
+        check(chunks(10), 405);
+        check(chunks(11), 413);
+    });
+}
+
+#[test]
+fn a_connection_has_so_many_requests() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits { requests: 3, ..Limits::default() });
+        let n = world.connect(Link::WHOLE, GET.repeat(5));
+        world.pass_until_closed();
+        let session = &world.sessions[n];
+        let closes: Vec<bool> = session.responses(&[false; 3]).iter().map(crate::client::Response::closes).collect();
+        assert_eq!(closes, [false, false, true]);
+    });
+}

@@ -1,0 +1,252 @@
+//! Pipelines: whatever the link, the disk and the caches do, each request has its reply, in order.
+
+use std::time::Duration;
+
+use amped_core::cache::Budgets;
+use amped_core::limits::Limits;
+use amped_units::{Bytes, Time};
+
+use crate::asked::{self, Asked};
+use crate::client;
+use crate::files::Files;
+use crate::seed::{Dice, RngExt, each_seed};
+use crate::world::{Link, World, site};
+
+fn random_requests(dice: &mut Dice, files: &Files, count: usize, bad_end: bool) -> Vec<Asked> {
+    let mut requests: Vec<Asked> = Vec::new();
+    while requests.len() < count && !requests.last().is_some_and(|request| request.ends) {
+        requests.push(match dice.random_bool(0.1) {
+            true => Asked::other(dice),
+            false => Asked::name(dice, files),
+        });
+    }
+    if bad_end {
+        requests.push(Asked::bad(dice));
+    }
+    requests
+}
+
+fn joined(requests: &[Asked]) -> Vec<u8> {
+    requests.iter().flat_map(|request| request.bytes.iter().copied()).collect()
+}
+
+fn heads_only(requests: &[Asked]) -> Vec<bool> {
+    requests.iter().map(|request| request.head_only).collect()
+}
+
+/// Checks all replies of a connection against the files' past, `slack` longer ago than the request.
+fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
+    let session = &world.sessions[n];
+    let responses = session.responses(&heads_only(requests));
+    let answered = requests.iter().position(|request| request.ends).map_or(requests.len(), |last| last + 1);
+    if session.cut {
+        assert!(responses.len() <= answered && session.closed.is_some());
+    } else {
+        assert_eq!(responses.len(), answered, "one reply a request");
+    }
+    let mut end = 0;
+    for (request, response) in requests.iter().zip(&responses) {
+        end += request.bytes.len();
+        assert!(response.complete || session.cut);
+        // A bad head may be refused before its end has come.
+        let asked_at = session.read_time(if request.ends { end - request.bytes.len() + 1 } else { end });
+        let from = Time::from_nanos(asked_at.as_nanos().saturating_sub(slack.as_nanos() as u64));
+        request.check(response, &world.files, from, session.arrival_time(response.end), world.disk.trouble > 0.0);
+        if request.ends {
+            assert!(response.closes(), "the client is told that this was the last reply");
+            assert!(session.closed.is_some() || session.half_closed.is_some());
+        }
+    }
+}
+
+#[test]
+fn pieces_make_no_difference() {
+    each_seed(20, |mut dice| {
+        let mut files = Files::default();
+        asked::furnish(&mut dice.clone(), &mut files);
+        let requests = random_requests(&mut dice.clone(), &files, 20, dice.random_bool(0.3));
+        let mut all: Vec<Vec<u8>> = Vec::new();
+        let random = Link::random(&mut dice);
+        let bytewise = Link { read_max: 1, write_max: usize::MAX, pause_max: Duration::ZERO };
+        let slow = Link { read_max: usize::MAX, write_max: 7, pause_max: Duration::ZERO };
+        for link in [Link::WHOLE, bytewise, slow, Link { pause_max: Duration::ZERO, ..random }] {
+            let mut world = World::new(dice.clone());
+            asked::furnish(&mut dice.clone(), &mut world.files);
+            let n = world.connect(link, joined(&requests));
+            world.settle();
+            check(&world, n, &requests, Duration::ZERO);
+            all.push(world.sessions.remove(n).received);
+        }
+        assert!(all.windows(2).all(|two| two[0] == two[1]), "the pieces of a request changed the replies");
+    });
+}
+
+#[test]
+fn caches_make_no_difference() {
+    each_seed(10, |mut dice| {
+        let default = Budgets { revalidate: Duration::from_secs(3600), ..Budgets::default() };
+        let none = Budgets {
+            path_entries: 0,
+            head_bytes: Bytes(0),
+            content_bytes: Bytes(0),
+            descriptors: 0,
+            ..Budgets::default()
+        };
+        let tiny = Budgets {
+            path_entries: 3,
+            head_bytes: Bytes(700),
+            content_bytes: Bytes(6000),
+            descriptors: 1,
+            ..Budgets::default()
+        };
+        let anew = Budgets { revalidate: Duration::ZERO, stale_max: Duration::ZERO, ..Budgets::default() };
+        let mixed = Budgets { content_bytes: Bytes(0), descriptors: 0, ..default.clone() };
+        let mut files = Files::default();
+        let furniture = dice.clone();
+        asked::furnish(&mut furniture.clone(), &mut files);
+        let requests: Vec<_> = (0..3).map(|_| random_requests(&mut dice, &files, 40, false)).collect();
+        let mut all: Vec<Vec<Vec<u8>>> = Vec::new();
+        for budgets in [default, none, tiny, anew, mixed] {
+            let mut world = World::with(dice.clone(), vec![site()], Limits::default(), budgets);
+            asked::furnish(&mut furniture.clone(), &mut world.files);
+            world.disk.late = 0.5;
+            world.disk.delay_max = Duration::from_millis(1);
+            let link = Link { pause_max: Duration::from_micros(10), ..Link::random(&mut dice) };
+            for requests in &requests {
+                world.connect(
+                    Link { read_max: link.read_max.max(64), write_max: link.write_max.max(4096), ..link },
+                    joined(requests),
+                );
+            }
+            world.settle();
+            for (n, requests) in requests.iter().enumerate() {
+                check(&world, n, requests, Duration::ZERO);
+            }
+            assert!(world.now < Time::from_millis(1000), "the dates are the same");
+            all.push(world.sessions.into_iter().map(|session| session.received).collect());
+        }
+        for (n, replies) in all.iter().enumerate().skip(1) {
+            for (one, other) in all[0].iter().zip(replies) {
+                let at = one.iter().zip(other).position(|(a, b)| a != b).unwrap_or(one.len().min(other.len()));
+                let around = |bytes: &[u8]| client::text(&bytes[at.saturating_sub(200)..]);
+                assert!(one == other, "budgets {n} changed byte {at}: {} became {}", around(one), around(other));
+            }
+        }
+    });
+}
+
+/// Clients, files that change and a disk that is slow and shares its answers, all at random.
+fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Duration) {
+    let mut world = World::with(dice, vec![site()], Limits::default(), budgets);
+    let mut dice = world.dice.clone();
+    asked::furnish(&mut dice, &mut world.files);
+    world.disk.late = dice.random_range(0.0..1.0);
+    world.disk.shares = shares;
+    world.disk.trouble = trouble;
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let bad_end = dice.random_bool(0.2);
+        let requests = random_requests(&mut dice, &world.files, 40, bad_end);
+        let link = Link::random(&mut dice);
+        let link = Link { read_max: link.read_max.max(16), write_max: link.write_max.max(4096), ..link };
+        let n = world.connect(link, joined(&requests));
+        world.sessions[n].half_closes = dice.random_bool(0.5);
+        all.push(requests);
+    }
+    for _ in 0..60 {
+        let when = Time::from_millis(dice.random_range(0..3000));
+        let mut dice = dice.clone();
+        dice = <Dice as rand::SeedableRng>::seed_from_u64(dice.random::<u64>() ^ when.as_nanos());
+        world.at(when, move |world| asked::disturb(&mut dice, &mut world.files, world.now));
+    }
+    world.settle();
+    for (n, requests) in all.iter().enumerate() {
+        check(&world, n, requests, slack);
+        if world.sessions[n].half_closes {
+            assert!(world.sessions[n].closed.is_some(), "a client that is served and has gone");
+        }
+    }
+    world.pass_until_closed();
+}
+
+#[test]
+fn each_reply_was_true_while_it_was_made() {
+    // Nothing is believed without asking, so nothing from before a request may be said in its reply.
+    let budgets = Budgets { revalidate: Duration::ZERO, stale_max: Duration::ZERO, ..Budgets::default() };
+    each_seed(40, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO));
+}
+
+#[test]
+fn caches_lag_behind_by_as_much_as_they_may() {
+    // By the age of an entry, and by the time between a helper's look and its answer, of which there may be two: that
+    // of the entry, and that of an answer which was being found out already.
+    each_seed(40, |dice| {
+        let budgets = Budgets {
+            revalidate: Duration::from_millis(30),
+            stale_max: Duration::from_millis(100),
+            path_entries: 4,
+            content_bytes: Bytes(40_000),
+            descriptors: 1,
+            ..Budgets::default()
+        };
+        muddle(dice, budgets, true, 0.0, Duration::from_millis(100 + 2 * 20));
+    });
+}
+
+#[test]
+fn a_disk_in_trouble_makes_honest_errors() {
+    let budgets = Budgets { revalidate: Duration::from_millis(5), ..Budgets::default() };
+    each_seed(100, |dice| {
+        muddle(dice, budgets.clone(), true, 0.2, Duration::from_secs(10) + Duration::from_millis(40))
+    });
+}
+
+#[test]
+fn a_client_far_ahead_is_made_to_wait() {
+    each_seed(1, |dice| {
+        let mut world = World::new(dice);
+        world.files.replace(world.now, "/a.html", "hello");
+        let request = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
+        let count = 5_000;
+        let link = Link { read_max: 4096, ..Link::WHOLE };
+        let n = world.connect(link, request.repeat(count));
+        world.sessions[n].stalled = true;
+        world.pass(Duration::from_secs(1));
+        assert!(!world.sessions[n].conn.wants_bytes(), "it goes on reading though nothing is taken");
+        world.sessions[n].stalled = false;
+        world.settle();
+        assert_eq!(world.sessions[n].responses(&vec![false; count]).len(), count);
+        assert!(world.sessions[n].heap_max < 160 * 1024);
+    });
+}
+
+#[test]
+fn a_batch_ends_where_the_limit_says_and_goes_on_behind_it() {
+    each_seed(3, |dice| {
+        let limits = Limits { pipelined: 3, ..Limits::default() };
+        let mut world = World::with(dice, vec![site()], limits, Budgets::default());
+        world.files.replace(world.now, "/a.html", "hello");
+        let n = world.connect(Link::WHOLE, "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n".repeat(10));
+        world.sessions[n].stalled = true;
+        world.pass(Duration::from_millis(1));
+        assert_eq!(world.desk.counts.requests, 3);
+        world.sessions[n].stalled = false;
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [200; 10]);
+    });
+}
+
+#[test]
+fn a_large_reply_goes_out_before_the_next_is_made() {
+    each_seed(3, |dice| {
+        let mut world = World::new(dice);
+        world.files.replace(world.now, "/big.bin", vec![7; 100_000]);
+        let n = world.connect(Link::WHOLE, "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n".repeat(5));
+        world.sessions[n].stalled = true;
+        world.pass(Duration::from_millis(1));
+        assert_eq!(world.desk.counts.requests, 1);
+        world.sessions[n].stalled = false;
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [200; 5]);
+    });
+}

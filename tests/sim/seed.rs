@@ -1,0 +1,43 @@
+//! Seeds: a few that are always the same, so that a change of behaviour shows, and a few fresh ones, so that the tests
+//! go on looking for what nobody thought of. `SEED` in the environment stands for all of them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(crate) use rand::RngExt;
+use rand::SeedableRng;
+pub(crate) use rand_xoshiro::Xoshiro256PlusPlus as Dice;
+
+/// Seeds from the clock in each run.
+const FRESH: u64 = 4;
+
+/// Runs `test` with the dice of each of `fixed` seeds and of a few fresh ones.
+pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
+    let seeds: Vec<u64> = match std::env::var("SEED") {
+        Ok(seed) => vec![seed.parse().expect("SEED is a number")],
+        Err(_) => {
+            let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64;
+            (0..fixed).chain((0..FRESH).map(|n| clock.wrapping_add(n))).collect()
+        }
+    };
+    for seed in seeds {
+        let told = Told(seed);
+        test(Dice::seed_from_u64(seed));
+        drop(told);
+    }
+}
+
+/// Says which seed it was when a test fails.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("run this again with SEED={}", self.0);
+        }
+    }
+}
+
+/// One of these.
+pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, choices: &[&'a T]) -> &'a T {
+    choices[dice.random_range(0..choices.len())]
+}

@@ -1,0 +1,542 @@
+//! A driver of connections, as `server/arch` is one, on a clock that jumps from event to event.
+//!
+//! It keeps to the contract in `core/event`: actions are done in their order, the disk answers in the same turn or says
+//! that it will be late, bytes are read only while they are wanted. All that may differ from machine to machine is
+//! thrown with dice: how many bytes one read or write moves, how long the disk takes, in which order it answers, who
+//! shares whose answer. After each event it checks what must hold of every connection at every moment.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_core::cache::Budgets;
+use amped_core::conn::Conn;
+use amped_core::desk::Desk;
+use amped_core::event::{Action, Event, Found, Ticket, Trouble, Work};
+use amped_core::file::Stored;
+use amped_core::limits::Limits;
+use amped_core::record::Record;
+use amped_core::reply::{Body, Wall};
+use amped_core::site::{EtagForm, Site, Sites, Types};
+use amped_http::negotiate::Coding;
+use amped_units::Time;
+
+use crate::client::{self, Response};
+use crate::files::{FakeFile, Files, WALL_START};
+use crate::seed::{Dice, RngExt};
+
+/// A server with its disk and its clients.
+pub(crate) struct World {
+    pub(crate) now: Time,
+    pub(crate) files: Files,
+    pub(crate) desk: Desk<FakeFile>,
+    pub(crate) disk: Disk,
+    pub(crate) sessions: Vec<Session>,
+    pub(crate) dice: Dice,
+    /// What happens at fixed moments.
+    script: Vec<(Time, Deed)>,
+}
+
+type Deed = Box<dyn FnOnce(&mut World)>;
+
+/// How the disk behaves.
+pub(crate) struct Disk {
+    /// How often an answer takes time.
+    pub(crate) late: f64,
+    /// How long it then takes at most.
+    pub(crate) delay_max: Duration,
+    /// How often there is no answer.
+    pub(crate) trouble: f64,
+    /// Whether connections that ask the same while it is being found out share the answer.
+    pub(crate) shares: bool,
+    /// Work that has been done, in the order of the questions.
+    pub(crate) asked: Vec<Work>,
+    /// The root of each site, by generation of the configuration.
+    roots: Vec<Vec<String>>,
+    jobs: Vec<Job>,
+}
+
+struct Job {
+    due: Time,
+    work: Work,
+    /// When a helper looks: somewhere between question and answer.
+    look: Time,
+    found: Option<Found<FakeFile>>,
+    waiters: Vec<(usize, Ticket)>,
+}
+
+/// How bytes travel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    /// Most bytes that one read brings.
+    pub(crate) read_max: usize,
+    /// Most bytes that one write takes.
+    pub(crate) write_max: usize,
+    /// Longest pause between two reads or two writes.
+    pub(crate) pause_max: Duration,
+}
+
+impl Link {
+    /// Everything at once.
+    pub(crate) const WHOLE: Link = Link { read_max: usize::MAX, write_max: usize::MAX, pause_max: Duration::ZERO };
+
+    pub(crate) fn random(dice: &mut Dice) -> Link {
+        let size = |dice: &mut Dice| 1 << dice.random_range(0..18);
+        let pause_max = Duration::from_micros(dice.random_range(0..5_000));
+        Link { read_max: size(dice), write_max: size(dice), pause_max }
+    }
+}
+
+/// One client and the server's side of its connection.
+pub(crate) struct Session {
+    pub(crate) conn: Conn,
+    pub(crate) link: Link,
+    /// All that the client sends, and how much of it has been read.
+    upload: Vec<u8>,
+    read: usize,
+    /// Whether the client closes its side behind that, and whether the server knows.
+    pub(crate) half_closes: bool,
+    ended: bool,
+    /// Whether the client takes nothing at the moment.
+    pub(crate) stalled: bool,
+    outbox: VecDeque<Piece>,
+    /// All that the client got, and when.
+    pub(crate) received: Vec<u8>,
+    arrivals: Vec<(usize, Time)>,
+    deliveries: Vec<(usize, Time)>,
+    read_at: Time,
+    write_at: Time,
+    pub(crate) half_closed: Option<Time>,
+    pub(crate) closed: Option<Time>,
+    /// Whether a file shrank under a reply.
+    pub(crate) cut: bool,
+    /// Most bytes of memory that it held at any time.
+    pub(crate) heap_max: usize,
+}
+
+enum Piece {
+    Bytes(Vec<u8>, usize),
+    File(FakeFile, Range<u64>),
+    Record(Box<Record>),
+}
+
+impl World {
+    pub(crate) fn new(dice: Dice) -> World {
+        World::with(dice, vec![site()], Limits::default(), Budgets::default())
+    }
+
+    pub(crate) fn with(dice: Dice, sites: Vec<Site>, limits: Limits, budgets: Budgets) -> World {
+        let roots = vec![roots_of(&sites)];
+        let sites = Arc::new(Sites::new(sites).expect("at least one"));
+        World {
+            now: Time::START,
+            files: Files::default(),
+            desk: Desk::new(sites, limits, budgets, Wall::at(WALL_START)),
+            disk: Disk {
+                late: 0.0,
+                delay_max: Duration::from_millis(20),
+                trouble: 0.0,
+                shares: true,
+                asked: Vec::new(),
+                roots,
+                jobs: Vec::new(),
+            },
+            sessions: Vec::new(),
+            dice,
+            script: Vec::new(),
+        }
+    }
+
+    /// Another configuration comes into force.
+    pub(crate) fn renew(&mut self, sites: Vec<Site>, limits: Limits, budgets: Budgets) {
+        self.disk.roots.push(roots_of(&sites));
+        self.desk.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets);
+    }
+
+    /// A client connects and sends this.
+    pub(crate) fn connect(&mut self, link: Link, upload: impl Into<Vec<u8>>) -> usize {
+        self.sessions.push(Session {
+            conn: Conn::new(self.now),
+            link,
+            upload: upload.into(),
+            read: 0,
+            half_closes: false,
+            ended: false,
+            stalled: false,
+            outbox: VecDeque::new(),
+            received: Vec::new(),
+            arrivals: Vec::new(),
+            deliveries: Vec::new(),
+            read_at: self.now,
+            write_at: self.now,
+            half_closed: None,
+            closed: None,
+            cut: false,
+            heap_max: 0,
+        });
+        self.sessions.len() - 1
+    }
+
+    /// A client sends more.
+    pub(crate) fn send(&mut self, at: usize, bytes: impl AsRef<[u8]>) {
+        let session = &mut self.sessions[at];
+        session.upload.extend_from_slice(bytes.as_ref());
+        session.read_at = session.read_at.max(self.now);
+    }
+
+    /// Something happens at a fixed moment.
+    pub(crate) fn at(&mut self, when: Time, deed: impl FnOnce(&mut World) + 'static) {
+        self.script.push((when, Box::new(deed)));
+    }
+
+    /// Sends, waits until nothing more happens by itself, and reads the one reply that came.
+    pub(crate) fn ask(&mut self, at: usize, request: &str) -> Response {
+        let from = self.sessions[at].received.len();
+        self.send(at, request);
+        self.settle();
+        let ended = self.sessions[at].closed.is_some();
+        let head_only = [request.starts_with("HEAD ")];
+        let mut responses = client::read_all(&self.sessions[at].received[from..], &head_only, ended);
+        assert_eq!(responses.len(), 1, "one reply to {request:?}");
+        responses.remove(0)
+    }
+
+    /// Lets all happen that happens without a time-out.
+    pub(crate) fn settle(&mut self) {
+        while let Some((when, next)) = self.next_event() {
+            if matches!(next, Next::Deadline(_)) {
+                return;
+            }
+            self.happen(when, next);
+        }
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        while let Some((when, next)) = self.next_event().filter(|(when, _)| *when <= until) {
+            self.happen(when, next);
+        }
+        self.go_to(until);
+    }
+
+    /// Lets time pass until all connections are closed.
+    pub(crate) fn pass_until_closed(&mut self) {
+        while let Some((when, next)) = self.next_event() {
+            self.happen(when, next);
+        }
+        for (n, session) in self.sessions.iter().enumerate() {
+            assert!(session.closed.is_some(), "connection {n} waits for nothing: {:?}", session.conn);
+        }
+    }
+
+    fn next_event(&mut self) -> Option<(Time, Next)> {
+        let mut events = Vec::new();
+        for (n, session) in self.sessions.iter().enumerate().filter(|(_, session)| session.closed.is_none()) {
+            let more = session.read < session.upload.len() || (session.half_closes && !session.ended);
+            if more && session.conn.wants_bytes() {
+                events.push((session.read_at, Next::Read(n)));
+            }
+            if !session.outbox.is_empty() && !session.stalled {
+                events.push((session.write_at, Next::Write(n)));
+            }
+            let due = session.conn.next_due(&self.desk.limits);
+            if due != Time::NEVER {
+                events.push((due, Next::Deadline(n)));
+            }
+        }
+        events.extend(self.disk.jobs.iter().enumerate().map(|(n, job)| (job.due.min(job.look), Next::Disk(n))));
+        events.extend(self.script.iter().enumerate().map(|(n, (when, _))| (*when, Next::Deed(n))));
+        // What was due in the past happens now. A deadline comes after all else of its moment.
+        let key = |(when, next): &(Time, Next)| ((*when).max(self.now), matches!(next, Next::Deadline(_)));
+        let first = events.iter().map(key).min()?;
+        events.retain(|event| key(event) == first);
+        let choice = self.dice.random_range(0..events.len());
+        Some((first.0, events.swap_remove(choice).1))
+    }
+
+    fn go_to(&mut self, when: Time) {
+        self.now = self.now.max(when);
+        let seconds = WALL_START + (self.now.as_millis() / 1000) as i64;
+        if self.desk.wall.seconds != seconds {
+            self.desk.wall = Wall::at(seconds);
+        }
+    }
+
+    fn happen(&mut self, when: Time, next: Next) {
+        self.go_to(when);
+        match next {
+            Next::Read(n) => self.read(n),
+            Next::Write(n) => self.write(n),
+            Next::Deadline(n) => {
+                self.handle(n, Event::Deadline);
+                let session = &self.sessions[n];
+                let due = session.conn.next_due(&self.desk.limits);
+                assert!(session.closed.is_some() || due > self.now, "a deadline changed nothing: {:?}", session.conn);
+            }
+            Next::Disk(n) => self.disk_goes_on(n),
+            Next::Deed(n) => (self.script.swap_remove(n).1)(self),
+        }
+        let World { sessions, desk, .. } = self;
+        for session in sessions.iter_mut() {
+            session.check(&desk.limits);
+        }
+    }
+
+    fn pause(&mut self, n: usize) -> Time {
+        let nanos = self.sessions[n].link.pause_max.as_nanos() as u64;
+        self.now + Duration::from_nanos(self.dice.random_range(0..=nanos))
+    }
+
+    fn read(&mut self, n: usize) {
+        let read_at = self.pause(n);
+        let session = &mut self.sessions[n];
+        session.read_at = read_at;
+        let left = session.upload.len() - session.read;
+        if left == 0 {
+            session.ended = true;
+            return self.handle(n, Event::Ended);
+        }
+        let length = self.dice.random_range(1..=left.min(session.link.read_max));
+        let length = if session.link.read_max == usize::MAX { left } else { length };
+        let piece = session.upload[session.read..session.read + length].to_vec();
+        session.read += length;
+        session.deliveries.push((session.read, self.now));
+        self.handle(n, Event::Bytes(&piece));
+    }
+
+    fn write(&mut self, n: usize) {
+        let write_at = self.pause(n);
+        let session = &mut self.sessions[n];
+        session.write_at = write_at;
+        let mut left = match session.link.write_max {
+            usize::MAX => usize::MAX,
+            most => self.dice.random_range(1..=most),
+        };
+        while let Some(piece) = session.outbox.front_mut() {
+            match piece {
+                Piece::Bytes(bytes, at) => {
+                    let length = left.min(bytes.len() - *at);
+                    session.received.extend_from_slice(&bytes[*at..*at + length]);
+                    (*at, left) = (*at + length, left - length);
+                    if *at < bytes.len() {
+                        break;
+                    }
+                }
+                Piece::File(file, range) => {
+                    let length = (range.end - range.start).min(left as u64);
+                    let Some(bytes) = file.read(range.start..range.start + length) else {
+                        // A file that has shrunk: the driver closes, the connection is not asked.
+                        session.cut = true;
+                        session.closed = Some(self.now);
+                        return;
+                    };
+                    session.received.extend_from_slice(&bytes);
+                    (range.start, left) = (range.start + length, left - length as usize);
+                    if range.start < range.end {
+                        break;
+                    }
+                }
+                Piece::Record(_) => {}
+            }
+            if let Some(Piece::Record(record)) = session.outbox.pop_front() {
+                self.desk.records.give_back(record);
+            }
+        }
+        session.arrivals.push((session.received.len(), self.now));
+        let all = session.outbox.is_empty();
+        self.handle(n, Event::Sent { all });
+    }
+
+    /// Gives a connection an event and does what it says.
+    pub(crate) fn handle(&mut self, n: usize, event: Event<'_, FakeFile>) {
+        let mut actions = Vec::new();
+        let session = &mut self.sessions[n];
+        session.conn.handle(self.now, event, &mut self.desk, &mut actions);
+        if session.closed.is_some() {
+            assert!(actions.is_empty(), "after the end: {actions:?}");
+        }
+        let count = actions.len();
+        for (at, action) in actions.into_iter().enumerate() {
+            let session = &mut self.sessions[n];
+            assert!(session.closed.is_none(), "after closing: {action:?}");
+            match action {
+                Action::Send(reply) => {
+                    assert!(session.half_closed.is_none(), "a reply after the half close");
+                    assert_eq!(reply.record.status, reply.head.get().status().0);
+                    let mut head = Vec::new();
+                    reply.head.get().write(&mut head, &self.desk.wall.date, reply.connection);
+                    if session.outbox.is_empty() {
+                        session.write_at = self.now;
+                    }
+                    let outbox = &mut session.outbox;
+                    outbox.push_back(Piece::Bytes(head, 0));
+                    match reply.body {
+                        Body::Empty => {}
+                        Body::Text(text) => outbox.push_back(Piece::Bytes(text, 0)),
+                        Body::Shared(text) => outbox.push_back(Piece::Bytes(text.to_vec(), 0)),
+                        Body::Content(content, range) => outbox.push_back(piece(&content.store, range)),
+                        Body::Parts(content, parts, last) => {
+                            for (text, range) in parts {
+                                outbox.push_back(Piece::Bytes(text, 0));
+                                outbox.push_back(piece(&content.store, range));
+                            }
+                            outbox.push_back(Piece::Bytes(last, 0));
+                        }
+                    }
+                    outbox.push_back(Piece::Record(reply.record));
+                }
+                Action::Interim(bytes) => session.outbox.push_back(Piece::Bytes(bytes.to_vec(), 0)),
+                Action::HalfClose => {
+                    assert!(session.outbox.is_empty() && session.half_closed.is_none());
+                    session.half_closed = Some(self.now);
+                }
+                Action::Close => session.closed = Some(self.now),
+                Action::Disk(ticket, work) => {
+                    assert_eq!(at + 1, count, "a connection that waits for the disk does nothing else");
+                    self.ask_disk(n, ticket, work);
+                }
+            }
+        }
+    }
+
+    fn ask_disk(&mut self, n: usize, ticket: Ticket, work: Work) {
+        self.disk.asked.push(work.clone());
+        if self.dice.random_bool(self.disk.trouble) {
+            let trouble = [Trouble::Busy, Trouble::Exhausted, Trouble::Failed][self.dice.random_range(0..3)];
+            return self.answer(&work, Found::Trouble(trouble), &[(n, ticket)]);
+        }
+        if !self.dice.random_bool(self.disk.late) {
+            let found = self.look(&work);
+            return self.answer(&work, found, &[(n, ticket)]);
+        }
+        match self.disk.jobs.iter_mut().find(|job| job.work == work) {
+            Some(job) if self.disk.shares => job.waiters.push((n, ticket)),
+            _ => {
+                let micros = self.disk.delay_max.as_micros() as u64;
+                let (due, look) = (self.dice.random_range(0..=micros), self.dice.random_range(0..=micros));
+                let [due, look] = [due, look.min(due)].map(|micros| self.now + Duration::from_micros(micros));
+                self.disk.jobs.push(Job { due, work, look, found: None, waiters: vec![(n, ticket)] });
+            }
+        }
+        self.handle(n, Event::Late(ticket));
+    }
+
+    fn look(&self, work: &Work) -> Found<FakeFile> {
+        let site = match work {
+            Work::Name(work) => work.site,
+            Work::List(work) => work.site,
+        };
+        let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
+        self.files.look(root, work, self.desk.caches.budgets.content_file_max.0)
+    }
+
+    /// A helper looks, or comes back.
+    fn disk_goes_on(&mut self, n: usize) {
+        let job = &self.disk.jobs[n];
+        if job.found.is_none() {
+            let found = self.look(&job.work);
+            let job = &mut self.disk.jobs[n];
+            job.found = Some(found);
+            job.look = Time::NEVER;
+            return;
+        }
+        let job = self.disk.jobs.swap_remove(n);
+        let found = job.found.expect("it has looked");
+        self.answer(&job.work, found, &job.waiters);
+    }
+
+    fn answer(&mut self, work: &Work, found: Found<FakeFile>, waiters: &[(usize, Ticket)]) {
+        let sites = Arc::clone(&self.desk.sites);
+        let answer = self.desk.caches.learn(self.now, work, found, &sites);
+        for (n, ticket) in waiters {
+            self.handle(*n, Event::Disk(*ticket, answer.clone()));
+        }
+    }
+}
+
+enum Next {
+    Read(usize),
+    Write(usize),
+    Deadline(usize),
+    Disk(usize),
+    Deed(usize),
+}
+
+fn piece(store: &Stored<FakeFile>, range: Range<u64>) -> Piece {
+    match store {
+        Stored::Memory(bytes) => Piece::Bytes(bytes[range.start as usize..range.end as usize].to_vec(), 0),
+        Stored::File(file) => Piece::File(file.clone(), range),
+    }
+}
+
+impl Session {
+    /// What holds of a connection at every moment.
+    fn check(&mut self, limits: &Limits) {
+        let heap = self.conn.heap_bytes();
+        self.heap_max = self.heap_max.max(heap);
+        if self.closed.is_some() && self.conn.is_closed() {
+            assert_eq!(heap, 0, "a closed connection holds memory");
+        }
+        if self.conn.is_idle() {
+            assert!(self.outbox.is_empty(), "idle while a reply is under way");
+            assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
+        }
+        // What was read ahead, which may have come on top of 64 KiB less one byte, and a head; twice that, as vectors grow.
+        let bound = 2 * (64 * 1024 + self.link.read_max.min(self.upload.len()) + limits.head.as_usize()) + 1024;
+        assert!(heap <= bound, "{heap} bytes of memory");
+    }
+
+    /// When the byte before this place of the upload was read.
+    pub(crate) fn read_time(&self, end: usize) -> Time {
+        self.deliveries.iter().find(|(upto, _)| *upto >= end).map_or(Time::NEVER, |(_, when)| *when)
+    }
+
+    /// When the byte before this place of the replies arrived.
+    pub(crate) fn arrival_time(&self, end: usize) -> Time {
+        self.arrivals.iter().find(|(upto, _)| *upto >= end).map_or(Time::NEVER, |(_, when)| *when)
+    }
+
+    /// The replies so far.
+    pub(crate) fn responses(&self, head_only: &[bool]) -> Vec<Response> {
+        client::read_all(&self.received, head_only, self.closed.is_some())
+    }
+
+    /// The statuses of the replies so far, none of them to HEAD.
+    pub(crate) fn statuses(&self) -> Vec<u16> {
+        self.responses(&[false; 1000]).iter().map(|response| response.status).collect()
+    }
+}
+
+/// A site without peculiarities.
+pub(crate) fn site() -> Site {
+    Site {
+        number: 0,
+        hosts: Vec::new(),
+        index: vec!["index.html".into()],
+        listing: false,
+        dotfiles: false,
+        precompressed: vec![Coding::Brotli, Coding::Gzip],
+        user_dir: None,
+        types: Types {
+            overrides: Vec::new(),
+            known: |ending| match ending {
+                "html" => Some("text/html"),
+                "txt" => Some("text/plain"),
+                _ => None,
+            },
+            fallback: "application/octet-stream".into(),
+            charset: Some("utf-8".into()),
+        },
+        rules: Vec::new(),
+        error_pages: Vec::new(),
+        etag: EtagForm::Full,
+    }
+}
+
+/// The root of a site lies at the name of its first host; a site without one has everything.
+fn roots_of(sites: &[Site]) -> Vec<String> {
+    let root = |site: &Site| site.hosts.first().map_or(String::new(), |host| format!("/{host}"));
+    sites.iter().map(root).collect()
+}
