@@ -181,3 +181,16 @@ fn a_connection_has_so_many_requests() {
         assert_eq!(closes, [false, false, true]);
     });
 }
+
+#[test]
+fn blank_lines_are_silence() {
+    each_seed(5, |dice| {
+        for read_max in [1, usize::MAX] {
+            let mut world = world(dice.clone(), Limits::default());
+            let n = world.connect(Link { read_max, ..Link::WHOLE }, format!("{GET}\r\n\r\n"));
+            world.pass_until_closed();
+            assert_eq!(world.sessions[n].statuses(), [200]);
+            assert_eq!(seconds(Time::START, &world, n), 60.0);
+        }
+    });
+}

@@ -12,6 +12,7 @@ mod endings;
 mod files;
 mod freshness;
 mod limits;
+mod noise;
 mod pipelines;
 mod seed;
 mod world;

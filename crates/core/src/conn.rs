@@ -242,6 +242,8 @@ impl Conn {
                     }
                     at += request::blank_lines(&bytes[at..]);
                     if at == bytes.len() {
+                        // What looked like part of a head was the first half of a blank line.
+                        self.partial = false;
                         return at;
                     }
                     match request::parse(&bytes[at..], &head_limits(&desk.limits)) {
