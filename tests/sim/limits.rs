@@ -194,3 +194,17 @@ fn blank_lines_are_silence() {
         }
     });
 }
+
+#[test]
+fn a_first_head_has_its_time_from_the_connection_on() {
+    each_seed(5, |mut dice| {
+        let mut world = world(dice.clone(), Limits::default());
+        let n = world.connect(Link::WHOLE, "");
+        world.pass(Duration::from_millis(dice.random_range(0..19_999)));
+        world.send(n, "GET");
+        world.settle();
+        world.pass(Duration::from_secs(20));
+        assert_eq!(world.sessions[n].statuses(), [408]);
+        assert_eq!(seconds(Time::START, &world, n), 20.0);
+    });
+}

@@ -173,8 +173,8 @@ impl Conn {
             return self.since + limits.send_idle_time;
         }
         match self.state {
-            State::Reading if self.partial => self.began + limits.head_time,
             State::Reading if self.requests == 0 => self.since + limits.head_time,
+            State::Reading if self.partial => self.began + limits.head_time,
             State::Reading => self.since + limits.idle_time,
             State::Body(_) => self.began + limits.body_time,
             State::Lingering => self.since + limits.linger_time,
