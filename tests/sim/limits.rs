@@ -208,3 +208,18 @@ fn a_first_head_has_its_time_from_the_connection_on() {
         assert_eq!(seconds(Time::START, &world, n), 20.0);
     });
 }
+
+#[test]
+fn a_head_may_be_longer_than_what_is_read_ahead() {
+    each_seed(2, |dice| {
+        let limits = Limits { head: Bytes::kib(256), ..Limits::default() };
+        let mut world = world(dice, limits);
+        let cookie = "x".repeat(200_000);
+        let n = world.connect(
+            Link { read_max: 4096, ..Link::WHOLE },
+            format!("GET /a.html HTTP/1.1\r\nHost: a\r\nCookie: {cookie}\r\n\r\n"),
+        );
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [200]);
+    });
+}

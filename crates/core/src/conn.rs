@@ -185,7 +185,9 @@ impl Conn {
     /// Whether it is of use to read from the client now. While requests sent ahead pile up, it is not: TCP makes the
     /// client wait.
     pub fn wants_bytes(&self) -> bool {
-        self.pending.len() < PENDING_MAX && !matches!(self.state, State::Closing { .. } | State::Closed)
+        // A head that is being read has a limit of its own, which may be higher.
+        let room = self.partial || self.pending.len() < PENDING_MAX;
+        room && !matches!(self.state, State::Closing { .. } | State::Closed)
     }
 
     /// Whether no request is under way: it could be closed without loss.
