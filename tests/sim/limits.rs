@@ -223,3 +223,22 @@ fn a_head_may_be_longer_than_what_is_read_ahead() {
         assert_eq!(world.sessions[n].statuses(), [200]);
     });
 }
+
+#[test]
+fn a_refusal_of_head_has_no_body() {
+    each_seed(3, |dice| {
+        for request in [
+            "HEAD /a.html HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",
+            "HEAD /a.html HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+            "HEAD /a.html HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+            "HEAD /a.html HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n",
+            "HEAD /a.html HT",
+            "HEAD /missing HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        ] {
+            let mut world = world(dice.clone(), Limits::default());
+            let n = world.connect(Link::WHOLE, request);
+            world.pass_until_closed();
+            assert_eq!(world.sessions[n].responses(&[true]).len(), 1, "{request}");
+        }
+    });
+}

@@ -549,7 +549,8 @@ impl Conn {
         let mut record = desk.records.take();
         record.note_unreadable(bytes, if self.partial { self.began } else { now });
         record.set(status, Outcome::None);
-        let (head, body) = reply::bad_head(status, why);
+        // RFC 9110, 9.3.2: nothing follows the head of a reply to HEAD, whatever was wrong with the rest of the request.
+        let (head, body) = reply::bad_head(status, why, bytes.starts_with(b"HEAD "));
         self.end_with(now, Reply { head, connection: Connection::Close, body, record }, actions);
     }
 
@@ -564,11 +565,13 @@ impl Conn {
     ) {
         desk.counts.bad_requests += 1;
         let mut record = desk.records.take();
+        let mut head_only = false;
         if let State::Body(unread) = &self.state {
             record.note_unreadable(&unread.head, unread.began);
+            head_only = unread.head.starts_with(b"HEAD ");
         }
         record.set(status, Outcome::None);
-        let (head, body) = reply::bad_head(status, why);
+        let (head, body) = reply::bad_head(status, why, head_only);
         self.end_with(now, Reply { head, connection: Connection::Close, body, record }, actions);
     }
 

@@ -396,11 +396,11 @@ fn error_with<F>(
     (ReplyHead::Made(Box::new(head)), body)
 }
 
-/// An error before there is a request to speak of.
-pub fn bad_head<F>(status: Status, why: &str) -> (ReplyHead, Body<F>) {
+/// An error before there is a request to speak of. `head_only`: at least it began as HEAD.
+pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
     let page = error_page(status, why);
     let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
-    (ReplyHead::Made(Box::new(head)), Body::Text(page))
+    (ReplyHead::Made(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
 }
 
 /// An error with a page of the site's own.
