@@ -156,6 +156,9 @@ fn sizes() {
         check(request(50, 200, 6), 431);
         check(format!("GET /{}", "x".repeat(10_000)), 414);
         check(format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(10_000)), 431);
+        // What is too long is so however its lines end.
+        check(format!("GET /{}\n", "x".repeat(200)), 414);
+        check(format!("GET / HTTP/1.1\r\nA: {}\n", "x".repeat(400)), 431);
         let post = |length: usize| {
             format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{}", "x".repeat(length))
         };

@@ -233,14 +233,15 @@ fn find_end(bytes: &[u8], limits: &HeadLimits) -> Result<Option<usize>, BadHead>
     let too_long_head = BadHead { status: Status::HEAD_TOO_LARGE, why: "the header fields are too long" };
     let mut line_start = 0;
     for newline in memchr::memchr_iter(b'\n', bytes) {
-        if newline == 0 || bytes[newline - 1] != b'\r' {
-            return Err(bad("a line ends with LF alone"));
-        }
+        // Lengths first: had the same bytes come in pieces, they would have been too long before their end was seen.
         if line_start == 0 && newline + 1 > limits.request_line {
             return Err(too_long_line);
         }
         if newline + 1 > limits.head {
             return Err(too_long_head);
+        }
+        if newline == 0 || bytes[newline - 1] != b'\r' {
+            return Err(bad("a line ends with LF alone"));
         }
         if newline == line_start + 1 && line_start > 0 {
             return Ok(Some(newline + 1));
