@@ -117,3 +117,23 @@ fn who_expects_to_be_asked_for_a_body_is_asked() {
         assert_eq!(world.sessions[n].conn.heap_bytes(), 0);
     });
 }
+
+#[test]
+fn a_half_close_behind_requests_waits_for_their_replies() {
+    each_seed(50, |mut dice| {
+        let mut world = World::new(dice.clone());
+        world.files.replace(world.now, "/a.html", "hello");
+        world.files.replace(world.now, "/big.bin", vec![1; 90_000]);
+        world.disk.late = 0.5;
+        let big = "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n";
+        // What the client began and did not end, it does not want.
+        let rest =
+            ["", "GET /a.h", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123"][dice.random_range(0..3)];
+        let link = Link { write_max: 30_000, pause_max: Duration::from_millis(1), ..Link::WHOLE };
+        let n = world.connect(link, format!("{GET}{big}{GET}{rest}"));
+        world.sessions[n].half_closes = true;
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [200; 3], "before {rest:?}");
+        assert!(world.sessions[n].closed.is_some());
+    });
+}

@@ -145,8 +145,9 @@ impl Conn {
                 self.ended = true;
                 match self.state {
                     State::Reading if !self.unsent && !self.blocked(&desk.limits) => self.close(actions),
-                    State::Body(_) | State::Lingering => self.close(actions),
-                    State::Reading | State::Waiting(_) | State::Closing { .. } | State::Closed => {}
+                    State::Body(_) if !self.unsent => self.close(actions),
+                    State::Lingering => self.close(actions),
+                    State::Reading | State::Body(_) | State::Waiting(_) | State::Closing { .. } | State::Closed => {}
                 }
             }
             Event::Disk(ticket, answer) => self.take_answer(now, ticket, answer, desk, actions),
@@ -613,6 +614,8 @@ impl Conn {
                     }
                 }
             }
+            // The rest of the body will not come.
+            State::Body(_) if self.ended => self.close(actions),
             State::Body(_) | State::Waiting(_) | State::Lingering | State::Closed => {}
         }
     }
