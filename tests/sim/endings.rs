@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use amped_core::cache::Budgets;
 use amped_core::event::{Event, Found};
+use amped_core::limits::Limits;
+use amped_core::site::Site;
+use amped_http::status::Status;
 
 use crate::seed::{RngExt, each_seed};
-use crate::world::{Link, World};
+use crate::world::{Link, World, site};
 
 const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -135,5 +139,32 @@ fn a_half_close_behind_requests_waits_for_their_replies() {
         world.settle();
         assert_eq!(world.sessions[n].statuses(), [200; 3], "before {rest:?}");
         assert!(world.sessions[n].closed.is_some());
+    });
+}
+
+/// Whether the body comes after a refusal is not known, so that what comes must never be read as a request.
+#[test]
+fn who_is_refused_before_the_body_gets_no_second_reply() {
+    each_seed(20, |mut dice| {
+        let page = Site { error_pages: vec![(Status::METHOD_NOT_ALLOWED, "/405.html".into())], ..site() };
+        for site in [site(), page] {
+            let mut world = World::with(dice.clone(), vec![site], Limits::default(), Budgets::default());
+            world.files.replace(world.now, "/405.html", "no");
+            world.disk.late = dice.random_range(0.0..1.0);
+            let n = world.connect(Link::WHOLE, "");
+            let length = GET.len();
+            world.send(
+                n,
+                format!("POST /a HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n"),
+            );
+            world.settle();
+            world.send(n, GET);
+            world.settle();
+            let session = &world.sessions[n];
+            assert_eq!(session.statuses(), [405]);
+            assert!(session.half_closed.is_some(), "what still comes is dropped");
+            assert!(session.responses(&[false])[0].closes());
+            world.pass_until_closed();
+        }
     });
 }

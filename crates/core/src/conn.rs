@@ -62,6 +62,8 @@ pub struct Conn {
     ended: bool,
     /// Whether the server is about to stop.
     finishing: bool,
+    /// Whether the next reply is the last, since a body may follow that nobody will read.
+    last: bool,
 }
 
 #[derive(Debug)]
@@ -134,6 +136,7 @@ impl Conn {
             unsent: false,
             ended: false,
             finishing: false,
+            last: false,
         }
     }
 
@@ -338,14 +341,8 @@ impl Conn {
             // RFC 9110, 10.1.1: a client that is refused at once need not send its body, so whether one comes is not
             // known, and the connection ends with the refusal.
             if !matches!(request.method, Some(Method::Get | Method::Head | Method::Options)) {
-                let head = head.to_vec();
-                self.answer_again(now, began, &head, desk, actions, |conn, request, desk, actions| {
-                    conn.answer(now, began, &Request { keep_alive: false, ..request.clone() }, &head, desk, actions);
-                });
-                if let State::Closing { linger } = &mut self.state {
-                    *linger = true;
-                }
-                return;
+                self.last = true;
+                return self.answer(now, began, request, head, desk, actions);
             }
             self.unsent = true;
             self.since = now;
@@ -518,13 +515,13 @@ impl Conn {
         desk: &mut Desk<F>,
         actions: &mut Vec<Action<F>>,
     ) {
-        let persists = request.keep_alive && !self.finishing && self.requests < desk.limits.requests;
+        let persists = request.keep_alive && !self.last && !self.finishing && self.requests < desk.limits.requests;
         let connection = match (persists, request.version) {
             (false, _) => Connection::Close,
             (true, Version::Http10) => Connection::KeepAlive,
             (true, Version::Http11) => Connection::Persists,
         };
-        self.state = if persists { State::Reading } else { State::Closing { linger: false } };
+        self.state = if persists { State::Reading } else { State::Closing { linger: self.last } };
         let mut record = desk.records.take();
         record.note(request, began);
         record.set(head.get().status(), outcome);
