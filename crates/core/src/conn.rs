@@ -521,7 +521,10 @@ impl Conn {
             (true, Version::Http10) => Connection::KeepAlive,
             (true, Version::Http11) => Connection::Persists,
         };
-        self.state = if persists { State::Reading } else { State::Closing { linger: self.last } };
+        // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
+        // the reply away before it is read (RFC 9112, 9.6).
+        let linger = request.keep_alive || self.last;
+        self.state = if persists { State::Reading } else { State::Closing { linger } };
         let mut record = desk.records.take();
         record.note(request, began);
         record.set(head.get().status(), outcome);
