@@ -185,3 +185,45 @@ fn a_close_that_the_client_cannot_know_of_lets_it_finish() {
         assert!(world.sessions[n].closed.is_some());
     });
 }
+
+#[test]
+fn a_new_configuration_holds_from_the_next_answer_on() {
+    let named = |host: &str, kind: &str| {
+        let mut site = Site { hosts: vec![host.into()], ..site() };
+        site.types.overrides.push(("html".into(), kind.into()));
+        site
+    };
+    each_seed(100, |mut dice| {
+        let old = vec![named("a", "text/old"), named("b", "text/b-old")];
+        let new = vec![named("b", "text/b-new"), named("a", "text/new")];
+        let mut world = World::with(dice.clone(), old, Limits::default(), Budgets::default());
+        for path in ["/a/x.html", "/b/x.html"] {
+            world.files.replace(world.now, path, path);
+        }
+        world.disk.late = 0.7;
+        let get = "GET /x.html HTTP/1.1\r\nHost: a\r\n\r\n";
+        let link = Link { read_max: 200, pause_max: Duration::from_millis(5), ..Link::WHOLE };
+        for _ in 0..5 {
+            world.connect(link, get.repeat(20));
+        }
+        let when = world.now + Duration::from_micros(dice.random_range(0..60_000));
+        world.at(when, move |world| world.renew(new, Limits::default(), Budgets::default()));
+        world.settle();
+        let mut all = Vec::new();
+        for session in &world.sessions {
+            for response in session.responses(&[false; 20]) {
+                assert_eq!(
+                    (response.status, response.body.as_slice()),
+                    (200, &b"/a/x.html"[..]),
+                    "another site's file"
+                );
+                let kind = response.field("Content-Type").expect("a type").to_owned();
+                all.push((session.arrival_time(response.end), kind));
+            }
+        }
+        for (time, kind) in all {
+            let expected = if time < when { "text/old; charset=utf-8" } else { "text/new; charset=utf-8" };
+            assert!(kind == expected || time == when, "at {time:?} {kind}, renewed at {when:?}");
+        }
+    });
+}

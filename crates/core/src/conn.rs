@@ -96,6 +96,8 @@ struct Waiting {
     head: Vec<u8>,
     began: Time,
     ticket: Ticket,
+    /// The configuration under which the disk was asked.
+    generation: u32,
     purpose: Purpose,
     /// What was known of the name, should the answer take long.
     stale: Option<Known>,
@@ -430,7 +432,8 @@ impl Conn {
         self.last_ticket = self.last_ticket.wrapping_add(1);
         let ticket = Ticket(self.last_ticket);
         desk.counts.disk_questions += 1;
-        let waiting = Waiting { head: head.to_vec(), began, ticket, purpose, stale, late: false };
+        let generation = work.generation();
+        let waiting = Waiting { head: head.to_vec(), began, ticket, generation, purpose, stale, late: false };
         self.state = State::Waiting(Box::new(waiting));
         if !self.unsent {
             self.since = now;
@@ -454,9 +457,13 @@ impl Conn {
         let State::Waiting(waiting) = mem::replace(&mut self.state, State::Reading) else {
             return;
         };
-        let Waiting { head, began, purpose, late, .. } = *waiting;
+        let Waiting { head, began, generation, purpose, late, .. } = *waiting;
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
+        // An answer from under another configuration may be another site's file, with another media type; and a head made
+        // of it would be kept. The question is put anew.
+        let holds = generation == desk.caches.generation();
         self.answer_again(now, began, &head, desk, actions, |conn, request, desk, actions| match purpose {
+            _ if !holds => conn.answer(now, began, request, &head, desk, actions),
             Purpose::Target => {
                 let step = match answer {
                     Answer::Outdated => first_step(now, request, desk),
@@ -481,7 +488,9 @@ impl Conn {
             return;
         }
         waiting.late = true;
-        let Some(known) = waiting.stale.take().filter(|known| known.age < desk.caches.budgets.stale_max) else {
+        let holds = waiting.generation == desk.caches.generation();
+        let stale_max = desk.caches.budgets.stale_max;
+        let Some(known) = waiting.stale.take().filter(|known| holds && known.age < stale_max) else {
             return;
         };
         let (head, began) = (mem::take(&mut waiting.head), waiting.began);
@@ -736,7 +745,7 @@ fn list_form(request: &Request<'_>) -> ListForm {
 /// What a request comes to after the disk's answer.
 fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
-    // The same head under the same rules gives the same plan; only a new configuration may refuse it now.
+    // The same head under the same rules gives the same plan.
     let Look { site, path, query } = match plan::plan(request, sites, scratch) {
         Plan::Look(look) => look,
         Plan::Refuse { status, why, .. } => return Step::Fail(status, why),
