@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
+use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::site::Site;
+use amped_core::site::{HeaderRule, Site};
 use amped_http::status::Status;
 use amped_units::Bytes;
 
@@ -176,5 +177,37 @@ fn an_error_page_keeps_its_status() {
             world.disk.late = dice.random_range(0.0..1.0);
             world.pass(Duration::from_millis(dice.random_range(0..5000)));
         }
+    });
+}
+
+#[test]
+fn rules_for_headers_know_a_path_however_it_is_written() {
+    each_seed(3, |dice| {
+        let rule = HeaderRule {
+            pattern: Glob::new("/api/**"),
+            cache_control: Some("no-store".into()),
+            set: vec![("X-Api".into(), "yes".into())],
+        };
+        let site = Site { rules: vec![rule], ..site() };
+        let mut world = World::with(dice, vec![site], Limits::default(), Budgets::default());
+        world.files.directory(world.now, "/api");
+        world.files.replace(world.now, "/api/a.txt", "here");
+        let n = world.connect(Link::WHOLE, "");
+        for (path, status) in [
+            ("/api/a.txt", 200),
+            ("/a%70i/a.txt", 200),
+            ("/api/missing", 404),
+            ("/%61pi/missing", 404),
+            ("/x/..//api/missing", 404),
+            ("/./api/.hidden", 404),
+            ("/api/", 403),
+            ("http://a/%61pi/", 403),
+        ] {
+            let response = world.ask(n, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"));
+            assert_eq!((response.status, response.field("X-Api")), (status, Some("yes")), "{path}");
+            assert_eq!(response.field("Cache-Control"), (status == 200).then_some("no-store"), "{path}");
+        }
+        let response = world.ask(n, "GET /api/../missing HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!((response.status, response.field("X-Api")), (404, None));
     });
 }

@@ -20,6 +20,7 @@ use amped_http::h1::response::Connection;
 use amped_http::method::Method;
 use amped_http::negotiate;
 use amped_http::status::Status;
+use amped_http::uri::{self, Target};
 use amped_units::Time;
 
 use crate::cache::path::{Known, Meaning};
@@ -678,7 +679,7 @@ fn first_step<F>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F
             let (head, body) = reply::options(site);
             return Step::Reply(head, body, Outcome::None);
         }
-        Plan::Refuse { status, why, .. } => return Step::Fail(status, why),
+        Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Look(look) => look,
     };
     let known = caches.paths.find(now, site.number, path);
@@ -748,7 +749,7 @@ fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, des
     // The same head under the same rules gives the same plan.
     let Look { site, path, query } = match plan::plan(request, sites, scratch) {
         Plan::Look(look) => look,
-        Plan::Refuse { status, why, .. } => return Step::Fail(status, why),
+        Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Options(_) => return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"),
     };
     match answer {
@@ -790,9 +791,9 @@ fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, des
 
 /// An error: with the site's own page if it has one for this status, else with ours.
 fn failure<F>(now: Time, request: &Request<'_>, status: Status, why: &'static str, desk: &mut Desk<F>) -> Step<F> {
-    let Desk { sites, caches, .. } = desk;
+    let Desk { sites, caches, scratch, .. } = desk;
     let site = sites.for_host(request.host);
-    let path = request_path(request);
+    let path = rules_path(request, scratch);
     let Some((_, page)) = site.error_pages.iter().find(|(known, _)| *known == status) else {
         let (head, body) = reply::error(site, request, path, status, why);
         return Step::Reply(head, body, Outcome::None);
@@ -822,9 +823,9 @@ fn error_after<F>(
     why: &str,
     desk: &mut Desk<F>,
 ) -> (ReplyHead, Body<F>) {
-    let Desk { sites, caches, .. } = desk;
+    let Desk { sites, caches, scratch, .. } = desk;
     let site = sites.for_host(request.host);
-    let path = request_path(request);
+    let path = rules_path(request, scratch);
     if let Answer::Name(Meaning::File(resource), brought) = answer
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
@@ -833,11 +834,11 @@ fn error_after<F>(
     reply::error(site, request, path, status, why)
 }
 
-/// The path as it was sent, for rules about headers; `/` where there is none.
-fn request_path<'a>(request: &Request<'a>) -> &'a [u8] {
+/// The path by which rules about headers find an error: clean, as for every other reply; `/` where there is none.
+fn rules_path<'a>(request: &Request<'a>, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     match request.target {
-        amped_http::uri::Target::Origin { path, .. } | amped_http::uri::Target::Absolute { path, .. } => path,
-        amped_http::uri::Target::Asterisk | amped_http::uri::Target::Authority(_) => b"/",
+        Target::Origin { path, .. } | Target::Absolute { path, .. } => uri::clean_path(path, scratch).unwrap_or(b"/"),
+        Target::Asterisk | Target::Authority(_) => b"/",
     }
 }
 

@@ -21,10 +21,6 @@ pub enum Plan<'a> {
     Options(&'a Site),
     /// Refuse.
     Refuse {
-        /// By which site's rules.
-        site: &'a Site,
-        /// The path for these rules: clean, or `/` where it could not be cleaned.
-        path: &'a [u8],
         /// The answer.
         status: Status,
         /// The reason, for people.
@@ -46,7 +42,7 @@ pub struct Look<'a> {
 /// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head.
 pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8>) -> Plan<'a> {
     let site = sites.for_host(request.host);
-    let refuse = |status, why| Plan::Refuse { site, path: b"/", status, why };
+    let refuse = |status, why| Plan::Refuse { status, why };
 
     // RFC 9110, 15.6.2: a method that is not known at all. 15.5.6: one that is known, but not for files.
     match request.method {
@@ -75,7 +71,7 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
     };
     if !site.dotfiles && uri::hidden(path) {
         // Not 403, which would tell that something is there.
-        return Plan::Refuse { site, path, status: Status::NOT_FOUND, why: NOT_FOUND };
+        return Plan::Refuse { status: Status::NOT_FOUND, why: NOT_FOUND };
     }
     Plan::Look(Look { site, path, query })
 }
