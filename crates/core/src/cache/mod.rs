@@ -26,7 +26,7 @@ use policy::Hint;
 /// What the caches may hold, and for how long an entry is believed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Budgets {
-    /// Names whose translation is kept, negative ones included. About 300 bytes each.
+    /// Names whose translation is kept, negative ones included. About 300 bytes each; 512 on average at most.
     pub path_entries: usize,
     /// Bytes of ready header blocks. One is 250 to 400 bytes, and each representation may have two (200 and 304).
     pub head_bytes: Bytes,

@@ -147,10 +147,17 @@ impl Hash for Name {
     }
 }
 
+/// Bytes that an entry may weigh on average. Names that people give are far shorter; without this bound, someone who asks
+/// for names of 8 KiB that do not exist would fill 64 MiB with what is meant to be 8192 short ones.
+const MEAN_BYTES: u64 = 512;
+
+/// What an entry costs beside its name: slot, index, meaning.
+const OVERHEAD: u64 = 200;
+
 impl PathCache {
     /// An empty cache of so many names; 0 switches it off.
     pub fn new(entries_max: usize) -> PathCache {
-        PathCache { store: Store::new(entries_max, u64::MAX) }
+        PathCache { store: Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES)) }
     }
 
     /// What `path` means, as far as is known.
@@ -171,7 +178,8 @@ impl PathCache {
             return entry.meaning.clone();
         }
         let name = Name { site, path: Arc::clone(path) };
-        self.store.insert(name, Entry { meaning: meaning.clone(), checked: now }, 1);
+        let weight = OVERHEAD + path.len() as u64;
+        self.store.insert(name, Entry { meaning: meaning.clone(), checked: now }, weight);
         meaning
     }
 
@@ -193,5 +201,24 @@ impl PathCache {
     /// What has happened so far.
     pub fn counts(&self) -> StoreCounts {
         self.store.counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_leave_no_room_for_many() {
+        let mut cache = PathCache::new(100);
+        for n in 0..1000 {
+            let path: Arc<[u8]> = alloc::format!("/{n}{}", "x".repeat(8000)).into_bytes().into();
+            cache.learn(Time::START, 0, &path, Meaning::Absent);
+        }
+        assert!(cache.len() * 8000 <= 100 * 512, "{} of 8000 bytes", cache.len());
+        for n in 0..1000 {
+            cache.learn(Time::START, 0, &alloc::format!("/{n}").into_bytes().into(), Meaning::Absent);
+        }
+        assert_eq!(cache.len(), 100);
     }
 }
