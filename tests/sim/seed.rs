@@ -1,5 +1,6 @@
 //! Seeds: a few that are always the same, so that a change of behaviour shows, and a few fresh ones, so that the tests
-//! go on looking for what nobody thought of. `SEED` in the environment stands for all of them.
+//! go on looking for what nobody thought of. `SEED` in the environment stands for all of them, `FRESH` says how many come
+//! from the clock: `FRESH=1000` is a good night's work.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +9,7 @@ use rand::SeedableRng;
 pub(crate) use rand_xoshiro::Xoshiro256PlusPlus as Dice;
 
 /// Seeds from the clock in each run.
-const FRESH: u64 = 4;
+const FRESH: u64 = 3;
 
 /// Runs `test` with the dice of each of `fixed` seeds and of a few fresh ones.
 pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
@@ -16,7 +17,8 @@ pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
         Ok(seed) => vec![seed.parse().expect("SEED is a number")],
         Err(_) => {
             let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64;
-            (0..fixed).chain((0..FRESH).map(|n| clock.wrapping_add(n))).collect()
+            let fresh = std::env::var("FRESH").map_or(FRESH, |count| count.parse().expect("FRESH is a number"));
+            (0..fixed).chain((0..fresh).map(|n| clock.wrapping_add(n))).collect()
         }
     };
     for seed in seeds {

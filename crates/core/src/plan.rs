@@ -78,3 +78,71 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
 
 /// What is said of a name that means nothing.
 pub const NOT_FOUND: &str = "there is nothing of this name here";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::site::{EtagForm, Types};
+    use alloc::format;
+    use alloc::string::String;
+    use amped_http::h1::request::{self, HeadLimits};
+
+    #[test]
+    fn what_is_asked_for() {
+        let types = Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None };
+        let site = Site {
+            number: 0,
+            hosts: Vec::new(),
+            index: Vec::new(),
+            listing: false,
+            dotfiles: false,
+            precompressed: Vec::new(),
+            user_dir: None,
+            types,
+            rules: Vec::new(),
+            error_pages: Vec::new(),
+            etag: EtagForm::Full,
+        };
+        let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
+        let sites = Sites::new(alloc::vec![site, open]).expect("some");
+        // As `site path ?query`, a status, or OPTIONS.
+        let check = |request: &str, expected: &str| {
+            let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+            let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
+            let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
+            let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
+            let mut scratch = Vec::new();
+            let came_out = match plan(&request, &sites, &mut scratch) {
+                Plan::Options(_) => String::from("OPTIONS"),
+                Plan::Refuse { status, .. } => format!("{}", status.0),
+                Plan::Look(Look { site, path, query }) => {
+                    let query = query.map_or(String::new(), |query| format!(" ?{}", String::from_utf8_lossy(query)));
+                    format!("{} {}{query}", site.number, String::from_utf8_lossy(path))
+                }
+            };
+            assert_eq!(came_out, expected, "{text}");
+        };
+        check("GET / HTTP", "0 /");
+        check("HEAD /a/../b?c HTTP", "0 /b ?c");
+        check("GET /a%20b HTTP", "0 /a b");
+        check("GET http://open/x HTTP", "1 /x");
+        check("GET /x HTTP\r\nHost: Open:8080", "1 /x");
+        check("GET /.git HTTP", "404");
+        check("GET /%2egit HTTP", "404");
+        check("GET /.well-known/x HTTP", "0 /.well-known/x");
+        check("GET /.git HTTP\r\nHost: open", "1 /.git");
+        check("GET /.. HTTP", "400");
+        check("GET /%zz HTTP", "400");
+        check("GET /%00 HTTP", "400");
+        check("GET /a%2fb HTTP", "404");
+        check("OPTIONS * HTTP", "OPTIONS");
+        check("OPTIONS /a HTTP", "OPTIONS");
+        check("POST /a HTTP", "405");
+        check("TRACE /a HTTP", "405");
+        check("CONNECT a:1 HTTP", "405");
+        check("get / HTTP", "501");
+        check("BREW / HTTP", "501");
+        check("GET / HTTP\r\nHost: a\r\nExpect: more", "417");
+        check("GET / HTTP\r\nHost: a\r\nExpect: 100-continue", "0 /");
+    }
+}

@@ -500,3 +500,252 @@ fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| [first.to_uppercase().collect::<String>(), chars.collect()].concat())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::policy::Hint;
+    use crate::file::FileVersion;
+    use crate::glob::Glob;
+    use crate::site::{EtagForm, HeaderRule, Types};
+    use alloc::format;
+    use amped_http::h1::request::{self, HeadLimits};
+
+    /// Sun, 06 Nov 1994 08:49:37 GMT.
+    const MODIFIED: i64 = 784_111_777;
+
+    const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
+
+    fn site(rules: Vec<HeaderRule>) -> Site {
+        Site {
+            number: 0,
+            hosts: Vec::new(),
+            index: Vec::new(),
+            listing: false,
+            dotfiles: false,
+            precompressed: Vec::new(),
+            user_dir: None,
+            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
+            rules,
+            error_pages: Vec::new(),
+            etag: EtagForm::Full,
+        }
+    }
+
+    fn representation(size: u64, coding: Coding) -> Representation {
+        let version = FileVersion { device: 1, inode: 2, size, mtime_ns: MODIFIED * 1_000_000_000 + 5, ctime_ns: 9 };
+        let etag = "\"tag\"".into();
+        Representation { coding, version, etag, content_hint: Hint::default(), head_hints: Default::default() }
+    }
+
+    fn resource(representations: Vec<Representation>) -> Resource {
+        Resource { site: 0, name: (*b"/docs/a.txt").into(), media_type: "text/plain".into(), representations }
+    }
+
+    /// The head as it is sent, and the body's length.
+    fn shown((head, body): (ReplyHead, Body<()>)) -> (String, u64) {
+        let mut bytes = Vec::new();
+        head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists);
+        (String::from_utf8(bytes).expect("ASCII"), body.len())
+    }
+
+    /// Every combination, against RFC 9110, 13.2.2 once more, word by word.
+    #[test]
+    fn conditions_in_their_order() {
+        let before = "Sun, 06 Nov 1994 08:49:36 GMT";
+        let same = "Sunday, 06-Nov-94 08:49:37 GMT";
+        let after = "Sun Nov  6 08:49:38 1994";
+        // Each choice: the lines, and whether the condition is true; None where there is none, or an invalid one.
+        let if_match = [
+            ("", None),
+            ("If-Match: *\r\n", Some(true)),
+            ("If-Match: \"tag\"\r\n", Some(true)),
+            ("If-Match: \"a\", \"b\"\r\nIf-Match: \"c\",\"tag\"\r\n", Some(true)),
+            ("If-Match: W/\"tag\"\r\n", Some(false)),
+            ("If-Match: \"other\"\r\n", Some(false)),
+            ("If-Match: tag\r\n", Some(false)),
+        ];
+        let if_unmodified = [
+            (String::new(), None),
+            (format!("If-Unmodified-Since: {before}\r\n"), Some(false)),
+            (format!("If-Unmodified-Since: {same}\r\n"), Some(true)),
+            (format!("If-Unmodified-Since: {after}\r\n"), Some(true)),
+            (String::from("If-Unmodified-Since: yesterday\r\n"), None),
+        ];
+        let if_none_match = [
+            ("", None),
+            ("If-None-Match: *\r\n", Some(false)),
+            ("If-None-Match: W/\"tag\"\r\n", Some(false)),
+            ("If-None-Match: \"a\"\r\nIf-None-Match: \"tag\"\r\n", Some(false)),
+            ("If-None-Match: \"other\"\r\n", Some(true)),
+        ];
+        let if_modified = [
+            (String::new(), None),
+            (format!("If-Modified-Since: {before}\r\n"), Some(true)),
+            (format!("If-Modified-Since: {same}\r\n"), Some(false)),
+            (format!("If-Modified-Since: {after}\r\n"), Some(false)),
+            (String::from("If-Modified-Since: yesterday\r\n"), None),
+        ];
+        let ranges = [
+            ("", Verdict::Whole),
+            ("Range: bytes=2-4\r\n", Verdict::Partial(vec![2..5])),
+            ("Range: bytes=10-\r\n", Verdict::Unsatisfiable),
+            ("Range: bytes=4-2\r\n", Verdict::Whole),
+            ("Range: lines=2-4\r\n", Verdict::Whole),
+        ];
+        let if_range = [
+            (String::new(), true),
+            (String::from("If-Range: \"tag\"\r\n"), true),
+            (String::from("If-Range: W/\"tag\"\r\n"), false),
+            (String::from("If-Range: \"other\"\r\n"), false),
+            (format!("If-Range: {same}\r\n"), true),
+            (format!("If-Range: {after}\r\n"), false),
+            (format!("If-Range: {before}\r\n"), false),
+            (String::from("If-Range: yesterday\r\n"), false),
+        ];
+        let representation = representation(10, Coding::Identity);
+        let mut count = 0;
+        for method in ["GET", "HEAD"] {
+            for (line_1, holds_1) in &if_match {
+                for (line_2, holds_2) in &if_unmodified {
+                    for (line_3, holds_3) in &if_none_match {
+                        for (line_4, holds_4) in &if_modified {
+                            for (range, parts) in &ranges {
+                                for (condition, current) in &if_range {
+                                    let expected = match (holds_1, holds_2, holds_3, holds_4) {
+                                        (Some(false), ..) | (None, Some(false), ..) => Verdict::PreconditionFailed,
+                                        (_, _, Some(false), _) | (_, _, None, Some(false)) => Verdict::NotModified,
+                                        _ if method == "GET" && *current => parts.clone(),
+                                        _ => Verdict::Whole,
+                                    };
+                                    let fields = [line_1, &**line_2, line_3, line_4, range, condition].concat();
+                                    let text = format!("{method} / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+                                    let parsed = request::parse(text.as_bytes(), &LIMITS).expect("good");
+                                    let (request, _) = parsed.expect("whole");
+                                    let verdict = judge(&request, &representation, &Limits::default(), MODIFIED + 60);
+                                    assert_eq!(verdict, expected, "{text}");
+                                    count += 1;
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(count, 2 * 7 * 5 * 5 * 5 * 5 * 8);
+    }
+
+    #[test]
+    fn a_date_is_no_strong_validator_within_its_second() {
+        let text = b"GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-0\r\nIf-Range: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
+        let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
+        let check = |now_seconds, expected| {
+            let representation = representation(10, Coding::Identity);
+            assert_eq!(judge(&request, &representation, &Limits::default(), now_seconds), expected, "at {now_seconds}");
+        };
+        check(MODIFIED - 1, Verdict::Whole);
+        check(MODIFIED, Verdict::Whole);
+        check(MODIFIED + 1, Verdict::Partial(vec![0..1]));
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_bodies() {
+        let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
+        let check = |size: u64, verdict: Verdict, status: &str, fields: &[&str]| {
+            let resource = resource(vec![representation(size, Coding::Identity)]);
+            let representation = &resource.representations[0];
+            let content = Content { version: representation.version, store: Stored::File(()) };
+            let mut heads = HeadCache::new(10_000);
+            let content = Some(Arc::new(content));
+            let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut heads);
+            let (head, length) = shown(reply);
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
+            let announced = head.split("\r\n").find_map(|line| line.strip_prefix("Content-Length: "));
+            let expected = (verdict != Verdict::NotModified).then(|| format!("{length}"));
+            assert_eq!(announced, expected.as_deref(), "{verdict:?}");
+            for field in fields {
+                assert!(head.contains(field), "{head} lacks {field}");
+            }
+        };
+        check(0, Verdict::Whole, "200", &["Accept-Ranges: bytes"]);
+        check(10, Verdict::Whole, "200", &["Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT", "ETag: \"tag\""]);
+        check(10, Verdict::NotModified, "304", &["ETag: \"tag\""]);
+        check(10, Verdict::PreconditionFailed, "412", &[]);
+        check(10, Verdict::Unsatisfiable, "416", &["Content-Range: bytes */10"]);
+        check(10, Verdict::Partial(vec![3..10]), "206", &["Content-Range: bytes 3-9/10", "Content-Type: text/plain"]);
+        check(1 << 40, Verdict::Partial(vec![0..1, 5..1 << 39]), "206", &["multipart/byteranges; boundary=amped"]);
+        check(100, Verdict::Partial((0..16).map(|n| n * 3..n * 3 + 1).collect()), "206", &["ETag: \"tag\""]);
+    }
+
+    #[test]
+    fn a_later_rule_replaces_an_earlier_ones_value() {
+        let rule = |pattern: &str, cache_control: Option<&str>, set: &[(&str, &str)]| HeaderRule {
+            pattern: Glob::new(pattern),
+            cache_control: cache_control.map(Into::into),
+            set: set.iter().map(|&(name, value)| (name.into(), value.into())).collect(),
+        };
+        let site = site(vec![
+            rule("**", Some("max-age=1"), &[("X-A", "1"), ("X-B", "1")]),
+            rule("/docs/**", Some("max-age=2"), &[("x-a", "2")]),
+            rule("*.txt", None, &[("X-C", "3")]),
+            rule("/other/**", Some("max-age=4"), &[("X-A", "4"), ("X-D", "4")]),
+        ]);
+        let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
+        let resource = resource(vec![representation(10, Coding::Identity), representation(5, Coding::Gzip)]);
+        let mut heads = HeadCache::new(0);
+        for (verdict, caches) in [
+            (Verdict::Whole, true),
+            (Verdict::Partial(vec![0..1]), true),
+            (Verdict::NotModified, true),
+            (Verdict::PreconditionFailed, false),
+            (Verdict::Unsatisfiable, false),
+        ] {
+            let plain = &resource.representations[0];
+            let reply = file::<()>(&site, &request, &resource, plain, verdict.clone(), None, &mut heads);
+            let (head, _) = shown(reply);
+            let lines: Vec<&str> = head.split("\r\n").filter(|line| line.starts_with(['x', 'X'])).collect();
+            assert_eq!(lines, ["X-A: 2", "X-B: 1", "X-C: 3"], "{verdict:?}");
+            let cache_control = head.split("\r\n").find(|line| line.starts_with("Cache-Control"));
+            assert_eq!(cache_control, caches.then_some("Cache-Control: max-age=2"), "{verdict:?}");
+            assert_eq!(head.contains("\r\nVary: Accept-Encoding\r\n"), caches, "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn the_coding_that_is_sent() {
+        let resource = resource(vec![
+            representation(10, Coding::Identity),
+            representation(5, Coding::Brotli),
+            representation(6, Coding::Gzip),
+        ]);
+        let check = |fields: &str, expected: Coding| {
+            let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+            let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
+            assert_eq!(choose(&request, &resource).coding, expected, "{fields}");
+        };
+        check("", Coding::Identity);
+        check("Accept-Encoding: gzip, br\r\n", Coding::Brotli);
+        check("Accept-Encoding: gzip\r\nAccept-Encoding: br;q=0.1\r\n", Coding::Gzip);
+        check("Accept-Encoding: zstd\r\n", Coding::Identity);
+        check("Accept-Encoding: \r\n", Coding::Identity);
+        check("Accept-Encoding: identity;q=0, *;q=0\r\n", Coding::Identity);
+    }
+
+    #[test]
+    fn a_redirect_stays_on_its_host() {
+        let check = |path: &str, query: Option<&str>, expected: &str| {
+            let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+            let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
+            let reply = add_slash(&site(vec![]), &request, path.as_bytes(), query.map(str::as_bytes));
+            let (head, _) = shown(reply);
+            assert!(head.contains(&format!("\r\nLocation: {expected}\r\n")), "{head}");
+        };
+        check("/a b", None, "/a%20b/");
+        check("/a", Some("b=c"), "/a/?b=c");
+        check("/a", Some(""), "/a/?");
+        check("/\\evil.example", None, "/%5Cevil.example/");
+        check("/\r\nX: y", None, "/%0D%0AX:%20y/");
+    }
+}

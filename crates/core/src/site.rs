@@ -145,3 +145,86 @@ impl Sites {
         &self.sites[0]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(hosts: &[&str]) -> Site {
+        Site {
+            number: 0,
+            hosts: hosts.iter().map(|&host| host.into()).collect(),
+            index: Vec::new(),
+            listing: false,
+            dotfiles: false,
+            precompressed: Vec::new(),
+            user_dir: None,
+            types: types(None),
+            rules: Vec::new(),
+            error_pages: Vec::new(),
+            etag: EtagForm::Full,
+        }
+    }
+
+    fn types(charset: Option<&str>) -> Types {
+        Types {
+            overrides: [("log", "text/x-log"), ("html", "text/html; charset=latin1")]
+                .map(|(ending, kind)| (ending.into(), kind.into()))
+                .into(),
+            known: |ending| match ending {
+                "html" => Some("text/html"),
+                "txt" => Some("text/plain"),
+                "png" => Some("image/png"),
+                _ => None,
+            },
+            fallback: "application/octet-stream".into(),
+            charset: charset.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn sites_by_host() {
+        let sites = [&["first.example"][..], &["b.example", "*.b.example"], &["*.deep.b.example"], &["*"]];
+        let sites = Sites::new(sites.iter().map(|hosts| site(hosts)).collect()).expect("some");
+        let check = |host: &str, expected| assert_eq!(sites.for_host(host.as_bytes()).number, expected, "{host:?}");
+        check("first.example", 0);
+        check("FIRST.Example", 0);
+        check("b.example", 1);
+        check("x.b.example", 1);
+        check("x.y.b.example", 1);
+        check("X.B.EXAMPLE", 1);
+        check("deep.b.example", 1);
+        check("x.deep.b.example", 2);
+        check("xb.example", 3);
+        check("[::1]", 3);
+        // The catch-all wants a name, and a pattern something in place of its star.
+        check("", 0);
+        check(".b.example", 3);
+    }
+
+    #[test]
+    fn a_lone_site_has_every_host() {
+        let sites = Sites::new(alloc::vec![site(&["a.example"])]).expect("some");
+        assert_eq!(sites.for_host(b"b.example").number, 0);
+        assert!(Sites::new(Vec::new()).is_none());
+    }
+
+    #[test]
+    fn types_by_ending() {
+        let check = |name: &str, expected: &str| {
+            assert_eq!(types(Some("utf-8")).of(name.as_bytes()), expected, "{name}");
+        };
+        check("/a.txt", "text/plain; charset=utf-8");
+        check("/a.TXT", "text/plain; charset=utf-8");
+        check("/a.png", "image/png");
+        check("/a.tar.txt", "text/plain; charset=utf-8");
+        check("/a.log", "text/x-log; charset=utf-8");
+        check("/a.html", "text/html; charset=latin1");
+        check("/a", "application/octet-stream");
+        check("/a.", "application/octet-stream");
+        check("/a.txt/b", "application/octet-stream");
+        check("/a.nobody-knows", "application/octet-stream");
+        assert_eq!(types(None).of(b"/a.txt"), "text/plain");
+        assert_eq!(types(None).of(b"/a.\xff"), "application/octet-stream");
+    }
+}
