@@ -109,7 +109,7 @@ pub(crate) struct Session {
     write_at: Time,
     pub(crate) half_closed: Option<Time>,
     pub(crate) closed: Option<Time>,
-    /// Whether a file shrank under a reply.
+    /// Whether replies may be missing: a file shrank under one, the client went away, or the server stopped.
     pub(crate) cut: bool,
     /// Most bytes of memory that it held at any time.
     pub(crate) heap_max: usize,
@@ -183,6 +183,21 @@ impl World {
         let session = &mut self.sessions[at];
         session.upload.extend_from_slice(bytes.as_ref());
         session.read_at = session.read_at.max(self.now);
+    }
+
+    /// The server is about to stop, as far as this connection goes.
+    pub(crate) fn stop(&mut self, at: usize) {
+        self.sessions[at].cut = true;
+        self.handle(at, Event::Finish);
+    }
+
+    /// A client is gone, and the driver drops its connection.
+    pub(crate) fn reset(&mut self, at: usize) {
+        let session = &mut self.sessions[at];
+        session.cut = true;
+        session.closed = session.closed.or(Some(self.now));
+        session.conn = Conn::new(self.now);
+        session.outbox.clear();
     }
 
     /// Something happens at a fixed moment.

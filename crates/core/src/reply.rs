@@ -502,13 +502,14 @@ fn capital(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one part of a file is what is meant")]
 mod tests {
     use super::*;
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
     use crate::site::{EtagForm, HeaderRule, Types};
-    use alloc::format;
+    use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
 
     /// Sun, 06 Nov 1994 08:49:37 GMT.
