@@ -20,9 +20,10 @@ pub struct FileVersion {
 }
 
 impl FileVersion {
-    /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: the time as nobody will see it later changed, so rounded down.
+    /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: the time as nobody will see it later changed, so rounded down;
+    /// and never later than the reply's Date. A file may carry any mtime, but its ctime is when that was put there.
     pub fn modified_seconds(&self) -> i64 {
-        self.mtime_ns.div_euclid(1_000_000_000)
+        self.mtime_ns.min(self.ctime_ns).div_euclid(1_000_000_000)
     }
 
     /// A strong entity tag with its quotes (RFC 9110, 8.8.3): a different one for each coding of the same file, since
@@ -92,5 +93,16 @@ mod tests {
         let moved = FileVersion { inode: 9, device: 9, ctime_ns: 9, ..base };
         assert_eq!(base.etag(EtagForm::Portable, ".br"), moved.etag(EtagForm::Portable, ".br"));
         assert_eq!(&*base.etag(EtagForm::Portable, ".br"), "\"3-4-br\"");
+    }
+
+    #[test]
+    fn no_file_was_modified_in_the_future() {
+        let check = |mtime_ns, ctime_ns, expected| {
+            let version = FileVersion { device: 1, inode: 2, size: 3, mtime_ns, ctime_ns };
+            assert_eq!(version.modified_seconds(), expected);
+        };
+        check(5_999_999_999, 9_000_000_000, 5);
+        check(i64::MAX, 9_000_000_001, 9);
+        check(-1, 9_000_000_000, -1);
     }
 }

@@ -534,7 +534,8 @@ mod tests {
     }
 
     fn representation(size: u64, coding: Coding) -> Representation {
-        let version = FileVersion { device: 1, inode: 2, size, mtime_ns: MODIFIED * 1_000_000_000 + 5, ctime_ns: 9 };
+        let mtime_ns = MODIFIED * 1_000_000_000 + 5;
+        let version = FileVersion { device: 1, inode: 2, size, mtime_ns, ctime_ns: mtime_ns + 7 };
         let etag = "\"tag\"".into();
         Representation { coding, version, etag, content_hint: Hint::default(), head_hints: Default::default() }
     }
