@@ -211,3 +211,16 @@ fn rules_for_headers_know_a_path_however_it_is_written() {
         assert_eq!((response.status, response.field("X-Api")), (404, None));
     });
 }
+
+#[test]
+fn a_small_file_may_come_as_a_descriptor() {
+    each_seed(3, |dice| {
+        let mut world = world(dice);
+        world.disk.lazy = true;
+        let n = world.connect(Link::WHOLE, "");
+        for _ in 0..5 {
+            assert_eq!(world.ask(n, GET).body, b"old");
+        }
+        assert_eq!(world.disk.asked.len(), 1, "it is found where it is held");
+    });
+}

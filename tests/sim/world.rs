@@ -48,6 +48,8 @@ pub(crate) struct Disk {
     pub(crate) delay_max: Duration,
     /// How often there is no answer.
     pub(crate) trouble: f64,
+    /// Whether it brings a descriptor of every file, of small ones too.
+    pub(crate) lazy: bool,
     /// Whether connections that ask the same while it is being found out share the answer.
     pub(crate) shares: bool,
     /// Work that has been done, in the order of the questions.
@@ -137,6 +139,7 @@ impl World {
                 late: 0.0,
                 delay_max: Duration::from_millis(20),
                 trouble: 0.0,
+                lazy: false,
                 shares: true,
                 asked: Vec::new(),
                 roots,
@@ -444,7 +447,8 @@ impl World {
             Work::List(work) => work.site,
         };
         let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
-        self.files.look(root, work, self.desk.caches.budgets.content_file_max.0)
+        let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.content_file_max.0 };
+        self.files.look(root, work, in_memory_max)
     }
 
     /// A helper looks, or comes back.

@@ -23,10 +23,19 @@ impl<F> ContentCache<F> {
         ContentCache { memory: Store::new(usize::MAX, bytes_max), files: Store::new(files_max, u64::MAX) }
     }
 
-    /// The content of a file in this state. `in_memory`: whether a file of this size would be held in memory.
+    /// The content of a file in this state. `in_memory`: whether a file of this size is held in memory as a rule; but the
+    /// disk side may have brought a descriptor of it, or the other way round.
     pub fn find(&mut self, hint: &Hint, version: &FileVersion, in_memory: bool) -> Option<Arc<Content<F>>> {
-        let store = if in_memory { &mut self.memory } else { &mut self.files };
-        store.get_at(hint, version).map(|content| Arc::clone(content))
+        let (usual, other) = match in_memory {
+            true => (&mut self.memory, &mut self.files),
+            false => (&mut self.files, &mut self.memory),
+        };
+        if let Some(content) = usual.get_at(hint, version) {
+            return Some(Arc::clone(content));
+        }
+        // One miss is enough to count.
+        other.peek(version)?;
+        other.get_at(hint, version).map(|content| Arc::clone(content))
     }
 
     /// Keeps content that was just opened or read.
