@@ -224,3 +224,28 @@ fn a_small_file_may_come_as_a_descriptor() {
         assert_eq!(world.disk.asked.len(), 1, "it is found where it is held");
     });
 }
+
+#[test]
+fn listings_are_made_as_they_are_asked_for() {
+    each_seed(10, |mut dice| {
+        let site = Site { listing: true, ..site() };
+        let mut world = World::with(dice.clone(), vec![site], Limits::default(), Budgets::default());
+        world.files.directory(world.now, "/list");
+        world.files.replace(world.now, "/list/a.txt", "a");
+        world.disk.late = dice.random_range(0.0..1.0);
+        let n = world.connect(Link::WHOLE, "");
+        let html = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!((html.status, html.field("Vary")), (200, Some("Accept")));
+        assert!(String::from_utf8_lossy(&html.body).contains("href=\"./a.txt\""));
+        let json = world.ask(n, "GET /list/?sort=size HTTP/1.1\r\nHost: a\r\nAccept: application/json\r\n\r\n");
+        assert_eq!(json.field("Content-Type"), Some("application/json"));
+        let head = world.ask(n, "HEAD /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(head.length(), Some(html.body.len() as u64));
+        assert_eq!(world.ask(n, "GET /list HTTP/1.1\r\nHost: a\r\n\r\n").field("Location"), Some("/list/"));
+        world.files.replace(world.now, "/list/b.txt", "b");
+        let more = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(String::from_utf8_lossy(&more.body).contains("href=\"./b.txt\""), "no listing is kept");
+        world.files.delete(world.now, "/list");
+        assert_eq!(world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
+    });
+}

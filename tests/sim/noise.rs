@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use amped_core::cache::Budgets;
+use amped_core::limits::Limits;
+use amped_units::Bytes;
 use proptest::prelude::*;
 use rand::SeedableRng;
 
 use crate::seed::Dice;
-use crate::world::{Link, World};
+use crate::world::{Link, World, site};
 
 /// All that a client gets for these bytes, read in pieces of at most `read_max`, when it then says no more.
-fn replies(bytes: &[u8], read_max: usize, half_closes: bool) -> Vec<u8> {
-    let mut world = World::new(Dice::seed_from_u64(1));
+fn replies(bytes: &[u8], limits: &Limits, read_max: usize, half_closes: bool) -> Vec<u8> {
+    let mut world = World::with(Dice::seed_from_u64(1), vec![site()], limits.clone(), Budgets::default());
     world.files.directory(world.now, "");
     world.files.replace(world.now, "/index.html", "hello");
     let n = world.connect(Link { read_max, ..Link::WHOLE }, bytes);
@@ -65,12 +68,23 @@ fn scraps() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn check(bytes: &[u8], read_max: usize) -> Result<(), TestCaseError> {
-    let whole = replies(bytes, usize::MAX, false);
-    let pieces = replies(bytes, read_max, false);
-    prop_assert_eq!(String::from_utf8_lossy(&whole), String::from_utf8_lossy(&pieces));
-    let blank = bytes.chunks(2).all(|two| two == b"\r\n");
-    prop_assert_eq!(whole.is_empty(), blank, "something was said, and something answered");
-    replies(bytes, read_max, true);
+    let tight = Limits {
+        request_line: Bytes(60),
+        head: Bytes(200),
+        fields: 4,
+        body: Bytes(20),
+        requests: 5,
+        pipelined: 2,
+        ..Limits::default()
+    };
+    for limits in [Limits::default(), tight] {
+        let whole = replies(bytes, &limits, usize::MAX, false);
+        let pieces = replies(bytes, &limits, read_max, false);
+        prop_assert_eq!(String::from_utf8_lossy(&whole), String::from_utf8_lossy(&pieces));
+        let blank = bytes.chunks(2).all(|two| two == b"\r\n");
+        prop_assert_eq!(whole.is_empty(), blank, "something was said, and something answered");
+        replies(bytes, &limits, read_max, true);
+    }
     Ok(())
 }
 
