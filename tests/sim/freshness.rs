@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
+use amped_core::event::Event;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{HeaderRule, Site};
@@ -247,5 +248,24 @@ fn listings_are_made_as_they_are_asked_for() {
         assert!(String::from_utf8_lossy(&more.body).contains("href=\"./b.txt\""), "no listing is kept");
         world.files.delete(world.now, "/list");
         assert_eq!(world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
+    });
+}
+
+#[test]
+fn an_entry_ages_while_the_disk_hesitates() {
+    each_seed(3, |dice| {
+        for (hesitates_ms, expected) in [(4_999, 2), (5_000, 1)] {
+            let mut world = world(dice.clone());
+            let n = world.connect(Link::WHOLE, "");
+            world.ask(n, GET);
+            world.pass(Duration::from_secs(5));
+            world.disk.silent = true;
+            world.send(n, GET);
+            world.settle();
+            world.pass(Duration::from_millis(hesitates_ms));
+            world.handle(n, Event::Late(world.disk.last_ticket));
+            world.settle();
+            assert_eq!(world.sessions[n].statuses().len(), expected, "after {hesitates_ms} ms");
+        }
     });
 }

@@ -50,10 +50,14 @@ pub(crate) struct Disk {
     pub(crate) trouble: f64,
     /// Whether it brings a descriptor of every file, of small ones too.
     pub(crate) lazy: bool,
+    /// Whether it says nothing at all; the test speaks for it.
+    pub(crate) silent: bool,
     /// Whether connections that ask the same while it is being found out share the answer.
     pub(crate) shares: bool,
     /// Work that has been done, in the order of the questions.
     pub(crate) asked: Vec<Work>,
+    /// Under which ticket it was asked last.
+    pub(crate) last_ticket: Ticket,
     /// The root of each site, by generation of the configuration.
     roots: Vec<Vec<String>>,
     jobs: Vec<Job>,
@@ -140,8 +144,10 @@ impl World {
                 delay_max: Duration::from_millis(20),
                 trouble: 0.0,
                 lazy: false,
+                silent: false,
                 shares: true,
                 asked: Vec::new(),
+                last_ticket: Ticket::default(),
                 roots,
                 jobs: Vec::new(),
             },
@@ -421,6 +427,10 @@ impl World {
 
     fn ask_disk(&mut self, n: usize, ticket: Ticket, work: Work) {
         self.disk.asked.push(work.clone());
+        self.disk.last_ticket = ticket;
+        if self.disk.silent {
+            return;
+        }
         if self.dice.random_bool(self.disk.trouble) {
             let trouble = [Trouble::Busy, Trouble::Exhausted, Trouble::Failed][self.dice.random_range(0..3)];
             return self.answer(&work, Found::Trouble(trouble), &[(n, ticket)]);

@@ -97,7 +97,8 @@ struct Waiting {
     head: Vec<u8>,
     began: Time,
     ticket: Ticket,
-    /// The configuration under which the disk was asked.
+    /// When the disk was asked, and under which configuration.
+    asked: Time,
     generation: u32,
     purpose: Purpose,
     /// What was known of the name, should the answer take long.
@@ -434,7 +435,8 @@ impl Conn {
         let ticket = Ticket(self.last_ticket);
         desk.counts.disk_questions += 1;
         let generation = work.generation();
-        let waiting = Waiting { head: head.to_vec(), began, ticket, generation, purpose, stale, late: false };
+        let (head, asked) = (head.to_vec(), now);
+        let waiting = Waiting { head, began, ticket, asked, generation, purpose, stale, late: false };
         self.state = State::Waiting(Box::new(waiting));
         if !self.unsent {
             self.since = now;
@@ -490,8 +492,9 @@ impl Conn {
         }
         waiting.late = true;
         let holds = waiting.generation == desk.caches.generation();
-        let stale_max = desk.caches.budgets.stale_max;
-        let Some(known) = waiting.stale.take().filter(|known| holds && known.age < stale_max) else {
+        // Its age was taken with the question, which may have been some time ago.
+        let (stale_max, since) = (desk.caches.budgets.stale_max, now.since(waiting.asked));
+        let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < stale_max) else {
             return;
         };
         let (head, began) = (mem::take(&mut waiting.head), waiting.began);
