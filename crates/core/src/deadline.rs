@@ -4,7 +4,7 @@
 //! request's own bookkeeping, so an entry stays where it is; when it comes up, its owner says whether it was meant, and
 //! puts it in again if not. A deadline that moves to earlier gets a second entry; the first then comes up for nothing.
 //!
-//! One wheel of [`SLOTS`] slots; what lies beyond its circumference waits in the last slot and is put in again from there.
+//! One wheel of 512 slots; what lies beyond its circumference waits in the last slot and is put in again from there.
 
 use alloc::vec::Vec;
 use core::time::Duration;

@@ -36,11 +36,12 @@ pub struct Counts {
     pub requests: u64,
     /// Requests that could not be read, or not in time.
     pub bad_requests: u64,
-    /// Requests answered from the caches alone.
+    /// Requests for which the caches were enough. A listing counts too: its name was known, though the disk side makes
+    /// the page.
     pub hits: u64,
     /// Requests answered from an entry past its time, because asking again would have meant waiting for the disk.
     pub stale_hits: u64,
-    /// Requests for which the disk side was asked.
+    /// Questions to the disk side. One request may ask several: its name, then a listing or the page of an error.
     pub disk_questions: u64,
     /// Requests refused with 503 because too much disk work was waiting.
     pub shed: u64,
@@ -60,7 +61,7 @@ impl<F> Desk<F> {
         }
     }
 
-    /// Another configuration comes into force.
+    /// Another configuration comes into force. With other budgets the caches count from zero again.
     pub fn renew(&mut self, sites: Arc<Sites>, limits: Limits, budgets: Budgets) {
         let generation = self.caches.generation().wrapping_add(1);
         if self.caches.budgets == budgets {

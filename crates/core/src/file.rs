@@ -4,7 +4,8 @@ use alloc::boxed::Box;
 
 use crate::site::EtagForm;
 
-/// A file in one state. Two equal versions have the same bytes: whatever changes a file changes its ctime.
+/// A file in one state. Two equal versions have the same bytes: whatever changes a file changes its ctime, as finely as
+/// the file system tells times apart (a kernel before 6.13 gives two changes within one tick the same time).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileVersion {
     /// Number of the device that holds it.

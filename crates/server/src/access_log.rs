@@ -318,8 +318,8 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Writer {
-    /// Opens the log and starts the thread that writes it. `None`: no log is wanted. A file that is created here by root
-    /// is given to `owner`, who will have to reopen it.
+    /// Opens the log and starts the thread that writes it. `None`: no log is wanted. A file, new or old, is given to
+    /// `owner`, who will have to reopen it.
     ///
     /// # Errors
     /// When the file cannot be opened, or the thread not be started.

@@ -1,4 +1,4 @@
-//! How things stand: what SIGUSR2 asks for, and what is said at the end.
+//! How things stand: what SIGUSR2 asks for, and what is said at the end, as it was when the server was told to stop.
 
 use std::fmt;
 use std::ops::AddAssign;

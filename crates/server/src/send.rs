@@ -8,7 +8,8 @@
 //! A file may change while it is sent. Every window is sent only if size and modification time are those of the head,
 //! else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
 //! pages to the socket, where an edit in place still reaches them until the client has them; so a file that changed within
-//! the last minute ([`SETTLED_AFTER`]) is copied instead, which freezes the bytes at the moment they are checked.
+//! the last minute ([`SETTLED_AFTER_NS`]) is copied instead, which freezes the bytes at the moment they are checked. What
+//! is left: the first edit in place of an older file, while the last of its bytes are on their way.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

@@ -151,7 +151,7 @@ pub struct Worker {
     actions: Vec<Action<OwnedFd>>,
     buffer: Vec<u8>,
     clock: Clock,
-    /// Since when this second has been the second.
+    /// When the time of day was last looked up.
     wall_checked: Time,
     /// The slot that is looked at next for an idle connection to close.
     hand: usize,
@@ -330,7 +330,7 @@ impl Worker {
         connection.readable |= ready.readable;
         connection.ending |= ready.ended;
         connection.writable |= ready.writable;
-        // A connection that has its turn coming, or that waits for a helper, loses nothing by waiting.
+        // A connection that has its turn coming takes these news in then.
         if !connection.queued {
             self.turn(token, now, disk);
         }

@@ -47,7 +47,7 @@ pub struct StoreCounts {
     pub insertions: u64,
     /// Entries that had to go to make room.
     pub evictions: u64,
-    /// Entries that weigh more than the whole budget, or than what may be evicted for them.
+    /// Entries that were not put in: they weigh more than the whole budget, or the cache is switched off.
     pub refusals: u64,
 }
 

@@ -63,7 +63,7 @@ pub struct File {
 pub struct Helpers {
     /// Most threads.
     pub max: Key<usize>,
-    /// Threads that are kept for short work.
+    /// Threads that stay when there is nothing to do.
     pub reserve: Key<usize>,
     /// Longest queue before them.
     pub queue: Key<usize>,
