@@ -8,10 +8,20 @@ use amped_core::cache::Budgets;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Work};
+use amped_core::file::{FileHandle, FileVersion};
 use amped_core::limits::Limits;
 use amped_core::reply::{Body, Wall};
 use amped_core::site::{EtagForm, Site, Sites, Types};
 use amped_units::Time;
+
+/// A disk that finds nothing opens nothing.
+enum NoFile {}
+
+impl FileHandle for NoFile {
+    fn has_bytes_of(&self, _: &FileVersion) -> bool {
+        match *self {}
+    }
+}
 
 fn site() -> Site {
     Site {
@@ -32,7 +42,7 @@ fn site() -> Site {
 /// All bytes that are sent in answer to `bytes`, cut into pieces, and whether the connection is closed.
 fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let sites = Arc::new(Sites::new(vec![site()]).expect("one"));
-    let mut desk: Desk<()> = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
+    let mut desk: Desk<NoFile> = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
     let mut conn = Conn::new(Time::START);
     let (mut sent, mut actions) = (Vec::new(), Vec::new());
     for bytes in bytes.chunks(piece) {

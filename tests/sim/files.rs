@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use amped_core::event::{Found, Opened, Work};
-use amped_core::file::{FileVersion, Stored};
+use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing;
 use amped_http::negotiate::Coding;
 use amped_units::Time;
@@ -43,6 +43,12 @@ impl FakeFile {
     /// What it holds now in this range; `None` where it has become too short.
     pub(crate) fn read(&self, range: Range<u64>) -> Option<Vec<u8>> {
         self.0.bytes.borrow().get(range.start as usize..range.end as usize).map(<[u8]>::to_vec)
+    }
+}
+
+impl FileHandle for FakeFile {
+    fn has_bytes_of(&self, version: &FileVersion) -> bool {
+        *self.0.changed_ns.borrow() == version.mtime_ns
     }
 }
 
@@ -169,7 +175,7 @@ impl Files {
                                 true => Some(Stored::Memory(bytes.as_slice().into())),
                                 false => Some(Stored::File(FakeFile(Rc::clone(inode)))),
                             };
-                            files.push(Opened { coding, version, content });
+                            files.push(Opened { coding, version, content, lasts: true });
                         }
                         Some(Node::Forbidden) if files.is_empty() => return Found::Forbidden,
                         _ if files.is_empty() => return Found::Absent,

@@ -118,10 +118,21 @@ fn a_slow_disk_is_not_the_clients_fault() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         world.disk.late = 1.0;
-        world.disk.delay_max = Duration::from_secs(3600);
+        world.disk.delay_max = Duration::from_secs(59);
         let n = world.connect(Link::WHOLE, GET);
-        world.settle();
+        world.pass(Duration::from_secs(59));
         assert_eq!(world.sessions[n].statuses(), [200]);
+    });
+}
+
+#[test]
+fn a_dead_disk_is_given_up() {
+    each_seed(5, |dice| {
+        let mut world = world(dice, Limits { disk_time: Duration::from_secs(5), ..Limits::default() });
+        world.disk.silent = true;
+        let n = world.connect(Link::WHOLE, format!("{GET}{GET}"));
+        world.pass(Duration::from_secs(11));
+        assert_eq!(world.sessions[n].statuses(), [503, 503]);
     });
 }
 

@@ -26,7 +26,7 @@ use amped_units::Time;
 use crate::cache::path::{Known, Meaning};
 use crate::desk::Desk;
 use crate::event::{Action, Answer, Event, ListWork, Ticket, Trouble, Work};
-use crate::file::Content;
+use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, Look, Plan};
@@ -145,7 +145,13 @@ impl Conn {
     }
 
     /// Takes in what happened at `now` and appends what is to be done to `actions`.
-    pub fn handle<F>(&mut self, now: Time, event: Event<'_, F>, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    pub fn handle<F: FileHandle>(
+        &mut self,
+        now: Time,
+        event: Event<'_, F>,
+        desk: &mut Desk<F>,
+        actions: &mut Vec<Action<F>>,
+    ) {
         match event {
             Event::Bytes(bytes) => self.take_bytes(now, bytes, desk, actions),
             Event::Ended => {
@@ -186,7 +192,8 @@ impl Conn {
             State::Reading => self.since + limits.idle_time,
             State::Body(_) => self.began + limits.body_time,
             State::Lingering => self.since + limits.linger_time,
-            State::Waiting(_) | State::Closing { .. } | State::Closed => Time::NEVER,
+            State::Waiting(_) => self.since + limits.disk_time,
+            State::Closing { .. } | State::Closed => Time::NEVER,
         }
     }
 
@@ -218,7 +225,7 @@ impl Conn {
         self.pending.capacity() + state
     }
 
-    fn take_bytes<F>(&mut self, now: Time, bytes: &[u8], desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    fn take_bytes<F: FileHandle>(&mut self, now: Time, bytes: &[u8], desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
         if self.pending.is_empty() {
             let used = self.consume(now, bytes, desk, actions);
             if used < bytes.len() {
@@ -231,7 +238,7 @@ impl Conn {
     }
 
     /// Goes on with what is pending.
-    fn resume<F>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    fn resume<F: FileHandle>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
         let mut bytes = mem::take(&mut self.pending);
         let used = self.consume(now, &bytes, desk, actions);
         if used < bytes.len() {
@@ -242,7 +249,13 @@ impl Conn {
 
     /// Takes requests from the start of `bytes` until one has to wait, or no whole one is left. Returns how many bytes
     /// are done with.
-    fn consume<F>(&mut self, now: Time, bytes: &[u8], desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) -> usize {
+    fn consume<F: FileHandle>(
+        &mut self,
+        now: Time,
+        bytes: &[u8],
+        desk: &mut Desk<F>,
+        actions: &mut Vec<Action<F>>,
+    ) -> usize {
         let mut at = 0;
         loop {
             match &mut self.state {
@@ -323,7 +336,7 @@ impl Conn {
 
     /// A request with a body: no file takes one, so it is thrown away, within a limit, to find the next request.
     #[expect(clippy::too_many_arguments, reason = "a request's head comes with its bytes and its time")]
-    fn begin_body<F>(
+    fn begin_body<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -355,7 +368,7 @@ impl Conn {
     }
 
     /// Reads a head again that was read before, for a request that had to wait.
-    fn answer_again<F>(
+    fn answer_again<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -377,7 +390,7 @@ impl Conn {
     }
 
     /// Answers a request, or asks the disk first.
-    fn answer<F>(
+    fn answer<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -391,7 +404,7 @@ impl Conn {
     }
 
     #[expect(clippy::too_many_arguments, reason = "a request's head comes with its bytes and its time")]
-    fn take_step<F>(
+    fn take_step<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -420,7 +433,7 @@ impl Conn {
     }
 
     #[expect(clippy::too_many_arguments, reason = "a request's head comes with its bytes and its time")]
-    fn ask<F>(
+    fn ask<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -445,7 +458,7 @@ impl Conn {
     }
 
     /// The disk has answered.
-    fn take_answer<F>(
+    fn take_answer<F: FileHandle>(
         &mut self,
         now: Time,
         ticket: Ticket,
@@ -468,10 +481,7 @@ impl Conn {
         self.answer_again(now, began, &head, desk, actions, |conn, request, desk, actions| match purpose {
             _ if !holds => conn.answer(now, began, request, &head, desk, actions),
             Purpose::Target => {
-                let step = match answer {
-                    Answer::Outdated => first_step(now, request, desk),
-                    answer => step_after(request, answer, outcome, desk),
-                };
+                let step = step_after(request, answer, outcome, desk);
                 conn.take_step(now, began, request, &head, step, desk, actions);
             }
             Purpose::ErrorPage(status, why) => {
@@ -483,7 +493,13 @@ impl Conn {
     }
 
     /// The answer will take a while. What is known of the name, if it is not too old, serves in the meantime.
-    fn take_delay<F>(&mut self, now: Time, ticket: Ticket, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    fn take_delay<F: FileHandle>(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        desk: &mut Desk<F>,
+        actions: &mut Vec<Action<F>>,
+    ) {
         let State::Waiting(waiting) = &mut self.state else {
             return;
         };
@@ -517,7 +533,7 @@ impl Conn {
 
     /// Gives a reply to a request.
     #[expect(clippy::too_many_arguments, reason = "a reply is its parts and the request it belongs to")]
-    fn give<F>(
+    fn give<F: FileHandle>(
         &mut self,
         now: Time,
         began: Time,
@@ -550,7 +566,7 @@ impl Conn {
     }
 
     /// A head that cannot be read, or not in time: an answer, and the end.
-    fn refuse_head<F>(
+    fn refuse_head<F: FileHandle>(
         &mut self,
         now: Time,
         status: Status,
@@ -569,7 +585,7 @@ impl Conn {
     }
 
     /// A body that cannot be read to its end.
-    fn refuse_body<F>(
+    fn refuse_body<F: FileHandle>(
         &mut self,
         now: Time,
         status: Status,
@@ -589,7 +605,7 @@ impl Conn {
         self.end_with(now, Reply { head, connection: Connection::Close, body, record }, actions);
     }
 
-    fn end_with<F>(&mut self, now: Time, reply: Reply<F>, actions: &mut Vec<Action<F>>) {
+    fn end_with<F: FileHandle>(&mut self, now: Time, reply: Reply<F>, actions: &mut Vec<Action<F>>) {
         self.state = State::Closing { linger: true };
         self.partial = false;
         self.unsent = true;
@@ -598,7 +614,7 @@ impl Conn {
     }
 
     /// All that was given has been sent.
-    fn all_sent<F>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    fn all_sent<F: FileHandle>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
         self.unsent = false;
         self.batched = 0;
         self.batched_bytes = 0;
@@ -633,7 +649,7 @@ impl Conn {
         }
     }
 
-    fn take_deadline<F>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+    fn take_deadline<F: FileHandle>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
         if now < self.next_due(&desk.limits) {
             return;
         }
@@ -652,11 +668,29 @@ impl Conn {
                 self.refuse_body(now, Status::REQUEST_TIMEOUT, why, desk, actions);
             }
             State::Reading | State::Lingering => self.close(actions),
-            State::Waiting(_) | State::Closing { .. } | State::Closed => {}
+            State::Waiting(_) => self.give_up_on_disk(now, desk, actions),
+            State::Closing { .. } | State::Closed => {}
         }
     }
 
-    fn close<F>(&mut self, actions: &mut Vec<Action<F>>) {
+    /// The disk has not answered in time. Its answer, should it come, is nobody's any more.
+    fn give_up_on_disk<F: FileHandle>(&mut self, now: Time, desk: &mut Desk<F>, actions: &mut Vec<Action<F>>) {
+        let State::Waiting(waiting) = mem::replace(&mut self.state, State::Reading) else {
+            return;
+        };
+        let Waiting { head, began, .. } = *waiting;
+        desk.counts.shed += 1;
+        self.answer_again(now, began, &head, desk, actions, |conn, request, desk, actions| {
+            let why = "the disk does not answer; try again in a while";
+            let site = desk.sites.for_host(request.host);
+            let path = rules_path(request, &mut desk.scratch);
+            let (head, body) = reply::error(site, request, path, Status::SERVICE_UNAVAILABLE, why);
+            conn.give(now, began, request, head, body, Outcome::Helper, desk, actions);
+        });
+        self.resume(now, desk, actions);
+    }
+
+    fn close<F: FileHandle>(&mut self, actions: &mut Vec<Action<F>>) {
         self.state = State::Closed;
         self.pending = Vec::new();
         actions.push(Action::Close);
@@ -675,7 +709,7 @@ fn head_limits(limits: &Limits) -> HeadLimits {
 }
 
 /// What a request comes to as far as the caches know.
-fn first_step<F>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
+fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     let Look { site, path, query } = match plan::plan(request, sites, scratch) {
         Plan::Options(site) => {
@@ -715,7 +749,7 @@ fn first_step<F>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F
 }
 
 /// What a name that is no file comes to.
-fn step_without_file<F>(
+fn step_without_file<F: FileHandle>(
     site: &Site,
     request: &Request<'_>,
     path: &[u8],
@@ -747,7 +781,12 @@ fn list_form(request: &Request<'_>) -> ListForm {
 }
 
 /// What a request comes to after the disk's answer.
-fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, desk: &mut Desk<F>) -> Step<F> {
+fn step_after<F: FileHandle>(
+    request: &Request<'_>,
+    answer: Answer<F>,
+    outcome: Outcome,
+    desk: &mut Desk<F>,
+) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     // The same head under the same rules gives the same plan.
     let Look { site, path, query } = match plan::plan(request, sites, scratch) {
@@ -786,14 +825,18 @@ fn step_after<F>(request: &Request<'_>, answer: Answer<F>, outcome: Outcome, des
         Answer::Trouble(Trouble::Exhausted) => {
             Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
         }
-        Answer::Trouble(Trouble::Failed) | Answer::Outdated => {
-            Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
-        }
+        Answer::Trouble(Trouble::Failed) => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
     }
 }
 
 /// An error: with the site's own page if it has one for this status, else with ours.
-fn failure<F>(now: Time, request: &Request<'_>, status: Status, why: &'static str, desk: &mut Desk<F>) -> Step<F> {
+fn failure<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    status: Status,
+    why: &'static str,
+    desk: &mut Desk<F>,
+) -> Step<F> {
     let Desk { sites, caches, scratch, .. } = desk;
     let site = sites.for_host(request.host);
     let path = rules_path(request, scratch);
@@ -819,7 +862,7 @@ fn failure<F>(now: Time, request: &Request<'_>, status: Status, why: &'static st
 }
 
 /// The error after the disk was asked for its page.
-fn error_after<F>(
+fn error_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
     status: Status,

@@ -135,6 +135,9 @@ pub struct Opened<F> {
     pub version: FileVersion,
     /// Its content; `None` if the asker knows that state.
     pub content: Option<Stored<F>>,
+    /// Whether the version tells this content from any later one. Not where the file was changed just now, within what its
+    /// times can tell apart: then the content serves those who asked, and is not kept.
+    pub lasts: bool,
 }
 
 /// Why there is no answer. Never cached.
@@ -158,8 +161,6 @@ pub enum Answer<F> {
     Listing(Arc<Vec<u8>>),
     /// None.
     Trouble(Trouble),
-    /// It was found under a configuration that is no longer in force: ask again.
-    Outdated,
 }
 
 impl<F> Clone for Answer<F> {
@@ -168,7 +169,6 @@ impl<F> Clone for Answer<F> {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
             Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
-            Answer::Outdated => Answer::Outdated,
         }
     }
 }

@@ -44,13 +44,20 @@ impl FileVersion {
 }
 
 /// FNV-1a over the words' bytes, finished as in SplitMix64: the same on every run and every machine.
-fn digest(words: &[u64]) -> u64 {
+pub(crate) fn digest(words: &[u64]) -> u64 {
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     let hash =
         bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     hash ^ (hash >> 31)
+}
+
+/// What the core asks of an opened file, into which it never looks.
+pub trait FileHandle {
+    /// Whether the file's bytes are still those of this version. A file in memory is the page cache's, so an edit in place
+    /// changes what was opened before it.
+    fn has_bytes_of(&self, version: &FileVersion) -> bool;
 }
 
 /// The bytes of a file in one state, to be lent to replies. Lives, and keeps its descriptor open, as long as anybody

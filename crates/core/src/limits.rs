@@ -27,6 +27,9 @@ pub struct Limits {
     /// A reply whose receiver takes nothing for this long is given up. Every byte taken starts it anew, so that a slow
     /// but honest download of any size lives.
     pub send_idle_time: Duration,
+    /// A request whose answer is on the disk is answered 503 if the disk does not answer for this long, and a download is
+    /// given up. Disks that are alive answer within seconds, even old ones that have to spin up.
+    pub disk_time: Duration,
     /// After a refusal, what the client still sends is read and dropped for this long, so that the reply is not lost to
     /// a reset (RFC 9112, 9.6).
     pub linger_time: Duration,
@@ -49,6 +52,7 @@ impl Default for Limits {
             body_time: Duration::from_secs(30),
             idle_time: Duration::from_secs(60),
             send_idle_time: Duration::from_secs(60),
+            disk_time: Duration::from_secs(60),
             linger_time: Duration::from_secs(2),
             requests: 100_000,
             ranges: 16,

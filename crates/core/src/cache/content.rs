@@ -53,10 +53,10 @@ impl<F> ContentCache<F> {
         self.memory.peek(version).is_some() || self.files.peek(version).is_some()
     }
 
-    /// Forgets everything; what replies still hold lives on with them.
-    pub fn clear(&mut self) {
-        self.memory.clear();
-        self.files.clear();
+    /// Forgets a file's state; what replies still hold lives on with them.
+    pub fn forget(&mut self, version: &FileVersion) {
+        self.memory.remove(version);
+        self.files.remove(version);
     }
 
     /// Bytes held in memory.

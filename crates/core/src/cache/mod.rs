@@ -15,8 +15,8 @@ use core::time::Duration;
 
 use amped_units::{Bytes, Time};
 
-use crate::event::{Answer, Found, NameWork, Opened, Work};
-use crate::file::Content;
+use crate::event::{Answer, Found, NameWork, Opened, Trouble, Work};
+use crate::file::{Content, FileHandle, FileVersion, Stored};
 use crate::site::Sites;
 use content::ContentCache;
 use head::HeadCache;
@@ -89,12 +89,12 @@ impl<F> Caches<F> {
         self.generation
     }
 
-    /// Another configuration is in force: nothing that was learnt under the old one holds. Counts go on.
+    /// Another configuration is in force: what names mean and what is said of files must be learnt anew. Contents stay:
+    /// they are known by the file's state alone. Counts go on.
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
         self.paths.clear();
         self.heads.clear();
-        self.contents.clear();
     }
 
     /// The work that asks what a name means.
@@ -107,16 +107,12 @@ impl<F> Caches<F> {
         NameWork { generation: self.generation, site, path, known: states }
     }
 
-    /// The content of a representation, if it is held.
-    pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
-        let in_memory = representation.version.size <= self.budgets.content_file_max.0;
-        self.contents.find(&representation.content_hint, &representation.version, in_memory)
-    }
-
-    /// Takes note of what was found, and makes the answer for those who asked.
-    pub fn learn(&mut self, now: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
+    /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
+    /// asked.
+    pub fn learn(&mut self, asked: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
+        // From under another configuration: it may be another site's file. Connections know that too, and ask anew.
         if work.generation() != self.generation {
-            return Answer::Outdated;
+            return Answer::Trouble(Trouble::Failed);
         }
         let mut contents = Vec::new();
         let meaning = match found {
@@ -133,13 +129,15 @@ impl<F> Caches<F> {
                 };
                 let site = sites.get(site).unwrap_or(sites.first());
                 let mut representations = Vec::with_capacity(files.len());
-                for Opened { coding, version, content } in files {
+                for Opened { coding, version, content, lasts } in files {
                     let etag = version.etag(site.etag, coding.suffix());
                     let (content_hint, head_hints) = (Hint::default(), Default::default());
                     representations.push(Representation { coding, version, etag, content_hint, head_hints });
                     if let Some(store) = content {
                         let content = Arc::new(Content { version, store });
-                        self.contents.learn(&content);
+                        if lasts {
+                            self.contents.learn(&content);
+                        }
                         contents.push(content);
                     }
                 }
@@ -148,10 +146,45 @@ impl<F> Caches<F> {
             }
         };
         let meaning = match work {
-            Work::Name(work) => self.paths.learn(now, work.site, &work.path, meaning),
+            Work::Name(work) => {
+                let (meaning, replaced) = self.paths.learn(asked, work.site, &work.path, meaning);
+                if let Some(replaced) = replaced {
+                    self.forget_contents(&replaced, &meaning);
+                }
+                meaning
+            }
             Work::List(_) => meaning,
         };
         Answer::Name(meaning, contents)
+    }
+
+    /// Lets go of what the name used to mean: memory, and the descriptor of a file that may have been removed and takes its
+    /// room on the disk until then.
+    fn forget_contents(&mut self, replaced: &Resource, meaning: &Meaning) {
+        let still = |version: &FileVersion| match meaning {
+            Meaning::File(resource) => resource.representations.iter().any(|one| one.version == *version),
+            _ => false,
+        };
+        for Representation { version, .. } in &replaced.representations {
+            if !still(version) {
+                self.contents.forget(version);
+            }
+        }
+    }
+}
+
+impl<F: FileHandle> Caches<F> {
+    /// The content of a representation, if it is held and still is what the representation says.
+    pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
+        let in_memory = representation.version.size <= self.budgets.content_file_max.0;
+        let content = self.contents.find(&representation.content_hint, &representation.version, in_memory)?;
+        if let Stored::File(file) = &content.store
+            && !file.has_bytes_of(&content.version)
+        {
+            self.contents.forget(&content.version);
+            return None;
+        }
+        Some(content)
     }
 
     /// The content of a file in this state among those that an answer brought, else from the cache.

@@ -166,21 +166,37 @@ impl PathCache {
         Some(Known { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
     }
 
-    /// Keeps what the file system said at `now`. A file that has not changed keeps its [`Resource`], and with it the
-    /// hints to its heads and contents; the one to be used is returned.
-    pub fn learn(&mut self, now: Time, site: u16, path: &Arc<[u8]>, meaning: Meaning) -> Meaning {
+    /// Keeps the file system's answer to a question of the moment `asked`. A file that has not changed keeps its
+    /// [`Resource`], and with it the hints to its heads and contents. Returns the meaning to be used, and the resource that
+    /// the name meant before, if it is no longer the same.
+    pub fn learn(
+        &mut self,
+        asked: Time,
+        site: u16,
+        path: &Arc<[u8]>,
+        meaning: Meaning,
+    ) -> (Meaning, Option<Arc<Resource>>) {
         if let Some(entry) = self.store.peek(&(site, &**path) as &dyn NameRef) {
-            entry.checked = now;
-            match (&entry.meaning, &meaning) {
-                (Meaning::File(old), Meaning::File(new)) if old.is_same_as(new) => {}
-                _ => entry.meaning = meaning,
+            if entry.checked > asked {
+                // A later question was answered earlier.
+                return (entry.meaning.clone(), None);
             }
-            return entry.meaning.clone();
+            entry.checked = asked;
+            if let (Meaning::File(old), Meaning::File(new)) = (&entry.meaning, &meaning)
+                && old.is_same_as(new)
+            {
+                return (entry.meaning.clone(), None);
+            }
+            let replaced = match core::mem::replace(&mut entry.meaning, meaning) {
+                Meaning::File(resource) => Some(resource),
+                _ => None,
+            };
+            return (entry.meaning.clone(), replaced);
         }
         let name = Name { site, path: Arc::clone(path) };
         let weight = OVERHEAD + path.len() as u64;
-        self.store.insert(name, Entry { meaning: meaning.clone(), checked: now }, weight);
-        meaning
+        self.store.insert(name, Entry { meaning: meaning.clone(), checked: asked }, weight);
+        (meaning, None)
     }
 
     /// Forgets everything.
