@@ -23,6 +23,7 @@ use amped_sys::process;
 use amped_units::Time;
 
 use crate::config::{LogFormat, LogSettings, LogTarget};
+use crate::say;
 
 /// A client's address as the log has it, made once for each connection.
 #[derive(Clone, Debug)]
@@ -291,18 +292,36 @@ struct State {
 
 /// An open log.
 #[derive(Debug)]
-enum Sink {
+pub enum Sink {
+    /// Standard output.
     Stdout,
+    /// A file, open for appending.
     File(File),
 }
 
 impl Sink {
-    fn open(target: &LogTarget) -> io::Result<Option<Sink>> {
-        Ok(match target {
-            LogTarget::Off => None,
-            LogTarget::Stdout => Some(Sink::Stdout),
-            LogTarget::File(path) => Some(Sink::File(open(path)?)),
-        })
+    /// Opens the log; `None`: none is wanted. A file that is created here by root is given to `owner`, who will have to
+    /// reopen it; one that was there is somebody's already.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, or not be given away.
+    pub fn open(target: &LogTarget, owner: Option<(u32, u32)>) -> io::Result<Option<Sink>> {
+        let path = match target {
+            LogTarget::Off => return Ok(None),
+            LogTarget::Stdout => return Ok(Some(Sink::Stdout)),
+            LogTarget::File(path) => path,
+        };
+        let file = match File::options().append(true).create_new(true).open(path) {
+            Ok(file) => {
+                if let Some((uid, gid)) = owner {
+                    process::give_to(&file, uid, gid)?;
+                }
+                file
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(path)?,
+            Err(error) => return Err(error),
+        };
+        Ok(Some(Sink::File(file)))
     }
 
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
@@ -318,22 +337,15 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Writer {
-    /// Opens the log and starts the thread that writes it. `None`: no log is wanted. A file, new or old, is given to
-    /// `owner`, who will have to reopen it.
+    /// Starts the thread that writes.
     ///
     /// # Errors
-    /// When the file cannot be opened, or the thread not be started.
-    pub fn start(target: &LogTarget, owner: Option<(u32, u32)>) -> io::Result<Option<(Arc<Writer>, JoinHandle<()>)>> {
-        let Some(sink) = Sink::open(target)? else {
-            return Ok(None);
-        };
-        if let (Sink::File(file), Some((uid, gid))) = (&sink, owner) {
-            process::give_to(file, uid, gid)?;
-        }
+    /// When it cannot be started.
+    pub fn start(sink: Sink, target: &LogTarget) -> io::Result<(Arc<Writer>, JoinHandle<()>)> {
         let writer = Arc::new(Writer { state: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
         let (shared, target) = (Arc::clone(&writer), target.clone());
         let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run(sink, &target))?;
-        Ok(Some((writer, thread)))
+        Ok((writer, thread))
     }
 
     /// Lines that could not be kept.
@@ -373,6 +385,7 @@ impl Writer {
 
     fn run(&self, mut sink: Sink, target: &LogTarget) {
         let mut trouble = Trouble::default();
+        let mut torn = false;
         loop {
             let mut state = self.lock();
             while state.queue.is_empty() && !state.reopen && !state.stopping {
@@ -384,7 +397,7 @@ impl Writer {
             let batches = std::mem::take(&mut state.queue);
             drop(state);
             for mut batch in batches {
-                let written = write_all(&mut sink, &batch.text);
+                let written = write_all(&mut sink, &batch.text, &mut torn);
                 trouble.after(target, &written, batch.lines, &self.lost);
                 batch.text.clear();
                 let mut state = self.lock();
@@ -394,11 +407,13 @@ impl Writer {
             }
             if reopen && let LogTarget::File(path) = target {
                 match open(path) {
-                    Ok(file) => sink = Sink::File(file),
-                    Err(error) => eprintln!(
-                        "amped: cannot reopen the log {}: {error}; lines go on to the old file",
-                        path.display()
-                    ),
+                    Ok(file) => {
+                        sink = Sink::File(file);
+                        torn = false;
+                    }
+                    Err(error) => {
+                        say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display())
+                    }
                 }
             }
             if stopping && self.lock().queue.is_empty() {
@@ -408,14 +423,24 @@ impl Writer {
     }
 }
 
-/// Writes whole lines: after a failure in the middle of a batch the rest is lost, not half a line later continued.
-fn write_all(sink: &mut Sink, mut text: &[u8]) -> io::Result<()> {
-    while !text.is_empty() {
-        match sink.write(text) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => text = &text[count..],
+/// Writes a batch. `torn`: the last one failed in the middle of a line, which is ended before another begins.
+fn write_all(sink: &mut Sink, text: &[u8], torn: &mut bool) -> io::Result<()> {
+    if *torn {
+        if sink.write(b"\n")? == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        *torn = false;
+    }
+    let mut left = text;
+    while !left.is_empty() {
+        match sink.write(left) {
+            Ok(count) if count > 0 => left = &left[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            failed => {
+                let written = &text[..text.len() - left.len()];
+                *torn = written.last().is_some_and(|&byte| byte != b'\n');
+                return Err(failed.err().unwrap_or(io::ErrorKind::WriteZero.into()));
+            }
         }
     }
     Ok(())
@@ -435,13 +460,13 @@ impl Trouble {
         };
         match written {
             Ok(()) if self.lost > 0 => {
-                eprintln!("amped: the log {name} is being written again; {} lines were lost", self.lost);
+                say!("the log {name} is being written again; {} lines were lost", self.lost);
                 self.lost = 0;
             }
             Ok(()) => {}
             Err(error) => {
                 if self.lost == 0 {
-                    eprintln!("amped: cannot write the log {name}: {error}; lines are lost until it works again");
+                    say!("cannot write the log {name}: {error}; lines are lost until it works again");
                 }
                 self.lost += lines;
                 lost.fetch_add(lines, Ordering::Relaxed);

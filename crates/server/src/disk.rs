@@ -9,13 +9,15 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::event::{Found, ListWork, NameWork, Opened, Trouble, Work};
-use amped_core::file::{FileVersion, Stored};
+use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
 use amped_http::negotiate::Coding;
@@ -26,6 +28,64 @@ use crate::config::SiteRoot;
 
 /// How far ahead of what is being sent the disk is asked for.
 pub const WINDOW: u64 = 256 * 1024;
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// `None` only while it is being dropped.
+    descriptor: Option<OwnedFd>,
+}
+
+impl OpenFile {
+    /// The file behind this descriptor.
+    pub fn new(descriptor: OwnedFd) -> OpenFile {
+        OpenFile { descriptor: Some(descriptor) }
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_ref().expect("not dropped yet").as_fd()
+    }
+}
+
+impl FileHandle for OpenFile {
+    /// Not the ctime: a rename over the file or its removal, as in every deployment, changes that and leaves the bytes
+    /// alone.
+    fn has_bytes_of(&self, version: &FileVersion) -> bool {
+        file::status(self).is_ok_and(|status| status.size == version.size && status.mtime_ns == version.mtime_ns)
+    }
+}
+
+impl Drop for OpenFile {
+    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one. So that
+    /// is left to a thread of its own.
+    fn drop(&mut self) {
+        let Some(descriptor) = self.descriptor.take() else {
+            return;
+        };
+        if file::status(&descriptor).is_ok_and(|status| status.links == 0 && status.size >= CLOSED_ELSEWHERE_MIN)
+            && let Some(closer) = closer()
+        {
+            // If that thread has ended, the descriptor comes back in the error and is closed here.
+            drop(closer.send(descriptor));
+        }
+    }
+}
+
+/// Removed files of this size are closed in another thread.
+const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
+
+/// The way to the thread that closes; it is started when it is first needed.
+fn closer() -> Option<&'static Sender<OwnedFd>> {
+    static CLOSER: OnceLock<Option<Sender<OwnedFd>>> = OnceLock::new();
+    let start = || {
+        let (to, from) = channel::<OwnedFd>();
+        let closing = thread::Builder::new().name("closer".to_owned()).stack_size(64 * 1024);
+        closing.spawn(move || from.iter().for_each(drop)).ok().map(|_| to)
+    };
+    CLOSER.get_or_init(start).as_ref()
+}
 
 /// The roots of all sites, and how to answer from them. Shared by loops and helpers.
 #[derive(Debug)]
@@ -99,7 +159,7 @@ impl Disk {
     }
 
     /// Does the work. `None` only with [`Patience::Now`]: it would have had to wait.
-    pub fn perform(&self, work: &Work, patience: Patience) -> Option<Found<OwnedFd>> {
+    pub fn perform(&self, work: &Work, patience: Patience) -> Option<Found<OpenFile>> {
         let found = match work {
             Work::Name(work) => self.name(work, patience),
             // Reading a directory has no form that does not wait.
@@ -114,7 +174,7 @@ impl Disk {
         }
     }
 
-    fn name(&self, work: &NameWork, patience: Patience) -> Answer<Found<OwnedFd>> {
+    fn name(&self, work: &NameWork, patience: Patience) -> Answer<Found<OpenFile>> {
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
@@ -160,7 +220,7 @@ impl Disk {
         (opened, status): (OwnedFd, file::Status),
         work: &NameWork,
         patience: Patience,
-    ) -> Answer<Found<OwnedFd>> {
+    ) -> Answer<Found<OpenFile>> {
         let mut files = Vec::with_capacity(1 + site.precompressed.len());
         let mtime = status.mtime_ns;
         files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
@@ -187,23 +247,24 @@ impl Disk {
         mut status: file::Status,
         known: &[FileVersion],
         patience: Patience,
-    ) -> Answer<Opened<OwnedFd>> {
+    ) -> Answer<Opened<OpenFile>> {
         // Somebody may be writing to it at this moment. What is read is good only if the file was in the same state
         // before and after; a file that does not hold still is left to the page cache.
         for _ in 0..4 {
             let version = version_of(&status);
             if known.contains(&version) {
-                return Ok(Opened { coding, version, content: None });
+                return Ok(Opened { coding, version, content: None, lasts: true });
             }
             if version.size > self.content_file_max {
                 break;
             }
+            let lasts = !is_fresh(&version);
             let bytes = read_whole(&opened, version.size, patience)?;
             status = file::status(&opened)?;
             if let Some(bytes) = bytes
                 && version_of(&status) == version
             {
-                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) });
+                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)), lasts });
             }
         }
         let version = version_of(&status);
@@ -212,10 +273,10 @@ impl Disk {
             Patience::Now => {}
             Patience::Wait => warm(&opened, 0, WINDOW.min(version.size)),
         }
-        Ok(Opened { coding, version, content: Some(Stored::File(opened)) })
+        Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))), lasts: !is_fresh(&version) })
     }
 
-    fn list(&self, work: &ListWork) -> Answer<Found<OwnedFd>> {
+    fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
@@ -269,23 +330,33 @@ impl Disk {
     /// from one release to the next; it is looked at again as often as any other name.
     fn root(&self, site: u16, patience: Patience) -> Answer<Arc<OwnedFd>> {
         let root = &self.roots[usize::from(site)];
-        let mut current = root.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.checked.elapsed() < self.revalidate {
-            return Ok(Arc::clone(&current.folder));
+        // The lock is never held while the disk is asked: a helper may wait for it, and a loop would wait for the helper.
+        let lock = || root.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, checked) = {
+            let current = lock();
+            (Arc::clone(&current.folder), current.checked)
+        };
+        if checked.elapsed() < self.revalidate {
+            return Ok(known);
         }
+        let asked = Instant::now();
+        let mut folder = Arc::clone(&known);
         match file::open_root(&root.path, patience) {
-            Ok(folder) => {
+            Ok(opened) => {
                 let same = |a: &file::Status, b: &file::Status| (a.device, a.inode) == (b.device, b.inode);
-                if !same(&file::status(&folder)?, &file::status(&*current.folder)?) {
-                    current.folder = Arc::new(folder);
+                if !same(&file::status(&opened)?, &file::status(&*known)?) {
+                    folder = Arc::new(opened);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(NoAnswer::WouldWait),
             // It cannot be looked at any more, because it is gone or because we may not: what was there serves on.
             Err(_) => {}
         }
-        current.checked = Instant::now();
-        Ok(Arc::clone(&current.folder))
+        let mut current = lock();
+        if current.checked < asked {
+            *current = CurrentRoot { folder: Arc::clone(&folder), checked: asked };
+        }
+        Ok(folder)
     }
 
     /// The folder in a user's home. Looking users up may ask a directory service, so only a helper does it.
@@ -342,6 +413,17 @@ pub fn warm(file: impl AsFd, start: u64, length: u64) {
     }
 }
 
+/// Before Linux 6.13 a file's times are those of the last tick of the kernel's clock, at most 10 ms ago: a file that changed
+/// within the last tick may change again and keep its times.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Whether the file may change without its version changing.
+fn is_fresh(version: &FileVersion) -> bool {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let now_ns = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
+    now_ns.saturating_sub(version.ctime_ns) < TICK.as_nanos() as i64
+}
+
 /// The version of a file in this state.
 pub fn version_of(status: &file::Status) -> FileVersion {
     FileVersion {
@@ -384,7 +466,7 @@ fn is_absence(error: &io::Error) -> bool {
 }
 
 /// What a failed step means to a client.
-fn explain(error: &io::Error) -> Found<OwnedFd> {
+fn explain(error: &io::Error) -> Found<OpenFile> {
     if is_absence(error) {
         Found::Absent
     } else if error.kind() == io::ErrorKind::PermissionDenied || file::is_escape(error) || file::is_no_file(error) {

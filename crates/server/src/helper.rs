@@ -7,9 +7,7 @@
 //! What they are told and what they answer is plain data and descriptors, so that they could as well be processes.
 
 use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -19,8 +17,9 @@ use amped_core::file::{Content, Stored};
 use amped_sys::file::Patience;
 
 use crate::config::HelperSettings;
-use crate::disk::{self, Disk};
+use crate::disk::{self, Disk, OpenFile};
 use crate::mailbox::{Mailbox, Message};
+use crate::say;
 use crate::worker::Token;
 
 /// Something to do that may wait for the disk.
@@ -29,14 +28,14 @@ pub enum Task {
     /// Answer a connection's question.
     Work(Arc<Disk>, Work),
     /// Bring a range of a file into memory, for the connection that sends it.
-    Warm(Token, Arc<Content<OwnedFd>>, Range<u64>),
+    Warm(Token, Arc<Content<OpenFile>>, Range<u64>),
 }
 
 /// What came of a task.
 #[derive(Debug)]
 pub enum Done {
     /// The answer to the question.
-    Work(Work, Found<OwnedFd>),
+    Work(Work, Found<OpenFile>),
     /// The range is in memory, or cannot be brought there: whoever sends it will see.
     Warm(Token),
 }
@@ -65,6 +64,8 @@ struct State {
     /// The largest number of threads there has been.
     peak: usize,
     stopping: bool,
+    /// No helper can be started at all: said once.
+    cannot_start: bool,
 }
 
 /// How the helpers stand.
@@ -85,7 +86,15 @@ pub struct Busy;
 impl Helpers {
     /// Helpers that put what they have done into `mailbox`. None is started yet.
     pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox>) -> Helpers {
-        let state = State { settings, queue: VecDeque::new(), threads: 0, idle: 0, peak: 0, stopping: false };
+        let state = State {
+            settings,
+            queue: VecDeque::new(),
+            threads: 0,
+            idle: 0,
+            peak: 0,
+            stopping: false,
+            cannot_start: false,
+        };
         let shared = Shared { state: Mutex::new(state), wake: Condvar::new(), mailbox };
         Helpers { shared: Arc::new(shared) }
     }
@@ -109,7 +118,9 @@ impl Helpers {
                 if state.threads == 0 {
                     // Nobody would ever take it.
                     state.queue.pop_back();
-                    say_no_thread(&error);
+                    if !std::mem::replace(&mut state.cannot_start, true) {
+                        say!("cannot start a helper: {error}; requests that need the disk are answered 503");
+                    }
                     return Err(Busy);
                 }
             }
@@ -130,10 +141,6 @@ impl Helpers {
         let state = self.shared.lock();
         HelperCounts { threads: state.threads, peak: state.peak, waiting: state.queue.len() }
     }
-}
-
-fn say_no_thread(error: &io::Error) {
-    eprintln!("amped: cannot start a helper: {error}; requests that need the disk are answered 503");
 }
 
 impl Drop for Helpers {

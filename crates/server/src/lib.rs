@@ -12,6 +12,7 @@ pub mod disk;
 pub mod helper;
 pub mod listen;
 pub mod mailbox;
+pub mod say;
 pub mod send;
 pub mod serve;
 pub mod worker;

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
-use amped::{config, serve};
+use amped::{config, say, serve};
 
 fn main() -> ExitCode {
     let command = match cli::parse(std::env::args_os()) {
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         Command::Check(flags) => match config::check(&flags) {
             Ok(summary) => serve::print(&summary),
             Err(error) => {
-                eprint!("{}", error.report(io::stderr().is_terminal()));
+                say::plain(&error.report(io::stderr().is_terminal()));
                 ExitCode::from(error.exit_status())
             }
         },

@@ -25,7 +25,7 @@ use amped_sys::socket;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::disk::WINDOW;
+use crate::disk::{OpenFile, WINDOW};
 
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
 /// entry in the kernel's vector.
@@ -56,9 +56,9 @@ pub struct Outbox {
 enum Chunk {
     /// The next so many bytes of the text.
     Text(usize),
-    Memory(Arc<Content<OwnedFd>>, Range<usize>),
+    Memory(Arc<Content<OpenFile>>, Range<usize>),
     Shared(Arc<Vec<u8>>, Range<usize>),
-    File(Arc<Content<OwnedFd>>, Range<u64>),
+    File(Arc<Content<OpenFile>>, Range<u64>),
     /// A reply ends here.
     End(Box<Record>),
 }
@@ -71,11 +71,20 @@ pub enum Progress {
     /// The client has to take something first.
     Full,
     /// This range is not in memory.
-    Cold(Arc<Content<OwnedFd>>, Range<u64>),
+    Cold(Arc<Content<OpenFile>>, Range<u64>),
     /// There is more, but others have their turn first.
     Yield,
     /// The connection is dead, or must be: the client is gone, or the file has changed.
     Broken,
+}
+
+/// Which windows are sent only if they are in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probes {
+    /// None: sending may wait for the disk.
+    None,
+    /// All but so many at the front, which were fetched for this.
+    AllBut(u32),
 }
 
 /// A loop's means of sending, shared by its connections.
@@ -138,7 +147,7 @@ impl Sender {
 
 impl Outbox {
     /// Puts a reply behind what is there.
-    pub fn put(&mut self, reply: Reply<OwnedFd>, wall: &Wall) {
+    pub fn put(&mut self, reply: Reply<OpenFile>, wall: &Wall) {
         let Reply { head, connection, body, mut record } = reply;
         let start = self.text.len();
         head.get().write(&mut self.text, &wall.date, connection);
@@ -154,7 +163,7 @@ impl Outbox {
         self.put_text(start);
     }
 
-    fn put_body(&mut self, mut start: usize, body: Body<OwnedFd>) {
+    fn put_body(&mut self, mut start: usize, body: Body<OpenFile>) {
         match body {
             Body::Empty => {}
             Body::Text(text) => self.text.extend_from_slice(&text),
@@ -179,7 +188,7 @@ impl Outbox {
     }
 
     /// Puts a range of a file behind the text that began at `start`; returns where text begins that is no chunk yet.
-    fn put_range(&mut self, start: usize, content: &Arc<Content<OwnedFd>>, range: Range<u64>) -> usize {
+    fn put_range(&mut self, start: usize, content: &Arc<Content<OpenFile>>, range: Range<u64>) -> usize {
         match &content.store {
             Stored::Memory(bytes) => {
                 // A range of content in memory fits in memory.
@@ -218,8 +227,8 @@ impl Outbox {
 
     /// Sends until something is in the way. Replies that are complete are told to the log.
     ///
-    /// `probe`: whether a window that is not in memory stops it; otherwise it waits for the disk.
-    pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probe: bool, teller: &mut Teller<'_>) -> Progress {
+    /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
+    pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probes: Probes, teller: &mut Teller<'_>) -> Progress {
         let mut windows = 0;
         loop {
             self.tell_ends(teller);
@@ -229,6 +238,7 @@ impl Outbox {
                     if windows == WINDOWS_A_TURN {
                         return Progress::Yield;
                     }
+                    let probe = matches!(probes, Probes::AllBut(fetched) if windows >= fetched);
                     windows += 1;
                     let (content, range) = (Arc::clone(content), range.clone());
                     match send_window(socket, &content, range, sender, probe, teller.wall) {
@@ -370,7 +380,7 @@ enum Window {
 /// Sends the first window of a file's range.
 fn send_window(
     socket: &OwnedFd,
-    content: &Content<OwnedFd>,
+    content: &Content<OpenFile>,
     range: Range<u64>,
     sender: &mut Sender,
     probe: bool,

@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
 
-use crate::access_log::Writer;
+use crate::access_log::{Sink, Writer};
 use crate::arch;
 use crate::config::{self, LogTarget, Settings, cli};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::listen::{self, Address};
 use crate::mailbox::{Mailbox, Message};
+use crate::say;
 use crate::worker::{Clock, Generation};
 
 /// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files that helpers have
@@ -47,7 +48,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     let settings = match config::load(flags) {
         Ok(settings) => settings,
         Err(error) => {
-            eprint!("{}", error.report(io::IsTerminal::is_terminal(&io::stderr())));
+            say::plain(&error.report(io::IsTerminal::is_terminal(&io::stderr())));
             return ExitCode::from(error.exit_status());
         }
     };
@@ -62,7 +63,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     match server {
         Ok((server, signals)) => server.obey(&signals),
         Err(message) => {
-            eprintln!("amped: {message}");
+            say!("{message}");
             ExitCode::FAILURE
         }
     }
@@ -72,7 +73,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
 pub fn print(text: &str) -> ExitCode {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("amped: cannot write to standard output: {error}");
+            say!("cannot write to standard output: {error}");
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,
@@ -85,14 +86,18 @@ impl Server {
         let owner = owner(&settings)?;
         let addresses: Vec<Address> =
             settings.listen.iter().map(|&asked| listen::bind(asked, settings.workers)).collect::<Result<_, _>>()?;
-        let log = Writer::start(&settings.log.access, owner.as_ref().map(|(_, user, gid)| (user.uid, *gid)))
-            .map_err(|error| cannot_log(&settings.log.access, &error))?;
+        let target = &settings.log.access;
+        let cannot_log = |error: io::Error| cannot_log(target, &error);
+        let sink = Sink::open(target, owner.as_ref().map(|(_, user, gid)| (user.uid, *gid))).map_err(cannot_log)?;
         if let Some((name, user, gid)) = &owner {
             process::become_user(name, user.uid, *gid)
                 .map_err(|error| format!("cannot become the user {}: {error}", name.to_string_lossy()))?;
         } else if process::is_root() {
-            eprintln!("amped: serving as root, who may read every file; give a user to become with --user NAME");
+            say!("serving as root, who may read every file; give a user to become with --user NAME");
         }
+
+        // Its thread starts, like all others, when there is nothing left to give up.
+        let log = sink.map(|sink| Writer::start(sink, target)).transpose().map_err(cannot_log)?;
 
         let mut server = Server {
             flags: flags.clone(),
@@ -162,7 +167,7 @@ impl Server {
         )
         .to_lowercase();
         // To standard error: standard output may be the log's.
-        eprint!("{text}");
+        say::plain(&text);
     }
 
     fn obey(mut self, signals: &Signals) -> ExitCode {
@@ -175,7 +180,7 @@ impl Server {
                         writer.reopen();
                     }
                 }
-                Signal::User2 => eprintln!("{}", self.report()),
+                Signal::User2 => say::plain(&self.report()),
             }
         }
     }
@@ -190,9 +195,9 @@ impl Server {
                 }
                 self.generation = generation;
                 self.addresses = addresses;
-                eprintln!("amped: the new configuration is in force");
+                say!("the new configuration is in force");
             }
-            Err(message) => eprintln!("{message}amped: the configuration stays as it was"),
+            Err(message) => say::plain(&format!("{message}amped: the configuration stays as it was\n")),
         }
     }
 
@@ -217,8 +222,10 @@ impl Server {
         let workers = settings.workers;
         let line = |message: String| format!("amped: {message}\n");
         let mut addresses = Vec::new();
+        // Each old one is taken once: a port of 0 may be asked for several times.
+        let mut old: Vec<&Address> = self.addresses.iter().collect();
         for &asked in &settings.listen {
-            let known = self.addresses.iter().find(|address| address.asked == asked);
+            let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
             addresses.push(match known {
                 Some(known) => known.share().map_err(|error| line(format!("cannot share a listener: {error}")))?,
                 None => listen::bind(asked, workers).map_err(line)?,
@@ -243,17 +250,15 @@ impl Server {
             snapshots.push(snapshot);
         }
         let writer = self.log.as_ref().map(|(writer, _)| &**writer);
-        format!("{}\nloops: answered={} of={}", sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
+        format!("{}loops: answered={} of={}\n", sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
     fn stop(self, signals: &Signals) -> ExitCode {
         let deadline = self.generation.settings.stop_deadline;
-        eprintln!(
-            "amped: finishing the replies under way, for {} s at most (again to stop at once)",
-            deadline.as_secs()
-        );
+        say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
+        drop(self.addresses);
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Stop(at));
         }
@@ -267,7 +272,7 @@ impl Server {
                     let _ = thread.join();
                     writer
                 });
-                eprintln!("{}", sum_up(&snapshots, writer.as_deref()));
+                say::plain(&sum_up(&snapshots, writer.as_deref()));
                 std::process::exit(0);
             });
             if waiter.is_err() {
@@ -293,11 +298,11 @@ struct Prepared {
 fn sum_up(snapshots: &[Snapshot], log: Option<&Writer>) -> String {
     let mut sum = Snapshot::default();
     snapshots.iter().for_each(|snapshot| sum += snapshot);
-    format!("{sum}\nlog: lost_lines={}", log.map_or(0, Writer::lost_lines))
+    format!("{sum}\nlog: lost_lines={}\n", log.map_or(0, Writer::lost_lines))
 }
 
 fn die(message: &str) -> ! {
-    eprintln!("amped: {message}");
+    say!("{message}");
     std::process::exit(1)
 }
 
@@ -317,8 +322,8 @@ fn open(mut settings: Settings) -> Result<Generation, String> {
     let bearable = limit.saturating_sub(reserved).max(workers);
     let connections = settings.connections.unwrap_or(bearable);
     if connections > bearable {
-        eprintln!(
-            "amped: limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}; \
+        say!(
+            "limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}; \
              raise it (ulimit -n, LimitNOFILE=)"
         );
     }

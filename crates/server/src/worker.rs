@@ -28,8 +28,9 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::config::{LogFormat, Settings};
 use crate::counters::Snapshot;
-use crate::disk::Disk;
-use crate::send::{Outbox, Progress, Sender, Teller};
+use crate::disk::{Disk, OpenFile};
+use crate::say;
+use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 
 /// A configuration in force: the settings, and what was opened for them.
 #[derive(Debug)]
@@ -71,16 +72,16 @@ pub trait DiskSide {
     const PROBES: bool;
 
     /// A connection's question.
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OwnedFd>) -> Asked;
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OpenFile>) -> Asked;
 
     /// Bring this range of a file into memory, and say so by [`Worker::warmed`]. `false`: that cannot be had now.
-    fn warm(&mut self, asker: Token, content: Arc<Content<OwnedFd>>, range: Range<u64>) -> bool;
+    fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
 
 /// What became of a question.
 pub enum Asked {
     /// The answer is there.
-    Answered(Answer<OwnedFd>),
+    Answered(Answer<OpenFile>),
     /// It will come by [`Worker::answer`].
     Later,
 }
@@ -126,8 +127,10 @@ struct Connection {
     ending: bool,
     /// There may be room to send.
     writable: bool,
-    /// A helper brings what is to be sent next.
-    cold: bool,
+    /// Since when a helper has been fetching what is to be sent next; [`Time::NEVER`]: none is.
+    cold: Time,
+    /// It has, and that was not sent yet.
+    warmed: bool,
     /// It is in the queue of those that come again.
     queued: bool,
 }
@@ -139,7 +142,7 @@ pub struct Worker {
     free: Vec<u32>,
     open: usize,
     /// What connections share.
-    pub desk: Desk<OwnedFd>,
+    pub desk: Desk<OpenFile>,
     generation: Arc<Generation>,
     /// The loop's end of the log.
     pub log: AccessLog,
@@ -148,7 +151,7 @@ pub struct Worker {
     expired: Vec<Token>,
     /// Connections that have more to do, in the order in which they come again.
     again: VecDeque<Token>,
-    actions: Vec<Action<OwnedFd>>,
+    actions: Vec<Action<OpenFile>>,
     buffer: Vec<u8>,
     clock: Clock,
     /// When the time of day was last looked up.
@@ -158,7 +161,6 @@ pub struct Worker {
     accepted: u64,
     broken: u64,
     cold_windows: u64,
-    finishing: bool,
     /// No descriptors are left: said once, until one is to be had again.
     exhausted: bool,
     /// As many connections as allowed are open and none is idle: said once, until there is room again.
@@ -198,7 +200,6 @@ impl Worker {
             accepted: 0,
             broken: 0,
             cold_windows: 0,
-            finishing: false,
             exhausted: false,
             full: false,
         }
@@ -241,8 +242,8 @@ impl Worker {
         for _ in 0..ACCEPTS_A_TURN {
             if self.open >= self.generation.connections_max && !self.close_an_idle_one() {
                 if !std::mem::replace(&mut self.full, true) {
-                    eprintln!(
-                        "amped: {} connections are open and none is idle; others wait until some close \
+                    say!(
+                        "{} connections are open and none is idle; others wait until some close \
                          (limits.connections, or the limit on open files, allows no more)",
                         self.open
                     );
@@ -253,15 +254,15 @@ impl Worker {
             match socket::accept(&listener) {
                 Ok((socket, address)) => {
                     if std::mem::take(&mut self.exhausted) {
-                        eprintln!("amped: descriptors are to be had again; accepting connections");
+                        say!("descriptors are to be had again; accepting connections");
                     }
                     self.add(socket, address, epoll, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Accepted::All,
                 Err(error) if file::is_exhaustion(&error) => {
                     if !std::mem::replace(&mut self.exhausted, true) {
-                        eprintln!(
-                            "amped: cannot accept connections: {error}; those that are open go on, others wait until \
+                        say!(
+                            "cannot accept connections: {error}; those that are open go on, others wait until \
                              some close (raise the limit on open files, or lower limits.connections)"
                         );
                     }
@@ -298,7 +299,8 @@ impl Worker {
             readable: false,
             ending: false,
             writable: true,
-            cold: false,
+            cold: Time::NEVER,
+            warmed: false,
             queued: false,
         });
         self.open += 1;
@@ -332,7 +334,7 @@ impl Worker {
         connection.writable |= ready.writable;
         // A connection that has its turn coming takes these news in then.
         if !connection.queued {
-            self.turn(token, now, disk);
+            self.turn(token, None, now, disk);
         }
     }
 
@@ -345,7 +347,7 @@ impl Worker {
             };
             if let Some(connection) = self.get(token) {
                 connection.queued = false;
-                self.turn(token, now, disk);
+                self.turn(token, None, now, disk);
             }
         }
     }
@@ -355,23 +357,22 @@ impl Worker {
         &mut self,
         token: Token,
         ticket: Ticket,
-        answer: Answer<OwnedFd>,
+        answer: Answer<OpenFile>,
         now: Time,
         disk: &mut impl DiskSide,
     ) {
-        self.tell(token, Event::Disk(ticket, answer), now);
-        self.turn(token, now, disk);
+        self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
 
-    /// What was to be sent next is in memory.
+    /// What was to be sent next is in memory, or as near to it as can be.
     pub fn warmed(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
         let Some(connection) = self.get(token) else {
             return;
         };
-        connection.cold = false;
+        connection.cold = Time::NEVER;
+        connection.warmed = true;
         // The wait was ours, so the client's time starts anew.
-        self.tell(token, Event::Sent { all: false }, now);
-        self.turn(token, now, disk);
+        self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
 
     /// Deadlines that have come, and lines of the log that are old enough.
@@ -398,10 +399,13 @@ impl Worker {
         if connection.armed <= now {
             connection.armed = Time::NEVER;
         }
-        if connection.cold {
-            // It waits for our disk, not for its client. There must be an entry all the same, for afterwards.
+        if connection.cold != Time::NEVER {
+            // It waits for our disk, not for its client; but not for ever.
+            if now >= connection.cold + limits.disk_time {
+                return self.remove(token);
+            }
             if connection.armed == Time::NEVER {
-                connection.armed = now + limits.send_idle_time;
+                connection.armed = connection.cold + limits.disk_time;
                 self.wheel.insert(connection.armed, token);
             }
             return;
@@ -415,19 +419,14 @@ impl Worker {
                 event = Event::Sent { all: false };
             }
         }
-        self.tell(token, event, now);
-        self.turn(token, now, disk);
+        self.turn(token, Some(event), now, disk);
     }
 
     /// The server is about to stop: whoever has nothing under way is closed, the others after their reply.
     pub fn finish(&mut self, now: Time, disk: &mut impl DiskSide) {
-        self.finishing = true;
         for index in 0..self.slots.len() {
             let token = Token { index: index as u32, generation: self.slots[index].0 };
-            if self.get(token).is_some() {
-                self.tell(token, Event::Finish, now);
-                self.turn(token, now, disk);
-            }
+            self.turn(token, Some(Event::Finish), now, disk);
         }
     }
 
@@ -489,183 +488,142 @@ impl Worker {
         self.slots[index].1.as_mut()
     }
 
-    /// Tells a connection of something outside of its turn; what it says to that is done in the turn that follows.
-    fn tell(&mut self, token: Token, event: Event<'_, OwnedFd>, now: Time) {
-        if let Some(index) = self.index(token)
-            && let Some(connection) = &mut self.slots[index].1
-        {
-            connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
-        }
-    }
-
-    /// One connection's turn.
-    fn turn(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+    /// One connection's turn: something that happened to it, what its client has sent, and what comes of both.
+    ///
+    /// The list of actions is the loop's, to be used again, but it belongs to this connection until the turn ends, and is
+    /// empty then: what one connection says must never be done to another.
+    fn turn<D: DiskSide>(&mut self, token: Token, event: Option<Event<'_, OpenFile>>, now: Time, disk: &mut D) {
         let Some(index) = self.index(token) else {
-            self.actions.clear();
             return;
         };
-        let mut comes_again = false;
-        if self.receive(index, now).is_err() {
-            return self.remove(token);
-        }
-        for batch in 0.. {
-            match self.act(token, index, now, disk) {
-                Acted::Closed => return self.remove(token),
-                Acted::Nothing => break,
-                Acted::Sent => {}
-                Acted::Waits => break,
-                Acted::Retries => {
-                    // The wheel names it soon; the connection itself has no deadline then, and its turn goes on.
-                    self.wheel.insert(now + RETRY_PAUSE, token);
-                    break;
-                }
-                Acted::Yields => {
-                    comes_again = true;
-                    break;
+        let mut actions = std::mem::take(&mut self.actions);
+        debug_assert!(actions.is_empty(), "actions of another connection");
+        let ended = self.take_turn(token, index, event, now, disk, &mut actions);
+        debug_assert!(actions.is_empty() || ended.is_err(), "a turn left actions behind");
+        actions.clear();
+        self.actions = actions;
+        match ended {
+            Err(Dead) => self.remove(token),
+            Ok(Rest::Nothing) => {}
+            Ok(Rest::ComesAgain) => {
+                if let Some(connection) = &mut self.slots[index].1
+                    && !std::mem::replace(&mut connection.queued, true)
+                {
+                    self.again.push_back(token);
                 }
             }
-            if batch + 1 == BATCHES_A_TURN {
-                comes_again = true;
-                break;
+            Ok(Rest::Retries) => self.wheel.insert(now + RETRY_PAUSE, token),
+        }
+        if let Some(connection) = &mut self.slots[index].1 {
+            let due = connection.conn.next_due(&self.desk.limits);
+            if due < connection.armed {
+                connection.armed = due;
+                self.wheel.insert(due, token);
             }
-        }
-        let Some(connection) = &mut self.slots[index].1 else {
-            return;
-        };
-        comes_again |= connection.readable && connection.conn.wants_bytes();
-        if comes_again && !connection.queued {
-            connection.queued = true;
-            self.again.push_back(token);
-        }
-        let due = connection.conn.next_due(&self.desk.limits);
-        if due < connection.armed {
-            connection.armed = due;
-            self.wheel.insert(due, token);
         }
     }
 
-    /// Receives once. An error: the connection is dead.
-    fn receive(&mut self, index: usize, now: Time) -> Result<(), Dead> {
-        let Some(connection) = &mut self.slots[index].1 else {
-            return Ok(());
-        };
-        if !connection.readable || !connection.conn.wants_bytes() {
-            return Ok(());
+    /// # Errors
+    /// [`Dead`]: the connection is to be closed.
+    fn take_turn<D: DiskSide>(
+        &mut self,
+        token: Token,
+        index: usize,
+        event: Option<Event<'_, OpenFile>>,
+        now: Time,
+        disk: &mut D,
+        actions: &mut Vec<Action<OpenFile>>,
+    ) -> Result<Rest, Dead> {
+        let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        if let Some(event) = event {
+            connection.conn.handle(now, event, &mut self.desk, actions);
         }
-        let event = match socket::receive(&connection.socket, &mut self.buffer) {
-            Ok(0) => {
-                connection.readable = false;
-                Event::Ended
+        receive(connection, &mut self.buffer, now, &mut self.desk, actions)?;
+        let mut batches = 0;
+        let rest = loop {
+            let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+            carry_out(connection, token, now, &mut self.desk, &mut self.sender, disk, actions)?;
+            if batches == BATCHES_A_TURN {
+                // What was said last lies in the outbox; it goes out with the next turn.
+                break Rest::ComesAgain;
             }
-            Ok(count) => {
-                // Less than there was room for: nothing is left, and epoll will tell of what comes (epoll(7), "short
-                // read"). Only the end does not announce itself twice.
-                if count < self.buffer.len() && !connection.ending {
-                    connection.readable = false;
-                }
-                Event::Bytes(&self.buffer[..count])
+            match self.send(token, index, now, disk, actions)? {
+                Sent::All => batches += 1,
+                Sent::Nothing | Sent::Waits => break Rest::Nothing,
+                Sent::Yields => break Rest::ComesAgain,
+                Sent::Retries => break Rest::Retries,
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                connection.readable = false;
-                return Ok(());
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(_) => return Err(Dead),
         };
-        connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
-        Ok(())
+        let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        match rest {
+            Rest::Nothing if connection.readable && connection.conn.wants_bytes() => Ok(Rest::ComesAgain),
+            rest => Ok(rest),
+        }
     }
 
-    /// Does what the connection has said, and sends.
-    fn act<D: DiskSide>(&mut self, token: Token, index: usize, now: Time, disk: &mut D) -> Acted {
-        let Some(connection) = &mut self.slots[index].1 else {
-            return Acted::Closed;
-        };
-        let mut at = 0;
-        let mut half_close = false;
-        // The list grows while it is worked off: an answer of the disk brings further actions.
-        while at < self.actions.len() {
-            let action = std::mem::replace(&mut self.actions[at], Action::Close);
-            at += 1;
-            match action {
-                Action::Send(reply) => {
-                    let outbox = connection.outbox.get_or_insert_with(|| self.sender.outbox());
-                    outbox.put(reply, &self.desk.wall);
-                }
-                Action::Interim(bytes) => {
-                    let outbox = connection.outbox.get_or_insert_with(|| self.sender.outbox());
-                    outbox.put_interim(bytes);
-                }
-                Action::Disk(ticket, work) => {
-                    let event = match disk.ask(now, token, ticket, work, &mut self.desk) {
-                        Asked::Answered(answer) => Event::Disk(ticket, answer),
-                        Asked::Later => Event::Late(ticket),
-                    };
-                    connection.conn.handle(now, event, &mut self.desk, &mut self.actions);
-                }
-                Action::HalfClose => half_close = true,
-                Action::Close => {
-                    self.actions.clear();
-                    return Acted::Closed;
-                }
-            }
-        }
-        self.actions.clear();
-        if half_close && socket::half_close(&connection.socket).is_err() {
-            return Acted::Closed;
-        }
+    /// Sends what is in a connection's outbox, and tells the connection.
+    fn send<D: DiskSide>(
+        &mut self,
+        token: Token,
+        index: usize,
+        now: Time,
+        disk: &mut D,
+        actions: &mut Vec<Action<OpenFile>>,
+    ) -> Result<Sent, Dead> {
+        let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
         let Some(outbox) = &mut connection.outbox else {
-            return Acted::Nothing;
+            return Ok(Sent::Nothing);
         };
-        if !connection.writable || connection.cold {
-            return Acted::Waits;
+        if !connection.writable || connection.cold != Time::NEVER {
+            return Ok(Sent::Waits);
         }
-        let now_for_log = if self.log.format() == LogFormat::Json { self.clock.now() } else { now };
         let mut teller = Teller {
+            // Only JSON lines say how long a request took; for these the time is asked for anew.
+            now: if self.log.format() == LogFormat::Json { self.clock.now() } else { now },
             log: &mut self.log,
             peer: &connection.peer,
             records: &mut self.desk.records,
             wall: &self.desk.wall,
-            now: now_for_log,
         };
-        match outbox.pump(&connection.socket, &mut self.sender, D::PROBES, &mut teller) {
-            Progress::Done => {
-                if let Some(outbox) = connection.outbox.take() {
-                    self.sender.give_back(outbox);
-                }
-                connection.conn.handle(now, Event::Sent { all: true }, &mut self.desk, &mut self.actions);
-                Acted::Sent
+        // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
+        // some file systems cannot tell, but a window must come forward at some time.
+        let probes =
+            if D::PROBES { Probes::AllBut(u32::from(std::mem::take(&mut connection.warmed))) } else { Probes::None };
+        let progress = outbox.pump(&connection.socket, &mut self.sender, probes, &mut teller);
+        if matches!(progress, Progress::Done) {
+            if let Some(outbox) = connection.outbox.take() {
+                self.sender.give_back(outbox);
             }
+            connection.conn.handle(now, Event::Sent { all: true }, &mut self.desk, actions);
+            return Ok(Sent::All);
+        }
+        connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, actions);
+        match progress {
+            Progress::Done => Ok(Sent::All),
             Progress::Full => {
                 connection.writable = false;
                 connection.unacknowledged = socket::unacknowledged(&connection.socket);
-                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
-                Acted::Waits
+                Ok(Sent::Waits)
             }
             Progress::Cold(content, range) => {
                 self.cold_windows += 1;
-                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
                 if disk.warm(token, content, range) {
-                    connection.cold = true;
-                    return Acted::Waits;
+                    connection.cold = now;
+                    return Ok(Sent::Waits);
                 }
                 // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
-                Acted::Retries
+                Ok(Sent::Retries)
             }
-            Progress::Yield => {
-                connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, &mut self.actions);
-                Acted::Yields
-            }
+            Progress::Yield => Ok(Sent::Yields),
             Progress::Broken => {
                 self.broken += 1;
-                Acted::Closed
+                Err(Dead)
             }
         }
     }
 
     /// Closes a connection. Replies that are not complete are told to the log as far as they went.
     fn remove(&mut self, token: Token) {
-        self.actions.clear();
         let Some(index) = self.index(token) else {
             return;
         };
@@ -711,19 +669,98 @@ pub enum Accepted {
     Exhausted,
 }
 
-enum Acted {
-    /// Nothing was to be sent.
+/// What is left to do for a connection after its turn.
+enum Rest {
+    /// Nothing until something happens.
     Nothing,
-    /// All was sent; there may be something to do on top of it.
-    Sent,
+    /// More, after the others.
+    ComesAgain,
+    /// More, but it is of no use to try at once.
+    Retries,
+}
+
+/// What came of sending.
+enum Sent {
+    /// There was nothing to send.
+    Nothing,
+    /// All of it.
+    All,
     /// The client or a helper is to act.
     Waits,
     /// There is more, after the others.
     Yields,
     /// There is more, but it is of no use to try at once.
     Retries,
-    /// The connection is to be closed.
-    Closed,
 }
 
+/// The connection is to be closed.
 struct Dead;
+
+/// Receives once.
+fn receive(
+    connection: &mut Connection,
+    buffer: &mut [u8],
+    now: Time,
+    desk: &mut Desk<OpenFile>,
+    actions: &mut Vec<Action<OpenFile>>,
+) -> Result<(), Dead> {
+    if !connection.readable || !connection.conn.wants_bytes() {
+        return Ok(());
+    }
+    let event = match socket::receive(&connection.socket, buffer) {
+        Ok(0) => {
+            connection.readable = false;
+            Event::Ended
+        }
+        Ok(count) => {
+            // Less than there was room for: nothing is left, and epoll will tell of what comes (epoll(7), "short read").
+            // Only the end does not announce itself twice.
+            if count < buffer.len() && !connection.ending {
+                connection.readable = false;
+            }
+            Event::Bytes(&buffer[..count])
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            connection.readable = false;
+            return Ok(());
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+        Err(_) => return Err(Dead),
+    };
+    connection.conn.handle(now, event, desk, actions);
+    Ok(())
+}
+
+/// Does what a connection has said, short of sending. The list is empty afterwards.
+fn carry_out<D: DiskSide>(
+    connection: &mut Connection,
+    token: Token,
+    now: Time,
+    desk: &mut Desk<OpenFile>,
+    sender: &mut Sender,
+    disk: &mut D,
+    actions: &mut Vec<Action<OpenFile>>,
+) -> Result<(), Dead> {
+    let mut at = 0;
+    // The list grows while it is worked off: an answer of the disk brings further actions.
+    while at < actions.len() {
+        match std::mem::replace(&mut actions[at], Action::Close) {
+            Action::Send(reply) => {
+                connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, &desk.wall);
+            }
+            Action::Interim(bytes) => connection.outbox.get_or_insert_with(|| sender.outbox()).put_interim(bytes),
+            Action::Disk(ticket, work) => {
+                let event = match disk.ask(now, token, ticket, work, desk) {
+                    Asked::Answered(answer) => Event::Disk(ticket, answer),
+                    Asked::Later => Event::Late(ticket),
+                };
+                connection.conn.handle(now, event, desk, actions);
+            }
+            Action::HalfClose => socket::half_close(&connection.socket).map_err(|_| Dead)?,
+            Action::Close => return Err(Dead),
+        }
+        at += 1;
+    }
+    actions.clear();
+    Ok(())
+}

@@ -10,7 +10,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use amped_units::Time;
 
 use super::Start;
 use crate::counters::Snapshot;
-use crate::disk::Disk;
+use crate::disk::{Disk, OpenFile};
 use crate::helper::{Done, Helpers, Task};
 use crate::mailbox::Message;
 use crate::worker::{Accepted, Asked, DiskSide, Generation, Token, Worker};
@@ -109,9 +108,12 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
                     listeners = others;
                 }
                 Message::Stop(deadline) => {
-                    // Closing them sends new clients elsewhere at once.
+                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
+                    if listening {
+                        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
+                        listening = false;
+                    }
                     listeners.clear();
-                    listening = false;
                     stop_at = Some(deadline);
                     worker.finish(now, &mut helped);
                 }
@@ -135,15 +137,15 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
 struct Helped {
     disk: Arc<Disk>,
     helpers: Helpers,
-    /// Who waits for which answer.
-    waiting: HashMap<Work, Vec<(Token, Ticket)>>,
+    /// Who waits for which answer, and since when a helper is at it.
+    waiting: HashMap<Work, (Time, Vec<(Token, Ticket)>)>,
 }
 
 impl DiskSide for Helped {
     const PROBES: bool = true;
 
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OwnedFd>) -> Asked {
-        if let Some(others) = self.waiting.get_mut(&work) {
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OpenFile>) -> Asked {
+        if let Some((_, others)) = self.waiting.get_mut(&work) {
             others.push((asker, ticket));
             return Asked::Later;
         }
@@ -153,24 +155,26 @@ impl DiskSide for Helped {
         }
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
-                self.waiting.insert(work, vec![(asker, ticket)]);
+                self.waiting.insert(work, (now, vec![(asker, ticket)]));
                 Asked::Later
             }
             Err(_) => Asked::Answered(Answer::Trouble(Trouble::Busy)),
         }
     }
 
-    fn warm(&mut self, asker: Token, content: Arc<Content<OwnedFd>>, range: Range<u64>) -> bool {
+    fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
         self.helpers.ask(Task::Warm(asker, content, range)).is_ok()
     }
 }
 
 impl Helped {
     /// A helper has answered: the caches take note, and all who asked are told.
-    fn learn(&mut self, work: Work, found: Found<OwnedFd>, now: Time, worker: &mut Worker) {
+    fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
+        let (asked, askers) = self.waiting.remove(&work).unwrap_or((now, Vec::new()));
         let sites = Arc::clone(&worker.desk.sites);
-        let answer = worker.desk.caches.learn(now, &work, found, &sites);
-        for (token, ticket) in self.waiting.remove(&work).unwrap_or_default() {
+        // What was found is as old as the question: nobody knows when in between the helper looked.
+        let answer = worker.desk.caches.learn(asked, &work, found, &sites);
+        for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
     }

@@ -352,6 +352,7 @@ impl Checker<'_> {
             body_time: self.positive(&file.body_time, "body_time", default.body_time),
             idle_time: self.positive(&file.idle_time, "idle_time", default.idle_time),
             send_idle_time: self.positive(&file.send_idle_time, "send_idle_time", default.send_idle_time),
+            disk_time: self.positive(&file.disk_time, "disk_time", default.disk_time),
             requests: self.positive(&file.requests, "requests", default.requests),
             pipelined: self.positive(&file.pipelined, "pipelined", default.pipelined),
         };

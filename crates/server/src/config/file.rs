@@ -99,6 +99,7 @@ pub struct Limits {
     pub body_time: Key<Lasting>,
     pub idle_time: Key<Lasting>,
     pub send_idle_time: Key<Lasting>,
+    pub disk_time: Key<Lasting>,
     pub linger_time: Key<Lasting>,
     pub requests: Key<u32>,
     pub ranges: Key<usize>,

@@ -135,6 +135,7 @@ pub fn print(settings: &Settings) -> String {
     page.key("body_time", &limits.body_time, "to send the body; then 408");
     page.key("idle_time", &limits.idle_time, "a connection without a request is closed after this");
     page.key("send_idle_time", &limits.send_idle_time, "a client that takes nothing for this long is given up");
+    page.key("disk_time", &limits.disk_time, "a disk that does not answer for this long is given up; then 503");
     page.key("linger_time", &limits.linger_time, "after a refusal, so that the client can still read it");
     page.key("requests", &limits.requests, "on one connection before it is closed");
     page.key("ranges", &limits.ranges, "in one request; beyond it the whole file is sent");

@@ -106,6 +106,7 @@ fn what_is_printed_reads_back() {
         body_time = "31s"
         idle_time = "1h"
         send_idle_time = "61s"
+        disk_time = "62s"
         linger_time = "0s"
         requests = 9
         ranges = 0
