@@ -337,10 +337,7 @@ fn open(mut settings: Settings) -> Result<Generation, String> {
 /// Whom to become: the user, by name and number, and the number of the group.
 fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, String> {
     let Some(name) = &settings.user else {
-        return match &settings.group {
-            Some(_) => Err("a group is given, but no user to go with it: give both".to_owned()),
-            None => Ok(None),
-        };
+        return Ok(None);
     };
     let c_name = |name: &str| process::c_string(name).ok_or_else(|| format!("{name:?} is no name"));
     let user = process::user(&c_name(name)?).map_err(|error| format!("cannot look up the user {name}: {error}"))?;

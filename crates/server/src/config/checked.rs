@@ -19,6 +19,7 @@ use amped_core::cache::Budgets;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
+use amped_http::h1::request;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Bytes;
@@ -177,6 +178,10 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let workers = flags.workers.map_or_else(|| check.positive(&file.workers, "workers", 1), |n| n.get());
     let user = flags.user.clone().or_else(|| check.name(&file.user, "user"));
     let group = check.name(&file.group, "group");
+    if let Some(key) = file.group.as_ref().filter(|_| user.is_none()) {
+        let help = "write `user` too, or take `group` out".to_owned();
+        check.findings.at(key.span(), "`group` is given without `user`".to_owned(), help);
+    }
     let helpers = check.helpers(flags, &file.helpers);
     let log = check.log(flags, &file.log);
     let limits = check.limits(&file.limits);
@@ -258,6 +263,16 @@ impl Checker<'_> {
             self.findings.at(key.span(), format!("`{name}` cannot be zero"), help);
         }
         value
+    }
+
+    /// The number of header fields, of which the reader of heads has a limit of its own.
+    fn fields(&mut self, key: &Key<usize>, default: usize) -> usize {
+        let fields = self.positive(key, "fields", default);
+        if let Some(key) = key.as_ref().filter(|_| fields > request::FIELDS_MAX) {
+            let message = format!("`fields` is more than {}, which is the most that are read", request::FIELDS_MAX);
+            self.findings.at(key.span(), message, format!("write {} or less", request::FIELDS_MAX));
+        }
+        fields
     }
 
     /// A value that must not exceed another; without being written, it gives way. `key` is already in `value`.
@@ -343,7 +358,7 @@ impl Checker<'_> {
         let mut limits = Limits {
             request_line: self.positive(&file.request_line, "request_line", default.request_line),
             head: self.positive(&file.head, "head", default.head),
-            fields: self.positive(&file.fields, "fields", default.fields),
+            fields: self.fields(&file.fields, default.fields),
             // Zero has a meaning here: refuse every body, send no ranges, close without waiting.
             body: or(&file.body, default.body),
             ranges: or(&file.ranges, default.ranges),
