@@ -50,10 +50,10 @@ impl AsFd for OpenFile {
 }
 
 impl FileHandle for OpenFile {
-    /// Not the ctime: a rename over the file or its removal, as in every deployment, changes that and leaves the bytes
-    /// alone.
+    /// The ctime included: before a reply begins there is time to ask again, and whoever puts an old mtime back is found
+    /// out. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
-        file::status(self).is_ok_and(|status| status.size == version.size && status.mtime_ns == version.mtime_ns)
+        file::status(self).is_ok_and(|status| version_of(&status) == *version)
     }
 }
 

@@ -1,0 +1,110 @@
+//! A request that is answered from the caches allocates nothing: counted, not believed.
+//!
+//! A test program of its own, since the counter takes the place of the allocator in all of it.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::sync::Arc;
+
+use amped_core::cache::Budgets;
+use amped_core::conn::Conn;
+use amped_core::desk::Desk;
+use amped_core::event::{Action, Event, Found, Opened};
+use amped_core::file::{FileHandle, FileVersion, Stored};
+use amped_core::limits::Limits;
+use amped_core::reply::Wall;
+use amped_core::site::{EtagForm, Site, Sites, Types};
+use amped_http::negotiate::Coding;
+use amped_units::Time;
+
+/// All files are small here.
+enum NoFile {}
+
+impl FileHandle for NoFile {
+    fn has_bytes_of(&self, _: &FileVersion) -> bool {
+        match *self {}
+    }
+}
+
+/// A driver with nothing but memory: heads and bodies are copied where a socket would take them.
+struct Driver {
+    desk: Desk<NoFile>,
+    conn: Conn,
+    actions: Vec<Action<NoFile>>,
+    sent: Vec<u8>,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let site = Site {
+            number: 0,
+            hosts: Vec::new(),
+            index: vec!["index.html".into()],
+            listing: false,
+            dotfiles: false,
+            precompressed: vec![Coding::Gzip],
+            user_dir: None,
+            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
+            rules: Vec::new(),
+            error_pages: Vec::new(),
+            etag: EtagForm::Full,
+        };
+        let sites = Arc::new(Sites::new(vec![site]).unwrap());
+        let desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
+        Driver { desk, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.conn.handle(Time::START, Event::Bytes(bytes), &mut self.desk, &mut self.actions);
+        let mut at = 0;
+        while at < self.actions.len() {
+            match std::mem::replace(&mut self.actions[at], Action::Close) {
+                Action::Send(reply) => {
+                    reply.head.get().write(&mut self.sent, &self.desk.wall.date, reply.connection);
+                    self.desk.records.give_back(reply.record);
+                }
+                Action::Disk(ticket, work) => {
+                    let file = |coding, inode| {
+                        let version = FileVersion { device: 1, inode, size: 5, mtime_ns: 0, ctime_ns: 0 };
+                        let content = Some(Stored::Memory((*b"hello").into()));
+                        Opened { coding, version, content, lasts: true }
+                    };
+                    let files = vec![file(Coding::Identity, 1), file(Coding::Gzip, 2)];
+                    let found = Found::File { name: (*b"/a/b.txt").into(), files };
+                    let sites = Arc::clone(&self.desk.sites);
+                    let answer = self.desk.caches.learn(Time::START, &work, found, &sites);
+                    self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.desk, &mut self.actions);
+                }
+                Action::Interim(_) | Action::HalfClose | Action::Close => panic!("not in this conversation"),
+            }
+            at += 1;
+        }
+        self.actions.clear();
+        self.conn.handle(Time::START, Event::Sent { all: true }, &mut self.desk, &mut self.actions);
+        assert!(self.sent.starts_with(b"HTTP/1.1 "));
+        self.sent.clear();
+    }
+}
+
+#[test]
+fn a_cached_request_allocates_nothing() {
+    let fields = "Host: localhost\r\nUser-Agent: test\r\nReferer: http://localhost/\r\nAccept-Encoding: gzip, br\r\n";
+    let get = format!("GET /a/b.txt HTTP/1.1\r\n{fields}\r\n");
+    let mut driver = Driver::new();
+    driver.take(get.as_bytes());
+    let etag = driver.desk.caches.paths.find(Time::START, 0, b"/a/b.txt").unwrap();
+    let amped_core::cache::path::Meaning::File(resource) = etag.meaning else { panic!("a file") };
+    let conditional = format!("If-None-Match: {}\r\n", resource.representations[1].etag);
+    let check = |what: &str, bytes: String| {
+        let mut driver = Driver::new();
+        // Twice, so that every list has its length and the cache its entries.
+        driver.take(bytes.as_bytes());
+        driver.take(bytes.as_bytes());
+        let counted = allocation_counter::measure(|| (0..1000).for_each(|_| driver.take(bytes.as_bytes())));
+        assert_eq!(counted.count_total, 0, "{what}");
+    };
+    check("GET", get.clone());
+    check("HEAD", get.replace("GET", "HEAD"));
+    check("a query", get.replace(".txt", ".txt?x=y"));
+    check("304", format!("GET /a/b.txt HTTP/1.1\r\n{fields}{conditional}\r\n"));
+    check("16 pipelined", get.repeat(16));
+}
