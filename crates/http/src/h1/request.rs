@@ -166,16 +166,62 @@ pub fn parse<'a>(bytes: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request
     match parsed.parse_with_uninit_headers(head, &mut headers) {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) => return Err(bad("the head ends before it is complete")),
+        Err(httparse::Error::Version) if has_later_minor(head) => return parse_later_minor(head, limits),
         Err(error) => return Err(explain(error, head)),
     }
     let (Some(method_text), Some(target_text), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(bad("the request line is not complete"));
     };
-    if parsed.headers.len() > limits.fields {
+    let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
+    let request = settle(method_text.as_bytes(), target_text.as_bytes(), version, parsed.headers, limits)?;
+    Ok(Some((request, end)))
+}
+
+/// Whether the request line ends with a version of HTTP/1 that came after 1.1.
+fn has_later_minor(head: &[u8]) -> bool {
+    let line = head.split(|&b| b == b'\r').next().unwrap_or(head);
+    matches!(line, [.., b' ', b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'])
+}
+
+/// RFC 9110, 6.2: a message of a later minor version is to be read as one of the highest that is known. httparse refuses it,
+/// so it gets the line with 1.1 in it, and the fields by themselves.
+fn parse_later_minor<'a>(head: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request<'a>, usize)>, BadHead> {
+    let line_end = memchr::memchr(b'\r', head).map_or(head.len(), |end| end + 2);
+    let mut line = head[..line_end].to_vec();
+    if let Some(minor) = line_end.checked_sub(3).and_then(|at| line.get_mut(at)) {
+        *minor = b'1';
+    }
+    line.extend_from_slice(b"\r\n");
+    let mut parsed = httparse::Request::new(&mut []);
+    match parsed.parse(&line) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Err(bad("the request line is not complete")),
+        Err(error) => return Err(explain(error, &line)),
+    }
+    let (method_length, target_length) = (parsed.method.map_or(0, str::len), parsed.path.map_or(0, str::len));
+    let target_text = &head[method_length + 1..method_length + 1 + target_length];
+    let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    match httparse::parse_headers(&head[line_end..], &mut headers) {
+        Ok(httparse::Status::Complete((_, fields))) => {
+            let request = settle(&head[..method_length], target_text, Version::Http11, fields, limits)?;
+            Ok(Some((request, head.len())))
+        }
+        Ok(httparse::Status::Partial) => Err(bad("the head ends before it is complete")),
+        Err(error) => Err(explain(error, head)),
+    }
+}
+
+/// Makes a request of its parts.
+fn settle<'a>(
+    method_text: &'a [u8],
+    target_text: &'a [u8],
+    version: Version,
+    fields: &[httparse::Header<'a>],
+    limits: &HeadLimits,
+) -> Result<Request<'a>, BadHead> {
+    if fields.len() > limits.fields {
         return Err(BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" });
     }
-    let (method_text, target_text) = (method_text.as_bytes(), target_text.as_bytes());
-    let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
     let method = Method::from_token(method_text);
     let target = Target::parse(target_text, method == Some(Method::Connect))
         .ok_or(bad("the request target is neither a path nor an http URL"))?;
@@ -206,13 +252,13 @@ pub fn parse<'a>(bytes: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request
         user_agent: None,
     };
     let mut seen = Seen::default();
-    for header in parsed.headers.iter() {
+    for header in fields {
         take_field(&mut request, &mut seen, header.name.as_bytes(), header.value)?;
     }
     settle_host(&mut request, &seen)?;
     settle_framing(&mut request, &seen)?;
     settle_connection(&mut request, &seen);
-    Ok(Some((request, end)))
+    Ok(request)
 }
 
 /// The length of the empty lines at the start of `bytes`, which some clients send behind a body (RFC 9112, 2.2).
@@ -269,7 +315,8 @@ fn explain(error: httparse::Error, head: &[u8]) -> BadHead {
         httparse::Error::Version => {
             let line = head.split(|&b| b == b'\r').next().unwrap_or(head);
             let version = line.rsplit(|&b| b == b' ').next().unwrap_or(line);
-            // RFC 9112, 2.3: HTTP-version = "HTTP/" DIGIT "." DIGIT. One of that form is not supported, another is no version.
+            // RFC 9112, 2.3: HTTP-version = "HTTP/" DIGIT "." DIGIT. One of that form is another major version, which is not
+            // supported (RFC 9110, 15.6.6); anything else is no version.
             match version {
                 b"HTTP/1.0" | b"HTTP/1.1" => bad("the request line has more than three parts"),
                 [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
@@ -465,7 +512,10 @@ mod tests {
         check("GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400);
         check("GET /\r\nHost: a\r\n\r\n", 400);
         check("GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505);
-        check("GET / HTTP/1.7\r\nHost: a\r\n\r\n", 505);
+        check("GET / HTTP/1.7\r\nHost: a\r\n\r\n", 200);
+        check("GET /x HTTP/1.7\r\n\r\n", 400);
+        check("GET /a b HTTP/1.7\r\nHost: a\r\n\r\n", 400);
+        check("GET / HTTP/1.7\r\nHost : a\r\n\r\n", 400);
         check("GET / http/1.1\r\nHost: a\r\n\r\n", 400);
         check("GET / HTTP/1.10\r\nHost: a\r\n\r\n", 400);
         check("G(T / HTTP/1.1\r\nHost: a\r\n\r\n", 400);
@@ -499,6 +549,14 @@ mod tests {
         check(&framed("Transfer-Encoding: xchunked"), 400);
         check(&framed("Transfer-Encoding: chunked, identity"), 400);
         check("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400);
+    }
+
+    #[test]
+    fn a_later_minor_version_is_read_as_the_one_we_know() {
+        let text = |version| format!("HEAD /x?y HTTP/{version}\r\nHost: a\r\nContent-Length: 5\r\nRange: z\r\n\r\n");
+        let (known, later) = (text("1.1"), text("1.9"));
+        let [known, later] = [&known, &later].map(|text| parse(text.as_bytes(), &LIMITS).ok().flatten().expect("good"));
+        assert_eq!(format!("{known:?}"), format!("{later:?}"));
     }
 
     #[test]
