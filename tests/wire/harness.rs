@@ -47,6 +47,12 @@ impl Site {
     }
 }
 
+/// Lets files become old enough to be kept: one that changed within a tick of the kernel's clock may change again and keep
+/// its times, so it is asked for anew each time.
+pub fn let_files_settle() {
+    thread::sleep(Duration::from_millis(50));
+}
+
 /// A running server. Ended when dropped.
 pub struct Server {
     child: Child,
@@ -173,6 +179,46 @@ pub fn configuration(root: &Path, toml: &str) -> String {
     format!("root = {:?}\nlisten = [\"127.0.0.1:0\"]\n{toml}\n", root.to_str().unwrap())
 }
 
+/// What a program that has ended left behind.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs `amped` with these arguments to its end.
+pub fn run(args: &[&str]) -> Ended {
+    let mut command = program();
+    command.args(args);
+    run_command(command)
+}
+
+/// Runs a command that is expected to end by itself, having said little.
+pub fn run_command(mut command: Command) -> Ended {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("{command:?} does not end: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let status = output.status.code().expect("no signal ended it");
+    Ended { status, stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// For a test that only root can do.
+pub fn need_root(what_for: &str) {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test {what_for}, which only root may: run it as root, or in a container where you are (`unshare -r` is not enough)"
+    );
+}
+
 /// Waits until something holds, looking often.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -196,6 +242,26 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         Client { stream, buffer: Vec::new() }
+    }
+
+    /// One whose kernel takes in no more than about twice this until it is read, so that the server notices a slow reader.
+    pub fn connect_narrow(address: SocketAddr, receive_buffer: usize) -> Client {
+        use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+        // CLOEXEC: the servers of other tests would hold it open.
+        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        // Before the connection is made, for its window is scaled then.
+        sockopt::set_socket_recv_buffer_size(&socket, receive_buffer).unwrap();
+        net::connect(&socket, &address).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, buffer: Vec::new() }
+    }
+
+    /// The same connection once more, to do something else on it at the same time.
+    pub fn on(stream: &TcpStream) -> Client {
+        Client { stream: stream.try_clone().unwrap(), buffer: Vec::new() }
     }
 
     /// Sends bytes as they are. That the server has closed already is no error here: what it said before counts.
@@ -222,6 +288,12 @@ impl Client {
 
     pub fn get(&mut self, target: &str) -> Response {
         self.request("GET", target, &[])
+    }
+
+    /// The same where the connection may break before the response is whole.
+    pub fn try_get(&mut self, target: &str) -> Option<Response> {
+        self.send_request("GET", target, &[]);
+        self.try_response("GET").ok()
     }
 
     pub fn stream(&self) -> &TcpStream {
@@ -285,9 +357,51 @@ impl Client {
         Ok(response)
     }
 
-    /// Whether the server closes without another byte.
+    /// Reads up to the end of a head, for what is too large to be kept as a [`Response`].
+    pub fn read_head(&mut self) -> String {
+        let end = loop {
+            match find(&self.buffer, b"\r\n\r\n") {
+                Some(end) => break end + 4,
+                None => assert!(self.fill().unwrap() > 0, "the connection ended in the head"),
+            }
+        };
+        String::from_utf8(self.buffer.drain(..end).collect()).unwrap()
+    }
+
+    /// Reads so many bytes and forgets them; an error if they do not all come.
+    pub fn read_body(&mut self, length: usize) -> io::Result<usize> {
+        let mut received = self.buffer.len();
+        self.buffer.clear();
+        let mut piece = vec![0; 256 * 1024];
+        while received < length {
+            let most = piece.len().min(length - received);
+            match self.stream.read(&mut piece[..most])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => received += count,
+            }
+        }
+        assert_eq!(received, length, "more came than the body");
+        Ok(received)
+    }
+
+    /// Whether the server closes without another byte. Panics if it does nothing.
     pub fn is_closed(&mut self) -> bool {
-        self.buffer.is_empty() && matches!(self.fill(), Ok(0) | Err(_))
+        self.buffer.is_empty()
+            && match self.fill() {
+                Ok(count) => count == 0,
+                Err(error) => {
+                    assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "the connection stays open");
+                    true
+                }
+            }
+    }
+
+    /// Whether the server says nothing for this long, and stays.
+    pub fn is_quiet(&mut self, time: Duration) -> bool {
+        self.stream.set_read_timeout(Some(time)).unwrap();
+        let filled = self.fill();
+        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.buffer.is_empty() && matches!(filled, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Everything up to the end.

@@ -1,1 +1,329 @@
-//! To come.
+//! What one client may cost: size, time, number.
+//!
+//! Times are tested from below exactly (never early) and from above widely (a loaded machine is late): a limit of a second
+//! has to be seen to act while the client keeps doing for [`PATIENCE`] what must not help it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::*;
+
+fn small_site() -> Site {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    site
+}
+
+/// A file of zeros that fits in no socket's buffer, and takes no room on the disk.
+fn huge(site: &Site, name: &str, mib: u64) -> u64 {
+    std::fs::File::create(site.path().join(name)).unwrap().set_len(mib << 20).unwrap();
+    mib << 20
+}
+
+/// Asserts an answer after which the server reads no further request.
+fn assert_refused(client: &mut Client, status: u16) {
+    let response = client.response("GET");
+    assert_eq!((response.status, response.field("Connection")), (status, Some("close")), "{response:?}");
+    assert!(client.is_closed());
+}
+
+/// Sends `piece` every tenth of a second until `answer` has come, at the longest for PATIENCE.
+fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
+    let mut stream = sender.stream();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !done.load(Ordering::Relaxed) && begin.elapsed() < PATIENCE {
+                if stream.write_all(piece).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        answer();
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_request_line_beyond_the_limit_is_answered_414() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nrequest_line = \"100\"");
+    let line = |length: usize| {
+        let target = "a".repeat(length - "GET / HTTP/1.1\r\n".len());
+        format!("GET /{target} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    };
+    let mut client = server.connect();
+    client.send(line(100));
+    assert_eq!(client.response("GET").status, 404);
+    client.send(line(101));
+    assert_refused(&mut client, 414);
+    // One that never ends is not waited for.
+    let mut client = server.connect();
+    client.send("GET /".to_owned() + &"a".repeat(200));
+    assert_refused(&mut client, 414);
+}
+
+#[test]
+fn the_default_takes_a_request_line_of_8000_bytes() {
+    // RFC 9112, 3 recommends it as the least.
+    let site = small_site();
+    let server = Server::serve(&site);
+    assert_eq!(server.get(&format!("/a.txt?{}", "q".repeat(8000 - 24))).status, 200);
+    assert_eq!(server.get(&format!("/a.txt?{}", "q".repeat(9000))).status, 414);
+}
+
+#[test]
+fn a_head_beyond_the_limit_is_answered_431() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nhead = \"500\"");
+    let head = |length: usize| {
+        let rest = "GET /a.txt HTTP/1.1\r\nHost: localhost\r\nX-Long: \r\n\r\n".len();
+        format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nX-Long: {}\r\n\r\n", "x".repeat(length - rest))
+    };
+    let mut client = server.connect();
+    client.send(head(500));
+    assert_eq!(client.response("GET").status, 200);
+    client.send(head(501));
+    assert_refused(&mut client, 431);
+    let mut client = server.connect();
+    client.send("GET /a.txt HTTP/1.1\r\nX-Endless: ".to_owned() + &"x".repeat(600));
+    assert_refused(&mut client, 431);
+}
+
+#[test]
+fn more_fields_than_the_limit_are_answered_431() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nfields = 5");
+    let head = |fields: usize| {
+        let more: String = (1..fields).map(|n| format!("X-{n}: x\r\n")).collect();
+        format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
+    };
+    let mut client = server.connect();
+    client.send(head(5));
+    assert_eq!(client.response("GET").status, 200);
+    client.send(head(6));
+    assert_refused(&mut client, 431);
+}
+
+#[test]
+fn a_head_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nhead_time = \"1s\"");
+    // The first request of a connection, and a later one.
+    for requests_before in [0, 1] {
+        let mut client = server.connect();
+        for _ in 0..requests_before {
+            assert_eq!(client.get("/a.txt").status, 200);
+        }
+        let begin = Instant::now();
+        client.send("GET /a.txt HTTP/1.1\r\nX-Slow: ");
+        let sender = Client::on(client.stream());
+        drip(&sender, b"x", || {
+            assert_refused(&mut client, 408);
+            assert!(begin.elapsed() >= Duration::from_secs(1), "early");
+        });
+    }
+    assert_eq!(server.report("requests", "bad"), 2);
+}
+
+#[test]
+fn a_connection_that_sends_nothing_is_closed_without_a_word() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nhead_time = \"1s\"");
+    let begin = Instant::now();
+    let mut client = server.connect();
+    assert!(client.is_closed());
+    assert!(begin.elapsed() >= Duration::from_secs(1), "early");
+}
+
+#[test]
+fn a_connection_without_a_request_is_closed_after_the_idle_time_and_each_request_starts_it_anew() {
+    let site = small_site();
+    let idle_time = Duration::from_secs(4);
+    let server = Server::configured(&site, "[limits]\nidle_time = \"4s\"");
+    let mut client = server.connect();
+    assert_eq!(client.get("/a.txt").status, 200);
+    let mut asked = Instant::now();
+    for _ in 0..6 {
+        thread::sleep(Duration::from_millis(800));
+        let before = asked;
+        asked = Instant::now();
+        let response = client.try_get("/a.txt").map(|response| response.status);
+        assert_eq!(response, Some(200), "{:?} after the last request", asked - before);
+    }
+    assert!(client.is_closed());
+    assert!(asked.elapsed() >= idle_time, "early: {:?}", asked.elapsed());
+}
+
+#[test]
+fn a_body_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nbody_time = \"1s\"");
+    for framing in ["Content-Length: 100000", "Transfer-Encoding: chunked"] {
+        let mut client = server.connect();
+        let begin = Instant::now();
+        client.send(format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n"));
+        let sender = Client::on(client.stream());
+        drip(&sender, b"1\r\nx\r\n", || {
+            assert_refused(&mut client, 408);
+            assert!(begin.elapsed() >= Duration::from_secs(1), "early");
+        });
+    }
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_answered_413_and_one_within_it_keeps_the_connection() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let mut client = server.connect();
+    let body = "x".repeat(1000);
+    client.send(format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{body}"));
+    assert_eq!(client.response("GET").status, 200);
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send(format!("1f4\r\n{0}\r\n1F4\r\n{0}\r\n0\r\n\r\n", "y".repeat(500)));
+    assert_eq!(client.response("GET").status, 200);
+
+    // What says its length is refused at once, without its body.
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n");
+    assert_refused(&mut client, 413);
+    // What does not is refused when it has gone too far.
+    let mut client = server.connect();
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send(format!("3e8\r\n{body}\r\n"));
+    assert!(client.is_quiet(Duration::from_millis(200)));
+    client.send("1\r\nx\r\n");
+    assert_refused(&mut client, 413);
+    // The reply is read even by a client that first sends all it has.
+    let mut client = server.connect();
+    client.send("POST /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n");
+    client.send("x".repeat(1_000_000));
+    assert_eq!(client.response("POST").status, 413);
+}
+
+#[test]
+fn a_slow_but_honest_download_lives_many_times_longer_than_the_idle_time_of_sending() {
+    let site = Site::new();
+    let content: Vec<u8> = (0..8u32 << 18).flat_map(u32::to_le_bytes).collect();
+    site.file("big.bin", &content);
+    let server = Server::configured(&site, "[limits]\nsend_idle_time = \"2s\"");
+    let mut client = Client::connect_narrow(server.address, 4096);
+    client.send_request("GET", "/big.bin", &[]);
+    // 20 KiB a second: the kernel's window opens several times a second, and epoll, which tells of room only when a third
+    // of the megabytes in the socket's buffer is gone, tells of none for minutes.
+    let begin = Instant::now();
+    let mut received = Vec::new();
+    let mut piece = [0; 1024];
+    while begin.elapsed() < Duration::from_secs(10) {
+        let count = client.stream().read(&mut piece).unwrap();
+        assert!(count > 0, "given up after {:?} and {} bytes", begin.elapsed(), received.len());
+        received.extend_from_slice(&piece[..count]);
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(received.len() < 1 << 20, "not slow");
+    rustix::net::sockopt::set_socket_recv_buffer_size(client.stream(), 1 << 20).unwrap();
+    let body = find(&received, b"\r\n\r\n").unwrap() + 4;
+    let left = body + content.len() - received.len();
+    client.stream().take(left as u64).read_to_end(&mut received).unwrap();
+    assert!(received[body..] == content, "{} of {} bytes", received.len() - body, content.len());
+    assert_eq!(server.report("connections", "broken"), 0);
+}
+
+#[test]
+fn a_download_that_stands_still_is_given_up_and_the_client_hears_that_it_is_not_complete() {
+    let site = Site::new();
+    let length = huge(&site, "huge.bin", 64);
+    let server = Server::configured(&site, "[limits]\nsend_idle_time = \"1s\"");
+    let mut client = Client::connect_narrow(server.address, 4096);
+    let begin = Instant::now();
+    client.send_request("GET", "/huge.bin", &[]);
+    wait_until("the server to give the client up", || server.report("connections", "open") == 0);
+    assert!(begin.elapsed() >= Duration::from_secs(1), "early");
+    assert_eq!(server.report("connections", "broken"), 1);
+    let mut received = 0;
+    let mut piece = [0; 64 * 1024];
+    let end = loop {
+        match client.stream().read(&mut piece) {
+            Ok(0) => break None,
+            Ok(count) => received += count as u64,
+            Err(error) => break Some(error.kind()),
+        }
+    };
+    assert!(received < length);
+    assert_eq!(end, Some(ErrorKind::ConnectionReset), "after {received} bytes");
+}
+
+#[test]
+fn the_last_request_that_a_connection_may_make_is_answered_with_close() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nrequests = 3");
+    let mut client = server.connect();
+    for _ in 0..2 {
+        assert_eq!(client.get("/a.txt").field("Connection"), None);
+    }
+    let last = client.get("/a.txt");
+    assert_eq!((last.status, last.field("Connection")), (200, Some("close")));
+    assert!(client.is_closed());
+
+    // Those sent ahead beyond the last are not answered.
+    let mut client = server.connect();
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(3));
+    client.half_close();
+    let text = client.read_to_end();
+    assert_eq!(text.windows(12).filter(|window| window == b"HTTP/1.1 200").count(), 3);
+    let mut client = server.connect();
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(5));
+    for n in 1..=3 {
+        assert_eq!(client.response("GET").field("Connection"), (n == 3).then_some("close"));
+    }
+    assert!(client.is_closed());
+}
+
+#[test]
+fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_more() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nconnections = 4");
+    let mut clients: Vec<Client> = (0..4).map(|_| server.connect()).collect();
+    for _ in 0..2 {
+        for client in &mut clients {
+            assert_eq!(client.get("/a.txt").status, 200);
+        }
+    }
+    let mut one_more = server.connect();
+    assert_eq!(one_more.get("/a.txt").status, 200);
+    // Who had to go is closed by now: that came first.
+    let alive = clients.iter_mut().filter_map(|client| client.try_get("/a.txt")).count();
+    assert_eq!(alive, 3);
+    assert_eq!(one_more.get("/a.txt").status, 200);
+    assert_eq!(server.report("connections", "accepted"), 5);
+}
+
+#[test]
+fn when_no_connection_is_idle_new_ones_wait_and_are_served_later() {
+    let site = small_site();
+    huge(&site, "huge.bin", 64);
+    let server = Server::configured(&site, "[limits]\nconnections = 2");
+    // One that sends a head, one that takes a file.
+    let mut first = server.connect();
+    first.send("GET /a.txt HTTP/1.1\r\n");
+    let mut second = Client::connect_narrow(server.address, 4096);
+    second.send_request("GET", "/huge.bin", &[]);
+    wait_until("both", || server.report("connections", "accepted") == 2);
+    second.stream().read_exact(&mut [0; 100]).unwrap();
+
+    let mut waiting: Vec<Client> = (0..3).map(|_| server.connect()).collect();
+    for client in &mut waiting {
+        client.send_request("GET", "/a.txt", &[("Connection", "close")]);
+    }
+    assert!(waiting.iter_mut().all(|client| client.is_quiet(Duration::from_millis(200))));
+    assert_eq!(server.report("connections", "accepted"), 2);
+    first.send("Host: localhost\r\n\r\n");
+    assert_eq!(first.response("GET").status, 200);
+    for client in &mut waiting {
+        assert_eq!(client.response("GET").text(), "hello");
+    }
+    assert_eq!(server.report("connections", "broken"), 0);
+}

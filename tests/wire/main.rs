@@ -2,7 +2,7 @@
 //!
 //! A test starts a server of its own on a port that the kernel chooses, in a folder of its own, and ends it. `harness` has
 //! the server and a client that reads strictly and writes whatever a test wants, right or wrong.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod harness;
 

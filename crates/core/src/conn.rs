@@ -13,6 +13,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
+use core::time::Duration;
 
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, Request, Version};
@@ -208,6 +209,12 @@ impl Conn {
     /// Whether no request is under way: it could be closed without loss.
     pub fn is_idle(&self) -> bool {
         matches!(self.state, State::Reading) && !self.unsent && self.pending.is_empty()
+    }
+
+    /// Whether it may be closed to make room for another: it is idle, and if it is new, its first request has had a moment
+    /// to arrive. Otherwise those who come in a crowd would push each other out unheard.
+    pub fn may_give_way(&self, now: Time) -> bool {
+        self.is_idle() && (self.requests > 0 || now.since(self.since) >= FIRST_BYTES)
     }
 
     /// Whether it has said [`Action::Close`].
@@ -699,6 +706,9 @@ impl Conn {
 
 /// Bytes that one client may send ahead of the replies.
 const PENDING_MAX: usize = 64 * 1024;
+
+/// The first bytes follow the connection by one round trip; a second is a long one.
+const FIRST_BYTES: Duration = Duration::from_secs(1);
 
 fn head_limits(limits: &Limits) -> HeadLimits {
     HeadLimits {

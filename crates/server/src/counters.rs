@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub connections: u64,
     /// Bytes of our own memory that these connections hold, their slots included.
     pub connection_bytes: u64,
-    /// Connections that were closed because the file they were sent changed, or the client went away.
+    /// Connections that were closed in the middle of a reply: the file changed, or the client went away or took nothing.
     pub broken: u64,
     /// The path cache.
     pub paths: StoreCounts,

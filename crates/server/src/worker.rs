@@ -161,9 +161,9 @@ pub struct Worker {
     accepted: u64,
     broken: u64,
     cold_windows: u64,
-    /// No descriptors are left: said once, until one is to be had again.
+    /// No descriptors are left: said once, until nobody waits for one any more.
     exhausted: bool,
-    /// As many connections as allowed are open and none is idle: said once, until there is room again.
+    /// As many connections as allowed are open and none is idle: said once, until nobody waits any more.
     full: bool,
 }
 
@@ -240,7 +240,9 @@ impl Worker {
     /// Accepts what waits at a listener, up to a bound; the rest has its turn later.
     pub fn accept(&mut self, listener: impl AsFd, epoll: &Epoll, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
-            if self.open >= self.generation.connections_max && !self.close_an_idle_one() {
+            let full = self.open >= self.generation.connections_max;
+            let gives_way = if full { self.find_an_idle_one(now) } else { None };
+            if full && gives_way.is_none() {
                 if !std::mem::replace(&mut self.full, true) {
                     say!(
                         "{} connections are open and none is idle; others wait until some close \
@@ -250,15 +252,22 @@ impl Worker {
                 }
                 return Accepted::Full;
             }
-            self.full = false;
             match socket::accept(&listener) {
                 Ok((socket, address)) => {
-                    if std::mem::take(&mut self.exhausted) {
-                        say!("descriptors are to be had again; accepting connections");
+                    // Not before: perhaps nobody waits, and then nobody has to go.
+                    if let Some(token) = gives_way {
+                        self.remove(token);
                     }
                     self.add(socket, address, epoll, now);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Accepted::All,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Only now: with others still waiting, one place that becomes free ends no shortage.
+                    self.full = false;
+                    if std::mem::take(&mut self.exhausted) {
+                        say!("descriptors are to be had again; accepting connections");
+                    }
+                    return Accepted::All;
+                }
                 Err(error) if file::is_exhaustion(&error) => {
                     if !std::mem::replace(&mut self.exhausted, true) {
                         say!(
@@ -308,19 +317,17 @@ impl Worker {
         self.wheel.insert(armed, token);
     }
 
-    /// Makes room for a new connection by closing one on which nothing is under way. Looks at a few at a time, going
-    /// round, so that a full server does not spend its time on looking.
-    fn close_an_idle_one(&mut self) -> bool {
+    /// A connection on which nothing is under way, to make room for a new one. Looks at a few at a time, going round, so
+    /// that a full server does not spend its time on looking.
+    fn find_an_idle_one(&mut self, now: Time) -> Option<Token> {
         for _ in 0..self.slots.len().min(256) {
             self.hand = (self.hand + 1) % self.slots.len();
             let (generation, slot) = &self.slots[self.hand];
-            if matches!(slot, Some(connection) if connection.conn.is_idle() && !connection.readable) {
-                let token = Token { index: self.hand as u32, generation: *generation };
-                self.remove(token);
-                return true;
+            if matches!(slot, Some(connection) if connection.conn.may_give_way(now) && !connection.readable) {
+                return Some(Token { index: self.hand as u32, generation: *generation });
             }
         }
-        false
+        None
     }
 
     /// Something happened on a connection's socket.
@@ -615,10 +622,7 @@ impl Worker {
                 Ok(Sent::Retries)
             }
             Progress::Yield => Ok(Sent::Yields),
-            Progress::Broken => {
-                self.broken += 1;
-                Err(Dead)
-            }
+            Progress::Broken => Err(Dead),
         }
     }
 
@@ -636,6 +640,7 @@ impl Worker {
         self.free.push(index as u32);
         self.open -= 1;
         if let Some(outbox) = &mut connection.outbox {
+            self.broken += 1;
             // The client must see that what it has is not all.
             socket::reset_on_close(&connection.socket);
             let mut teller = Teller {
