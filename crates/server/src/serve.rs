@@ -319,14 +319,20 @@ fn open(mut settings: Settings) -> Result<Generation, String> {
     let files_max = limit / 4 / workers;
     settings.budgets.descriptors = settings.budgets.descriptors.min(files_max);
     let reserved = DESCRIPTORS_RESERVED + workers * (settings.budgets.descriptors + settings.helpers.max);
-    let bearable = limit.saturating_sub(reserved).max(workers);
-    let connections = settings.connections.unwrap_or(bearable);
-    if connections > bearable {
-        say!(
-            "limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}; \
-             raise it (ulimit -n, LimitNOFILE=)"
-        );
-    }
+    // Where the limit is low, files and connections share it alike.
+    let bearable = (limit - reserved.min(limit / 2)).max(workers);
+    let connections = match settings.connections {
+        // More would leave no descriptor to open a file with: each of them would be answered 503.
+        Some(connections) if connections > bearable => {
+            say!(
+                "limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}, and \
+                 no more are taken; raise it (ulimit -n, LimitNOFILE=)"
+            );
+            bearable
+        }
+        Some(connections) => connections,
+        None => bearable,
+    };
     let sites = Arc::clone(&settings.sites);
     let budgets = &settings.budgets;
     let disk = Disk::open(sites, &settings.roots, budgets.content_file_max.0, budgets.revalidate)
