@@ -1,1 +1,525 @@
-//! To come.
+//! The access log: one line for each request, that can be parsed whatever a client sends, and that is lost only when it
+//! cannot be kept, never silently.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::*;
+
+/// A line in Common or Combined format, its escapes undone.
+#[derive(Debug, PartialEq)]
+struct Line {
+    client: String,
+    request: Vec<u8>,
+    status: u16,
+    bytes: u64,
+    /// Referer and User-Agent, in Combined.
+    agent: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Takes `text` from the front.
+fn skip<'a>(line: &'a str, text: &str) -> &'a str {
+    line.strip_prefix(text).unwrap_or_else(|| panic!("{text:?} is not at the start of {line:?}"))
+}
+
+/// Takes what is in quotes from the front. Only printable ASCII may be in there, and `\xHH`.
+fn quoted(line: &str) -> (Vec<u8>, &str) {
+    let (text, rest) = skip(line, "\"").split_once('"').expect("an end of the quotes");
+    assert!(text.bytes().all(|b| (0x20..0x7f).contains(&b)), "{text:?}");
+    let mut parts = text.split('\\');
+    let mut bytes = parts.next().unwrap().as_bytes().to_vec();
+    for part in parts {
+        let hex = skip(part, "x");
+        bytes.push(u8::from_str_radix(&hex[..2], 16).unwrap());
+        bytes.extend_from_slice(&hex.as_bytes()[2..]);
+    }
+    (bytes, rest)
+}
+
+/// Reads a line strictly.
+fn parse(line: &str) -> Line {
+    let (client, rest) = line.split_once(" - - [").unwrap_or_else(|| panic!("{line:?}"));
+    client.parse::<std::net::IpAddr>().unwrap();
+    let (stamp, rest) = rest.split_once("] ").unwrap();
+    // 10/Oct/2000:13:55:36 -0700
+    let shape: String = stamp.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
+    let month = shape.get(3..6).unwrap();
+    assert!("JanFebMarAprMayJunJulAugSepOctNovDec".contains(month), "{stamp}");
+    assert_eq!(shape.replace(month, "Oct").replace('+', "-"), "99/Oct/9999:99:99:99 -9999");
+    let (request, rest) = quoted(rest);
+    let (status, rest) = skip(rest, " ").split_once(' ').unwrap();
+    let (bytes, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    let bytes = if bytes == "-" { 0 } else { bytes.parse().unwrap() };
+    let agent = (!rest.is_empty()).then(|| {
+        let (referer, rest) = quoted(rest);
+        let (agent, rest) = quoted(skip(rest, " "));
+        assert_eq!(rest, "");
+        (referer, agent)
+    });
+    Line { client: client.to_owned(), request, status: status.parse().unwrap(), bytes, agent }
+}
+
+/// All lines of a file, each of them whole.
+fn lines(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole: {text:?}");
+    text.lines().map(str::to_owned).collect()
+}
+
+fn wait_for_lines(path: &Path, count: usize) -> Vec<String> {
+    // Whole ones only: the file may be looked at in the middle of a write.
+    wait_until(&format!("{count} lines in the log"), || {
+        fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() >= count)
+    });
+    lines(path)
+}
+
+/// A site, and a log in a folder of its own.
+struct Place {
+    site: Site,
+    logs: Site,
+}
+
+impl Place {
+    fn new() -> Place {
+        let site = Site::new();
+        site.file("a.txt", "hello");
+        site.file("folder/b.txt", "hello");
+        Place { site, logs: Site::new() }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.logs.path().join("access.log")
+    }
+
+    fn start(&self, keys: &str) -> Server {
+        Server::configured(&self.site, &format!("[log]\naccess = {:?}\n{keys}", self.log().to_str().unwrap()))
+    }
+}
+
+const SOON: &str = "flush = \"50ms\"\n";
+
+#[test]
+fn common_and_combined_tell_client_request_status_bytes_referer_and_agent() {
+    for format in ["common", "combined"] {
+        let place = Place::new();
+        let server = place.start(&format!("{SOON}format = \"{format}\""));
+        let mut client = server.connect();
+        client.get("/a.txt?x=1");
+        client.request("HEAD", "/a.txt", &[("Referer", "http://x.test/"), ("User-Agent", "test/1.0 (a; b)")]);
+        client.request("GET", "/a.txt", &[("Range", "bytes=1-2")]);
+        client.get("/none");
+        client.request("POST", "/a.txt", &[]);
+        let found: Vec<Line> = wait_for_lines(&place.log(), 5).iter().map(|line| parse(line)).collect();
+        let requests: Vec<_> = found.iter().map(|line| String::from_utf8(line.request.clone()).unwrap()).collect();
+        let targets = ["GET /a.txt?x=1", "HEAD /a.txt", "GET /a.txt", "GET /none", "POST /a.txt"];
+        assert_eq!(requests, targets.map(|target| format!("{target} HTTP/1.1")));
+        assert_eq!(found.iter().map(|line| line.status).collect::<Vec<_>>(), [200, 200, 206, 404, 405]);
+        assert_eq!(found.iter().map(|line| line.bytes).collect::<Vec<_>>()[..3], [5, 0, 2]);
+        assert!(found[3].bytes > 100, "the page of the error");
+        assert!(found.iter().all(|line| line.client == "127.0.0.1"));
+        let text = |text: &str| text.as_bytes().to_vec();
+        let given = (text("http://x.test/"), text("test/1.0 (a; b)"));
+        let none = (text("-"), text("-"));
+        let expected = [None, Some(given), None, None, None].map(|agent| agent.unwrap_or(none.clone()));
+        let expected = expected.map(|agent| (format == "combined").then_some(agent));
+        assert_eq!(found.into_iter().map(|line| line.agent).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn json_adds_host_time_taken_and_what_the_caches_did() {
+    let place = Place::new();
+    let server = place.start(&format!(
+        "{SOON}format = \"json\"\n[[site]]\nroot = {:?}\nlisting = true\nhosts = [\"x.test\"]",
+        place.site.path()
+    ));
+    let mut client = server.connect();
+    let_files_settle();
+    client.request("GET", "/a.txt?x=1", &[("Host", "X.test:80"), ("Referer", "http://y.test/"), ("User-Agent", "me")]);
+    client.request("GET", "/a.txt", &[("Host", "x.test")]);
+    client.request("GET", "/folder/", &[("Host", "x.test")]);
+    client.request("OPTIONS", "/a.txt", &[]);
+    client.get("/none");
+    let text = wait_for_lines(&place.log(), 5);
+    let found: Vec<BTreeMap<String, Value>> = text.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let keys = |line: &BTreeMap<String, Value>| line.keys().cloned().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        keys(&found[0]),
+        "body_bytes cache client host method protocol referer status target time took_us user_agent"
+    );
+    // Each key once: a map would hide a second one.
+    for key in found[0].keys() {
+        assert_eq!(text[0].matches(&format!("\"{key}\":")).count(), 1, "{}", text[0]);
+    }
+    assert_eq!(keys(&found[1]), "body_bytes cache client host method protocol status target time took_us");
+    let of = |key: &str| found.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("target"), ["/a.txt?x=1", "/a.txt", "/folder/", "/a.txt", "/none"]);
+    assert_eq!(of("method"), ["GET", "GET", "GET", "OPTIONS", "GET"]);
+    assert_eq!(of("status"), [200, 200, 200, 204, 404]);
+    assert_eq!(of("host")[1..], ["x.test", "x.test", "localhost", "localhost"]);
+    assert_eq!(of("body_bytes")[..2], [5, 5]);
+    // A file is looked up without waiting where the kernel has its name; a folder is always read by a helper.
+    assert!(["probe", "helper"].contains(&of("cache")[0].as_str().unwrap()), "{:?}", of("cache"));
+    assert_eq!(of("cache")[1..], ["hit", "helper", "none", "none"]);
+    assert_eq!((&found[0]["referer"], &found[0]["user_agent"]), (&"http://y.test/".into(), &"me".into()));
+    assert!(of("took_us").iter().all(|time| (1..60_000_000).contains(&time.as_u64().unwrap())), "{:?}", of("took_us"));
+    // 2026-01-31T12:00:00+01:00
+    let shape = |text: &str| text.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect::<String>();
+    assert_eq!(shape(found[0]["time"].as_str().unwrap()).replace('-', "+"), "9999+99+99T99:99:99+99:99");
+}
+
+#[test]
+fn whatever_a_client_sends_is_one_line_for_each_request() {
+    let hostile: [&[u8]; 6] =
+        [b"\"", b"\\", b"\\x22", b"\" 200 5 \"", "\u{e9}\u{1f600}\u{2028}".as_bytes(), b"\xff\xc3(\x80"];
+    for format in ["common", "combined", "json"] {
+        let place = Place::new();
+        let server = place.start(&format!("{SOON}format = \"{format}\""));
+        let mut client = server.connect();
+        for text in hostile {
+            let mut request = b"GET /a.txt HTTP/1.1\r\nHost: localhost\r\nReferer: ".to_vec();
+            request.extend([text, b"\tx", b"\r\nUser-Agent: ", text, b"\r\n\r\n"].concat());
+            client.send(request);
+            assert_eq!(client.response("GET").status, 200, "{text:?}");
+        }
+        // In a target, or a method, most of these are refused; the line is written all the same, and it is one.
+        let mut bad: Vec<Vec<u8>> = hostile.iter().map(|text| [b"GET /", *text, b" HTTP/1.1"].concat()).collect();
+        bad.extend([
+            b"GET /\x00\x01\x1b[31m\x7f HTTP/1.1".to_vec(),
+            b"GET /a\rb HTTP/1.1".to_vec(),
+            b"{\"a\": 1}\t\x0b".to_vec(),
+        ]);
+        for line in &bad {
+            let mut client = server.connect();
+            client.send([line.as_slice(), b"\r\nHost: localhost\r\n\r\n"].concat());
+            assert!(client.response("GET").status >= 400, "{line:?}");
+        }
+        let count = hostile.len() + bad.len();
+        let found = wait_for_lines(&place.log(), count);
+        assert_eq!(found.len(), count, "{found:#?}");
+        for (n, line) in found.iter().enumerate() {
+            let sent = hostile.get(n).map(|text| [*text, b"\tx"].concat());
+            if format == "json" {
+                let line: BTreeMap<String, Value> = serde_json::from_str(line).unwrap();
+                assert!(line["status"].is_u64());
+                if let Some(sent) = sent {
+                    assert_eq!(line["referer"], String::from_utf8_lossy(&sent).into_owned());
+                }
+            } else {
+                let line = parse(line);
+                if let (Some(sent), Some((referer, agent))) = (sent, line.agent) {
+                    assert_eq!((referer, agent), (sent, hostile[n].to_vec()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_that_are_refused_or_never_completed_are_logged() {
+    let place = Place::new();
+    let server = place.start(&format!("{SOON}[limits]\nhead_time = \"200ms\"\nbody = 10\nrequest_line = 100"));
+    let say = |bytes: &[u8]| {
+        let mut client = server.connect();
+        client.send(bytes);
+        client.response("GET").status
+    };
+    assert_eq!(say(b"no request\r\n\r\n"), 400);
+    assert_eq!(say(b"GET /half HTTP/1.1\r\nHost: x"), 408);
+    assert_eq!(say(format!("GET /{} HTTP/1.1\r\n\r\n", "long".repeat(100)).as_bytes()), 414);
+    assert_eq!(say(b"GET /body HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"), 413);
+    // One that says nothing made no request.
+    assert!(server.connect().is_closed());
+    let found: Vec<Line> = wait_for_lines(&place.log(), 4).iter().map(|line| parse(line)).collect();
+    assert_eq!(found.iter().map(|line| line.status).collect::<Vec<_>>(), [400, 408, 414, 413]);
+    let begins = ["no request", "GET /half HTTP/1.1", "GET /longlong", "GET /body HTTP/1.1"];
+    for (line, begin) in found.iter().zip(begins) {
+        assert!(line.request.starts_with(begin.as_bytes()), "{line:?}");
+    }
+}
+
+#[test]
+fn a_download_that_is_broken_off_is_logged_with_the_bytes_that_were_sent() {
+    let place = Place::new();
+    File::create(place.site.path().join("huge.bin")).unwrap().set_len(64 << 20).unwrap();
+    let server = place.start(SOON);
+    let mut client = Client::connect_narrow(server.address, 64 * 1024);
+    client.send_request("GET", "/huge.bin", &[]);
+    client.stream().read_exact(&mut vec![0; 1 << 20]).unwrap();
+    drop(client);
+    let line = parse(&wait_for_lines(&place.log(), 1)[0]);
+    assert_eq!((line.status, line.request), (200, b"GET /huge.bin HTTP/1.1".to_vec()));
+    // At least what was received, less the head; more than that lay in buffers.
+    assert!((1 << 20) - 1000 < line.bytes && line.bytes < 64 << 20, "{}", line.bytes);
+    assert_eq!(server.report("connections", "broken"), 1);
+}
+
+#[test]
+fn lines_are_written_after_their_time_without_a_further_request() {
+    let place = Place::new();
+    let server = place.start("flush = \"300ms\"");
+    let begin = Instant::now();
+    assert_eq!(server.get("/a.txt").status, 200);
+    assert_eq!(wait_for_lines(&place.log(), 1).len(), 1);
+    assert!(begin.elapsed() >= Duration::from_millis(300), "not gathered");
+}
+
+#[test]
+fn lines_are_gathered_up_to_the_size_of_the_buffer_and_written_whole() {
+    let place = Place::new();
+    let server = place.start("flush = \"1h\"\nbuffer = \"4KiB\"");
+    let mut client = server.connect();
+    let mut requests = 0;
+    // About 90 bytes a line.
+    for _ in 0..20 {
+        client.get(&format!("/a.txt?{requests:010}"));
+        requests += 1;
+    }
+    assert_eq!(lines(&place.log()).len(), 0);
+    for _ in 0..80 {
+        client.get(&format!("/a.txt?{requests:010}"));
+        requests += 1;
+    }
+    let text = wait_for_lines(&place.log(), 40);
+    assert!(text.len() < requests, "not gathered");
+    for (n, line) in text.iter().enumerate() {
+        assert_eq!(parse(line).request, format!("GET /a.txt?{n:010} HTTP/1.1").into_bytes());
+    }
+}
+
+#[test]
+fn a_log_that_is_moved_away_is_reopened_and_no_line_is_lost() {
+    let place = Place::new();
+    let server = place.start("flush = \"20ms\"\nbuffer = \"2KiB\"");
+    let done = AtomicBool::new(false);
+    let mut rotated = Vec::new();
+    let sent: Vec<String> = thread::scope(|scope| {
+        let (done, server) = (&done, &server);
+        let clients = ["x", "y"].map(|name| {
+            scope.spawn(move || {
+                let mut client = server.connect();
+                let mut sent = Vec::new();
+                while !done.load(Ordering::Relaxed) {
+                    let target = format!("/a.txt?{name}{}", sent.len());
+                    assert_eq!(client.get(&target).status, 200);
+                    sent.push(format!("GET {target} HTTP/1.1"));
+                }
+                sent
+            })
+        });
+        for n in 0..5 {
+            wait_for_lines_or_more(&place.log());
+            let old = place.logs.path().join(format!("access.log.{n}"));
+            fs::rename(place.log(), &old).unwrap();
+            server.signal("USR1");
+            wait_until("the new file", || place.log().exists());
+            rotated.push(old);
+        }
+        wait_for_lines_or_more(&place.log());
+        done.store(true, Ordering::Relaxed);
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let mut server = server;
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    rotated.push(place.log());
+    let mut found = Vec::new();
+    for file in &rotated {
+        let text = lines(file);
+        assert!(!text.is_empty());
+        found.extend(text.iter().map(|line| String::from_utf8(parse(line).request).unwrap()));
+    }
+    // Each once.
+    assert_eq!(found.len(), sent.len());
+    assert_eq!(found.into_iter().collect::<HashSet<_>>(), sent.into_iter().collect::<HashSet<_>>());
+    assert!(server.said().contains("lost_lines=0"), "{}", server.said());
+}
+
+fn wait_for_lines_or_more(path: &Path) {
+    wait_until("lines", || fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() > 20));
+}
+
+#[test]
+fn a_log_that_cannot_be_reopened_goes_on_in_the_old_file() {
+    let place = Place::new();
+    let server = place.start(SOON);
+    server.get("/a.txt?1");
+    wait_for_lines(&place.log(), 1);
+    let old = place.logs.path().join("old");
+    fs::rename(place.log(), &old).unwrap();
+    fs::create_dir(place.log()).unwrap();
+    server.signal("USR1");
+    server.wait_for("cannot reopen the log");
+    assert!(server.said().contains("lines go on to the old file"), "{}", server.said());
+    server.get("/a.txt?2");
+    wait_for_lines(&old, 2);
+    fs::remove_dir(place.log()).unwrap();
+    server.signal("USR1");
+    wait_until("the new file", || place.log().is_file());
+    server.get("/a.txt?3");
+    wait_for_lines(&place.log(), 1);
+}
+
+/// A file system of 64 KiB, gone at the end, also of a test that fails.
+struct TinyDisk<'a>(&'a Path);
+
+impl TinyDisk<'_> {
+    fn mount(folder: &Path) -> TinyDisk<'_> {
+        need_root("mounts a file system of 64 KiB");
+        let status =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(folder).status().unwrap();
+        assert!(status.success(), "cannot mount: a container needs CAP_SYS_ADMIN for it");
+        TinyDisk(folder)
+    }
+}
+
+impl Drop for TinyDisk<'_> {
+    fn drop(&mut self) {
+        // Lazily: a server that is still running may have a file open on it.
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_costs_lines_that_are_counted_and_no_replies() {
+    let place = Place::new();
+    let disk = TinyDisk::mount(place.logs.path());
+    let filler = place.logs.path().join("filler");
+    fs::write(&filler, vec![0; 40 << 10]).unwrap();
+    let mut server = place.start("flush = \"20ms\"\nbuffer = \"3KiB\"");
+    let mut client = server.connect();
+    let mut requests = 0;
+    let mut ask = |count: usize| {
+        for _ in 0..count {
+            assert_eq!(client.get(&format!("/a.txt?{requests:0200}")).text(), "hello");
+            requests += 1;
+        }
+        requests
+    };
+    // 300 bytes a line: 24 KiB are full after 80.
+    ask(200);
+    let failed = "amped: cannot write the log";
+    server.wait_for(failed);
+    assert!(server.said().contains("No space left on device"), "{}", server.said());
+    ask(100);
+    wait_until("lost lines", || server.report("log", "lost_lines") > 100);
+    assert_eq!(server.said().matches(failed).count(), 1, "said once");
+
+    fs::remove_file(&filler).unwrap();
+    ask(20);
+    server.wait_for("is being written again");
+    let asked = ask(10);
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let said = server.said();
+    let lost: usize = said.rsplit_once("lost_lines=").unwrap().1.trim().parse().unwrap();
+    // What is there is whole, in order, and all but what was counted.
+    let found = lines(&place.log());
+    let numbers: Vec<usize> = found
+        .iter()
+        .map(|line| {
+            let request = String::from_utf8(parse(line).request).unwrap();
+            skip(&request, "GET /a.txt?").trim_end_matches(" HTTP/1.1").parse().unwrap()
+        })
+        .collect();
+    assert!(numbers.is_sorted());
+    assert_eq!(numbers.last(), Some(&(asked - 1)));
+    assert_eq!(found.len() + lost, asked, "{said}");
+    drop(disk);
+}
+
+#[test]
+fn standard_output_takes_the_log_too() {
+    let place = Place::new();
+    let mut server = Server::start(&[place.site.path().to_str().unwrap(), "--access-log", "-", "--log-format", "json"]);
+    let mut stdout = server.take_stdout();
+    for n in 0..10 {
+        server.get(&format!("/a.txt?{n}"));
+    }
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    let targets: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["target"].clone()).collect();
+    assert_eq!(targets, (0..10).map(|n| format!("/a.txt?{n}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_reader_of_the_log_that_goes_away_costs_no_reply() {
+    let place = Place::new();
+    let config =
+        place.site.file("amped.toml", configuration(place.site.path(), "[log]\naccess = \"-\"\nflush = \"20ms\""));
+    let mut server = Server::start(&["--config", config.to_str().unwrap()]);
+    drop(server.take_stdout());
+    server.get("/a.txt");
+    server.wait_for("amped: cannot write the log standard output");
+    assert_eq!(server.get("/a.txt").text(), "hello");
+    wait_until("both to be counted", || server.report("log", "lost_lines") == 2);
+}
+
+#[test]
+fn off_writes_nothing_anywhere() {
+    let place = Place::new();
+    let mut server = Server::start(&[place.site.path().to_str().unwrap(), "--access-log", "off"]);
+    let mut stdout = server.take_stdout();
+    let before = fs::read_dir(place.site.path()).unwrap().count();
+    for _ in 0..10 {
+        server.get("/a.txt");
+    }
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "");
+    assert!(!server.said().contains("GET"), "{}", server.said());
+    assert_eq!(fs::read_dir(place.site.path()).unwrap().count(), before);
+}
+
+#[test]
+fn a_log_in_a_folder_that_is_not_there_is_an_error_at_the_start() {
+    let place = Place::new();
+    let log = place.logs.path().join("none/access.log");
+    let log = log.to_str().unwrap();
+    let ended = run(&["serve", place.site.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--access-log", log]);
+    assert_eq!(ended.status, 1, "{ended:?}");
+    assert!(ended.stderr.contains(&format!("the folder of the access log {log} does not exist")), "{}", ended.stderr);
+    assert!(ended.stderr.contains("make it"), "{}", ended.stderr);
+    // In a file, with its place.
+    let config = place.site.file("amped.toml", format!("root = \".\"\n[log]\naccess = {log:?}\n"));
+    let ended = run(&["serve", "--config", config.to_str().unwrap()]);
+    assert_eq!(ended.status, 1, "{ended:?}");
+    assert!(ended.stderr.contains("amped.toml:3:10: the folder of the access log"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_log_that_is_there_is_continued_and_a_new_one_belongs_to_whom_the_server_becomes() {
+    let place = Place::new();
+    File::create(place.log()).unwrap().write_all(b"before\n").unwrap();
+    let server = place.start(SOON);
+    server.get("/a.txt");
+    assert_eq!(wait_for_lines(&place.log(), 2)[0], "before");
+
+    need_root("starts a server that becomes nobody");
+    let place = Place::new();
+    for folder in [place.site.path(), place.logs.path()] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let config =
+        configuration(place.site.path(), &format!("user = \"nobody\"\n[log]\n{SOON}access = {:?}", place.log()));
+    let config = place.site.file("amped.toml", config);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    assert_eq!(fs::metadata(place.log()).unwrap().uid(), 65534);
+    server.get("/a.txt");
+    wait_for_lines(&place.log(), 1);
+}

@@ -398,7 +398,7 @@ impl Writer {
             drop(state);
             for mut batch in batches {
                 let written = write_all(&mut sink, &batch.text, &mut torn);
-                trouble.after(target, &written, batch.lines, &self.lost);
+                trouble.after(target, written.map_err(|(error, kept)| (error, batch.lines - kept)), &self.lost);
                 batch.text.clear();
                 let mut state = self.lock();
                 if state.spare.len() < 4 {
@@ -423,27 +423,42 @@ impl Writer {
     }
 }
 
-/// Writes a batch. `torn`: the last one failed in the middle of a line, which is ended before another begins.
-fn write_all(sink: &mut Sink, text: &[u8], torn: &mut bool) -> io::Result<()> {
+/// Writes a batch. An error comes with the number of lines that are kept all the same.
+///
+/// A failure in the middle of a line leaves a torn one, right behind which the next batch would be written: it is taken out
+/// again, or, where that cannot be, `torn` is set and the line is ended before another begins.
+fn write_all(sink: &mut Sink, text: &[u8], torn: &mut bool) -> Result<(), (io::Error, u64)> {
     if *torn {
-        if sink.write(b"\n")? == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+        match sink.write(b"\n") {
+            Ok(1..) => *torn = false,
+            failed => return Err((failed.err().unwrap_or(io::ErrorKind::WriteZero.into()), 0)),
         }
-        *torn = false;
     }
-    let mut left = text;
-    while !left.is_empty() {
-        match sink.write(left) {
-            Ok(count) if count > 0 => left = &left[count..],
+    let mut at = 0;
+    while at < text.len() {
+        match sink.write(&text[at..]) {
+            Ok(count) if count > 0 => at += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             failed => {
-                let written = &text[..text.len() - left.len()];
-                *torn = written.last().is_some_and(|&byte| byte != b'\n');
-                return Err(failed.err().unwrap_or(io::ErrorKind::WriteZero.into()));
+                let whole = text[..at].iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+                *torn = whole < at && !cut_off(sink, (at - whole) as u64);
+                let kept = text[..whole].iter().filter(|&&byte| byte == b'\n').count() as u64;
+                return Err((failed.err().unwrap_or(io::ErrorKind::WriteZero.into()), kept));
             }
         }
     }
     Ok(())
+}
+
+/// Takes so many bytes from the end of the log; `false` for one that is no regular file.
+fn cut_off(sink: &Sink, count: u64) -> bool {
+    match sink {
+        Sink::Stdout => false,
+        Sink::File(file) => {
+            let length = file.metadata().map(|state| if state.is_file() { state.len() } else { 0 });
+            matches!(length, Ok(length) if length >= count && file.set_len(length - count).is_ok())
+        }
+    }
 }
 
 /// Says once that the log fails, and once that it goes on.
@@ -453,7 +468,8 @@ struct Trouble {
 }
 
 impl Trouble {
-    fn after(&mut self, target: &LogTarget, written: &io::Result<()>, lines: u64, lost: &AtomicU64) {
+    /// Takes note of how a batch was written, or why not and how many lines were lost.
+    fn after(&mut self, target: &LogTarget, written: Result<(), (io::Error, u64)>, lost: &AtomicU64) {
         let name = match target {
             LogTarget::File(path) => path.display().to_string(),
             LogTarget::Stdout | LogTarget::Off => "standard output".to_owned(),
@@ -464,7 +480,7 @@ impl Trouble {
                 self.lost = 0;
             }
             Ok(()) => {}
-            Err(error) => {
+            Err((error, lines)) => {
                 if self.lost == 0 {
                     say!("cannot write the log {name}: {error}; lines are lost until it works again");
                 }
