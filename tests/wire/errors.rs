@@ -1,1 +1,281 @@
-//! To come.
+//! What is wrong at the start is said with the thing, the place and the way out; and root is given up for good.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::harness::*;
+
+/// nobody's number, everywhere on Linux.
+const NOBODY: u32 = 65534;
+
+fn assert_says(ended: &Ended, status: i32, says: &[&str]) {
+    assert_eq!((ended.status, ended.stdout.as_str()), (status, ""), "{ended:?}");
+    for text in says {
+        assert!(ended.stderr.contains(text), "{text:?} is missing:\n{}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+}
+
+fn path(site: &Site) -> &str {
+    site.path().to_str().unwrap()
+}
+
+/// Lets everybody look into it.
+fn open_to_all(site: &Site) {
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// The program, started by nobody. A copy of it: where it was built may be closed to others.
+struct AsNobody {
+    folder: Site,
+}
+
+impl AsNobody {
+    fn new() -> AsNobody {
+        need_root("starts the server as another user");
+        let folder = Site::new();
+        open_to_all(&folder);
+        let copy = folder.path().join("amped");
+        // By another process: a descriptor that this one writes with could be inherited by a child of another test's, and a
+        // program that somebody may write is not executed (ETXTBSY).
+        let status = Command::new("cp").arg(program().get_program()).arg(&copy).status().unwrap();
+        assert!(status.success());
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+        AsNobody { folder }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        let nobody = NOBODY.to_string();
+        command.args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups", "--inh-caps=-all"]);
+        command.arg(self.folder.path().join("amped")).current_dir("/");
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ended {
+        let mut command = self.command();
+        command.args(args);
+        run_command(command)
+    }
+}
+
+#[test]
+fn a_root_that_is_not_there_is_named_with_the_way_out() {
+    let site = Site::new();
+    let none = site.path().join("none");
+    let ended = run(&["serve", none.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    assert_says(&ended, 1, &[none.to_str().unwrap(), "does not exist", "make it, or correct the path"]);
+}
+
+#[test]
+fn a_root_that_is_a_file_is_named_with_the_folder_that_holds_it() {
+    let site = Site::new();
+    let file = site.file("a.txt", "");
+    let ended = run(&["serve", file.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    assert_says(&ended, 1, &["a.txt is a file", &format!("give the folder that holds it: `{}`", path(&site))]);
+}
+
+#[test]
+fn a_root_that_may_not_be_entered_is_named_with_the_command_that_helps() {
+    let nobody = AsNobody::new();
+    let site = Site::new();
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0"]);
+    assert_says(&ended, 1, &[&format!("the root {} may not be entered", path(&site)), "chmod a+x", "namei -l"]);
+    // The same for whom root becomes: what he may not read is noticed at the start.
+    let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
+    let says = [&format!("cannot open the root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
+    assert_says(&ended, 1, &says);
+}
+
+#[test]
+fn a_port_in_use_is_named_with_the_command_that_tells_by_whom() {
+    let site = Site::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let port = format!("'sport = :{}'", address.port());
+    let says = [&format!("cannot listen on {address}"), "Address already in use", &port, "--listen"];
+    for workers in ["1", "2"] {
+        let ended = run(&["serve", path(&site), "--listen", &address.to_string(), "--workers", workers]);
+        assert_says(&ended, 1, &says);
+    }
+    // By another amped of the same user, with sockets that could be shared.
+    let running = Server::start(&[path(&site), "--workers", "2"]);
+    let address = running.address.to_string();
+    for workers in ["1", "2"] {
+        let ended = run(&["serve", path(&site), "--listen", &address, "--workers", workers]);
+        assert_says(&ended, 1, &[&format!("cannot listen on {address}"), "Address already in use"]);
+    }
+    assert_eq!(running.get("/").status, 403);
+}
+
+#[test]
+fn a_port_for_root_is_refused_to_others_with_two_ways_out() {
+    let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
+    assert_eq!(
+        start.trim(),
+        "1024",
+        "this test needs ports that are for root: sysctl -w net.ipv4.ip_unprivileged_port_start=1024"
+    );
+    let nobody = AsNobody::new();
+    let ended = nobody.run(&["serve", "/usr", "--listen", "127.0.0.1:81"]);
+    assert_says(
+        &ended,
+        1,
+        &["cannot listen on 127.0.0.1:81", "Permission denied", "start as root with --user", "CAP_NET_BIND_SERVICE"],
+    );
+}
+
+#[test]
+fn an_address_of_another_machine_is_named_with_the_command_that_lists_ours() {
+    let site = Site::new();
+    // RFC 5737: for documentation, so nobody's.
+    let ended = run(&["serve", path(&site), "--listen", "192.0.2.1:8080"]);
+    assert_says(&ended, 1, &["cannot listen on 192.0.2.1:8080", "this machine has no such address", "`ip address`"]);
+}
+
+#[test]
+fn a_user_that_is_unknown_or_cannot_be_become_is_named_with_the_way_out() {
+    let site = Site::new();
+    open_to_all(&site);
+    let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody-of-this-name"]);
+    assert_says(&ended, 1, &["no user nobody-of-this-name", "getent passwd"]);
+    let config = site.file("amped.toml", configuration(site.path(), "user = \"nobody\"\ngroup = \"no-such-group\""));
+    let ended = run(&["serve", "--config", config.to_str().unwrap()]);
+    assert_says(&ended, 1, &["no group no-such-group", "getent group"]);
+    let config = site.file("amped.toml", configuration(site.path(), "group = \"root\""));
+    let ended = run(&["serve", "--config", config.to_str().unwrap()]);
+    assert_says(&ended, 1, &["amped.toml:3:9: `group` is given without `user`", "write `user` too"]);
+
+    let nobody = AsNobody::new();
+    let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "daemon"]);
+    assert_says(&ended, 1, &["only root can become the user daemon", "start as root, or leave the user out"]);
+    // Who is that user already has nothing to give up.
+    let mut command = nobody.command();
+    command.args(["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
+    assert_eq!(Server::spawn(command).get("/").status, 403);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
+    let site = Site::new();
+    open_to_all(&site);
+    let check = |file: PathBuf, says: &[&str], ended: &dyn Fn(&[&str]) -> Ended| {
+        let file = file.to_str().unwrap();
+        for command in ["serve", "check"] {
+            let ended = ended(&[command, "--config", file]);
+            assert_says(&ended, 1, &[&[file], says].concat());
+        }
+    };
+    check(site.path().join("none.toml"), &["No such file or directory"], &run);
+    check(site.path().to_owned(), &["Is a directory"], &run);
+    let binary = site.file("binary.toml", b"root = \"\xff\"\n");
+    check(binary, &["not UTF-8", "byte 8"], &run);
+    let secret = site.file("secret.toml", "root = \".\"\n");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let nobody = AsNobody::new();
+    check(secret, &["Permission denied"], &|args| nobody.run(args));
+}
+
+#[test]
+fn a_log_that_may_not_be_written_is_named_with_the_reason() {
+    let (site, logs) = (Site::new(), Site::new());
+    open_to_all(&site);
+    open_to_all(&logs);
+    let log = logs.path().join("access.log");
+    let nobody = AsNobody::new();
+    let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--access-log", log.to_str().unwrap()]);
+    assert_says(&ended, 1, &[&format!("cannot open the log {}", log.display()), "Permission denied"]);
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing_half_done() {
+    let site = Site::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let log = site.path().join("access.log");
+    let address = taken.local_addr().unwrap().to_string();
+    let ended = run(&["serve", path(&site), "--listen", &address, "--access-log", log.to_str().unwrap()]);
+    assert_says(&ended, 1, &["cannot listen"]);
+    assert!(!ended.stderr.contains("serving on"), "{}", ended.stderr);
+    assert!(!log.exists());
+}
+
+/// `Key: value` of each thread of a process, in proc_pid_status(5).
+fn of_each_thread(pid: u32, key: &str) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    // A helper may end while we look.
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let value = |status: String| {
+        let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap().trim();
+        (of("Name").to_owned(), of(key).split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    statuses.map(value).collect()
+}
+
+#[test]
+fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
+    need_root("starts the server as root, to give it up");
+    let (site, logs) = (Site::new(), Site::new());
+    open_to_all(&site);
+    open_to_all(&logs);
+    chown(logs.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    site.file("a.txt", "hello");
+    fs::create_dir(site.path().join("folder")).unwrap();
+    let secret = site.file("secret.txt", "for root");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let log = logs.path().join("access.log");
+    let config = format!(
+        "user = \"nobody\"\nworkers = 2\n[log]\naccess = {:?}\nflush = \"20ms\"\n[[site]]\nroot = {:?}\nlisting = true\nhosts = [\"x.test\"]",
+        log.to_str().unwrap(),
+        path(&site)
+    );
+    let config = site.file("amped.toml", configuration(site.path(), &config));
+    let mut server = Server::start(&["--config", config.to_str().unwrap()]);
+    assert_eq!(server.get("/a.txt").text(), "hello");
+    assert_eq!(server.get("/secret.txt").status, 403);
+    // So that a helper is among the threads.
+    assert_eq!(server.connect().request("GET", "/folder/", &[("Host", "x.test")]).status, 200);
+
+    let four = |id: u32| format!("{id} {id} {id} {id}");
+    let none = "0000000000000000".to_owned();
+    for (key, expected) in [
+        ("Uid", four(NOBODY)),
+        ("Gid", four(NOBODY)),
+        ("Groups", NOBODY.to_string()),
+        ("NoNewPrivs", "1".to_owned()),
+        ("CapPrm", none.clone()),
+        ("CapEff", none.clone()),
+        ("CapAmb", none),
+    ] {
+        let found = of_each_thread(server.pid(), key);
+        // The main one, two loops, the log's, a helper.
+        assert!(found.len() >= 5, "{found:?}");
+        for (thread, value) in found {
+            assert_eq!(value, expected, "{key} of the thread {thread}");
+        }
+    }
+
+    // The log can be reopened, as its folder is nobody's.
+    wait_until("lines", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 3));
+    fs::rename(&log, logs.path().join("old.log")).unwrap();
+    server.signal("USR1");
+    wait_until("the new log", || log.exists());
+    assert_eq!(server.get("/a.txt").text(), "hello");
+    wait_until("the line", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 1));
+    // And so can the configuration be read again, and the server be stopped.
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+}
+
+#[test]
+fn who_serves_as_root_is_told_so() {
+    need_root("starts the server as root");
+    let site = Site::new();
+    let server = Server::serve(&site);
+    assert!(server.said().contains("serving as root") && server.said().contains("--user NAME"), "{}", server.said());
+}

@@ -9,6 +9,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -335,9 +336,30 @@ fn open(mut settings: Settings) -> Result<Generation, String> {
     };
     let sites = Arc::clone(&settings.sites);
     let budgets = &settings.budgets;
-    let disk = Disk::open(sites, &settings.roots, budgets.content_file_max.0, budgets.revalidate)
-        .map_err(|(path, error)| format!("cannot open the root {}: {error}", path.display()))?;
+    let roots = &settings.roots;
+    let disk = roots
+        .iter()
+        .try_for_each(|root| enter(&root.path))
+        .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
+    let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     Ok(Generation { settings, disk: Arc::new(disk), connections_max: connections.div_ceil(workers) })
+}
+
+/// Whether we, by now the user who serves, may look up names in this folder; opening it says nothing of that.
+fn enter(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
+    std::fs::metadata(folder.join(".")).map(|_| ()).map_err(|error| (folder.to_owned(), error))
+}
+
+fn cannot_open_root(path: &Path, error: &io::Error, user: Option<&str>) -> String {
+    let shown = path.display();
+    let way_out = match error.kind() {
+        io::ErrorKind::PermissionDenied => format!(
+            "; {} must be able to enter it: `chmod a+x` on it and on each folder above it (`namei -l {shown}` shows them)",
+            user.map_or("the user who starts the server".to_owned(), |user| format!("the user {user}"))
+        ),
+        _ => String::new(),
+    };
+    format!("cannot open the root {shown}: {error}{way_out}")
 }
 
 /// Whom to become: the user, by name and number, and the number of the group.
