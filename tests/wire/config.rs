@@ -1,1 +1,282 @@
-//! To come.
+//! The command line and the configuration file: one meaning, and an error that leads to its place.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::harness::*;
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// What `amped serve --print-config` prints with these arguments.
+fn printed(args: &[&str]) -> String {
+    let ended = run(&[&["serve", "--print-config"], args].concat());
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""), "{args:?}");
+    ended.stdout
+}
+
+/// `FILE:LINE:COLUMN: message` for each problem that was reported about `file`.
+fn places(stderr: &str, file: &Path) -> Vec<(usize, usize, String)> {
+    let of_file = format!("{}:", file.display());
+    let place = |line: &str| {
+        let mut parts = line.strip_prefix(&of_file)?.splitn(3, ':');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?.trim().to_owned()))
+    };
+    stderr.lines().filter_map(place).collect()
+}
+
+#[test]
+fn flags_and_a_file_that_says_the_same_mean_the_same() {
+    let site = Site::new();
+    let logs = Site::new();
+    let log = logs.path().join("access.log");
+    let check = |flags: &[&str], toml: &str| {
+        let config = site.file("amped.toml", toml);
+        assert_eq!(printed(flags), printed(&["--config", text(&config)]), "{flags:?}");
+    };
+    let dir = text(site.path());
+    check(&[dir], "root = \".\"");
+    check(
+        &[dir, "--listen", "127.0.0.1:81", "--listen=[::1]:82", "--listen", "*:83"],
+        "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:82\", \"*:83\"]",
+    );
+    check(&[dir, "--workers", "3", "--helpers", "5"], "root = \".\"\nworkers = 3\n[helpers]\nmax = 5");
+    check(&[dir, "--helpers", "1"], "root = \".\"\n[helpers]\nmax = 1\nreserve = 1");
+    check(
+        &[dir, "--architecture", "amped", "--user", "nobody"],
+        "root = \".\"\narchitecture = \"amped\"\nuser = \"nobody\"",
+    );
+    check(&[dir, "--listing"], "[[site]]\nroot = \".\"\nlisting = true");
+    check(
+        &[dir, "--access-log", text(&log), "--log-format", "json"],
+        &format!("root = \".\"\n[log]\naccess = {:?}\nformat = \"json\"", text(&log)),
+    );
+    check(&[dir, "--access-log", "-"], "root = \".\"\n[log]\naccess = \"-\"");
+    check(&[dir, "--access-log", "off"], "root = \".\"\n[log]\naccess = \"off\"");
+}
+
+#[test]
+fn a_flag_goes_before_the_file() {
+    let (site, other) = (Site::new(), Site::new());
+    let config = site.file(
+        "amped.toml",
+        "root = \".\"\nlisten = [\"127.0.0.1:81\"]\nworkers = 2\nuser = \"root\"\n[helpers]\nmax = 4\n\
+         [log]\naccess = \"a.log\"\nformat = \"common\"\n[limits]\nfields = 7\n",
+    );
+    let page = printed(&[
+        text(other.path()),
+        "--config",
+        text(&config),
+        "--listen",
+        "127.0.0.1:82",
+        "--workers",
+        "3",
+        "--user",
+        "nobody",
+        "--helpers",
+        "9",
+        "--access-log",
+        "-",
+        "--log-format",
+        "json",
+        "--listing",
+    ]);
+    let root = format!("root = {:?}", text(other.path()));
+    for line in [
+        "listen = [\"127.0.0.1:82\"]",
+        "workers = 3",
+        "user = \"nobody\"",
+        "max = 9",
+        "access = \"-\"",
+        "format = \"json\"",
+        "listing = true",
+        &root,
+        // What no flag says stays.
+        "fields = 7",
+    ] {
+        assert!(page.lines().any(|found| found.split("  #").next().unwrap().trim_end() == line), "{line}:\n{page}");
+    }
+    assert!(!page.contains(":81") && !page.contains("a.log"), "{page}");
+}
+
+#[test]
+fn what_is_printed_is_a_good_configuration_and_prints_itself() {
+    let site = Site::new();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/amped.toml");
+    for args in [
+        &[text(site.path())][..],
+        &["--config", text(&example)],
+        &[text(site.path()), "--workers=2", "--listing", "--user=nobody"],
+    ] {
+        let page = printed(args);
+        let file = site.file("printed.toml", &page);
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+        assert_eq!(printed(&["--config", text(&file)]), page);
+    }
+}
+
+#[test]
+fn check_says_that_a_good_file_is_good() {
+    let site = Site::new();
+    let file = site.file("amped.toml", "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:81\"]");
+    let ended = run(&["check", "--config", text(&file)]);
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+    assert_eq!(ended.stdout, format!("{}: ok\n1 site on 127.0.0.1:81, [::1]:81\n", file.display()));
+}
+
+#[test]
+fn check_finds_each_kind_of_error_with_line_and_column() {
+    // The reports themselves are held by the tests of the configuration; here, that the program has them.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/config");
+    let mut kinds = 0;
+    for entry in fs::read_dir(&folder).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|ending| ending != "toml") {
+            continue;
+        }
+        kinds += 1;
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{}", file.display());
+        let length = fs::read_to_string(&file).unwrap().lines().count();
+        let found = places(&ended.stderr, &file);
+        assert!(!found.is_empty(), "no place in:\n{}", ended.stderr);
+        for (line, column, message) in found {
+            assert!(
+                (1..=length + 1).contains(&line) && column > 0 && !message.is_empty(),
+                "{line}:{column}: {message}"
+            );
+        }
+        // Nor does it start.
+        let served = run(&["serve", "--config", text(&file)]);
+        assert_eq!((served.status, served.stderr), (1, ended.stderr));
+    }
+    assert!(kinds >= 12, "{kinds}");
+}
+
+#[test]
+fn each_error_is_at_its_place_and_has_its_way_out() {
+    let site = Site::new();
+    site.file("a.txt", "");
+    let check = |toml: &str, line: usize, column: usize, says: &[&str]| {
+        let file = site.file("amped.toml", toml);
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{toml}");
+        let found = places(&ended.stderr, &file);
+        assert_eq!(
+            found.iter().map(|(line, column, _)| (*line, *column)).collect::<Vec<_>>(),
+            [(line, column)],
+            "{}",
+            ended.stderr
+        );
+        for text in says {
+            assert!(ended.stderr.contains(text), "{text:?} is missing:\n{}", ended.stderr);
+        }
+    };
+    check("root = \".\"\n\nworker = 2\n", 3, 1, &["`worker`", "`workers`"]);
+    check("root = \".\"\nworkers = 0\n", 2, 11, &["workers"]);
+    check("root = \".\"\nworkers = \"two\"\n", 2, 11, &[]);
+    check("root = \".\"\n[limits]\nidle_time = \"5 parsecs\"\n", 3, 13, &["5 parsecs"]);
+    check("root = \"a.txt\"\n", 1, 8, &["is a file", "give the folder that holds it"]);
+    check("root = \"none\"\n", 1, 8, &["does not exist", "make it, or correct the path"]);
+    check("listen = [\"127.0.0.1:81\"]\n", 1, 1, &["there is no folder to serve", "root = "]);
+    // Columns count characters, not bytes.
+    check("[[site]]\nroot = \".\"\nindex = [\"é\", \"a/b\"]\n", 3, 15, &["a/b"]);
+    // All that is wrong is told at once.
+    let file = site.file("amped.toml", "root = \"none\"\nworkers = 0\n[log]\nformat = \"x\"\n");
+    let ended = run(&["check", "--config", text(&file)]);
+    assert_eq!(places(&ended.stderr, &file).len(), 3, "{}", ended.stderr);
+    assert!(ended.stderr.ends_with("3 problems\n"), "{}", ended.stderr);
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_names_what_was_meant() {
+    let check = |args: &[&str], says: &[&str]| {
+        let ended = run(args);
+        assert_eq!((ended.status, ended.stdout.as_str()), (2, ""), "{args:?} {ended:?}");
+        for text in says {
+            assert!(ended.stderr.contains(text), "{args:?}: {text:?} is missing:\n{}", ended.stderr);
+        }
+    };
+    check(&["serve", ".", "--lisning"], &["--lisning", "--listing"]);
+    check(&["serve", ".", "--listen", "8080"], &["8080", "*:8080"]);
+    check(&["serve", ".", "--workers", "0"], &["--workers"]);
+    check(&["serve", ".", "--architecture", "best"], &["best", "amped"]);
+    check(&["check"], &["--config"]);
+    check(&["sevre"], &["sevre", "serve"]);
+    check(&["serve"], &["there is no folder to serve", "amped serve FOLDER", "--config FILE"]);
+}
+
+#[test]
+fn bare_it_prints_help_with_an_example() {
+    let ended = run(&[]);
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+    for says in ["Usage: amped", "serve", "check", "Examples:", "amped serve examples/site"] {
+        assert!(ended.stdout.contains(says), "{says:?} is missing:\n{}", ended.stdout);
+    }
+    for args in [&["--help"][..], &["serve", "--help"], &["check", "--help"], &["--version"]] {
+        let ended = run(args);
+        assert_eq!((ended.status, ended.stderr.as_str()), (0, ""), "{args:?}");
+        assert!(!ended.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_is_no_error() {
+    let site = Site::new();
+    let config = site.file("amped.toml", "root = \".\"");
+    for args in [
+        &["serve", "--print-config", text(site.path())][..],
+        &["check", "--config", text(&config)],
+        &["--help"],
+        &["serve", "--help"],
+        &[],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = program().args(args).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+    }
+    // As it is met in a shell.
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "\"$0\" serve --print-config \"$1\" | head -n 1",
+            text(Path::new(program().get_program())),
+            text(site.path()),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
+}
+
+#[test]
+fn a_full_disk_behind_standard_output_is_an_error() {
+    let site = Site::new();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = program()
+        .args(["serve", "--print-config", text(site.path())])
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write to standard output"));
+}
+
+#[test]
+fn a_server_with_flags_and_one_with_a_file_serve_alike() {
+    let site = Site::new();
+    site.file("folder/a.txt", "hello");
+    let flags = Server::start(&[text(site.path()), "--listing"]);
+    let file = Server::configured(&site, "[[site]]\nhosts = [\"x.test\"]\nroot = \"/\"\n");
+    assert_eq!((flags.get("/folder/a.txt").text(), file.get("/folder/a.txt").text()), ("hello".into(), "hello".into()));
+    assert_eq!((flags.get("/folder/").status, file.get("/folder/").status), (200, 403));
+}

@@ -1,1 +1,407 @@
-//! To come.
+//! How the server ends, and how it takes over another configuration: nothing that is under way is lost.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::*;
+
+/// A folder with a site, a second one, and a configuration that can be written anew.
+struct Place {
+    folder: Site,
+}
+
+const HUGE: u64 = 64 << 20;
+
+impl Place {
+    fn new() -> Place {
+        let folder = Site::new();
+        folder.file("one/a.txt", "one");
+        folder.file("two/a.txt", "two");
+        fs::File::create(folder.path().join("one/huge.bin")).unwrap().set_len(HUGE).unwrap();
+        Place { folder }
+    }
+
+    /// Writes the configuration and returns its path.
+    fn configure(&self, toml: &str) -> PathBuf {
+        self.folder.file("amped.toml", toml)
+    }
+
+    fn start(&self, toml: &str) -> Server {
+        Server::start(&["--config", self.configure(toml).to_str().unwrap()])
+    }
+
+    /// Writes another configuration, and waits until it is in force.
+    fn reload(&self, server: &Server, toml: &str) {
+        self.configure(toml);
+        let before = server.said().matches(IN_FORCE).count();
+        server.signal("HUP");
+        wait_until("the new configuration", || server.said().matches(IN_FORCE).count() > before);
+    }
+
+    /// Writes another configuration, and waits until it is refused; returns what was said about it.
+    fn reload_wrong(&self, server: &Server, toml: &str) -> String {
+        self.configure(toml);
+        let before = server.said().len();
+        server.signal("HUP");
+        wait_until("the refusal", || server.said()[before..].contains("the configuration stays as it was"));
+        assert!(!server.said()[before..].contains(IN_FORCE));
+        server.said()[before..].to_owned()
+    }
+}
+
+const IN_FORCE: &str = "the new configuration is in force";
+
+const ONE: &str = "root = \"one\"\nlisten = [\"127.0.0.1:0\"]\n";
+
+/// A port that was free a moment ago.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn is_refused(address: SocketAddr) -> bool {
+    matches!(TcpStream::connect(address), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// A download that has begun, on a connection that the server cannot fill at once.
+fn begin_download(server: &Server) -> Client {
+    let mut client = Client::connect_narrow(server.address, 64 * 1024);
+    client.send_request("GET", "/huge.bin", &[]);
+    let mut piece = [0; 16];
+    client.stream().read_exact(&mut piece).unwrap();
+    assert_eq!(piece, *b"HTTP/1.1 200 OK\r");
+    client
+}
+
+/// Reads the rest of it; the number of bytes of the body.
+fn end_download(client: &mut Client) -> std::io::Result<usize> {
+    // What begin_download has read of the status line.
+    let head = client.read_head();
+    assert!(head.contains(&format!("Content-Length: {HUGE}\r\n")), "{head}");
+    client.read_body(HUGE as usize)
+}
+
+/// Processor time of a process, in hundredths of a second (proc_pid_stat(5), fields 14 and 15).
+fn cpu_ticks(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = text[text.rfind(')').unwrap() + 2..].split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// The descriptors of a process, by what they are.
+fn descriptors(server: &Server) -> Vec<String> {
+    let folder = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+    let mut all: Vec<String> = folder
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn idle_connections_are_closed_at_once_and_the_server_ends_with_0() {
+    for (signal, workers) in [("TERM", 1), ("INT", 1), ("TERM", 2)] {
+        let place = Place::new();
+        let mut server = place.start(&format!("{ONE}workers = {workers}"));
+        let mut clients: Vec<Client> = (0..20).map(|_| server.connect()).collect();
+        for client in &mut clients[1..] {
+            assert_eq!(client.get("/a.txt").text(), "one");
+        }
+        let begin = Instant::now();
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+        assert!(begin.elapsed() < Duration::from_secs(9), "it waited for its deadline");
+        for client in &mut clients {
+            assert!(client.is_closed());
+        }
+    }
+}
+
+#[test]
+fn a_download_under_way_is_completed_while_new_connections_are_refused() {
+    for workers in [1, 2] {
+        let place = Place::new();
+        let mut server = place.start(&format!("{ONE}workers = {workers}\n[stop]\ndeadline = \"1m\""));
+        let mut client = begin_download(&server);
+        let mut idle = server.connect();
+        assert_eq!(idle.get("/a.txt").status, 200);
+        server.signal("TERM");
+        assert!(idle.is_closed());
+        // The listener may live a moment longer than the idle connection.
+        wait_until("connections to be refused", || is_refused(server.address));
+        // Nothing is to be done until the client reads.
+        let before = cpu_ticks(server.pid());
+        thread::sleep(Duration::from_secs(1));
+        assert!(cpu_ticks(server.pid()) - before < 30, "it spins");
+        assert_eq!(end_download(&mut client).unwrap() as u64, HUGE);
+        assert!(client.is_closed());
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_request_that_has_begun_is_answered_with_close() {
+    let place = Place::new();
+    let mut server = place.start(ONE);
+    let mut client = server.connect();
+    client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n1");
+    wait_until("the head", || server.report("requests", "total") == 1);
+    server.signal("TERM");
+    server.wait_for("finishing the replies under way");
+    client.send("23");
+    let response = client.response("GET");
+    assert_eq!((response.text().as_str(), response.field("Connection")), ("one", Some("close")));
+    assert!(client.is_closed());
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn at_the_deadline_what_is_not_complete_is_cut_and_logged() {
+    let place = Place::new();
+    let log = place.folder.path().join("access.log");
+    let mut server =
+        place.start(&format!("{ONE}[log]\naccess = \"access.log\"\nflush = \"1h\"\n[stop]\ndeadline = \"1s\""));
+    let mut client = begin_download(&server);
+    let begin = Instant::now();
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(begin.elapsed() >= Duration::from_secs(1), "early");
+    assert!(end_download(&mut client).is_err());
+    let lines = fs::read_to_string(log).unwrap();
+    let (before, bytes) = lines.trim_end().split_once(" 200 ").expect("its line");
+    assert!(before.ends_with("\"GET /huge.bin HTTP/1.1\""), "{lines}");
+    let bytes: u64 = bytes.split(' ').next().unwrap().parse().unwrap();
+    assert!(0 < bytes && bytes < HUGE, "{lines}");
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once_with_1() {
+    let place = Place::new();
+    let mut server = place.start(&format!("{ONE}[stop]\ndeadline = \"1h\""));
+    let mut client = begin_download(&server);
+    server.signal("TERM");
+    server.wait_for("finishing the replies under way");
+    server.signal("INT");
+    assert_eq!(server.wait().code(), Some(1));
+    assert!(end_download(&mut client).is_err());
+}
+
+#[test]
+fn the_last_lines_of_the_log_are_written() {
+    let place = Place::new();
+    let log = place.folder.path().join("access.log");
+    let mut server =
+        place.start(&format!("{ONE}workers = 2\n[log]\naccess = \"access.log\"\nflush = \"1h\"\nbuffer = \"1MiB\""));
+    for n in 0..100 {
+        assert_eq!(server.get(&format!("/a.txt?{n}")).status, 200);
+    }
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let lines = fs::read_to_string(log).unwrap();
+    for n in 0..100 {
+        assert!(lines.contains(&format!("\"GET /a.txt?{n} HTTP/1.1\" 200 3 ")), "{n}");
+    }
+}
+
+#[test]
+fn a_new_configuration_changes_headers_roots_sites_and_limits_and_drops_no_connection() {
+    for workers in [1, 2] {
+        let place = Place::new();
+        let top = format!("listen = [\"127.0.0.1:0\"]\nworkers = {workers}\n");
+        let server = place.start(&format!("{top}root = \"one\""));
+        let mut kept = server.connect();
+        assert_eq!(kept.get("/a.txt").text(), "one");
+        let mut download = begin_download(&server);
+
+        let rule = "[[site.headers]]\nmatch = \"**\"\nset = { \"X-New\" = \"yes\" }\n";
+        let other = "[[site]]\nhosts = [\"other.test\"]\nroot = \"one\"\n";
+        place.reload(&server, &format!("{top}[limits]\nrequest_line = 100\n[[site]]\nroot = \"two\"\n{rule}{other}"));
+        // The loops take it over a moment after it is prepared.
+        wait_until("all loops", || (0..20).all(|_| server.get("/a.txt").text() == "two"));
+        let response = kept.get("/a.txt");
+        assert_eq!((response.text().as_str(), response.field("X-New")), ("two", Some("yes")));
+        assert_eq!(kept.request("GET", "/a.txt", &[("Host", "other.test")]).text(), "one");
+        assert_eq!(kept.get(&format!("/{}", "x".repeat(200))).status, 414);
+        assert_eq!(end_download(&mut download).unwrap() as u64, HUGE);
+        assert_eq!(download.get("/a.txt").text(), "two");
+        assert_eq!(server.report("connections", "broken"), 0);
+    }
+}
+
+#[test]
+fn addresses_come_and_go_and_those_that_stay_lose_nobody() {
+    for workers in [1, 2] {
+        let place = Place::new();
+        let (first, second) = (free_address(), free_address());
+        let config = |listen: &[SocketAddr]| {
+            let listen: Vec<String> = listen.iter().map(|address| format!("\"{address}\"")).collect();
+            format!("root = \"one\"\nworkers = {workers}\nlisten = [{}]", listen.join(", "))
+        };
+        let server = place.start(&config(&[first]));
+        assert!(is_refused(second));
+        let mut kept = server.connect();
+        assert_eq!(kept.get("/a.txt").text(), "one");
+        place.reload(&server, &config(&[first, second]));
+        for address in [first, second] {
+            assert_eq!(Client::connect(address).get("/a.txt").text(), "one");
+        }
+        place.reload(&server, &config(&[second]));
+        wait_until("the first to be closed", || is_refused(first));
+        // Whoever came in there stays.
+        assert_eq!(kept.get("/a.txt").text(), "one");
+        assert_eq!(Client::connect(second).get("/a.txt").text(), "one");
+        let before = cpu_ticks(server.pid());
+        thread::sleep(Duration::from_secs(1));
+        assert!(cpu_ticks(server.pid()) - before < 30, "it spins");
+
+        // An address that cannot be had leaves everything as it was.
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let said = place.reload_wrong(&server, &config(&[taken.local_addr().unwrap(), second]));
+        assert!(said.contains(&format!("cannot listen on {}", taken.local_addr().unwrap())), "{said}");
+        assert_eq!(Client::connect(second).get("/a.txt").text(), "one");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_changes_nothing_and_says_where_it_is_wrong() {
+    let place = Place::new();
+    let server = place.start(ONE);
+    let mut kept = server.connect();
+    assert_eq!(kept.get("/a.txt").text(), "one");
+    let check = |toml: &str, says: &[&str]| {
+        let said = place.reload_wrong(&server, toml);
+        for text in says {
+            assert!(said.contains(text), "{text:?} is missing:\n{said}");
+        }
+    };
+    let file = place.folder.path().join("amped.toml").display().to_string();
+    check("root = \"two\"\nlisten = [\n", &[&format!("{file}:2:11: ")]);
+    check("root = \"two\"\n\n[limits]\n  hed = 5\n", &[&format!("{file}:4:3: "), "`head`"]);
+    check("root = \"three\"\n", &[&format!("{file}:1:8: "), "three does not exist"]);
+    check(&format!("{ONE}workers = 2"), &["workers cannot change while the server runs: restart it"]);
+    check(&format!("{ONE}user = \"nobody\""), &["user or group cannot change"]);
+    check(&format!("{ONE}workers = 2\n[log]\naccess = \"x.log\""), &["workers, log.access cannot change"]);
+    fs::remove_file(&file).unwrap();
+    let before = server.said().len();
+    server.signal("HUP");
+    wait_until("the refusal", || server.said()[before..].contains("the configuration stays as it was"));
+    assert!(server.said()[before..].contains(&file), "{}", server.said());
+    assert_eq!(kept.get("/a.txt").text(), "one");
+    assert_eq!(server.get("/a.txt").text(), "one");
+    // And it can be mended.
+    place.reload(&server, "root = \"two\"\nlisten = [\"127.0.0.1:0\"]\n");
+    wait_until("the new root", || kept.get("/a.txt").text() == "two");
+}
+
+#[test]
+fn flags_go_before_the_new_configuration_too() {
+    let place = Place::new();
+    let config = place.configure(ONE);
+    let one = place.folder.path().join("one");
+    let server = Server::start(&[one.to_str().unwrap(), "--config", config.to_str().unwrap(), "--listing"]);
+    place.reload(&server, "root = \"two\"\nlisten = [\"127.0.0.1:0\"]\n[[site]]\nhosts = [\"x.test\"]\nroot = \"two\"");
+    wait_until("the new site", || server.connect().request("GET", "/a.txt", &[("Host", "x.test")]).text() == "two");
+    assert_eq!(server.get("/a.txt").text(), "one");
+    assert_eq!(server.get("/").status, 200);
+}
+
+#[test]
+fn fifty_reloads_under_load_lose_no_request_and_no_descriptor() {
+    for workers in [1, 2] {
+        let place = Place::new();
+        let config = |n: u32| {
+            let set = format!("[[site.headers]]\nmatch = \"**\"\nset = {{ \"X-Generation\" = \"{n}\" }}");
+            format!("listen = [\"127.0.0.1:0\"]\nworkers = {workers}\n[[site]]\nroot = \"one\"\n{set}")
+        };
+        place.folder.file("one/large.txt", "large".repeat(20_000));
+        let server = place.start(&config(0));
+        // Everything that is opened only once is open before it counts.
+        let warm_up = |n: u32| {
+            wait_until("the generation in all loops", || {
+                (0..20).all(|_| server.get("/a.txt").field("X-Generation") == Some(n.to_string().as_str()))
+            });
+            // Each loop has it open.
+            for _ in 0..40 {
+                assert_eq!(server.get("/large.txt").body.len(), 100_000);
+            }
+        };
+        warm_up(0);
+        place.reload(&server, &config(1));
+        warm_up(1);
+        let before = descriptors(&server);
+
+        let (done, requests) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let (done, requests, server) = (&done, &requests, &server);
+            for fresh in [false, true] {
+                scope.spawn(move || {
+                    let mut client = server.connect();
+                    while !done.load(Ordering::Relaxed) {
+                        if fresh {
+                            client = server.connect();
+                        }
+                        assert_eq!(client.get("/a.txt").text(), "one");
+                        assert_eq!(client.get("/large.txt").body.len(), 100_000);
+                        requests.fetch_add(2, Ordering::Relaxed);
+                    }
+                });
+            }
+            for n in 2..=51 {
+                let before = requests.load(Ordering::Relaxed);
+                place.reload(server, &config(n));
+                wait_until("requests to go on", || requests.load(Ordering::Relaxed) > before);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        warm_up(51);
+        wait_until("the last connections to close", || server.report("connections", "open") == 0);
+        let begin = Instant::now();
+        let mut after = descriptors(&server);
+        // Helpers may still be closing what they have looked at.
+        while after.len() > before.len() && begin.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(20));
+            after = descriptors(&server);
+        }
+        assert!(after.len() <= before.len(), "before {before:#?}, after {after:#?}");
+    }
+}
+
+#[test]
+fn with_two_workers_both_loops_serve() {
+    let place = Place::new();
+    let server = place.start(&format!("{ONE}workers = 2"));
+    // How often each loop has waited: it waits after each event.
+    let waits = || -> Vec<u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+        let mut found = Vec::new();
+        for task in tasks {
+            let task = task.unwrap().path();
+            if fs::read_to_string(task.join("comm")).unwrap().starts_with("loop-") {
+                let status = fs::read_to_string(task.join("status")).unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                found.push(line.unwrap().trim().parse().unwrap());
+            }
+        }
+        found
+    };
+    // A thread gives itself its name.
+    wait_until("two loops", || waits().len() == 2);
+    let before = waits();
+    // Kept open, so that a loop has work of its own for each.
+    let mut clients: Vec<Client> = (0..100).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/a.txt").text(), "one");
+    }
+    for (before, after) in before.iter().zip(waits()) {
+        // A hundred connections spread by a hash: that one of two has fewer than ten is a matter of 10^-17.
+        assert!(after >= before + 10, "{before} {after}");
+    }
+    assert_eq!(server.report("connections", "open"), 100);
+    assert_eq!(server.report("requests", "total"), 100);
+}
