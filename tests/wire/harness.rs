@@ -47,6 +47,13 @@ impl Site {
     }
 }
 
+impl Drop for Site {
+    fn drop(&mut self) {
+        // The configuration that lies beside it, if one was written.
+        let _ = fs::remove_file(self.path().with_extension("toml"));
+    }
+}
+
 /// Lets files become old enough to be kept: one that changed within a tick of the kernel's clock may change again and keep
 /// its times, so it is asked for anew each time.
 pub fn let_files_settle() {
