@@ -8,7 +8,7 @@
 //! A file may change while it is sent. Every window is sent only if size and modification time are those of the head,
 //! else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
 //! pages to the socket, where an edit in place still reaches them until the client has them; so a file that changed within
-//! the last minute ([`SETTLED_AFTER_NS`]) is copied instead, which freezes the bytes at the moment they are checked. What
+//! the last minute (the key `send.settle`) is copied instead, which freezes the bytes at the moment they are checked. What
 //! is left: the first edit in place of an older file, while the last of its bytes are on their way.
 
 use std::collections::VecDeque;
@@ -16,6 +16,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::record::{Record, Records};
@@ -36,10 +37,6 @@ const WINDOWS_A_TURN: u32 = 2;
 
 /// Pieces that go into one call.
 const PIECES_MAX: usize = 64;
-
-/// A file that has been left alone for so long is lent to the socket; a younger one is copied. Editors, and people, come
-/// back within a minute.
-const SETTLED_AFTER_NS: i64 = 60 * 1_000_000_000;
 
 /// What is still to be sent on a connection.
 #[derive(Debug, Default)]
@@ -94,6 +91,9 @@ pub struct Sender {
     spare: Vec<Box<Outbox>>,
     /// Where windows of young files are copied.
     window: Vec<u8>,
+    /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
+    /// come back within a minute, the default.
+    settle: Duration,
 }
 
 /// An outbox whose text has grown beyond this is not kept.
@@ -123,13 +123,17 @@ impl Teller<'_> {
     }
 }
 
-impl Default for Sender {
-    fn default() -> Self {
-        Sender { spare: Vec::new(), window: vec![0; WINDOW as usize] }
-    }
-}
-
 impl Sender {
+    /// Means of sending that lend files which have not changed for `settle`.
+    pub fn new(settle: Duration) -> Sender {
+        Sender { spare: Vec::new(), window: vec![0; WINDOW as usize], settle }
+    }
+
+    /// Another configuration comes into force.
+    pub fn renew(&mut self, settle: Duration) {
+        self.settle = settle;
+    }
+
     /// An empty outbox.
     pub fn outbox(&mut self) -> Box<Outbox> {
         self.spare.pop().unwrap_or_default()
@@ -395,7 +399,7 @@ fn send_window(
     let more = end < range.end;
     let patience = if probe { Patience::Now } else { Patience::Wait };
 
-    if is_settled(&content.version, wall) {
+    if is_settled(&content.version, sender.settle, wall) {
         if probe && !(file::is_resident(file, window.start) && file::is_resident(file, window.end - 1)) {
             // A file that has become shorter looks like one that is not in memory.
             return Ok(if is_unchanged(file, &content.version)? { Window::Cold(window) } else { Window::Changed });
@@ -428,9 +432,11 @@ fn send_window(
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.
-fn is_settled(version: &FileVersion, wall: &Wall) -> bool {
+fn is_settled(version: &FileVersion, settle: Duration, wall: &Wall) -> bool {
+    let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
     let now_ns = wall.seconds.saturating_mul(1_000_000_000);
-    now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > SETTLED_AFTER_NS
+    // The wall's clock has whole seconds, so a file of this second is not older than zero.
+    settle_ns == 0 || now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > settle_ns
 }
 
 /// Whether the bytes are still those of this version. Not the ctime: a rename over the file or its removal, as in every

@@ -187,8 +187,8 @@ impl Worker {
             open: 0,
             desk,
             log: AccessLog::new(&settings.log, log),
+            sender: Sender::new(settings.settle),
             generation,
-            sender: Sender::default(),
             wheel: Wheel::default(),
             expired: Vec::new(),
             again: VecDeque::new(),
@@ -442,6 +442,7 @@ impl Worker {
         let settings = &generation.settings;
         self.desk.renew(Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
         self.log.renew(&settings.log);
+        self.sender.renew(settings.settle);
         self.generation = generation;
     }
 

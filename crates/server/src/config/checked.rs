@@ -56,6 +56,9 @@ pub struct Settings {
     pub connections: Option<usize>,
     /// What the caches of one worker may hold.
     pub budgets: Budgets,
+    /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
+    /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
+    pub settle: Duration,
     /// How long replies under way may take once the server is told to stop; default 10 s.
     pub stop_deadline: Duration,
     /// The sites; the first is the default one.
@@ -188,6 +191,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let connections =
         file.limits.connections.is_some().then(|| check.positive(&file.limits.connections, "connections", 1));
     let budgets = check.budgets(&file.cache);
+    let settle = or(&file.send.settle, Duration::from_secs(60));
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let (sites, roots) = check.sites(flags, file)?;
     Some(Settings {
@@ -201,6 +205,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         limits,
         connections,
         budgets,
+        settle,
         stop_deadline,
         sites: Arc::new(sites),
         roots,

@@ -51,6 +51,8 @@ pub struct File {
     pub limits: Limits,
     /// `[cache]`
     pub cache: Cache,
+    /// `[send]`
+    pub send: Send,
     /// `[stop]`
     pub stop: Stop,
     /// `[[site]]`, the first is the default one.
@@ -118,6 +120,14 @@ pub struct Cache {
     pub descriptors: Key<usize>,
     pub revalidate: Key<Lasting>,
     pub stale_max: Key<Lasting>,
+}
+
+/// `[send]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Send {
+    /// A file that has not changed for so long is lent to sockets.
+    pub settle: Key<Lasting>,
 }
 
 /// `[stop]`
@@ -458,13 +468,14 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 8] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 9] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
         ("in `[log]`", keys_of::<Log>()),
         ("in `[limits]`", keys_of::<Limits>()),
         ("in `[cache]`", keys_of::<Cache>()),
+        ("in `[send]`", keys_of::<Send>()),
         ("in `[stop]`", keys_of::<Stop>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),

@@ -119,6 +119,8 @@ fn what_is_printed_reads_back() {
         descriptors = 0
         revalidate = "0s"
         stale_max = "0s"
+        [send]
+        settle = "0s"
         [stop]
         deadline = "0s"
         [[site]]
@@ -163,7 +165,7 @@ fn defaults_are_those_of_core_and_of_the_help() {
     assert_eq!(settings.connections, None);
     assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
     assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
-    assert_eq!(settings.stop_deadline, Duration::from_secs(10));
+    assert_eq!((settings.settle, settings.stop_deadline), (Duration::from_secs(60), Duration::from_secs(10)));
     let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
