@@ -1,1 +1,714 @@
-//! To come.
+//! A whole tree through the server: every byte of every file, first at rest, then while it is changed underneath.
+//!
+//! At rest it is the HTML that `cargo doc` makes: real names, real sizes, thousands of them. `target/doc` serves if it is
+//! there and large; otherwise the test has cargo make one for `amped-sys` and `libc` (15,000 files, 85 MB, 7 s of CPU
+//! time, once for each build folder).
+//!
+//! For the tree that changes, every version of a file has contents that say what they are: each 16 bytes hold version,
+//! place and file. Whatever arrives is compared with the states that the file has been in, which a seeded mutator notes
+//! as it makes them. A reply that mixes two versions, is padded or shifted matches none.
+//!
+//! One mix exists in the file itself: while a file is written in place, its front is new and its back is old, for
+//! everybody who reads it. Such a state counts while it lasts, and not beyond.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::{Client, PATIENCE, Response, Server, Site, find};
+
+// The tree at rest.
+
+/// Fewer files than this are no real tree.
+const FILES_MIN: usize = 1000;
+
+#[test]
+fn every_file_of_a_large_tree_arrives_whole() {
+    let root = documentation();
+    let files = files_below(&root);
+    let server = Server::start(&[root.to_str().unwrap()]);
+    fetch_all(&server, &root, &files);
+    assert_eq!(server.report("connections", "broken"), 0);
+}
+
+#[test]
+fn caches_that_hold_next_to_nothing_change_no_byte() {
+    let root = documentation();
+    // A tenth is plenty for caches of eight entries.
+    let files: Vec<PathBuf> = files_below(&root).into_iter().step_by(10).collect();
+    let site = Site::new();
+    let toml =
+        "[cache]\npath_entries = 8\nhead_bytes = '4KiB'\ncontent_bytes = '40KiB'\ndescriptors = 2\nrevalidate = '0s'";
+    let config = site.file("amped.toml", super::harness::configuration(&root, toml));
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    fetch_all(&server, &root, &files);
+    assert!(server.report("content cache, bodies", "evictions") > 100);
+}
+
+#[test]
+fn names_of_any_bytes_are_found_when_they_are_encoded() {
+    let site = Site::new();
+    let names: [&[u8]; 9] = [
+        b"a b",
+        b"100%",
+        b"%41",
+        b"q?x=#1",
+        b"\xc3\xa9t\xc3\xa9",
+        b"not \xff utf-8",
+        b"'\"<&>[|]",
+        b"+;,@~$!*()",
+        b"a\\b",
+    ];
+    for name in names {
+        fs::write(site.path().join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for name in names {
+        let target = format!("/{}", encoded(name));
+        let response = client.get(&target);
+        assert_eq!((response.status, &*response.body), (200, name), "{target}");
+    }
+}
+
+/// The HTML of this workspace and what it stands on.
+fn documentation() -> PathBuf {
+    // One test makes it, the others find it made. Tests run as threads here and as processes elsewhere, hence the file.
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let lock = fs::File::create(scratch.join("mirror-doc.lock")).unwrap();
+    lock.lock().unwrap();
+    let made = scratch.join("mirror-doc");
+    for folder in [scratch.parent().unwrap().join("doc"), made.join("doc")] {
+        if folder.is_dir() && files_below(&folder).len() >= FILES_MIN {
+            return folder;
+        }
+    }
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["doc", "--offline", "--no-deps", "--package", "amped-sys", "--package", "libc"])
+        .args(["--manifest-path", manifest, "--target-dir"])
+        .arg(&made)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "cargo doc: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(files_below(&made.join("doc")).len() >= FILES_MIN);
+    made.join("doc")
+}
+
+/// All regular files, as paths relative to `root`.
+fn files_below(root: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![root.to_owned()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            // Files with a dot in front are not served.
+            if entry.file_name().as_bytes().starts_with(b".") {
+                continue;
+            }
+            match entry.file_type().unwrap() {
+                kind if kind.is_dir() => folders.push(entry.path()),
+                kind if kind.is_file() => files.push(entry.path().strip_prefix(root).unwrap().to_owned()),
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// A path for a request line. RFC 3986, 2.3: all but the unreserved is encoded, in our own words and not the server's.
+fn encoded(path: &[u8]) -> String {
+    path.iter()
+        .map(|&byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// Fetches files over four connections that are kept alive, in batches of 1 to 40 requests sent ahead.
+fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
+    const CONNECTIONS: usize = 4;
+    thread::scope(|scope| {
+        for n in 0..CONNECTIONS {
+            scope.spawn(move || {
+                let mut random = Random(1 + n as u64);
+                let mut client = server.connect();
+                let mine: Vec<&PathBuf> = files.iter().skip(n).step_by(CONNECTIONS).collect();
+                let mut rest = &mine[..];
+                while !rest.is_empty() {
+                    let (batch, others) = rest.split_at(random.below(40).min(rest.len() as u64 - 1) as usize + 1);
+                    rest = others;
+                    let request = |file: &&PathBuf| {
+                        format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", encoded(file.as_os_str().as_bytes()))
+                    };
+                    client.send(batch.iter().map(request).collect::<String>());
+                    for file in batch {
+                        let response = client.response("GET");
+                        assert_eq!(response.status, 200, "{}", file.display());
+                        // Not assert_eq, which would print both.
+                        assert!(response.body == fs::read(root.join(file)).unwrap(), "{} differs", file.display());
+                    }
+                }
+            });
+        }
+    });
+}
+
+// The tree that changes.
+
+/// SplitMix64: enough for a test, and the same on every machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn pause(&mut self, below_us: u64) {
+        thread::sleep(Duration::from_micros(self.below(below_us)));
+    }
+}
+
+/// What a file holds: stretches of versions, each up to an end. `(7, 100), (9, 150)`: the first 100 bytes are those of
+/// version 7, the next 50 those of version 9.
+#[derive(Clone, Debug, PartialEq)]
+struct State(Vec<(u32, usize)>);
+
+impl State {
+    fn whole(version: u32, length: usize) -> State {
+        State(vec![(version, length)])
+    }
+
+    fn len(&self) -> usize {
+        self.0.last().map_or(0, |(_, end)| *end)
+    }
+
+    fn truncated(&self, length: usize) -> State {
+        let mut stretches: Vec<_> = self.0.iter().map(|&(version, end)| (version, end.min(length))).collect();
+        stretches.dedup_by_key(|(_, end)| *end);
+        State(stretches)
+    }
+
+    fn appended(&self, version: u32, length: usize) -> State {
+        let mut state = self.clone();
+        state.0.push((version, self.len() + length));
+        state
+    }
+
+    /// How many bytes of `bytes`, from `from` on, are those of this state.
+    fn agreement(&self, file: usize, bytes: &[u8], from: usize) -> usize {
+        let mut at = from;
+        for &(version, end) in &self.0 {
+            let end = end.min(bytes.len());
+            while at < end {
+                let record = record(file, version, at / 16);
+                let stop = (at / 16 * 16 + 16).min(end);
+                let expected = &record[at % 16..at % 16 + stop - at];
+                if bytes[at..stop] != *expected {
+                    return at + bytes[at..stop].iter().zip(expected).take_while(|(a, b)| a == b).count();
+                }
+                at = stop;
+            }
+        }
+        at
+    }
+}
+
+/// 16 bytes that say where they belong. The version's low byte comes first, so that a file of one byte says it too.
+fn record(file: usize, version: u32, place: usize) -> [u8; 16] {
+    let front = u64::from(version) | (place as u64) << 32;
+    let back = Random(front ^ (file as u64) << 24).next();
+    let mut record = [0; 16];
+    record[..8].copy_from_slice(&front.to_le_bytes());
+    record[8..].copy_from_slice(&back.to_le_bytes());
+    record
+}
+
+/// The bytes of a version in a range of places.
+fn bytes_of(file: usize, version: u32, range: std::ops::Range<usize>) -> Vec<u8> {
+    let (first, last) = (range.start / 16, range.end.div_ceil(16));
+    let mut bytes = Vec::with_capacity((last - first) * 16);
+    for place in first..last {
+        bytes.extend_from_slice(&record(file, version, place));
+    }
+    bytes.truncate(range.end - first * 16);
+    bytes.drain(..range.start - first * 16);
+    bytes
+}
+
+/// A change of a file. `None` as a state: there is no such file.
+struct Change {
+    began: Instant,
+    ended: Option<Instant>,
+    before: Option<State>,
+    after: Option<State>,
+    /// Whether it happens bit by bit, from the front.
+    gradual: bool,
+}
+
+/// Everything a file has been since the start.
+#[derive(Default)]
+struct History(Mutex<Vec<Change>>);
+
+/// How a reply agrees with a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Match {
+    /// With the file as it was at rest.
+    AtRest(u32),
+    /// With the file as it was while it was being written in place.
+    Underway,
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, Vec<Change>> {
+        self.0.lock().unwrap()
+    }
+
+    fn begin(&self, before: Option<State>, after: Option<State>, gradual: bool) {
+        self.lock().push(Change { began: Instant::now(), ended: None, before, after, gradual });
+    }
+
+    fn end(&self) {
+        self.lock().last_mut().unwrap().ended = Some(Instant::now());
+    }
+
+    /// The state of the file between `from` and `to` that `bytes` are of; all of it, or its start.
+    fn find(&self, file: usize, bytes: &[u8], whole: bool, from: Instant, to: Instant) -> Option<Match> {
+        let changes = self.lock();
+        let fits = |length: usize| if whole { length == bytes.len() } else { length >= bytes.len() };
+        let mut underway = None;
+        for (n, change) in changes.iter().enumerate().rev() {
+            // At rest from the moment this change may have been seen until the next was complete.
+            let next_end = changes.get(n + 1).map_or(Some(to), |next| next.ended).unwrap_or(to);
+            if next_end < from {
+                break;
+            }
+            if change.began > to {
+                continue;
+            }
+            if let Some(after) = &change.after
+                && fits(after.len())
+                && after.agreement(file, bytes, 0) == bytes.len()
+            {
+                return Some(Match::AtRest(after.0.last().unwrap().0));
+            }
+            if let (Some(before), Some(after), true) = (&change.before, &change.after, change.gradual)
+                && change.ended.is_none_or(|ended| ended >= from)
+            {
+                let new = after.agreement(file, bytes, 0);
+                if new == bytes.len() && bytes.len() >= before.len()
+                    || (fits(before.len()) && before.agreement(file, bytes, new) == bytes.len())
+                {
+                    underway = Some(Match::Underway);
+                }
+            }
+        }
+        underway
+    }
+
+    fn was_absent(&self, from: Instant, to: Instant) -> bool {
+        let changes = self.lock();
+        (0..changes.len()).any(|n| {
+            let until = changes.get(n + 1).map_or(Some(to), |next| next.ended).unwrap_or(to);
+            changes[n].after.is_none() && changes[n].began <= to && until >= from
+        })
+    }
+
+    fn now(&self) -> Option<State> {
+        self.lock().last().unwrap().after.clone()
+    }
+}
+
+/// Sizes around the bound between memory and descriptors (32 KiB), one window (256 KiB) and many.
+const SIZES: [usize; 6] = [0, 1, 32 << 10, (32 << 10) + 1, 300 << 10, 5 << 20];
+
+const FILES: usize = 4 * SIZES.len();
+
+fn size_of(file: usize) -> usize {
+    SIZES[file % SIZES.len()]
+}
+
+/// How a file may be changed.
+#[derive(Clone, Copy)]
+enum How {
+    /// In every way.
+    Any,
+    /// By replacing and removing alone, as deployments do.
+    Whole,
+}
+
+struct Tree {
+    site: Site,
+    histories: Vec<History>,
+}
+
+impl Tree {
+    fn new() -> Tree {
+        let tree = Tree { site: Site::on_disk(), histories: (0..FILES).map(|_| History::default()).collect() };
+        for file in 0..FILES {
+            tree.histories[file].begin(None, Some(State::whole(0, size_of(file))), false);
+            fs::write(tree.path(file), bytes_of(file, 0, 0..size_of(file))).unwrap();
+            tree.histories[file].end();
+        }
+        tree
+    }
+
+    fn path(&self, file: usize) -> PathBuf {
+        self.site.path().join(format!("{file}.bin"))
+    }
+
+    /// Changes a file once, at random.
+    fn change(&self, file: usize, version: u32, how: How, random: &mut Random) {
+        let (path, history) = (self.path(file), &self.histories[file]);
+        let open = || OpenOptions::new().write(true).open(&path).unwrap();
+        let choice = random.below(8);
+        let before = history.now();
+        let length = before.as_ref().map_or(0, State::len);
+        match (before, how) {
+            (Some(_), _) if choice == 0 => {
+                history.begin(history.now(), None, false);
+                fs::remove_file(&path).unwrap();
+            }
+            (Some(before), How::Any) if choice <= 2 && length > 0 => {
+                let length =
+                    [0, length / 2, length - 1, random.below(length as u64) as usize][random.below(4) as usize];
+                let after = before.truncated(length);
+                history.begin(Some(before), Some(after), false);
+                open().set_len(length as u64).unwrap();
+            }
+            (Some(before), How::Any) if choice == 3 && length <= size_of(file) => {
+                let more = 1 + random.below(50_000) as usize;
+                let after = before.appended(version, more);
+                let bytes = bytes_of(file, version, length..length + more);
+                history.begin(Some(before), Some(after), true);
+                OpenOptions::new().append(true).open(&path).unwrap().write_all(&bytes).unwrap();
+            }
+            (Some(before), How::Any) if choice <= 5 => {
+                let bytes = bytes_of(file, version, 0..length);
+                history.begin(Some(before), Some(State::whole(version, length)), true);
+                let mut opened = open();
+                // In one call, or in a few.
+                for piece in bytes.chunks(1 + length / (1 + random.below(4) as usize)) {
+                    opened.write_all(piece).unwrap();
+                }
+            }
+            (Some(before), How::Any) if choice == 6 => {
+                // As a shell's `>` does.
+                let bytes = bytes_of(file, version, 0..size_of(file));
+                let empty = State(vec![(version, 0)]);
+                history.begin(Some(before), Some(empty.clone()), false);
+                let mut opened = OpenOptions::new().write(true).truncate(true).open(&path).unwrap();
+                history.end();
+                history.begin(Some(empty), Some(State::whole(version, bytes.len())), true);
+                opened.write_all(&bytes).unwrap();
+            }
+            (before, _) => {
+                let bytes = bytes_of(file, version, 0..size_of(file));
+                let temporary = self.site.path().join(".new");
+                fs::write(&temporary, &bytes).unwrap();
+                history.begin(before, Some(State::whole(version, bytes.len())), false);
+                fs::rename(&temporary, &path).unwrap();
+            }
+        }
+        history.end();
+    }
+}
+
+/// What came of the requests.
+#[derive(Debug, Default)]
+struct Tally {
+    whole: u64,
+    /// Of these, how many had been changed since the start.
+    changed: u64,
+    underway: u64,
+    absent: u64,
+    cut: u64,
+    /// Bytes of replies that were cut short.
+    cut_bytes: u64,
+    wrong: Vec<String>,
+    /// Other statuses.
+    others: BTreeMap<u16, u64>,
+}
+
+/// A cached answer may be so old: the revalidation time, and what a busy machine adds to it.
+const STALE: Duration = Duration::from_millis(500);
+
+impl Tally {
+    fn judge(&mut self, tree: &Tree, file: usize, status: u16, body: &[u8], whole: bool, sent: Instant) {
+        let history = &tree.histories[file];
+        let (from, to) = (sent - STALE, Instant::now());
+        match status {
+            200 => {
+                let found = history.find(file, body, whole, from, to);
+                if !whole {
+                    self.cut += 1;
+                    self.cut_bytes += body.len() as u64;
+                }
+                match found {
+                    Some(Match::AtRest(version)) if whole => {
+                        self.whole += 1;
+                        self.changed += u64::from(version > 0);
+                    }
+                    Some(Match::Underway) if whole => self.underway += 1,
+                    Some(_) => {}
+                    None => self.wrong.push(describe(file, body, whole)),
+                }
+            }
+            404 if history.was_absent(from, to) => self.absent += 1,
+            _ => *self.others.entry(status).or_default() += 1,
+        }
+    }
+
+    fn add(&mut self, other: Tally) {
+        self.whole += other.whole;
+        self.changed += other.changed;
+        self.underway += other.underway;
+        self.absent += other.absent;
+        self.cut += other.cut;
+        self.cut_bytes += other.cut_bytes;
+        self.wrong.extend(other.wrong);
+        for (status, count) in other.others {
+            *self.others.entry(status).or_default() += count;
+        }
+    }
+}
+
+/// Which versions stand where in a body that is of no version.
+fn describe(file: usize, body: &[u8], whole: bool) -> String {
+    let mut text = format!("file {file}, {} bytes, {}:", body.len(), if whole { "whole" } else { "cut" });
+    let mut last = None;
+    for (place, bytes) in body.chunks(16).enumerate() {
+        let version = match bytes.len() {
+            4.. => Some(u32::from_le_bytes(bytes[..4].try_into().unwrap())),
+            _ => None,
+        };
+        let good = version.is_some_and(|version| record(file, version, place).starts_with(bytes));
+        let now = if good { format!("v{}", version.unwrap()) } else { "?".to_owned() };
+        if last.as_ref() != Some(&now) && text.len() < 400 {
+            text += &format!(" {}:{now}", place * 16);
+            last = Some(now);
+        }
+    }
+    text
+}
+
+/// Asks for random files until told to stop, some requests ahead of others.
+fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random) -> Tally {
+    let mut tally = Tally::default();
+    let mut client = Client::connect(address);
+    while !stop.load(Ordering::Relaxed) {
+        let batch: Vec<usize> = (0..1 + random.below(4)).map(|_| random.below(FILES as u64) as usize).collect();
+        let request = |file: &usize| format!("GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let sent = Instant::now();
+        client.send(batch.iter().map(request).collect::<String>());
+        for file in batch {
+            match client.try_response("GET") {
+                Ok(Response { status, body, .. }) => tally.judge(tree, file, status, &body, true, sent),
+                Err(error) => {
+                    // The head has gone by if the body was being read.
+                    let rest = client.read_to_end();
+                    assert!(error.kind() != std::io::ErrorKind::WouldBlock, "the server hangs");
+                    if find(&rest, b"HTTP/1.1").is_none() {
+                        tally.judge(tree, file, 200, &rest, false, sent);
+                    }
+                    client = Client::connect(address);
+                    break;
+                }
+            }
+        }
+    }
+    tally
+}
+
+/// Asks for large files and reads them so slowly that most of a reply waits in the socket or behind it.
+fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random) -> Tally {
+    let mut tally = Tally::default();
+    while !stop.load(Ordering::Relaxed) {
+        let file = [4, 5][random.below(2) as usize] + SIZES.len() * random.below(4) as usize;
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let sent = Instant::now();
+        write!(stream, "GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut received = Vec::new();
+        let mut piece = vec![0; 16 << 10];
+        // Long enough for several changes to happen, and no longer.
+        for n in 0.. {
+            if n < 30 {
+                random.pause(10_000);
+            } else {
+                piece.resize(256 << 10, 0);
+            }
+            match stream.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => received.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the server hangs"),
+                Err(_) => break,
+            }
+        }
+        let Some(end) = find(&received[..received.len().min(2000)], b"\r\n\r\n") else { continue };
+        let head = String::from_utf8(received[..end].to_vec()).unwrap();
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+        let status = field("HTTP/1.1 ").unwrap()[..3].parse().unwrap();
+        let length: usize = field("Content-Length: ").unwrap().parse().unwrap();
+        let body = &received[end + 4..];
+        assert!(body.len() <= length, "more than was announced");
+        tally.judge(tree, file, status, body, body.len() == length, sent);
+    }
+    tally
+}
+
+/// Lets readers, slow and fast, loose on a tree that changes; then the tree rests, and each file must be served as it is.
+fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
+    let tree = Tree::new();
+    let server = Server::configured(&tree.site, &format!("[cache]\nrevalidate = '20ms'\nstale_max = '20ms'\n{toml}"));
+    let stop = AtomicBool::new(false);
+    let mut tally = Tally::default();
+    thread::scope(|scope| {
+        let (tree, stop, address) = (&tree, &stop, server.address);
+        let mutator = scope.spawn(move || {
+            let mut random = Random(seed);
+            let begin = Instant::now();
+            // As many changes as make all outcomes likely, however slow the machine.
+            for version in 1.. {
+                if version > 250 && begin.elapsed() > Duration::from_secs(5) {
+                    break;
+                }
+                tree.change(random.below(FILES as u64) as usize, version, how, &mut random);
+                random.pause(15_000);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let fast = (1..=3).map(|n| scope.spawn(move || fast_reader(address, tree, stop, Random(seed ^ n << 32))));
+        let fast: Vec<_> = fast.collect();
+        let slow = (4..=6).map(|n| scope.spawn(move || slow_reader(address, tree, stop, Random(seed ^ n << 32))));
+        for reader in slow.collect::<Vec<_>>().into_iter().chain(fast) {
+            tally.add(reader.join().unwrap());
+        }
+        mutator.join().unwrap();
+    });
+    // What was true while it changed must not stay in a cache.
+    thread::sleep(Duration::from_millis(100));
+    let mut client = server.connect();
+    for file in 0..FILES {
+        let response = client.get(&format!("/{file}.bin"));
+        match fs::read(tree.path(file)) {
+            Ok(bytes) => {
+                assert_eq!(response.status, 200);
+                assert!(response.body == bytes, "at rest: {}", describe(file, &response.body, true));
+            }
+            Err(_) => assert_eq!(response.status, 404),
+        }
+    }
+    println!("seed {seed}: {tally:?}");
+    tally
+}
+
+fn check_outcomes(tally: &Tally) {
+    assert!(tally.wrong.is_empty(), "{tally:#?}");
+    assert!(tally.others.is_empty(), "{tally:#?}");
+    assert!(tally.whole > 100 && tally.changed > 50, "{tally:?}");
+    assert!(tally.absent > 0, "{tally:?}");
+}
+
+#[test]
+fn a_reply_is_one_version_of_its_file_or_visibly_cut_short() {
+    let tally = mirror_while_it_changes("", How::Any, 1);
+    check_outcomes(&tally);
+    assert!(tally.cut > 0 && tally.cut_bytes > 0, "{tally:?}");
+}
+
+#[test]
+fn replacing_files_cuts_no_reply_short() {
+    for settle in ["60s", "0s"] {
+        let tally = mirror_while_it_changes(&format!("[send]\nsettle = '{settle}'"), How::Whole, 2);
+        check_outcomes(&tally);
+        assert_eq!((tally.cut, tally.underway), (0, 0), "settle {settle}: {tally:?}");
+    }
+}
+
+#[test]
+fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
+    const LENGTH: usize = 32 << 20;
+    type Edit = fn(&fs::File);
+    let edits: [(&str, Edit); 5] = [
+        ("emptied", |file| file.set_len(0).unwrap()),
+        ("halved", |file| file.set_len(LENGTH as u64 / 2).unwrap()),
+        ("one byte less", |file| file.set_len(LENGTH as u64 - 1).unwrap()),
+        ("one byte more", |mut file| {
+            file.seek(SeekFrom::End(0)).unwrap();
+            file.write_all(b"x").unwrap();
+        }),
+        ("rewritten", |mut file| file.write_all(&bytes_of(0, 1, 0..LENGTH)).unwrap()),
+    ];
+    for settle in ["60s", "0s"] {
+        let site = Site::on_disk();
+        let server = Server::configured(&site, &format!("[send]\nsettle = '{settle}'"));
+        for (name, edit) in edits {
+            let path = site.file(&format!("{name}.bin").replace(' ', "-"), bytes_of(0, 0, 0..LENGTH));
+            let target = format!("/{}", path.file_name().unwrap().to_str().unwrap());
+            let mut client = server.connect();
+            client.send_request("GET", &target, &[]);
+            // Far less fits into the two sockets; until they are full the edit finds windows still to be sent anyway.
+            thread::sleep(Duration::from_millis(200));
+            edit(&OpenOptions::new().write(true).open(&path).unwrap());
+            let error = client.try_response("GET").expect_err("a whole reply");
+            assert!(error.kind() != std::io::ErrorKind::WouldBlock, "{name}, settle {settle}: the server hangs");
+            let body = client.read_to_end();
+            assert!(body.len() > 100_000 && body.len() < LENGTH, "{name}, settle {settle}: {} bytes", body.len());
+            if settle == "60s" {
+                let good = State::whole(0, LENGTH).agreement(0, &body, 0);
+                assert_eq!(good, body.len(), "{name}: {}", describe(0, &body, false));
+            }
+        }
+        assert_eq!(server.report("connections", "broken"), edits.len() as u64);
+    }
+}
+
+#[test]
+fn a_file_that_is_being_written_is_not_kept_half_written() {
+    const LENGTH: usize = 2 << 20;
+    let site = Site::on_disk();
+    let path = site.file("file.bin", bytes_of(0, 0, 0..LENGTH));
+    let toml = "[cache]\nrevalidate = '0s'\nstale_max = '0s'\ncontent_file_max = '2MiB'";
+    let server = Server::configured(&site, toml);
+    for version in 1..=20 {
+        let new = bytes_of(0, version, 0..LENGTH);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // Each makes the server look at the file, and read it if it has changed.
+            scope.spawn(|| {
+                let mut client = server.connect();
+                while !done.load(Ordering::Relaxed) {
+                    assert_eq!(client.request("HEAD", "/file.bin", &[]).status, 200);
+                }
+            });
+            thread::sleep(Duration::from_millis(5));
+            // In one call, so that the kernel stamps the file once: at its beginning.
+            OpenOptions::new().write(true).open(&path).unwrap().write_all(&new).unwrap();
+            done.store(true, Ordering::Relaxed);
+        });
+        thread::sleep(Duration::from_millis(50));
+        let body = server.get("/file.bin").body;
+        assert!(body == new, "version {version} was written, served is {}", describe(0, &body, true));
+    }
+}

@@ -152,7 +152,11 @@ pub fn print(settings: &Settings) -> String {
     page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
 
     page.table("[send]", "");
-    page.key("settle", &settings.settle, "a large file unchanged for so long is lent to sockets; a younger one is copied");
+    page.key(
+        "settle",
+        &settings.settle,
+        "a large file unchanged for so long is lent to sockets; a younger one is copied",
+    );
 
     page.table("[stop]", "");
     page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");
