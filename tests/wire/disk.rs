@@ -1,1 +1,332 @@
-//! To come.
+//! A disk that is slow for the server alone: whoever asks for what is in memory does not notice.
+//!
+//! The server runs in a control group of its own whose reads from the disk are throttled, and files are evicted from the
+//! page cache before they are asked for. That the disk was slow and the files cold shows in how long they took; how long
+//! others had to wait meanwhile is compared with that, so nothing here depends on the speed of the machine.
+//!
+//! Needs root, a disk (not a memory or overlay file system) below the build folder or `/var/tmp`, and the controller
+//! `blkio` of control groups v1 or `io` of v2.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::{Client, Server, Site, configuration};
+
+/// A control group with a slow disk. Removed when dropped, once the server in it is gone: declare it before the server.
+struct SlowDisk {
+    group: PathBuf,
+}
+
+impl SlowDisk {
+    /// The disk that `folder` lies on, at so many bytes a second.
+    fn new(folder: &Path, bytes_a_second: u64) -> SlowDisk {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("amped-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let disk = disk_of(folder);
+        let root = Path::new("/sys/fs/cgroup");
+        let (group, file, line) = if root.join("blkio/cgroup.procs").exists() {
+            let line = format!("{disk} {bytes_a_second}");
+            (root.join("blkio").join(name), "blkio.throttle.read_bps_device", line)
+        } else {
+            // Refused if it is on already, or if there is no such controller: then the next step says so.
+            let _ = fs::write(root.join("cgroup.subtree_control"), "+io");
+            (root.join(name), "io.max", format!("{disk} rbps={bytes_a_second}"))
+        };
+        let way_out = "run the tests as root on a machine with control groups v1 (blkio) or v2 (io)";
+        fs::create_dir(&group).unwrap_or_else(|error| panic!("cannot make {}: {error}; {way_out}", group.display()));
+        let slow = SlowDisk { group };
+        let limit = slow.group.join(file);
+        fs::write(&limit, line).unwrap_or_else(|error| panic!("cannot write {}: {error}; {way_out}", limit.display()));
+        slow
+    }
+
+    /// Puts a server into it.
+    fn hold(&self, server: &Server) {
+        fs::write(self.group.join("cgroup.procs"), server.pid().to_string()).unwrap();
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        // The last process of a group leaves it a moment after it was waited for.
+        for _ in 0..400 {
+            if fs::remove_dir(&self.group).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        eprintln!("{} could not be removed", self.group.display());
+    }
+}
+
+/// `major:minor` of the whole disk beneath a folder.
+fn disk_of(folder: &Path) -> String {
+    let device = fs::metadata(folder).unwrap().dev();
+    // makedev(3): the upper and lower halves of both numbers are interleaved.
+    let major = (device >> 8) & 0xfff | (device >> 32) & !0xfff;
+    let minor = device & 0xff | (device >> 12) & !0xff;
+    let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    assert!(block.exists(), "{} lies on no disk; set CARGO_TARGET_DIR to a folder that does", folder.display());
+    // Limits are those of disks, not of partitions.
+    let whole = if block.join("partition").exists() { block.join("..") } else { block };
+    fs::read_to_string(whole.join("dev")).unwrap().trim().to_owned()
+}
+
+/// A site on a disk that everybody may read, root's files.
+fn public_site() -> Site {
+    let site = Site::on_disk();
+    let open = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o001 != 0;
+    // The build folder may be in a home that others may not enter; `/var/tmp` outlives a restart, so it is on a disk.
+    let site = match site.path().ancestors().skip(1).all(open) {
+        true => site,
+        false => Site { folder: tempfile::tempdir_in("/var/tmp").unwrap() },
+    };
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    site
+}
+
+/// A server with a configuration, as this user.
+fn server_as(user: &str, site: &Site, toml: &str) -> Server {
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), &format!("user = '{user}'\n{toml}"))).unwrap();
+    Server::start(&["--config", config.to_str().unwrap()])
+}
+
+/// Throws a file out of the page cache, which it first has to reach the disk for.
+fn evict(path: &Path) {
+    let of = format!("of={}", path.display());
+    let args = ["if=/dev/null", &of, "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"];
+    assert!(Command::new("dd").args(args).status().unwrap().success());
+}
+
+/// Cold files of one size; each has its number as contents.
+fn cold_files(site: &Site, count: usize, length: usize) -> Vec<String> {
+    let names: Vec<String> = (0..count).map(|n| format!("cold-{n}.bin")).collect();
+    let paths: Vec<PathBuf> =
+        names.iter().enumerate().map(|(n, name)| site.file(name, vec![n as u8; length])).collect();
+    paths.iter().for_each(|path| evict(path));
+    // A file that has just changed would be waited for on another account (see `disk::STILL`).
+    thread::sleep(Duration::from_millis(60));
+    names
+}
+
+/// How long requests for one file took.
+#[derive(Debug)]
+struct Latencies {
+    count: usize,
+    p99: Duration,
+    max: Duration,
+}
+
+/// Asks for a file again and again until told to stop.
+fn ask_again_and_again(mut client: Client, target: &str, stop: &AtomicBool) -> Latencies {
+    let mut taken = Vec::new();
+    while !stop.load(Ordering::Relaxed) || taken.len() < 100 {
+        let begin = Instant::now();
+        assert_eq!(client.get(target).status, 200);
+        taken.push(begin.elapsed());
+        thread::sleep(Duration::from_millis(1));
+    }
+    taken.sort();
+    Latencies { count: taken.len(), p99: taken[taken.len() * 99 / 100], max: taken[taken.len() - 1] }
+}
+
+/// Asks for hot files while something else is done; returns what came of that, and the latencies of the hot.
+fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T, Vec<Latencies>) {
+    for target in hot {
+        assert_eq!(server.get(target).status, 200);
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        let askers: Vec<_> =
+            hot.iter().map(|target| scope.spawn(move || ask_again_and_again(server.connect(), target, stop))).collect();
+        // Also after a panic, or the scope would wait for ever.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(doing));
+        stop.store(true, Ordering::Relaxed);
+        let latencies = askers.into_iter().map(|asker| asker.join().unwrap()).collect();
+        (done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)), latencies)
+    })
+}
+
+fn check_cold_downloads(user: &str) {
+    // More than one window of 256 KiB, each of which takes a second.
+    const LENGTH: usize = 320 << 10;
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    site.file("hot.bin", vec![7; 300 << 10]);
+    let names = cold_files(&site, 4, LENGTH);
+    let slow = SlowDisk::new(site.path(), 256 << 10);
+    let server = server_as(user, &site, "");
+    // What the server itself consists of is to be in memory.
+    assert_eq!(server.get("/hot.txt").status, 200);
+    slow.hold(&server);
+    let (cold, hot) = meanwhile(&server, &["/hot.txt", "/hot.bin"], || {
+        thread::scope(|scope| {
+            let fetch = |(n, name): (usize, &String)| {
+                let mut client = server.connect();
+                let target = format!("/{name}");
+                scope.spawn(move || {
+                    let begin = Instant::now();
+                    let response = client.get(&target);
+                    assert!(response.status == 200 && response.body == vec![n as u8; LENGTH], "{target}");
+                    begin.elapsed()
+                })
+            };
+            let fetches: Vec<_> = names.iter().enumerate().map(fetch).collect();
+            fetches.into_iter().map(|fetch| fetch.join().unwrap()).collect::<Vec<_>>()
+        })
+    });
+    println!("as {user}: cold {cold:?}, hot {hot:?}");
+    // One file alone takes 1.25 s, all of them 5 s.
+    assert!(cold.iter().all(|cold| *cold > Duration::from_secs(1)), "the disk was not slow: {cold:?}");
+    let slowest = *cold.iter().max().unwrap();
+    for latencies in hot {
+        assert!(latencies.max < slowest / 10, "hot {latencies:?} beside cold {cold:?}");
+    }
+}
+
+#[test]
+fn alone_cold_downloads_delay_no_hot_file() {
+    check_cold_downloads("root");
+}
+
+#[test]
+fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
+    // mincore(2) and cachestat(2) tell nothing to a process that could not write the file; our probes do.
+    check_cold_downloads("nobody");
+}
+
+#[test]
+fn alone_cold_names_delay_no_hot_file() {
+    const FOLDERS: usize = 8;
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    let paths: Vec<PathBuf> =
+        (0..FOLDERS).map(|n| site.file(&format!("{n}/deep/deeper/page.html"), n.to_string())).collect();
+    let slow = SlowDisk::new(site.path(), 16 << 10);
+    // So short a time that the hot file's own name, which is cold as well, is asked for throughout.
+    let server = server_as("root", &site, "[cache]\nrevalidate = '50ms'");
+    assert_eq!(server.get("/hot.txt").status, 200);
+    slow.hold(&server);
+    let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
+        paths.iter().for_each(|path| evict(path));
+        thread::sleep(Duration::from_millis(60));
+        fs::write("/proc/sys/vm/drop_caches", "2").expect("run the tests as root");
+        let mut client = server.connect();
+        let begin = Instant::now();
+        for n in 0..FOLDERS {
+            let response = client.get(&format!("/{n}/deep/deeper/page.html"));
+            assert_eq!((response.status, response.text()), (200, n.to_string()));
+        }
+        begin.elapsed()
+    });
+    println!("{FOLDERS} cold names {cold:?}, hot {hot:?}");
+    assert!(server.report("helpers", "peak") >= 1);
+    assert!(cold > Duration::from_millis(500), "the disk was not slow, or the files not cold: {cold:?}");
+    assert!(hot[0].max < cold / 5, "hot {hot:?} beside cold names {cold:?}");
+}
+
+#[test]
+fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
+    const REQUESTS: usize = 24;
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    let names = cold_files(&site, REQUESTS, 250 << 10);
+    let slow = SlowDisk::new(site.path(), 512 << 10);
+    let server = server_as("root", &site, "[helpers]\nmax = 1\nqueue = 4");
+    slow.hold(&server);
+    let (responses, hot) = meanwhile(&server, &["/hot.txt"], || {
+        let mut clients: Vec<Client> = (0..REQUESTS).map(|_| server.connect()).collect();
+        for (client, name) in clients.iter_mut().zip(&names) {
+            client.send_request("GET", &format!("/{name}"), &[]);
+        }
+        let begin = Instant::now();
+        let responses: Vec<_> = clients.iter_mut().map(|client| client.response("GET")).collect();
+        (responses, begin.elapsed())
+    });
+    let (responses, elapsed) = responses;
+    let (served, shed): (Vec<_>, Vec<_>) = responses.iter().partition(|response| response.status == 200);
+    println!("{} served in {elapsed:?}, {} shed, hot {hot:?}", served.len(), shed.len());
+    // Four wait, and one is worked on if a helper had begun by then; more only if the disk was faster than requests came.
+    assert!(served.len() >= 4 && shed.len() >= REQUESTS / 2, "{} served", served.len());
+    for response in &shed {
+        assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
+    }
+    assert_eq!(server.report("requests", "shed"), shed.len() as u64);
+    assert!(elapsed > Duration::from_secs(1), "the disk was not slow: {elapsed:?}");
+    assert!(hot[0].max < elapsed / 5, "hot {hot:?}, cold {elapsed:?}");
+    // Nobody is shed for what is over.
+    assert_eq!(server.get(&format!("/{}", names[0])).status, 200);
+}
+
+#[test]
+fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
+    const CLIENTS: usize = 6;
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    let names = cold_files(&site, CLIENTS, 1 << 20);
+    let slow = SlowDisk::new(site.path(), 2 << 20);
+    let server = server_as("root", &site, "[helpers]\nmax = 1\nqueue = 1");
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| server.connect()).collect();
+    // While the disk is fast all get their first window, and so a promise: nobody can be shed any more.
+    for (client, name) in clients.iter_mut().zip(&names) {
+        let first = client.request("GET", &format!("/{name}"), &[("Range", "bytes=0-9")]);
+        assert_eq!(first.status, 206);
+        evict(&site.path().join(name));
+    }
+    slow.hold(&server);
+    let begin = Instant::now();
+    let used = cpu_time(&server);
+    let (lengths, hot) = meanwhile(&server, &["/hot.txt"], || {
+        for (client, name) in clients.iter_mut().zip(&names) {
+            client.send_request("GET", &format!("/{name}"), &[]);
+        }
+        clients.iter_mut().map(|client| client.response("GET").body.len()).collect::<Vec<_>>()
+    });
+    let (used, elapsed) = (cpu_time(&server) - used, begin.elapsed());
+    println!("{elapsed:?}, of it {used:?} CPU time, hot {hot:?}");
+    assert_eq!(lengths, [1 << 20; CLIENTS]);
+    assert!(elapsed > Duration::from_secs(2), "the disk was not slow: {elapsed:?}");
+    assert!(hot[0].max < elapsed / 5, "hot {hot:?}, cold {elapsed:?}");
+    // A loop that asks over and over whether there is room in the queue takes all of one core.
+    assert!(used < elapsed / 2, "{used:?} of CPU time in {elapsed:?} of waiting");
+}
+
+/// User and system time of a server so far.
+fn cpu_time(server: &Server) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
+    // proc_pid_stat(5): fields 14 and 15; the name, in parentheses, is the second. 100 ticks a second on Linux.
+    let fields: Vec<u64> =
+        stat.rsplit_once(')').unwrap().1.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
+    Duration::from_millis(10 * (fields[12] + fields[13]))
+}
+
+#[test]
+fn many_who_ask_for_the_same_cold_file_cost_one_helper() {
+    const CLIENTS: usize = 8;
+    let site = public_site();
+    let names = cold_files(&site, 1, 200 << 10);
+    let slow = SlowDisk::new(site.path(), 200 << 10);
+    let server = server_as("root", &site, "");
+    slow.hold(&server);
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| server.connect()).collect();
+    let begin = Instant::now();
+    for client in &mut clients {
+        client.send_request("GET", &format!("/{}", names[0]), &[]);
+    }
+    for client in &mut clients {
+        let response = client.response("GET");
+        assert_eq!((response.status, response.body.len()), (200, 200 << 10));
+    }
+    println!("{CLIENTS} clients in {:?}", begin.elapsed());
+    assert!(begin.elapsed() > Duration::from_millis(300), "the disk was not slow: {:?}", begin.elapsed());
+    assert_eq!(server.report("requests", "disk_questions"), CLIENTS as u64);
+    assert_eq!(server.report("helpers", "peak"), 1);
+    assert_eq!(server.report("content cache, files", "insertions"), 1);
+}

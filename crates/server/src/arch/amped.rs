@@ -92,6 +92,7 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
         }
         worker.take_turns(now, &mut helped);
         worker.take_deadlines(now, &mut helped);
+        let helper_is_free = messages.iter().any(|message| matches!(message, Message::Done(_)));
         for message in messages.drain(..) {
             match message {
                 Message::Done(Done::Work(work, found)) => helped.learn(work, found, now, &mut worker),
@@ -122,6 +123,9 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
                     let _ = to.send(helped.complete(worker.snapshot()));
                 }
             }
+        }
+        if helper_is_free {
+            worker.helper_is_free(now, &mut helped);
         }
         if matches!(accept, Accepted::Full | Accepted::Exhausted) && listening {
             listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
