@@ -1,2 +1,38 @@
-//! Other people's programs against the real server: curl, h2load, strace.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! Other people's programs against the real server: curl, h2load, wrk and strace as they are, nginx as a second opinion.
+//!
+//! A program that is not there fails its tests; `cargo xtask setup` brings all of them.
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+#[path = "../wire/harness.rs"]
+#[allow(dead_code, reason = "shared with the wire tests, which use the rest of it")]
+mod harness;
+
+mod curl;
+mod load;
+mod nginx;
+mod strace;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A program of somebody else's.
+fn peer(name: &str) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian keeps nginx where a plain user's PATH does not look.
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
+    Command::new(found.unwrap_or_else(|| panic!("{name} is not there: run cargo xtask setup")))
+}
+
+/// What a program said, once it has ended well.
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}

@@ -1,0 +1,168 @@
+//! curl, as people use it.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use super::harness::{Server, Site};
+use super::{peer, said};
+
+/// curl, quiet but for errors, with a format of its last line.
+fn curl(args: &[&str]) -> Command {
+    let mut command = peer("curl");
+    // No ~/.curlrc, and no proxy of the environment.
+    command.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "--max-time", "20"]).args(args);
+    command
+}
+
+fn url(server: &Server, path: &str) -> String {
+    format!("http://{}{path}", server.address)
+}
+
+/// Bytes that differ from place to place.
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|n| (n * 31 / 7) as u8).collect()
+}
+
+#[test]
+fn ranges_and_several_of_them() {
+    let site = Site::new();
+    site.file("a.txt", "0123456789");
+    let server = Server::serve(&site);
+    let a = url(&server, "/a.txt");
+    assert_eq!(said(&mut curl(&["--range", "2-4", &a])), "234");
+    assert_eq!(said(&mut curl(&["--range", "-3", &a])), "789");
+    assert_eq!(said(&mut curl(&["--range", "7-", &a])), "789");
+    let several = said(&mut curl(&["--range", "0-1,5-6", &a]));
+    assert!(several.contains("Content-Range: bytes 0-1/10\r\n\r\n01\r\n--"), "{several}");
+    assert!(several.contains("Content-Range: bytes 5-6/10\r\n\r\n56\r\n--"), "{several}");
+    assert_eq!(said(&mut curl(&["--range", "10-", "--output", "/dev/null", "--write-out", "%{http_code}", &a])), "416");
+}
+
+#[test]
+fn a_download_is_resumed_where_it_broke_off() {
+    let site = Site::new();
+    let server = Server::serve(&site);
+    for length in [100, 32 << 10, 3 << 20] {
+        let whole = bytes(length);
+        site.file("whole.bin", &whole);
+        for done in [1, length / 2, length - 1] {
+            let folder = tempfile::tempdir().unwrap();
+            let part = folder.path().join("part");
+            fs::write(&part, &whole[..done]).unwrap();
+            let name = url(&server, "/whole.bin");
+            let output = part.to_str().unwrap();
+            let code = said(&mut curl(&["-C", "-", "--output", output, "--write-out", "%{http_code}", &name]));
+            assert_eq!(code, "206");
+            assert!(fs::read(&part).unwrap() == whole, "resumed at {done} of {length}");
+        }
+        // Named anew, so that no cache holds the file that comes next under this name.
+        fs::remove_file(site.path().join("whole.bin")).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+    }
+}
+
+#[test]
+fn compressed_siblings_are_unpacked() {
+    let site = Site::new();
+    let text = "all work and no play\n".repeat(1000);
+    let path = site.file("page.html", &text);
+    assert!(peer("gzip").args(["--keep", "--no-name"]).arg(&path).status().unwrap().success());
+    let server = Server::serve(&site);
+    let page = url(&server, "/page.html");
+    assert_eq!(said(&mut curl(&["--compressed", &page])), text);
+    let size = |args: &[&str]| {
+        let fixed = ["--output", "/dev/null", "--write-out", "%{size_download}", &page];
+        said(&mut curl(&[args, &fixed].concat())).parse::<usize>().unwrap()
+    };
+    assert!(size(&["--compressed"]) < text.len() / 10);
+    assert_eq!(size(&[]), text.len());
+    assert_eq!(size(&["--compressed", "--http1.0"]), size(&["--compressed"]));
+}
+
+#[test]
+fn http_1_0_and_head() {
+    let site = Site::new();
+    site.file("a.txt", "0123456789");
+    let server = Server::serve(&site);
+    let a = url(&server, "/a.txt");
+    assert_eq!(said(&mut curl(&["--http1.0", &a])), "0123456789");
+    // Two requests; HTTP/1.0 without keep-alive closes in between.
+    let twice = |version: &str| {
+        let sink = ["--output", "/dev/null"];
+        said(&mut curl(&[&[version, "--write-out", "%{num_connects}", &a, &a][..], &sink, &sink].concat()))
+    };
+    assert_eq!(twice("--http1.1"), "10");
+    assert_eq!(twice("--http1.0"), "11");
+    let head = said(&mut curl(&["--head", &a]));
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("\r\nContent-Length: 10\r\n"), "{head}");
+    assert!(head.ends_with("\r\n\r\n"), "{head}");
+}
+
+#[test]
+fn conditions_on_time_and_tag() {
+    let site = Site::new();
+    let path = site.file("a.txt", "0123456789");
+    assert!(Command::new("touch").args(["-d", "2024-01-02 03:04:05Z"]).arg(&path).status().unwrap().success());
+    let server = Server::serve(&site);
+    let a = url(&server, "/a.txt");
+    let code = |args: &[&str]| {
+        said(&mut curl(
+            &[args, &["--output", "/dev/null", "--write-out", "%{http_code} %{size_download}", &a]].concat(),
+        ))
+    };
+    assert_eq!(code(&["-z", "Tue, 02 Jan 2024 03:04:05 GMT"]), "304 0");
+    assert_eq!(code(&["-z", "Tue, 02 Jan 2024 03:04:04 GMT"]), "200 10");
+    // curl itself takes the very second for a 304.
+    assert_eq!(code(&["-z", "-Tue, 02 Jan 2024 03:04:06 GMT"]), "200 10");
+    assert_eq!(code(&["-z", "-Tue, 02 Jan 2024 03:04:04 GMT"])[..3], *"412");
+    // `-z FILE` sends the file's own time.
+    assert_eq!(code(&["-z", path.to_str().unwrap()]), "304 0");
+    let folder = tempfile::tempdir().unwrap();
+    let tag = folder.path().join("tag");
+    let tag = tag.to_str().unwrap();
+    assert_eq!(code(&["--etag-save", tag]), "200 10");
+    assert_eq!(code(&["--etag-compare", tag]), "304 0");
+    site.file("a.txt", "something else");
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert_eq!(code(&["--etag-compare", tag]), "200 14");
+}
+
+#[test]
+fn an_upload_is_refused_and_read_so_that_the_connection_goes_on() {
+    let site = Site::new();
+    site.file("a.txt", "0123456789");
+    let server = Server::serve(&site);
+    let a = url(&server, "/a.txt");
+    let folder = tempfile::tempdir().unwrap();
+    let body = folder.path().join("body");
+    fs::write(&body, bytes(300_000)).unwrap();
+    let format = "%{http_code} %{num_connects}\n";
+    let sink = ["--output", "/dev/null", "--write-out", format];
+    // `-T -` sends chunks. An empty `Expect:` keeps curl from waiting for leave.
+    let upload = ["--upload-file", "-", "--header", "Expect:", &a];
+    let then = ["--next", "--silent", "--noproxy", "*", "--output", "/dev/null", "--write-out", format, &a];
+    let text = said(curl(&[&sink[..], &upload, &then].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
+    assert_eq!(text, "405 1\n200 0\n");
+    // With its question, as curl does by itself: refused before a byte of the body was sent.
+    let ask = ["--upload-file", "-", "--header", "Expect: 100-continue", &a];
+    let text = said(curl(&[&sink[..], &ask].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
+    assert_eq!(text, "405 1\n");
+    // More than is read of a body that nobody asked for.
+    fs::write(&body, bytes(3 << 20)).unwrap();
+    let text = said(curl(&[&sink[..], &upload].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
+    assert_eq!(text, "413 1\n");
+}
+
+#[test]
+fn nothing_above_the_root_is_to_be_had() {
+    let site = Site::new();
+    site.file("a.txt", "0123456789");
+    let server = Server::serve(&site);
+    for path in
+        ["/../../../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/a.txt/../../../etc/passwd", "/..%2fetc/passwd"]
+    {
+        let args = ["--path-as-is", "--output", "/dev/null", "--write-out", "%{http_code}", &url(&server, path)];
+        let code = said(&mut curl(&args));
+        assert!(["400", "403", "404"].contains(&code.as_str()), "{path}: {code}");
+    }
+}

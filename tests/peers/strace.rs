@@ -1,0 +1,71 @@
+//! strace: how many system calls a cached request costs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+
+use super::harness::{Server, Site, wait_until};
+use super::peer;
+
+/// One to receive, one to send, and a share of the wait for whoever comes next.
+#[test]
+fn a_cached_request_costs_two_system_calls() {
+    const REQUESTS: u64 = 10_000;
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    assert_eq!(client.get("/small.txt").status, 200);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(client.get("/small.txt").status, 200);
+
+    let tid = loop_thread(server.pid());
+    let table = site.path().join("table");
+    let mut strace = peer("strace")
+        .args(["-c", "-p", &tid.to_string(), "-o", table.to_str().unwrap()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let traced = || {
+        let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+    };
+    wait_until("strace to attach", traced);
+    for _ in 0..REQUESTS {
+        assert_eq!(client.get("/small.txt").body, b"small\n");
+    }
+    // It writes its table at an interrupt, by the shell's kill, of the one process that was started here.
+    let interrupt = std::process::Command::new("kill").args(["-INT", &strace.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    strace.wait().unwrap();
+
+    let text = fs::read_to_string(&table).unwrap();
+    let calls = read_table(&text);
+    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
+    let others = calls.values().sum::<u64>() - waits;
+    println!("{calls:?}");
+    // Once a second the file is looked at again, a handful of calls.
+    const SPARE: u64 = 200;
+    assert!(others <= 2 * REQUESTS + SPARE, "{text}");
+    assert!(waits <= REQUESTS + SPARE, "{text}");
+    assert!(others >= 2 * REQUESTS, "not all was counted: {text}");
+}
+
+/// The thread of the only loop, by the name that it has.
+fn loop_thread(pid: u32) -> u32 {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let task = task.unwrap();
+        if fs::read_to_string(task.path().join("comm")).unwrap().trim() == "loop-0" {
+            return task.file_name().to_str().unwrap().parse().unwrap();
+        }
+    }
+    panic!("no thread is called loop-0");
+}
+
+/// Calls by name. The columns are: % time, seconds, usecs/call, calls, errors (which may be blank), syscall.
+fn read_table(text: &str) -> BTreeMap<String, u64> {
+    let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| row.len() >= 5 && row[row.len() - 1] != "total")
+        .filter_map(|row| Some((row[row.len() - 1].to_owned(), row[3].parse().ok()?)))
+        .collect()
+}
