@@ -209,6 +209,32 @@ fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
 }
 
 #[test]
+fn alone_a_window_with_a_hole_delays_no_hot_file() {
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    let names = cold_files(&site, 1, 256 << 10);
+    let slow = SlowDisk::new(site.path(), 64 << 10);
+    // Lent to the socket, where the kernel would wait for what is not there.
+    let server = server_as("root", &site, "[send]\nsettle = '0s'");
+    let target = format!("/{}", names[0]);
+    assert_eq!(server.get(&target).body.len(), 256 << 10);
+    // Its two ends stay in memory.
+    let input = format!("if={}", site.path().join(&names[0]).display());
+    let range = ["iflag=nocache,skip_bytes,count_bytes", "bs=64K", "skip=65536", "count=131072"];
+    let dd = Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap();
+    assert!(dd.success());
+    slow.hold(&server);
+    let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
+        let begin = Instant::now();
+        assert_eq!(server.get(&target).body.len(), 256 << 10);
+        begin.elapsed()
+    });
+    println!("a hole of 128 KiB {cold:?}, hot {hot:?}");
+    assert!(cold > Duration::from_secs(1), "the disk was not slow, or there was no hole: {cold:?}");
+    assert!(hot[0].max < cold / 5, "hot {hot:?} beside {cold:?}");
+}
+
+#[test]
 fn alone_cold_names_delay_no_hot_file() {
     const FOLDERS: usize = 8;
     let site = public_site();

@@ -35,6 +35,10 @@ const INLINE_MAX: u64 = 4 * 1024;
 /// Windows of files that one turn sends for one connection.
 const WINDOWS_A_TURN: u32 = 2;
 
+/// sendfile waits for any page that is missing, and the kernel drops pages, not windows. A probe costs 0.4 to 1 us, and five
+/// for a window of 256 KiB (18 us to send) is what we pay; a hole that lies between two probes is still waited for.
+const PROBE_STEP: usize = 64 * 1024;
+
 /// Pieces that go into one call.
 const PIECES_MAX: usize = 64;
 
@@ -400,7 +404,7 @@ fn send_window(
     let patience = if probe { Patience::Now } else { Patience::Wait };
 
     if is_settled(&content.version, sender.settle, wall) {
-        if probe && !(file::is_resident(file, window.start) && file::is_resident(file, window.end - 1)) {
+        if probe && !is_resident(file, &window) {
             // A file that has become shorter looks like one that is not in memory.
             return Ok(if is_unchanged(file, &content.version)? { Window::Cold(window) } else { Window::Changed });
         }
@@ -429,6 +433,12 @@ fn send_window(
     }
     let sent = socket::send(socket, &buffer[..count], more)?;
     Ok(Window::Sent(sent as u64))
+}
+
+/// Whether a window is in memory, as far as a probe in each [`PROBE_STEP`] tells.
+fn is_resident(file: &OwnedFd, window: &Range<u64>) -> bool {
+    let mut places = window.clone().step_by(PROBE_STEP).chain([window.end - 1]);
+    places.all(|offset| file::is_resident(file, offset))
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.
