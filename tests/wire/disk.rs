@@ -12,10 +12,18 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::harness::{Client, Server, Site, configuration};
+
+/// What one test throws out of the kernel's caches would be missing in another. `cargo nextest` runs them by themselves
+/// anyway, for their names; plain `cargo test` does not.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A control group with a slow disk. Removed when dropped, once the server in it is gone: declare it before the server.
 struct SlowDisk {
@@ -163,6 +171,7 @@ fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T,
 fn check_cold_downloads(user: &str) {
     // More than one window of 256 KiB, each of which takes a second.
     const LENGTH: usize = 320 << 10;
+    let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
     site.file("hot.bin", vec![7; 300 << 10]);
@@ -210,6 +219,7 @@ fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
 
 #[test]
 fn alone_a_window_with_a_hole_delays_no_hot_file() {
+    let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
     let names = cold_files(&site, 1, 256 << 10);
@@ -237,6 +247,7 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
 #[test]
 fn alone_cold_names_delay_no_hot_file() {
     const FOLDERS: usize = 8;
+    let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
     let paths: Vec<PathBuf> =
@@ -267,6 +278,7 @@ fn alone_cold_names_delay_no_hot_file() {
 #[test]
 fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
     const REQUESTS: usize = 24;
+    let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
     let names = cold_files(&site, REQUESTS, 250 << 10);
@@ -302,6 +314,7 @@ fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
 #[test]
 fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
     const CLIENTS: usize = 6;
+    let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
     let names = cold_files(&site, CLIENTS, 1 << 20);
@@ -344,6 +357,7 @@ fn cpu_time(server: &Server) -> Duration {
 #[test]
 fn many_who_ask_for_the_same_cold_file_cost_one_helper() {
     const CLIENTS: usize = 8;
+    let _alone = alone();
     let site = public_site();
     let names = cold_files(&site, 1, 200 << 10);
     let slow = SlowDisk::new(site.path(), 200 << 10);
