@@ -66,7 +66,7 @@ impl Driver {
                     let file = |coding, inode| {
                         let version = FileVersion { device: 1, inode, size: 5, mtime_ns: 0, ctime_ns: 0 };
                         let content = Some(Stored::Memory((*b"hello").into()));
-                        Opened { coding, version, content, lasts: true }
+                        Opened { coding, version, content }
                     };
                     let files = vec![file(Coding::Identity, 1), file(Coding::Gzip, 2)];
                     let found = Found::File { name: (*b"/a/b.txt").into(), files };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
-use amped_core::event::{Event, Found};
+use amped_core::event::{Delay, Event, Found};
 use amped_core::limits::Limits;
 use amped_core::site::Site;
 use amped_http::status::Status;
@@ -59,7 +59,7 @@ fn late_answers_find_nobody() {
         let sites = std::sync::Arc::clone(&world.desk.sites);
         let answer = world.desk.caches.learn(now, &work, Found::Absent, &sites);
         world.handle(other, Event::Disk(ticket, answer));
-        world.handle(other, Event::Late(ticket));
+        world.handle(other, Event::Late(ticket, Delay::Disk));
         world.settle();
         assert_eq!(world.sessions[other].statuses(), [200], "a ticket that nobody holds");
     });

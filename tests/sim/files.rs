@@ -175,7 +175,7 @@ impl Files {
                                 true => Some(Stored::Memory(bytes.as_slice().into())),
                                 false => Some(Stored::File(FakeFile(Rc::clone(inode)))),
                             };
-                            files.push(Opened { coding, version, content, lasts: true });
+                            files.push(Opened { coding, version, content });
                         }
                         Some(Node::Forbidden) if files.is_empty() => return Found::Forbidden,
                         _ if files.is_empty() => return Found::Absent,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
-use amped_core::event::Event;
+use amped_core::event::{Delay, Event};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{HeaderRule, Site};
@@ -263,9 +263,27 @@ fn an_entry_ages_while_the_disk_hesitates() {
             world.send(n, GET);
             world.settle();
             world.pass(Duration::from_millis(hesitates_ms));
-            world.handle(n, Event::Late(world.disk.last_ticket));
+            world.handle(n, Event::Late(world.disk.last_ticket, Delay::Disk));
             world.settle();
             assert_eq!(world.sessions[n].statuses().len(), expected, "after {hesitates_ms} ms");
+        }
+    });
+}
+
+#[test]
+fn what_is_being_changed_is_not_answered_from_what_was_known() {
+    each_seed(3, |dice| {
+        for (delay, expected) in [(Delay::Disk, 2), (Delay::Change, 1)] {
+            let mut world = world(dice.clone());
+            let n = world.connect(Link::WHOLE, "");
+            world.ask(n, GET);
+            world.pass(Duration::from_secs(5));
+            world.disk.silent = true;
+            world.send(n, GET);
+            world.settle();
+            world.handle(n, Event::Late(world.disk.last_ticket, delay));
+            world.settle();
+            assert_eq!(world.sessions[n].statuses().len(), expected, "{delay:?}");
         }
     });
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use amped_core::cache::Budgets;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
-use amped_core::event::{Action, Event, Found, Ticket, Trouble, Work};
+use amped_core::event::{Action, Delay, Event, Found, Ticket, Trouble, Work};
 use amped_core::file::Stored;
 use amped_core::limits::Limits;
 use amped_core::record::Record;
@@ -448,7 +448,7 @@ impl World {
                 self.disk.jobs.push(Job { due, work, look, found: None, waiters: vec![(n, ticket)] });
             }
         }
-        self.handle(n, Event::Late(ticket));
+        self.handle(n, Event::Late(ticket, Delay::Disk));
     }
 
     fn look(&self, work: &Work) -> Found<FakeFile> {

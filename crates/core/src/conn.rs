@@ -26,7 +26,7 @@ use amped_units::Time;
 
 use crate::cache::path::{Known, Meaning};
 use crate::desk::Desk;
-use crate::event::{Action, Answer, Event, ListWork, Ticket, Trouble, Work};
+use crate::event::{Action, Answer, Delay, Event, ListWork, Ticket, Trouble, Work};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
@@ -165,7 +165,7 @@ impl Conn {
                 }
             }
             Event::Disk(ticket, answer) => self.take_answer(now, ticket, answer, desk, actions),
-            Event::Late(ticket) => self.take_delay(now, ticket, desk, actions),
+            Event::Late(ticket, delay) => self.take_delay(now, ticket, delay, desk, actions),
             Event::Sent { all } => {
                 self.since = now;
                 if all {
@@ -504,6 +504,7 @@ impl Conn {
         &mut self,
         now: Time,
         ticket: Ticket,
+        delay: Delay,
         desk: &mut Desk<F>,
         actions: &mut Vec<Action<F>>,
     ) {
@@ -514,6 +515,10 @@ impl Conn {
             return;
         }
         waiting.late = true;
+        match delay {
+            Delay::Disk => {}
+            Delay::Change => waiting.stale = None,
+        }
         let holds = waiting.generation == desk.caches.generation();
         // Its age was taken with the question, which may have been some time ago.
         let (stale_max, since) = (desk.caches.budgets.stale_max, now.since(waiting.asked));

@@ -24,7 +24,7 @@ pub enum Event<'a, F> {
     /// The disk's answer to the work with this ticket.
     Disk(Ticket, Answer<F>),
     /// That answer will take a while: a helper has been asked.
-    Late(Ticket),
+    Late(Ticket, Delay),
     /// Some of what is to be sent has gone out, `all`: the last of it.
     Sent {
         /// Whether nothing is left to send.
@@ -54,6 +54,15 @@ pub enum Action<F> {
 /// Which question an answer belongs to; counted for each connection by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Ticket(pub u32);
+
+/// Why an answer takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delay {
+    /// The disk has to be waited for. What is known of the name may serve in the meantime.
+    Disk,
+    /// The file is being changed at this moment. What was known of it is not true any more.
+    Change,
+}
 
 /// Work for the disk side. Any of it may block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -135,9 +144,6 @@ pub struct Opened<F> {
     pub version: FileVersion,
     /// Its content; `None` if the asker knows that state.
     pub content: Option<Stored<F>>,
-    /// Whether the version tells this content from any later one. Not where the file was changed just now, within what its
-    /// times can tell apart: then the content serves those who asked, and is not kept.
-    pub lasts: bool,
 }
 
 /// Why there is no answer. Never cached.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::event::{Found, ListWork, NameWork, Opened, Trouble, Work};
+use amped_core::event::{Delay, Found, ListWork, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
@@ -127,8 +127,16 @@ type Answer<T> = Result<T, NoAnswer>;
 enum NoAnswer {
     /// [`Patience::Now`] was not enough.
     WouldWait,
+    /// The same, because the file has changed a moment ago.
+    Fresh,
     Io(io::Error),
 }
+
+/// A file that changed within this time may be in the middle of being written: write(2) stamps it at the start, and what
+/// it has not copied yet is not there. Read now, the half of it would pass for the whole, and stay in the cache, as the
+/// stamp does not change again. Before Linux 6.13 stamps also have the grain of a tick, up to 10 ms, within which a second
+/// write does not show. A single call that takes longer than this is not recognised.
+const STILL: Duration = Duration::from_millis(50);
 
 impl From<io::Error> for NoAnswer {
     fn from(error: io::Error) -> NoAnswer {
@@ -158,8 +166,11 @@ impl Disk {
         Ok(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate })
     }
 
-    /// Does the work. `None` only with [`Patience::Now`]: it would have had to wait.
-    pub fn perform(&self, work: &Work, patience: Patience) -> Option<Found<OpenFile>> {
+    /// Does the work.
+    ///
+    /// # Errors
+    /// Only with [`Patience::Now`]: for what it would have had to wait.
+    pub fn perform(&self, work: &Work, patience: Patience) -> Result<Found<OpenFile>, Delay> {
         let found = match work {
             Work::Name(work) => self.name(work, patience),
             // Reading a directory has no form that does not wait.
@@ -167,10 +178,11 @@ impl Disk {
             Work::List(work) => self.list(work),
         };
         match found {
-            Ok(found) => Some(found),
-            Err(NoAnswer::WouldWait) if patience == Patience::Now => None,
-            Err(NoAnswer::WouldWait) => Some(Found::Trouble(Trouble::Failed)),
-            Err(NoAnswer::Io(error)) => Some(explain(&error)),
+            Ok(found) => Ok(found),
+            Err(NoAnswer::Io(error)) => Ok(explain(&error)),
+            Err(_) if patience == Patience::Wait => Ok(Found::Trouble(Trouble::Failed)),
+            Err(NoAnswer::WouldWait) => Err(Delay::Disk),
+            Err(NoAnswer::Fresh) => Err(Delay::Change),
         }
     }
 
@@ -233,7 +245,7 @@ impl Disk {
                 }
                 // Not to be had, for whatever reason: the original serves.
                 Ok(_) | Err(NoAnswer::Io(_)) => {}
-                Err(NoAnswer::WouldWait) => return Err(NoAnswer::WouldWait),
+                Err(wait) => return Err(wait),
             }
         }
         Ok(Found::File { name, files })
@@ -250,21 +262,33 @@ impl Disk {
     ) -> Answer<Opened<OpenFile>> {
         // Somebody may be writing to it at this moment. What is read is good only if the file was in the same state
         // before and after; a file that does not hold still is left to the page cache.
-        for _ in 0..4 {
+        for attempt in 0..4 {
             let version = version_of(&status);
             if known.contains(&version) {
-                return Ok(Opened { coding, version, content: None, lasts: true });
+                return Ok(Opened { coding, version, content: None });
+            }
+            let moving = moving_for(&version, SystemTime::now());
+            if moving > Duration::ZERO {
+                match patience {
+                    Patience::Now => return Err(NoAnswer::Fresh),
+                    Patience::Wait if attempt == 0 => {
+                        thread::sleep(moving);
+                        status = file::status(&opened)?;
+                        continue;
+                    }
+                    // It is written to all the time, as a log is.
+                    Patience::Wait => break,
+                }
             }
             if version.size > self.content_file_max {
                 break;
             }
-            let lasts = !is_fresh(&version);
             let bytes = read_whole(&opened, version.size, patience)?;
             status = file::status(&opened)?;
             if let Some(bytes) = bytes
                 && version_of(&status) == version
             {
-                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)), lasts });
+                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) });
             }
         }
         let version = version_of(&status);
@@ -273,7 +297,7 @@ impl Disk {
             Patience::Now => {}
             Patience::Wait => warm(&opened, 0, WINDOW.min(version.size)),
         }
-        Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))), lasts: !is_fresh(&version) })
+        Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))) })
     }
 
     fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {
@@ -413,15 +437,11 @@ pub fn warm(file: impl AsFd, start: u64, length: u64) {
     }
 }
 
-/// Before Linux 6.13 a file's times are those of the last tick of the kernel's clock, at most 10 ms ago: a file that changed
-/// within the last tick may change again and keep its times.
-const TICK: Duration = Duration::from_millis(20);
-
-/// Whether the file may change without its version changing.
-fn is_fresh(version: &FileVersion) -> bool {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let now_ns = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
-    now_ns.saturating_sub(version.ctime_ns) < TICK.as_nanos() as i64
+/// For how long a file in this state may still be in motion.
+fn moving_for(version: &FileVersion, now: SystemTime) -> Duration {
+    let changed = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(version.ctime_ns).unwrap_or(0));
+    // A change in the future is that of a file server whose clock is another one: it tells nothing.
+    now.duration_since(changed).map_or(Duration::ZERO, |age| STILL.saturating_sub(age))
 }
 
 /// The version of a file in this state.

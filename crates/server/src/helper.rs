@@ -193,7 +193,7 @@ fn perform(task: Task) -> Done {
         Task::Work(disk, work) => {
             // Whoever asked must hear something, even of a bug: a panic is told on standard error and answered 500.
             let found = catch_unwind(AssertUnwindSafe(|| disk.perform(&work, Patience::Wait)));
-            Done::Work(work, found.ok().flatten().unwrap_or(Found::Trouble(Trouble::Failed)))
+            Done::Work(work, found.ok().and_then(Result::ok).unwrap_or(Found::Trouble(Trouble::Failed)))
         }
         Task::Warm(token, content, range) => {
             if let Stored::File(file) = &content.store {

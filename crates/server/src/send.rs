@@ -436,7 +436,7 @@ fn send_window(
 }
 
 /// Whether a window is in memory, as far as a probe in each [`PROBE_STEP`] tells.
-fn is_resident(file: &OwnedFd, window: &Range<u64>) -> bool {
+fn is_resident(file: &OpenFile, window: &Range<u64>) -> bool {
     let mut places = window.clone().step_by(PROBE_STEP).chain([window.end - 1]);
     places.all(|offset| file::is_resident(file, offset))
 }

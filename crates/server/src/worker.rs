@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
-use amped_core::event::{Action, Answer, Event, Ticket, Work};
+use amped_core::event::{Action, Answer, Delay, Event, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_core::reply::Wall;
 use amped_sys::epoll::{Epoll, Interest, Ready};
@@ -83,7 +83,9 @@ pub enum Asked {
     /// The answer is there.
     Answered(Answer<OpenFile>),
     /// It will come by [`Worker::answer`].
-    Later,
+    Later(Delay),
+    /// Too much work is waiting already.
+    Refused,
 }
 
 /// The time, from one clock.
@@ -151,6 +153,9 @@ pub struct Worker {
     expired: Vec<Token>,
     /// Connections that have more to do, in the order in which they come again.
     again: VecDeque<Token>,
+    /// Connections that found no room in the helpers' queue for what they are to send next, and when they ask anew.
+    turned_away: VecDeque<Token>,
+    ask_anew: Time,
     actions: Vec<Action<OpenFile>>,
     buffer: Vec<u8>,
     clock: Clock,
@@ -192,6 +197,8 @@ impl Worker {
             wheel: Wheel::default(),
             expired: Vec::new(),
             again: VecDeque::new(),
+            turned_away: VecDeque::new(),
+            ask_anew: Time::NEVER,
             actions: Vec::new(),
             buffer: vec![0; BUFFER],
             clock,
@@ -223,7 +230,7 @@ impl Worker {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due());
+        let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due()).min(self.ask_anew);
         (due != Time::NEVER).then(|| due.since(now))
     }
 
@@ -382,10 +389,41 @@ impl Worker {
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
 
+    /// A helper has become free: those who were turned away ask again, until one finds no room.
+    pub fn helper_is_free(&mut self, now: Time, disk: &mut impl DiskSide) {
+        self.ask_anew = Time::NEVER;
+        for _ in 0..self.turned_away.len() {
+            let Some(token) = self.turned_away.pop_front() else {
+                return;
+            };
+            let others = self.turned_away.len();
+            let Some(connection) = self.get(token) else {
+                continue;
+            };
+            let since = std::mem::replace(&mut connection.cold, Time::NEVER);
+            self.turn(token, Some(Event::Sent { all: false }), now, disk);
+            if let Some(connection) = self.get(token)
+                && connection.cold != Time::NEVER
+            {
+                // Its wait goes on, and is not endless.
+                connection.cold = since;
+            }
+            if self.turned_away.len() > others {
+                break;
+            }
+        }
+        if !self.turned_away.is_empty() {
+            self.ask_anew = now + ASK_ANEW;
+        }
+    }
+
     /// Deadlines that have come, and lines of the log that are old enough.
     pub fn take_deadlines(&mut self, now: Time, disk: &mut impl DiskSide) {
         if now >= self.log.next_due() {
             self.log.flush();
+        }
+        if now >= self.ask_anew {
+            self.helper_is_free(now, disk);
         }
         let mut expired = std::mem::take(&mut self.expired);
         self.wheel.expire(now, &mut expired);
@@ -520,7 +558,6 @@ impl Worker {
                     self.again.push_back(token);
                 }
             }
-            Ok(Rest::Retries) => self.wheel.insert(now + RETRY_PAUSE, token),
         }
         if let Some(connection) = &mut self.slots[index].1 {
             let due = connection.conn.next_due(&self.desk.limits);
@@ -559,7 +596,6 @@ impl Worker {
                 Sent::All => batches += 1,
                 Sent::Nothing | Sent::Waits => break Rest::Nothing,
                 Sent::Yields => break Rest::ComesAgain,
-                Sent::Retries => break Rest::Retries,
             }
         };
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
@@ -615,12 +651,13 @@ impl Worker {
             }
             Progress::Cold(content, range) => {
                 self.cold_windows += 1;
-                if disk.warm(token, content, range) {
-                    connection.cold = now;
-                    return Ok(Sent::Waits);
+                connection.cold = now;
+                if !disk.warm(token, content, range) {
+                    // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
+                    self.turned_away.push_back(token);
+                    self.ask_anew = self.ask_anew.min(now + ASK_ANEW);
                 }
-                // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
-                Ok(Sent::Retries)
+                Ok(Sent::Waits)
             }
             Progress::Yield => Ok(Sent::Yields),
             Progress::Broken => Err(Dead),
@@ -656,8 +693,9 @@ impl Worker {
     }
 }
 
-/// How long a connection waits that found the queue of the helpers full.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Connections that were turned away by the helpers ask anew when one becomes free, and after this time at the latest:
+/// that none could be started at all is not followed by one becoming free.
+const ASK_ANEW: Duration = Duration::from_millis(100);
 
 /// The day's second is looked up this often; Date is late by no more.
 const WALL_STEP: Duration = Duration::from_millis(20);
@@ -681,8 +719,6 @@ enum Rest {
     Nothing,
     /// More, after the others.
     ComesAgain,
-    /// More, but it is of no use to try at once.
-    Retries,
 }
 
 /// What came of sending.
@@ -695,8 +731,6 @@ enum Sent {
     Waits,
     /// There is more, after the others.
     Yields,
-    /// There is more, but it is of no use to try at once.
-    Retries,
 }
 
 /// The connection is to be closed.
@@ -758,7 +792,12 @@ fn carry_out<D: DiskSide>(
             Action::Disk(ticket, work) => {
                 let event = match disk.ask(now, token, ticket, work, desk) {
                     Asked::Answered(answer) => Event::Disk(ticket, answer),
-                    Asked::Later => Event::Late(ticket),
+                    Asked::Later(delay) => Event::Late(ticket, delay),
+                    Asked::Refused => {
+                        // What is known of the name may serve; then the refusal finds nobody who waits for it.
+                        connection.conn.handle(now, Event::Late(ticket, Delay::Disk), desk, actions);
+                        Event::Disk(ticket, Answer::Trouble(Trouble::Busy))
+                    }
                 };
                 connection.conn.handle(now, event, desk, actions);
             }

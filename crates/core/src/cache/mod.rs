@@ -129,15 +129,13 @@ impl<F> Caches<F> {
                 };
                 let site = sites.get(site).unwrap_or(sites.first());
                 let mut representations = Vec::with_capacity(files.len());
-                for Opened { coding, version, content, lasts } in files {
+                for Opened { coding, version, content } in files {
                     let etag = version.etag(site.etag, coding.suffix());
                     let (content_hint, head_hints) = (Hint::default(), Default::default());
                     representations.push(Representation { coding, version, etag, content_hint, head_hints });
                     if let Some(store) = content {
                         let content = Arc::new(Content { version, store });
-                        if lasts {
-                            self.contents.learn(&content);
-                        }
+                        self.contents.learn(&content);
                         contents.push(content);
                     }
                 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::desk::Desk;
-use amped_core::event::{Answer, Found, Ticket, Trouble, Work};
+use amped_core::event::{Delay, Found, Ticket, Work};
 use amped_core::file::Content;
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::file::Patience;
@@ -23,7 +23,7 @@ use amped_units::Time;
 use super::Start;
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
-use crate::helper::{Done, Helpers, Task};
+use crate::helper::{Busy, Done, Helpers, Task};
 use crate::mailbox::Message;
 use crate::worker::{Accepted, Asked, DiskSide, Generation, Token, Worker};
 
@@ -141,28 +141,38 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
 struct Helped {
     disk: Arc<Disk>,
     helpers: Helpers,
-    /// Who waits for which answer, and since when a helper is at it.
-    waiting: HashMap<Work, (Time, Vec<(Token, Ticket)>)>,
+    /// What helpers are at.
+    waiting: HashMap<Work, Waiting>,
+}
+
+/// A question that a helper has.
+struct Waiting {
+    since: Time,
+    why: Delay,
+    askers: Vec<(Token, Ticket)>,
 }
 
 impl DiskSide for Helped {
     const PROBES: bool = true;
 
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OpenFile>) -> Asked {
-        if let Some((_, others)) = self.waiting.get_mut(&work) {
-            others.push((asker, ticket));
-            return Asked::Later;
+        if let Some(waiting) = self.waiting.get_mut(&work) {
+            waiting.askers.push((asker, ticket));
+            return Asked::Later(waiting.why);
         }
-        if let Some(found) = self.disk.perform(&work, Patience::Now) {
-            let sites = Arc::clone(&desk.sites);
-            return Asked::Answered(desk.caches.learn(now, &work, found, &sites));
-        }
+        let why = match self.disk.perform(&work, Patience::Now) {
+            Ok(found) => {
+                let sites = Arc::clone(&desk.sites);
+                return Asked::Answered(desk.caches.learn(now, &work, found, &sites));
+            }
+            Err(why) => why,
+        };
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
-                self.waiting.insert(work, (now, vec![(asker, ticket)]));
-                Asked::Later
+                self.waiting.insert(work, Waiting { since: now, why, askers: vec![(asker, ticket)] });
+                Asked::Later(why)
             }
-            Err(_) => Asked::Answered(Answer::Trouble(Trouble::Busy)),
+            Err(Busy) => Asked::Refused,
         }
     }
 
@@ -174,10 +184,12 @@ impl DiskSide for Helped {
 impl Helped {
     /// A helper has answered: the caches take note, and all who asked are told.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
-        let (asked, askers) = self.waiting.remove(&work).unwrap_or((now, Vec::new()));
+        let Some(Waiting { since, askers, .. }) = self.waiting.remove(&work) else {
+            return;
+        };
         let sites = Arc::clone(&worker.desk.sites);
         // What was found is as old as the question: nobody knows when in between the helper looked.
-        let answer = worker.desk.caches.learn(asked, &work, found, &sites);
+        let answer = worker.desk.caches.learn(since, &work, found, &sites);
         for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
