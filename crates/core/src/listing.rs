@@ -10,6 +10,8 @@ use core::fmt::Write;
 use amped_http::date::Civil;
 use amped_http::uri;
 
+use crate::json;
+
 /// What a listing is made as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ListForm {
@@ -95,10 +97,9 @@ pub struct Entry {
 pub fn render(path: &[u8], mut entries: Vec<Entry>, order: ListOrder, form: ListForm) -> Vec<u8> {
     entries.sort_by(|a, b| order.compare(a, b));
     match form {
-        ListForm::Html => html(path, &entries, order),
+        ListForm::Html => html(path, &entries, order).into_bytes(),
         ListForm::Json => json(path, &entries),
     }
-    .into_bytes()
 }
 
 const STYLE: &str = "body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
@@ -153,27 +154,22 @@ fn html(path: &[u8], entries: &[Entry], order: ListOrder) -> String {
 }
 
 /// `{"path": ..., "entries": [{"name", "type", "size", "modified"}]}`: sizes in bytes, times as RFC 3339 has them in UTC.
-fn json(path: &[u8], entries: &[Entry]) -> String {
-    let mut page = String::from("{\"path\":");
-    push_json(&mut page, path);
-    page.push_str(",\"entries\":[");
+fn json(path: &[u8], entries: &[Entry]) -> Vec<u8> {
+    let mut page = b"{\"path\":".to_vec();
+    json::push_string(&mut page, path);
+    page.extend_from_slice(b",\"entries\":[");
     for (n, entry) in entries.iter().enumerate() {
-        page.push_str(if n == 0 { "\n" } else { ",\n" });
-        page.push_str("{\"name\":");
-        push_json(&mut page, &entry.name);
-        let kind = if entry.is_directory { "directory" } else { "file" };
-        let _ = write!(page, ",\"type\":\"{kind}\"");
-        if !entry.is_directory {
-            let _ = write!(page, ",\"size\":{}", entry.size);
-        }
-        let at = Civil::from_unix(entry.modified_seconds);
-        let _ = write!(
-            page,
-            ",\"modified\":\"{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z\"}}",
-            at.year, at.month, at.day, at.hour, at.minute, at.second
-        );
+        page.extend_from_slice(if n == 0 { b"\n{\"name\":" } else { b",\n{\"name\":" });
+        json::push_string(&mut page, &entry.name);
+        let (kind, size) = match entry.is_directory {
+            true => ("directory", String::new()),
+            false => ("file", alloc::format!(",\"size\":{}", entry.size)),
+        };
+        let modified = Civil::from_unix(entry.modified_seconds);
+        let rest = alloc::format!(",\"type\":\"{kind}\"{size},\"modified\":\"{modified}Z\"}}");
+        page.extend_from_slice(rest.as_bytes());
     }
-    page.push_str("\n]}\n");
+    page.extend_from_slice(b"\n]}\n");
     page
 }
 
@@ -206,22 +202,6 @@ fn escape_html(text: &str) -> String {
         }
     }
     out
-}
-
-/// A JSON string (RFC 8259, 7). Bytes that are no UTF-8 become U+FFFD: JSON has no way to say them.
-fn push_json(out: &mut String, text: &[u8]) {
-    out.push('"');
-    for c in String::from_utf8_lossy(text).chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            c if (c as u32) < 0x20 || c == '\u{7f}' => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use amped_http::uri;
 
 use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::path::{Representation, Resource};
-use crate::file::{Content, Stored};
+use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
 use crate::record::Record;
 use crate::site::Site;
@@ -321,17 +321,13 @@ fn partial<F>(
     (ReplyHead::Made(Box::new(head)), body)
 }
 
-/// A boundary that hardly stands in the file: 96 bits that follow from the file's state and the ranges. Whoever could put
+/// A boundary that hardly stands in the file: 128 bits that follow from the file's state and the ranges. Whoever could put
 /// it into a file on purpose would have to know the state that writing it makes.
 fn boundary(representation: &Representation, ranges: &[Range<u64>]) -> String {
-    let seed = representation
-        .etag
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    let mixed = ranges
-        .iter()
-        .fold(seed, |hash, range| (hash ^ range.start).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
-    alloc::format!("amped{seed:016x}{:08x}", mixed >> 32)
+    let FileVersion { device, inode, size, mtime_ns, ctime_ns } = representation.version;
+    let state = digest(&[device, inode, size, mtime_ns as u64, ctime_ns as u64]);
+    let words: Vec<u64> = ranges.iter().flat_map(|range| [range.start, range.end]).collect();
+    alloc::format!("amped{state:016x}{:016x}", digest(&words))
 }
 
 fn describe(head: &mut Head, resource: &Resource, representation: &Representation) {

@@ -9,6 +9,8 @@
 //! algorithms").
 //! Not a time library: no zones and no leap seconds, save that second 60 is accepted as the first of the next minute.
 
+use core::fmt;
+
 /// Bytes in an IMF-fixdate: it always has the same length, so a `Date` line can be patched in place.
 pub const LEN: usize = 29;
 
@@ -65,6 +67,14 @@ pub struct Civil {
     pub second: u8,
     /// 0 to 6, from Sunday.
     pub weekday: u8,
+}
+
+impl fmt::Display for Civil {
+    /// As RFC 3339 has it, without the zone: `1994-11-06T08:49:37`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Civil { year, month, day, hour, minute, second, .. } = self;
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
+    }
 }
 
 impl Civil {

@@ -18,8 +18,6 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// RFC 9110, 15.2.1.
-    CONTINUE = 100 "Continue";
     /// RFC 9110, 15.3.1.
     OK = 200 "OK";
     /// RFC 9110, 15.3.5.
@@ -60,11 +58,4 @@ statuses! {
     SERVICE_UNAVAILABLE = 503 "Service Unavailable";
     /// RFC 9110, 15.6.6.
     VERSION_NOT_SUPPORTED = 505 "HTTP Version Not Supported";
-}
-
-impl Status {
-    /// 4xx or 5xx: something went wrong, on either side.
-    pub const fn is_error(self) -> bool {
-        self.0 >= 400
-    }
 }

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use amped_core::json;
 use amped_core::record::Record;
 use amped_core::reply::Wall;
 use amped_http::date::Civil;
@@ -218,11 +219,7 @@ fn stamp(seconds: i64, format: LogFormat) -> String {
             at.minute,
             at.second
         ),
-        LogFormat::Json => write!(
-            text,
-            "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}{sign}{zone_hours:02}:{zone_minutes:02}",
-            at.year, at.month, at.day, at.hour, at.minute, at.second
-        ),
+        LogFormat::Json => write!(text, "{at}{sign}{zone_hours:02}:{zone_minutes:02}"),
     };
     text
 }
@@ -244,21 +241,12 @@ fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
-/// `,"name":"value"` (RFC 8259, 7). Bytes that are no UTF-8 become U+FFFD.
+/// `,"name":"value"`
 fn push_json_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b",\"");
     out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b"\":\"");
-    for c in String::from_utf8_lossy(value).chars() {
-        match c {
-            '"' | '\\' => out.extend_from_slice(&[b'\\', c as u8]),
-            c if (c as u32) < 0x20 || c == '\u{7f}' => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
-        }
-    }
-    out.push(b'"');
+    out.extend_from_slice(b"\":");
+    json::push_string(out, value);
 }
 
 /// Lines on their way to the file.

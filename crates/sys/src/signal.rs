@@ -69,11 +69,3 @@ impl Signals {
         }
     }
 }
-
-/// Sends this process a signal it knows; lets a thread end the program as a user would.
-pub fn raise(signal: Signal) {
-    if let Some((number, _)) = KNOWN.iter().find(|(_, known)| *known == signal) {
-        // SAFETY: kill(2) takes plain numbers; the target is this process.
-        unsafe { libc::kill(libc::getpid(), *number) };
-    }
-}

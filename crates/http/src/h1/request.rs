@@ -13,6 +13,7 @@ use core::mem::MaybeUninit;
 
 use crate::method::Method;
 use crate::status::Status;
+use crate::text::trim_ows;
 use crate::uri::{self, Target};
 
 /// Most header fields that can be read at all; the configured limit may be lower.
@@ -366,7 +367,7 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
         8 if is("If-Match") => request.if_match.push(value),
         8 if is("If-Range") => set_once(&mut request.if_range, value),
         10 if is("Connection") => {
-            for token in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
+            for token in value.split(|&b| b == b',').map(trim_ows) {
                 seen.close |= token.eq_ignore_ascii_case(b"close");
                 seen.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
             }
@@ -423,8 +424,7 @@ fn settle_framing<'a>(request: &mut Request<'a>, seen: &Seen<'a>) -> Result<(), 
         if request.version == Version::Http10 {
             return Err(bad("Transfer-Encoding in HTTP/1.0"));
         }
-        let mut codings =
-            seen.transfer_encoding.iter().flat_map(|line| line.split(|&b| b == b',')).map(<[u8]>::trim_ascii);
+        let mut codings = seen.transfer_encoding.iter().flat_map(|line| line.split(|&b| b == b',')).map(trim_ows);
         let chunked = |coding: &[u8]| coding.eq_ignore_ascii_case(b"chunked");
         return match (codings.next(), codings.last()) {
             (Some(only), None) if chunked(only) => {
