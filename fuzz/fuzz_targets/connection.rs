@@ -11,7 +11,7 @@ use amped_core::event::{Action, Event, Found, Work};
 use amped_core::file::{FileHandle, FileVersion};
 use amped_core::limits::Limits;
 use amped_core::reply::{Body, Wall};
-use amped_core::site::{EtagForm, Site, Sites, Types};
+use amped_core::site::{Site, Sites};
 use amped_units::Time;
 
 /// A disk that finds nothing opens nothing.
@@ -23,25 +23,9 @@ impl FileHandle for NoFile {
     }
 }
 
-fn site() -> Site {
-    Site {
-        number: 0,
-        hosts: Vec::new(),
-        index: vec!["index.html".into()],
-        listing: false,
-        dotfiles: false,
-        precompressed: Vec::new(),
-        user_dir: None,
-        types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
-        rules: Vec::new(),
-        error_pages: Vec::new(),
-        etag: EtagForm::Full,
-    }
-}
-
 /// All bytes that are sent in answer to `bytes`, cut into pieces, and whether the connection is closed.
 fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
-    let sites = Arc::new(Sites::new(vec![site()]).expect("one"));
+    let sites = Arc::new(Sites::new(vec![Site::default()]).expect("one"));
     let mut desk: Desk<NoFile> = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
     let mut conn = Conn::new(Time::START);
     let (mut sent, mut actions) = (Vec::new(), Vec::new());

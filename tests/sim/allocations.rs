@@ -12,7 +12,7 @@ use amped_core::event::{Action, Event, Found, Opened};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::limits::Limits;
 use amped_core::reply::Wall;
-use amped_core::site::{EtagForm, Site, Sites, Types};
+use amped_core::site::{Site, Sites};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -35,19 +35,7 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
-        let site = Site {
-            number: 0,
-            hosts: Vec::new(),
-            index: vec!["index.html".into()],
-            listing: false,
-            dotfiles: false,
-            precompressed: vec![Coding::Gzip],
-            user_dir: None,
-            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
-            rules: Vec::new(),
-            error_pages: Vec::new(),
-            etag: EtagForm::Full,
-        };
+        let site = Site { precompressed: vec![Coding::Gzip], ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).unwrap());
         let desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
         Driver { desk, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }

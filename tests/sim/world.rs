@@ -18,7 +18,7 @@ use amped_core::file::Stored;
 use amped_core::limits::Limits;
 use amped_core::record::Record;
 use amped_core::reply::{Body, Wall};
-use amped_core::site::{EtagForm, Site, Sites, Types};
+use amped_core::site::{Site, Sites, Types};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -541,13 +541,7 @@ impl Session {
 /// A site without peculiarities.
 pub(crate) fn site() -> Site {
     Site {
-        number: 0,
-        hosts: Vec::new(),
-        index: vec!["index.html".into()],
-        listing: false,
-        dotfiles: false,
         precompressed: vec![Coding::Brotli, Coding::Gzip],
-        user_dir: None,
         types: Types {
             overrides: Vec::new(),
             known: |ending| match ending {
@@ -558,9 +552,7 @@ pub(crate) fn site() -> Site {
             fallback: "application/octet-stream".into(),
             charset: Some("utf-8".into()),
         },
-        rules: Vec::new(),
-        error_pages: Vec::new(),
-        etag: EtagForm::Full,
+        ..Site::default()
     }
 }
 

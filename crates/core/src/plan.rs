@@ -82,27 +82,13 @@ pub const NOT_FOUND: &str = "there is nothing of this name here";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::site::{EtagForm, Types};
     use alloc::format;
     use alloc::string::String;
     use amped_http::h1::request::{self, HeadLimits};
 
     #[test]
     fn what_is_asked_for() {
-        let types = Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None };
-        let site = Site {
-            number: 0,
-            hosts: Vec::new(),
-            index: Vec::new(),
-            listing: false,
-            dotfiles: false,
-            precompressed: Vec::new(),
-            user_dir: None,
-            types,
-            rules: Vec::new(),
-            error_pages: Vec::new(),
-            etag: EtagForm::Full,
-        };
+        let site = Site::default();
         let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
         let sites = Sites::new(alloc::vec![site, open]).expect("some");
         // As `site path ?query`, a status, or OPTIONS.

@@ -504,7 +504,7 @@ mod tests {
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
-    use crate::site::{EtagForm, HeaderRule, Types};
+    use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
 
@@ -514,19 +514,7 @@ mod tests {
     const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
 
     fn site(rules: Vec<HeaderRule>) -> Site {
-        Site {
-            number: 0,
-            hosts: Vec::new(),
-            index: Vec::new(),
-            listing: false,
-            dotfiles: false,
-            precompressed: Vec::new(),
-            user_dir: None,
-            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
-            rules,
-            error_pages: Vec::new(),
-            etag: EtagForm::Full,
-        }
+        Site { rules, ..Site::default() }
     }
 
     fn representation(size: u64, coding: Coding) -> Representation {

@@ -39,6 +39,25 @@ pub struct Site {
     pub etag: EtagForm,
 }
 
+impl Default for Site {
+    /// Any host, plain files, nothing extra; it knows no media types but the fallback.
+    fn default() -> Site {
+        Site {
+            number: 0,
+            hosts: Vec::new(),
+            index: Vec::from(["index.html".into()]),
+            listing: false,
+            dotfiles: false,
+            precompressed: Vec::new(),
+            user_dir: None,
+            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
+            rules: Vec::new(),
+            error_pages: Vec::new(),
+            etag: EtagForm::default(),
+        }
+    }
+}
+
 /// Header fields for paths that match.
 #[derive(Clone, Debug)]
 pub struct HeaderRule {
@@ -151,19 +170,7 @@ mod tests {
     use super::*;
 
     fn site(hosts: &[&str]) -> Site {
-        Site {
-            number: 0,
-            hosts: hosts.iter().map(|&host| host.into()).collect(),
-            index: Vec::new(),
-            listing: false,
-            dotfiles: false,
-            precompressed: Vec::new(),
-            user_dir: None,
-            types: types(None),
-            rules: Vec::new(),
-            error_pages: Vec::new(),
-            etag: EtagForm::Full,
-        }
+        Site { hosts: hosts.iter().map(|&host| host.into()).collect(), ..Site::default() }
     }
 
     fn types(charset: Option<&str>) -> Types {
