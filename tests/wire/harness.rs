@@ -81,6 +81,14 @@ impl Server {
         Server::start(&["--config", config.to_str().unwrap()])
     }
 
+    /// Serves a site with these keys in its own table; other tables may follow them in the text.
+    pub fn with_site(site: &Site, toml: &str) -> Server {
+        let config = site.folder.path().with_extension("toml");
+        let root = site.path();
+        fs::write(&config, format!("listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n{toml}\n")).unwrap();
+        Server::start(&["--config", config.to_str().unwrap()])
+    }
+
     /// Starts `amped serve` with these arguments; a `--listen` on a free port is added if they have none.
     pub fn start(args: &[&str]) -> Server {
         let mut command = program();
@@ -311,9 +319,20 @@ impl Client {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
+    /// Waits until something has come, which the next read will find.
+    pub fn wait_for_bytes(&mut self) {
+        assert!(self.fill().unwrap() > 0, "the connection ended");
+    }
+
     fn fill(&mut self) -> io::Result<usize> {
         let mut piece = [0; 64 * 1024];
-        let count = self.stream.read(&mut piece)?;
+        // A read with a time-out is not restarted where a process was stopped and goes on (signal(7)), as on a busy machine.
+        let count = loop {
+            match self.stream.read(&mut piece) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
         self.buffer.extend_from_slice(&piece[..count]);
         Ok(count)
     }
@@ -411,6 +430,12 @@ impl Client {
         self.buffer.is_empty() && matches!(filled, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
+    /// Whether the server ends its side without another byte: by a FIN, and neither by a reset nor by our running out of
+    /// patience, which [`Client::is_closed`] would not tell from it.
+    pub fn ends(&mut self) -> bool {
+        self.buffer.is_empty() && matches!(self.fill(), Ok(0))
+    }
+
     /// Everything up to the end.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         while matches!(self.fill(), Ok(count) if count > 0) {}
@@ -442,4 +467,14 @@ impl Response {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
+
+    /// All fields but Date, which goes with the clock: what two replies must have in common.
+    pub fn lasting_fields(&self) -> Vec<(String, String)> {
+        self.fields.iter().filter(|(name, _)| name != "Date").cloned().collect()
+    }
+}
+
+/// Bytes that tell their place: a shifted, repeated or missing piece shows.
+pub fn pattern(size: usize) -> Vec<u8> {
+    (0..size).map(|at| (at ^ (at >> 8) ^ (at >> 16).wrapping_mul(37)) as u8).collect()
 }

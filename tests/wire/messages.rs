@@ -1,6 +1,21 @@
 //! Requests as they are written (RFC 9112): what is answered, and what is refused and closed.
+//!
+//! The promise behind most of these: at every moment both sides agree where a request ends. Whatever leaves that open is
+//! answered with an error and the end of the connection, and what stood behind it in the same write is never a request.
 
-use super::harness::{Server, Site};
+use super::harness::{Client, Server, Site, find, pattern, wait_until};
+
+/// Bytes of a file that is sent from its descriptor, not from memory.
+const LARGE: usize = 100_000;
+
+/// Small files, a large one, a folder, and nothing special.
+fn site() -> Site {
+    let site = Site::new();
+    site.file("hello.txt", "hello\n");
+    site.file("large.bin", pattern(LARGE));
+    site.file("folder/index.html", "<p>index\n");
+    site
+}
 
 #[test]
 fn a_file_is_served() {
@@ -9,4 +24,617 @@ fn a_file_is_served() {
     let response = Server::serve(&site).get("/hello.txt");
     assert_eq!((response.status, response.text().as_str()), (200, "hello\n"));
     assert_eq!(response.field("Content-Type"), Some("text/plain; charset=utf-8"));
+}
+
+#[test]
+fn head_is_get_without_the_body() {
+    let site = site();
+    site.file("empty", "");
+    site.file("plain/a", "a");
+    site.file("404.html", "<p>gone\n");
+    let server = Server::with_site(&site, "listing = true\n[site.errors]\n404 = \"/404.html\"");
+    let mut client = server.connect();
+    for target in ["/hello.txt", "/large.bin", "/empty", "/folder/", "/folder?x=y", "/plain/", "/missing", "/%00", "/%"]
+    {
+        // The first asks the disk, the second the caches.
+        for _ in 0..2 {
+            let get = client.get(target);
+            let head = client.request("HEAD", target, &[]);
+            assert_eq!((head.status, head.lasting_fields()), (get.status, get.lasting_fields()), "{target}");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_of_a_head_request_has_no_body_either() {
+    let site = site();
+    let server = Server::configured(&site, "[limits]\nbody = \"10\"");
+    let check = |text: &str, status: u16| {
+        let mut client = server.connect();
+        client.send(text);
+        assert_eq!((client.response("HEAD").status, client.ends()), (status, true), "{text:?}");
+    };
+    check("HEAD / HTTP/1.1\r\n\r\n", 400);
+    check("HEAD / HTTP/2.0\r\nHost: a\r\n\r\n", 505);
+    check("HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n", 413);
+    check("HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", 400);
+}
+
+#[test]
+fn options_tells_the_methods() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for target in ["*", "/", "/hello.txt", "/missing", "http://localhost", "http://localhost/hello.txt"] {
+        let response = client.request("OPTIONS", target, &[]);
+        assert_eq!((response.status, response.field("Allow")), (204, Some("GET, HEAD, OPTIONS")), "{target}");
+        // RFC 9110, 8.6: no Content-Length in a 204.
+        assert_eq!(response.field("Content-Length"), None, "{target}");
+    }
+}
+
+#[test]
+fn other_methods_are_405_and_unknown_ones_501() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    let mut check = |method: &str, target: &str, status: u16| {
+        let response = client.request(method, target, &[]);
+        assert_eq!(response.status, status, "{method}");
+        // RFC 9110, 15.5.6: a 405 says what would do.
+        let allow = (status == 405).then_some("GET, HEAD, OPTIONS");
+        assert_eq!(response.field("Allow"), allow, "{method}");
+    };
+    for method in ["POST", "PUT", "DELETE", "PATCH", "TRACE"] {
+        check(method, "/hello.txt", 405);
+        check(method, "/missing", 405);
+    }
+    check("CONNECT", "localhost:80", 405);
+    // RFC 9110, 9.1: names of methods are case-sensitive.
+    for method in ["get", "Get", "gET", "head", "BREW", "PROPFIND", "M-SEARCH", "GETX", "GE"] {
+        check(method, "/hello.txt", 501);
+    }
+}
+
+#[test]
+fn a_connection_persists_until_one_side_says_close() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for _ in 0..3 {
+        let response = client.get("/hello.txt");
+        assert_eq!((response.status, response.field("Connection")), (200, None));
+    }
+    for connection in ["close", "Close", "keep-alive, close", "x,close , y"] {
+        let mut client = server.connect();
+        let response = client.request("GET", "/hello.txt", &[("Connection", connection)]);
+        assert_eq!((response.status, response.field("Connection")), (200, Some("close")), "{connection}");
+        assert!(client.ends(), "{connection}");
+    }
+}
+
+#[test]
+fn http_1_0_persists_only_when_asked() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        client.send("GET /hello.txt HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n");
+        let response = client.response("GET");
+        assert_eq!((response.status, response.field("Connection")), (200, Some("keep-alive")));
+    }
+    client.send("GET /hello.txt HTTP/1.0\r\n\r\n");
+    let response = client.response("GET");
+    assert_eq!((response.status, response.text().as_str()), (200, "hello\n"));
+    assert_eq!(response.field("Connection"), Some("close"));
+    assert!(client.ends());
+}
+
+/// A request, and what the reply to it must be.
+struct Exchange {
+    text: String,
+    method: &'static str,
+    status: u16,
+    body: Option<Vec<u8>>,
+}
+
+/// `count` requests of all kinds that leave the connection open.
+fn mixed(server: &Server, count: usize) -> Vec<Exchange> {
+    let etag = server.get("/hello.txt").field("ETag").unwrap().to_owned();
+    let kinds = [
+        ("GET", "/hello.txt", String::new(), "", 200, Some(b"hello\n".to_vec())),
+        ("HEAD", "/hello.txt", String::new(), "", 200, None),
+        ("GET", "/missing", String::new(), "", 404, None),
+        ("GET", "/large.bin", String::new(), "", 200, Some(pattern(LARGE))),
+        ("POST", "/hello.txt", "Content-Length: 27\r\n".into(), "GET /in-body HTTP/1.1\r\n\r\n\r\n", 405, None),
+        ("GET", "/hello.txt", format!("If-None-Match: {etag}\r\n"), "", 304, None),
+        ("GET", "/hello.txt", "Range: bytes=1-3\r\n".into(), "", 206, Some(b"ell".to_vec())),
+        ("PUT", "/x", "Transfer-Encoding: chunked\r\n".into(), "3;a=b\r\nabc\r\n0\r\nT: u\r\n\r\n", 405, None),
+        ("GET", "/folder", String::new(), "", 301, None),
+        ("OPTIONS", "*", String::new(), "", 204, None),
+        ("GET", "/large.bin", "Range: bytes=99990-\r\n".into(), "", 206, Some(pattern(LARGE)[99_990..].to_vec())),
+    ];
+    let exchange = |(method, target, fields, body, status, expected): (_, &str, String, &str, _, _)| Exchange {
+        text: format!("{method} {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"),
+        method,
+        status,
+        body: expected,
+    };
+    kinds.into_iter().cycle().take(count).map(exchange).collect()
+}
+
+fn expect_in_order(client: &mut Client, exchanges: &[Exchange], what: &str) {
+    for (n, exchange) in exchanges.iter().enumerate() {
+        let response = client.response(exchange.method);
+        assert_eq!(response.status, exchange.status, "{what}: reply {n}");
+        if let Some(body) = &exchange.body {
+            assert!(response.body == *body, "{what}: the body of reply {n}");
+        }
+    }
+}
+
+#[test]
+fn fifty_requests_in_one_write_are_answered_in_order() {
+    let site = site();
+    let server = Server::serve(&site);
+    let exchanges = mixed(&server, 50);
+    let text: String = exchanges.iter().map(|exchange| exchange.text.as_str()).collect();
+    let mut client = server.connect();
+    client.send(&text);
+    expect_in_order(&mut client, &exchanges, "in one write");
+    // Nothing was left over on either side.
+    assert_eq!(client.get("/hello.txt").text(), "hello\n");
+}
+
+#[test]
+fn requests_may_be_cut_anywhere() {
+    let site = site();
+    let server = Server::serve(&site);
+    let exchanges = mixed(&server, 50);
+    let text: String = exchanges.iter().map(|exchange| exchange.text.as_str()).collect();
+    let mut client = server.connect();
+    for byte in text.bytes() {
+        client.send([byte]);
+    }
+    expect_in_order(&mut client, &exchanges, "byte by byte");
+
+    let exchanges = mixed(&server, 11);
+    let text: String = exchanges.iter().map(|exchange| exchange.text.as_str()).collect();
+    for at in 1..text.len() {
+        let mut client = server.connect();
+        client.send(&text[..at]);
+        client.send(&text[at..]);
+        expect_in_order(&mut client, &exchanges, &format!("cut at {at}"));
+    }
+}
+
+#[test]
+fn an_absolute_target_names_the_site() {
+    let site = Site::new();
+    site.file("first/a", "first");
+    site.file("second/a", "second");
+    let (first, second) = (site.path().join("first"), site.path().join("second"));
+    let config = format!(
+        "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {first:?}\nhosts = [\"one.example\"]\n\
+         [[site]]\nroot = {second:?}\nhosts = [\"two.example\"]"
+    );
+    let config = site.file("amped.toml", config);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    let mut check = |target: &str, host: &str, expected: &str| {
+        let response = client.request("GET", target, &[("Host", host)]);
+        assert_eq!((response.status, response.text().as_str()), (200, expected), "{target} with {host}");
+    };
+    check("/a", "two.example", "second");
+    check("http://two.example/a", "one.example", "second");
+    check("http://one.example/a", "two.example", "first");
+    check("HTTP://TWO.example:8080/a?b", "one.example", "second");
+    check("https://two.example./a", "one.example", "second");
+    check("http://other.example/a", "two.example", "first");
+    // RFC 9112, 3.2.2: whatever Host says, but it must be there and be a host.
+    for (target, host, status) in [
+        ("http://two.example/a", "Host: a b\r\n", 400),
+        ("http://two.example/a", "", 400),
+        ("http:///a", "Host: a\r\n", 400),
+        ("http://user@two.example/a", "Host: a\r\n", 400),
+        ("ftp://two.example/a", "Host: a\r\n", 400),
+        ("two.example/a", "Host: a\r\n", 400),
+        ("a", "Host: a\r\n", 400),
+        ("*", "Host: a\r\n", 400),
+    ] {
+        refused(&server, format!("GET {target} HTTP/1.1\r\n{host}\r\n"), status);
+    }
+}
+
+#[test]
+fn there_is_exactly_one_host() {
+    let site = site();
+    let server = Server::serve(&site);
+    let good = [
+        "localhost",
+        "",
+        "a.example:80",
+        "a.example:",
+        "A.EXAMPLE.",
+        "127.0.0.1:8080",
+        "[::1]",
+        "[::1]:80",
+        "a_b",
+        "%41",
+    ];
+    let mut client = server.connect();
+    for host in good {
+        assert_eq!(client.request("GET", "/hello.txt", &[("Host", host)]).status, 200, "{host:?}");
+    }
+    for host in [
+        "a b", "a/b", "a:b", "a:65536", "a:1:2", "user@a", "[::1", "::1", "[::g]", "a?b", "a#b", "<a>", "a\\b", "%4",
+        ".",
+    ] {
+        refused(&server, format!("GET /hello.txt HTTP/1.1\r\nHost: {host}\r\n\r\n"), 400);
+    }
+    refused(&server, "GET /hello.txt HTTP/1.1\r\n\r\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.1\r\nHost: a\r\nX: y\r\nhost: b\r\n\r\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400);
+
+    let mut client = server.connect();
+    client.send("GET /hello.txt HTTP/1.0\r\n\r\n");
+    assert_eq!(client.response("GET").status, 200);
+}
+
+#[test]
+fn a_client_that_waits_for_100_gets_it() {
+    let site = site();
+    let server = Server::serve(&site);
+    for (framing, body) in [("Content-Length: 5", "hello"), ("Transfer-Encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")] {
+        for method in ["GET", "HEAD", "OPTIONS"] {
+            let mut client = server.connect();
+            client
+                .send(format!("{method} /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\n{framing}\r\n\r\n"));
+            assert_eq!(client.response(method).status, 100, "{method} {framing}");
+            client.send(body);
+            let status = if method == "OPTIONS" { 204 } else { 200 };
+            assert_eq!(client.response(method).status, status, "{method} {framing}");
+            assert_eq!(client.get("/hello.txt").text(), "hello\n");
+        }
+    }
+    // RFC 9110, 10.1.1: none where there is no body, where it comes already, and none in HTTP/1.0.
+    let mut client = server.connect();
+    assert_eq!(client.request("GET", "/hello.txt", &[("Expect", "100-continue")]).status, 200);
+    client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab");
+    assert_eq!(client.response("GET").status, 200);
+    client.send("GET /hello.txt HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    client.send("ab");
+    assert_eq!(client.response("GET").status, 200);
+}
+
+#[test]
+fn a_client_that_waits_for_100_in_vain_is_told_at_once() {
+    let site = site();
+    site.file("405.html", "<p>read only\n");
+    // With a page of ours and with one that the disk is asked for.
+    for config in ["", "[site.errors]\n405 = \"/405.html\""] {
+        let server = Server::with_site(&site, config);
+        for framing in ["Content-Length: 70", "Transfer-Encoding: chunked"] {
+            for _ in 0..2 {
+                let mut client = server.connect();
+                client
+                    .send(format!("POST /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n{framing}\r\n\r\n"));
+                let response = client.response("POST");
+                assert_eq!(
+                    (response.status, response.field("Connection")),
+                    (405, Some("close")),
+                    "{framing}, {config}"
+                );
+                // Whether the body comes all the same is not known: nothing more may be taken for a request.
+                client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n");
+                assert!(client.ends(), "{framing}, {config}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unknown_expectation_is_417() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for expectation in ["200-ok", "100-continue, x", "", "100-continued"] {
+        assert_eq!(client.request("GET", "/hello.txt", &[("Expect", expectation)]).status, 417, "{expectation:?}");
+    }
+    client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: much\r\nContent-Length: 3\r\n\r\nabc");
+    assert_eq!(client.response("GET").status, 417);
+    assert_eq!(client.get("/hello.txt").status, 200);
+}
+
+#[test]
+fn a_body_within_the_limit_is_read_away() {
+    let site = site();
+    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let mut client = server.connect();
+    let mut check = |method: &str, framing: &str, body: &str, status: u16| {
+        let text = format!("{method} /hello.txt HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}");
+        client.send(text + "GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(client.response(method).status, status, "{method} {framing}");
+        assert_eq!(client.response("GET").body.len(), LARGE, "behind {method} {framing}");
+    };
+    let full = "x".repeat(1000);
+    let full_chunks = format!("1F4\r\n{}\r\n1f4\r\n{}\r\n0\r\n\r\n", &full[..500], &full[500..]);
+    for (method, status) in
+        [("GET", 200), ("HEAD", 200), ("POST", 405), ("DELETE", 405), ("BREW", 501), ("OPTIONS", 204)]
+    {
+        check(method, "Content-Length: 0", "", status);
+        check(method, "Content-Length: 5", "ab\r\n\r", status);
+        check(method, "Content-Length: 0005", "GET /", status);
+        check(method, "Content-Length: 1000", &full, status);
+        check(method, "Transfer-Encoding: chunked", "0\r\n\r\n", status);
+        check(method, "transfer-encoding:\tCHUNKED ", "3\r\nabc\r\n0A;x=\"y\"\r\n0123456789\r\n000\r\n\r\n", status);
+        check(
+            method,
+            "Transfer-Encoding: chunked",
+            "1 \r\na\r\n1\t;\tx\r\nb\r\n0\r\nContent-Length: 9\r\nX: y\r\n\r\n",
+            status,
+        );
+        check(method, "Transfer-Encoding: chunked", &full_chunks, status);
+    }
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_413_and_the_end() {
+    let site = site();
+    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let check = |framing: &str, body: &str| {
+        refused(&server, format!("POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}"), 413);
+    };
+    let long = "x".repeat(1001);
+    check("Content-Length: 1001", &long);
+    // At once, for a length: nobody waits for what will not be read.
+    check("Content-Length: 1001", "");
+    check("Content-Length: 1001\r\nExpect: 100-continue", "");
+    check("Content-Length: 18446744073709551615", "");
+    check("Content-Length: 99999999999999999999999999", "");
+    check("Transfer-Encoding: chunked", &format!("3e9\r\n{long}\r\n0\r\n\r\n"));
+    check("Transfer-Encoding: chunked", &format!("3E8\r\n{}\r\n1\r\nx\r\n0\r\n\r\n", &long[1..]));
+}
+
+/// The request is answered with this status and the end of the connection, and a request that stands behind it in the
+/// same write is not answered.
+fn refused(server: &Server, text: impl AsRef<[u8]>, status: u16) {
+    let text = text.as_ref();
+    let shown = text.escape_ascii();
+    let mut client = server.connect();
+    client.send([text, b"GET /hello.txt HTTP/1.1\r\nHost: smuggled\r\n\r\n"].concat());
+    let response = client.try_response("GET").unwrap_or_else(|error| panic!("{shown}: {error}"));
+    assert_eq!((response.status, response.field("Connection")), (status, Some("close")), "{shown}");
+    assert!(client.ends(), "more than a refusal came of {shown}");
+}
+
+#[test]
+fn what_could_be_read_in_two_ways_is_refused() {
+    let site = site();
+    let server = Server::serve(&site);
+    let framed = |fields: &str, status: u16| {
+        refused(
+            &server,
+            format!("POST /hello.txt HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+            status,
+        );
+    };
+    // RFC 9112, 6.1 and 6.3; RFC 9110, 8.6.
+    framed("Content-Length: 5\r\nTransfer-Encoding: chunked", 400);
+    framed("Transfer-Encoding: chunked\r\nContent-Length: 5", 400);
+    framed("Transfer-Encoding: chunked\r\ncontent-length: 0", 400);
+    framed("Content-Length: 5\r\nContent-Length: 6", 400);
+    framed("Content-Length: 5\r\nContent-Length: 5", 400);
+    for length in ["5, 5", "5,6", "+5", "-5", "-0", "0x5", "5 5", "5;", "5.0", "", "\"5\"", "five", "5\u{b}", "٥"] {
+        framed(&format!("Content-Length: {length}"), 400);
+    }
+    for coding in [
+        "gzip",
+        "identity",
+        "chunked, identity",
+        "chunked, chunked",
+        "chunked, gzip",
+        "",
+        ",",
+        "xchunked",
+        "chunked;q=1",
+        "\"chunked\"",
+        "chunked\u{b}",
+    ] {
+        framed(&format!("Transfer-Encoding: {coding}"), 400);
+    }
+    framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400);
+    framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", 400);
+    // RFC 9112, 6.1: a coding that is not understood, but whose end is.
+    framed("Transfer-Encoding: gzip, chunked", 501);
+    framed("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", 501);
+    // RFC 9112, 5.1: no space before the colon; 5.2: no line folding; 2.2: no bare CR.
+    framed("Content-Length : 5", 400);
+    framed("Content-Length\t: 5", 400);
+    framed("Transfer-Encoding : chunked", 400);
+    framed(" Content-Length: 5", 400);
+    framed("\tContent-Length: 5", 400);
+    framed("X: y\r\n Content-Length: 5", 400);
+    framed("X: y\r\n\tz", 400);
+    framed("X: y\r\n \r\n", 400);
+    framed("X: y\rContent-Length: 5", 400);
+    framed("X: y\r\rContent-Length: 5", 400);
+    framed("X: y\r\n\rContent-Length: 5", 400);
+    framed("X: y\nContent-Length: 5", 400);
+    framed("X: y\0z", 400);
+    framed("X: y\u{1}z", 400);
+    framed("X: y\u{7f}z", 400);
+    framed("X\0: y", 400);
+    framed("X y: z", 400);
+    framed(": y", 400);
+    framed("no colon", 400);
+    framed("(X): y", 400);
+    framed("Ä: y", 400);
+
+    // RFC 9112, 6.1: no transfer codings in HTTP/1.0.
+    refused(&server, "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive\r\n\r\n0\r\n\r\n", 400);
+}
+
+#[test]
+fn a_malformed_request_line_is_refused() {
+    let site = site();
+    let server = Server::serve(&site);
+    let check = |line: &str, status: u16| refused(&server, format!("{line}\r\nHost: a\r\n\r\n"), status);
+    for line in [
+        " GET /hello.txt HTTP/1.1",
+        "\tGET /hello.txt HTTP/1.1",
+        "GET  /hello.txt HTTP/1.1",
+        "GET /hello.txt  HTTP/1.1",
+        "GET /hello.txt HTTP/1.1 ",
+        "GET\t/hello.txt\tHTTP/1.1",
+        "GET /hello.txt",
+        "GET /hello.txt ",
+        "GET HTTP/1.1",
+        "GET",
+        "GET /a b HTTP/1.1",
+        "GET /a\tb HTTP/1.1",
+        "GET /a\rb HTTP/1.1",
+        "GET /a\0b HTTP/1.1",
+        "GET /a\u{7f}b HTTP/1.1",
+        "GET /a#b HTTP/1.1",
+        "GET /hello.txt HTTP/1.1\rX: y",
+        "GET /hello.txt http/1.1",
+        "GET /hello.txt HTTP/1",
+        "GET /hello.txt HTTP/1.",
+        "GET /hello.txt HTTP/11",
+        "GET /hello.txt HTTP/1.10",
+        "GET /hello.txt HTTP/01.1",
+        "GET /hello.txt HTTP/1.1x",
+        "GET /hello.txt XTTP/1.1",
+        "GET /hello.txt HTTP/1,1",
+        "G(T /hello.txt HTTP/1.1",
+        "G\"T /hello.txt HTTP/1.1",
+        "{} /hello.txt HTTP/1.1",
+        "GÄT /hello.txt HTTP/1.1",
+    ] {
+        check(line, 400);
+    }
+    refused(&server, "GET /hello.txt HTTP/1.1\nHost: a\n\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.1\nHost: a\r\n\r\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.1\r\nHost: a\n\r\n", 400);
+    refused(&server, "GET /hello.txt HTTP/1.1\r\nHost: a\r\n\n", 400);
+    refused(&server, "\nGET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+    refused(&server, b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400);
+}
+
+#[test]
+fn other_versions_are_505() {
+    let site = site();
+    let server = Server::serve(&site);
+    for version in ["HTTP/2.0", "HTTP/2.1", "HTTP/0.9", "HTTP/3.0", "HTTP/9.9"] {
+        refused(&server, format!("GET /hello.txt {version}\r\nHost: a\r\n\r\n"), 505);
+    }
+    // RFC 9113, 3.4: what a client of HTTP/2 begins with.
+    refused(&server, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505);
+    // RFC 9110, 6.2: a later minor version is read as the latest that is known.
+    let mut client = server.connect();
+    for version in ["HTTP/1.2", "HTTP/1.9", "HTTP/1.1"] {
+        client.send(format!("GET /hello.txt {version}\r\nHost: a\r\n\r\n"));
+        assert_eq!(client.response("GET").text(), "hello\n", "{version}");
+    }
+    refused(&server, "GET /hello.txt HTTP/1.2\r\n\r\n", 400);
+}
+
+#[test]
+fn what_can_be_no_request_is_refused_before_a_line_of_it_is_complete() {
+    let site = site();
+    let server = Server::serve(&site);
+    // A TLS client's hello, which has no line end: without an answer both sides would wait.
+    for begin in
+        [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\x80\x2e\x01\x03\x01", b"\0", b" ", b"\xff\xd8", b"{"]
+    {
+        let mut client = server.connect();
+        client.send(begin);
+        assert_eq!((client.response("GET").status, client.ends()), (400, true), "{}", begin.escape_ascii());
+    }
+}
+
+#[test]
+fn empty_lines_before_a_request_are_skipped() {
+    let site = site();
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    // RFC 9112, 2.2: as old clients send behind a body.
+    for begin in ["\r\n", "\r\n\r\n", "\r\n\r\n\r\n\r\n\r\n"] {
+        client.send(format!("{begin}GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n"));
+        assert_eq!(client.response("GET").status, 200, "{begin:?}");
+    }
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx\r\nGET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!((client.response("POST").status, client.response("GET").status), (405, 200));
+    for byte in b"\r\n\r\nGET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n" {
+        client.send([*byte]);
+    }
+    assert_eq!(client.response("GET").status, 200);
+}
+
+#[test]
+fn a_client_that_has_closed_its_side_gets_all_its_replies() {
+    let site = site();
+    let server = Server::serve(&site);
+    let exchanges = mixed(&server, 50);
+    let text: String = exchanges.iter().map(|exchange| exchange.text.as_str()).collect();
+    let whole = "GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n";
+    let post = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\npart";
+    // Also with part of a request behind the last: it gets no reply, and takes none away.
+    for tail in ["", "\r\n", &whole[..9], &whole[..whole.len() - 2], post] {
+        let mut client = server.connect();
+        client.send(text.clone() + tail);
+        client.half_close();
+        expect_in_order(&mut client, &exchanges, &format!("before {tail:?}"));
+        assert!(client.ends(), "{tail:?}");
+    }
+}
+
+#[test]
+fn a_client_that_vanishes_takes_nothing_with_it() {
+    let site = site();
+    site.file("huge.bin", pattern(8 << 20));
+    let server = Server::serve(&site);
+    for begin in [
+        "",
+        "G",
+        "GET /hello.txt HTTP/1.1\r\nHost",
+        "GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /huge.bin HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /huge.bin HTTP/1.1\r\nHost: a\r\n\r\nGET /huge.bin HTTP/1.1\r\nHost: a\r\n\r\nGET /hu",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+        "GET / HTTP/1.1\n",
+    ] {
+        for _ in 0..5 {
+            let mut client = server.connect();
+            client.send(begin);
+        }
+        assert_eq!(server.get("/hello.txt").text(), "hello\n", "after {begin:?}");
+    }
+    wait_until("all connections to be closed", || server.report("connections", "open") == 0);
+}
+
+#[test]
+fn every_reply_is_dated_and_says_who_sent_it() {
+    let site = site();
+    let server = Server::serve(&site);
+    for text in [
+        "GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /missing HTTP/1.1\r\nHost: a\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /folder HTTP/1.1\r\nHost: a\r\n\r\n",
+        "nonsense\r\n\r\n",
+    ] {
+        let mut client = server.connect();
+        client.send(text);
+        let response = client.response("GET");
+        let date = response.field("Date").expect(text);
+        // RFC 9110, 5.6.7.
+        assert!(date.len() == 29 && date.ends_with(" GMT") && find(date.as_bytes(), b", ") == Some(3), "{date}");
+        assert_eq!(response.field("Server"), Some("amped"), "{text}");
+    }
 }

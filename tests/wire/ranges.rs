@@ -1,1 +1,343 @@
-//! To come.
+//! Parts of files (RFC 9110, 14): which bytes are sent, and that nothing but them is.
+//!
+//! Every case runs on a small file, which is sent from memory, and on a large one, which is sent from its descriptor.
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::harness::{Client, Response, Server, Site, find, pattern};
+
+const SMALL: usize = 1000;
+const LARGE: usize = (3 << 20) + 123;
+
+/// What a `Range` field must come to.
+enum Expected {
+    Whole,
+    One(Range<usize>),
+    Several(Vec<Range<usize>>),
+    Unsatisfiable,
+}
+
+/// Requests a range of a file with this content and looks at all of the reply.
+fn check(client: &mut Client, target: &str, content: &[u8], field: &str, expected: Expected) {
+    let size = content.len();
+    let response = client.request("GET", target, &[("Range", field)]);
+    let what = format!("{field} of {target}");
+    match expected {
+        Expected::Whole => {
+            assert_eq!((response.status, response.field("Content-Range")), (200, None), "{what}");
+            assert!(response.body == content, "{what}: the content");
+        }
+        Expected::One(range) => {
+            let content_range = format!("bytes {}-{}/{size}", range.start, range.end - 1);
+            assert_eq!(
+                (response.status, response.field("Content-Range")),
+                (206, Some(content_range.as_str())),
+                "{what}"
+            );
+            assert_eq!(response.field("Content-Type"), Some("application/octet-stream"), "{what}");
+            assert!(response.body == content[range], "{what}: the content");
+        }
+        Expected::Several(ranges) => {
+            // RFC 9110, 15.3.7.2: the range stands in each part, and not in the head.
+            assert_eq!((response.status, response.field("Content-Range")), (206, None), "{what}");
+            let parts = parts(&response, size);
+            assert_eq!(parts.iter().map(|(range, _)| range.clone()).collect::<Vec<_>>(), ranges, "{what}");
+            for (range, body) in parts {
+                assert!(body == content[range.clone()], "{what}: the content of {range:?}");
+            }
+        }
+        Expected::Unsatisfiable => {
+            let content_range = format!("bytes */{size}");
+            assert_eq!(
+                (response.status, response.field("Content-Range")),
+                (416, Some(content_range.as_str())),
+                "{what}"
+            );
+        }
+    }
+    if response.status < 300 {
+        assert!(response.field("ETag").is_some() && response.field("Last-Modified").is_some(), "{what}");
+        assert_eq!(response.field("Accept-Ranges").is_some(), response.status == 200, "{what}");
+    }
+}
+
+/// The parts of a multipart/byteranges body, read to the letter (RFC 2046, 5.1.1; RFC 9110, 14.6).
+fn parts(response: &Response, size: usize) -> Vec<(Range<usize>, Vec<u8>)> {
+    let media_type = response.field("Content-Type").unwrap();
+    let boundary = media_type.strip_prefix("multipart/byteranges; boundary=").unwrap();
+    assert!((1..=70).contains(&boundary.len()) && boundary.bytes().all(|b| b.is_ascii_alphanumeric()), "{boundary}");
+    let delimiter = format!("\r\n--{boundary}");
+    // The first delimiter may do without its line end before it.
+    let mut rest = &[b"\r\n", response.body.strip_prefix(b"\r\n").unwrap_or(&response.body)].concat()[..];
+    let mut parts = Vec::new();
+    loop {
+        rest = rest.strip_prefix(delimiter.as_bytes()).expect("a delimiter");
+        if rest.starts_with(b"--") {
+            assert_eq!(rest, b"--\r\n", "the end");
+            return parts;
+        }
+        rest = rest.strip_prefix(b"\r\n").expect("the line of the delimiter to end");
+        let end = find(rest, b"\r\n\r\n").expect("the head of a part");
+        let head = std::str::from_utf8(&rest[..end]).unwrap();
+        let [kind, range]: [&str; 2] = head.split("\r\n").collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!(kind, "Content-Type: application/octet-stream");
+        let range = range.strip_prefix("Content-Range: bytes ").unwrap();
+        let (range, whole) = range.split_once('/').unwrap();
+        let (first, last) = range.split_once('-').unwrap();
+        assert_eq!(whole.parse(), Ok(size));
+        let range: Range<usize> = first.parse().unwrap()..last.parse::<usize>().unwrap() + 1;
+        let (body, after) = rest[end + 4..].split_at(range.len());
+        assert!(find(body, delimiter.as_bytes()).is_none(), "the boundary stands in a part");
+        parts.push((range, body.to_vec()));
+        rest = after;
+    }
+}
+
+/// Runs every case on one file.
+fn check_all(client: &mut Client, target: &str, content: &[u8]) {
+    use Expected::{One, Several, Unsatisfiable, Whole};
+    let n = content.len();
+    let mut check = |field: &str, expected: Expected| check(client, target, content, field, expected);
+
+    check("bytes=0-0", One(0..1));
+    check("bytes=0-499", One(0..500));
+    check("bytes=500-599", One(500..600));
+    check(&format!("bytes={}-{}", n - 1, n - 1), One(n - 1..n));
+    check(&format!("bytes={}-{}", n / 2, n / 2 + 99), One(n / 2..n / 2 + 100));
+    check("Bytes=1-2", One(1..3));
+    check("bytes=01-0002", One(1..3));
+    // Open ends, and ends beyond the end.
+    check("bytes=0-", One(0..n));
+    check("bytes=900-", One(900..n));
+    check(&format!("bytes={}-", n - 1), One(n - 1..n));
+    check(&format!("bytes=0-{}", n - 1), One(0..n));
+    check(&format!("bytes=10-{n}"), One(10..n));
+    check("bytes=10-99999999999999999999999999", One(10..n));
+    check("bytes=10-18446744073709551615", One(10..n));
+    // Suffixes.
+    check("bytes=-1", One(n - 1..n));
+    check("bytes=-500", One(n - 500..n));
+    check(&format!("bytes=-{n}"), One(0..n));
+    check(&format!("bytes=-{}", n + 1), One(0..n));
+    check("bytes=-99999999999999999999999999", One(0..n));
+    // Several, in the order in which they were asked for.
+    check("bytes=0-9,20-29", Several(vec![0..10, 20..30]));
+    check("bytes=0-9, 20-29 ,,-10", Several(vec![0..10, 20..30, n - 10..n]));
+    check("bytes=-10,0-9", Several(vec![n - 10..n, 0..10]));
+    check(&format!("bytes=5-5,900-,{n}-"), Several(vec![5..6, 900..n]));
+    check(&format!("bytes=0-0,{}-{}", n - 1, n - 1), Several(vec![0..1, n - 1..n]));
+    let sixteen: Vec<String> = (0..16).map(|i| format!("{}-{}", 20 * i, 20 * i + 9)).collect();
+    check(&format!("bytes={}", sixteen.join(",")), Several((0..16).map(|i| 20 * i..20 * i + 10).collect()));
+    // What overlaps or touches becomes one (RFC 9110, 15.3.7.2), so that nobody is sent more than there is.
+    check("bytes=0-9,5-19", One(0..20));
+    check("bytes=0-9,10-19", One(0..20));
+    check("bytes=10-19,0-9", One(0..20));
+    check("bytes=0-,0-,0-", One(0..n));
+    check("bytes=0-9,5-19,40-49", Several(vec![0..20, 40..50]));
+    check("bytes=40-49,5-19,0-9", Several(vec![0..20, 40..50]));
+    check("bytes=0-499,-500,100-899", if n == 1000 { One(0..n) } else { Several(vec![0..900, n - 500..n]) });
+    // One too many: whoever asks for so much is sent it as a whole.
+    check(&format!("bytes={},600-609", sixteen.join(",")), Whole);
+    check(&format!("bytes={}", vec!["0-"; 1000].join(",")), Whole);
+    // RFC 9110, 14.1.2 and 15.5.17.
+    check(&format!("bytes={n}-"), Unsatisfiable);
+    check(&format!("bytes={n}-{}", n + 1), Unsatisfiable);
+    check("bytes=99999999999999999999999999-", Unsatisfiable);
+    check("bytes=-0", Unsatisfiable);
+    check(&format!("bytes={n}-,-0"), Unsatisfiable);
+    check(&format!("bytes={n}-,-1"), One(n - 1..n));
+    // RFC 9110, 14.2: ignored are unknown units, and what is no set of ranges.
+    for field in [
+        "bites=0-1",
+        "lines=1-2",
+        "bytes",
+        "bytes=",
+        "bytes=,",
+        "bytes=-",
+        "bytes=1",
+        "bytes=2-1",
+        "bytes=a-b",
+        "bytes=0-1;2-3",
+        "bytes=0 - 1",
+        "bytes =0-1",
+        "bytes=0-1,x",
+        "bytes=0x0-0x1",
+        "bytes=+0-1",
+        "bytes=--1",
+        "bytes=0-1-2",
+        "0-1",
+        "",
+    ] {
+        check(field, Whole);
+    }
+}
+
+#[test]
+fn of_a_small_file() {
+    let site = Site::new();
+    site.file("small.bin", pattern(SMALL));
+    let server = Server::serve(&site);
+    check_all(&mut server.connect(), "/small.bin", &pattern(SMALL));
+}
+
+#[test]
+fn of_a_large_file() {
+    let site = Site::new();
+    site.file("large.bin", pattern(LARGE));
+    let server = Server::serve(&site);
+    let content = pattern(LARGE);
+    let mut client = server.connect();
+    check_all(&mut client, "/large.bin", &content);
+    // Across the windows in which it is sent.
+    let window = 256 << 10;
+    for range in [window - 1..window + 1, window..2 * window, 1..3 * window + 1, 2 * window - 7..LARGE] {
+        let field = format!("bytes={}-{}", range.start, range.end - 1);
+        check(&mut client, "/large.bin", &content, &field, Expected::One(range));
+    }
+}
+
+/// A file that has been left alone is lent to the socket, a young one is copied (see `send.rs`): two ways to the same
+/// bytes. Nobody can make an old file, since no user can set its ctime, so this takes one that every machine has.
+#[test]
+fn of_a_file_that_was_left_alone() {
+    let is_old = |path: &&Path| {
+        use std::os::unix::fs::MetadataExt;
+        let changed = |file: fs::Metadata| file.mtime().max(file.ctime()) as u64;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        fs::metadata(path).is_ok_and(|file| file.len() > 100_000 && changed(file) + 120 < now)
+    };
+    let candidates = ["/usr/bin/bash", "/bin/bash", "/usr/bin/dash", "/bin/sh", "/bin/busybox"].map(Path::new);
+    let Some(file) = candidates.iter().copied().find(is_old) else {
+        return eprintln!("skipped: no shell here has been left alone for two minutes");
+    };
+    let file = fs::canonicalize(file).unwrap();
+    let content = fs::read(&file).unwrap();
+    let server = Server::start(&[file.parent().unwrap().to_str().unwrap()]);
+    let target = format!("/{}", file.file_name().unwrap().to_str().unwrap());
+    let mut client = server.connect();
+    for _ in 0..2 {
+        assert!(client.get(&target).body == content);
+    }
+    check_all(&mut client, &target, &content);
+}
+
+#[test]
+fn of_nothing() {
+    let site = Site::new();
+    site.file("empty.bin", "");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    check(&mut client, "/empty.bin", b"", "bytes=0-", Expected::Unsatisfiable);
+    check(&mut client, "/empty.bin", b"", "bytes=0-0,5-", Expected::Unsatisfiable);
+    // Content-Range has no form for a range without bytes.
+    check(&mut client, "/empty.bin", b"", "bytes=-5", Expected::Whole);
+}
+
+#[test]
+fn are_for_get_alone_and_for_files_alone() {
+    let site = Site::new();
+    site.file("small.bin", pattern(SMALL));
+    site.file("folder/x", "x");
+    let server = Server::start(&[site.path().to_str().unwrap(), "--listing"]);
+    let mut client = server.connect();
+    let mut check = |method: &str, target: &str, status: u16| {
+        let response = client.request(method, target, &[("Range", "bytes=0-0")]);
+        assert_eq!((response.status, response.field("Content-Range")), (status, None), "{method} {target}");
+        response
+    };
+    let head = check("HEAD", "/small.bin", 200);
+    assert_eq!(head.field("Content-Length"), Some("1000"));
+    assert_eq!(head.field("Accept-Ranges"), Some("bytes"));
+    check("HEAD", "/missing", 404);
+    check("OPTIONS", "/small.bin", 204);
+    check("POST", "/small.bin", 405);
+    check("GET", "/missing", 404);
+    check("GET", "/folder", 301);
+    check("GET", "/folder/", 200);
+}
+
+#[test]
+fn only_if_the_file_is_still_the_same() {
+    let site = Site::new();
+    for (name, size) in [("small.bin", SMALL), ("large.bin", LARGE)] {
+        let path = site.file(name, pattern(size));
+        // 2020-09-13 12:26:40 UTC
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for (target, size) in [("/small.bin", SMALL), ("/large.bin", LARGE)] {
+        let etag = client.get(target).field("ETag").unwrap().to_owned();
+        let mut check = |condition: &str, status: u16| {
+            let fields = [("Range", "bytes=1-2"), ("If-Range", condition)];
+            let response = client.request("GET", target, &fields);
+            let length = if status == 206 { 2 } else { size };
+            assert_eq!((response.status, response.body.len()), (status, length), "{condition} for {target}");
+        };
+        check(&etag, 206);
+        check("Sun, 13 Sep 2020 12:26:40 GMT", 206);
+        check("Sunday, 13-Sep-20 12:26:40 GMT", 206);
+        check("Sun Sep 13 12:26:40 2020", 206);
+        check(&format!("W/{etag}"), 200);
+        check("\"another\"", 200);
+        check(etag.trim_matches('"'), 200);
+        // RFC 9110, 13.1.5: one tag, not a list, and not the asterisk.
+        check(&format!("{etag}, {etag}"), 200);
+        check("*", 200);
+        // Neither an earlier nor a later date is the same one.
+        check("Sun, 13 Sep 2020 12:26:39 GMT", 200);
+        check("Sun, 13 Sep 2020 12:26:41 GMT", 200);
+        check("Fri, 01 Jan 2100 00:00:00 GMT", 200);
+        check("yesterday", 200);
+        check("", 200);
+        // A condition that fails makes even a range beyond the end no error.
+        let fields = [("Range", "bytes=99999999-"), ("If-Range", "\"another\"")];
+        assert_eq!(client.request("GET", target, &fields).status, 200);
+        let fields = [("Range", "bytes=99999999-"), ("If-Range", &etag)];
+        assert_eq!(client.request("GET", target, &fields).status, 416);
+        // Without a range it means nothing.
+        assert_eq!(client.request("GET", target, &[("If-Range", "\"another\"")]).status, 200);
+    }
+}
+
+#[test]
+fn of_a_precompressed_sibling_are_ranges_of_the_sibling() {
+    let site = Site::new();
+    for (name, size) in [("small.bin", SMALL), ("large.bin", LARGE)] {
+        site.file(name, vec![b'x'; 2 * size]);
+        site.file(&format!("{name}.gz"), pattern(size));
+    }
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for (target, size) in [("/small.bin", SMALL), ("/large.bin", LARGE)] {
+        let plain = client.get(target).field("ETag").unwrap().to_owned();
+        let whole = client.request("GET", target, &[("Accept-Encoding", "gzip")]);
+        let etag = whole.field("ETag").unwrap().to_owned();
+        assert!(whole.body == pattern(size) && etag != plain);
+        for condition in [None, Some(etag.as_str())] {
+            let mut fields = vec![("Accept-Encoding", "gzip"), ("Range", "bytes=-7")];
+            fields.extend(condition.map(|tag| ("If-Range", tag)));
+            let part = client.request("GET", target, &fields);
+            assert_eq!((part.status, &part.body[..]), (206, &pattern(size)[size - 7..]));
+            assert_eq!(part.field("Content-Range"), Some(&*format!("bytes {}-{}/{size}", size - 7, size - 1)));
+            for name in ["Content-Encoding", "ETag", "Vary", "Content-Type", "Last-Modified"] {
+                assert_eq!(part.field(name), whole.field(name), "{name}");
+            }
+        }
+        // The tag of another coding is that of another representation.
+        let fields = [("Accept-Encoding", "gzip"), ("Range", "bytes=-7"), ("If-Range", &plain)];
+        let response = client.request("GET", target, &fields);
+        assert_eq!((response.status, response.field("ETag")), (200, Some(&*etag)));
+        assert!(response.body == whole.body);
+        let fields = [("Accept-Encoding", "gzip"), ("Range", "bytes=0-0,5-6")];
+        let several = client.request("GET", target, &fields);
+        assert_eq!((several.status, several.field("Content-Encoding")), (206, Some("gzip")));
+        assert_eq!(parts(&several, size)[1].1, pattern(size)[5..7]);
+        let fields = [("Accept-Encoding", "gzip"), ("Range", &format!("bytes={size}-"))];
+        assert_eq!(client.request("GET", target, &fields).status, 416);
+    }
+}
