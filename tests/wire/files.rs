@@ -1,1 +1,1025 @@
-//! To come.
+//! Which file a path means, what may be had and what may not, and what is said of it.
+//!
+//! The promise behind the refusals: nothing outside the root, nothing hidden, and nothing that the server's user may not
+//! read leaves the machine, however the path is written; and nothing that lies in a root can stop the server.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use super::harness::{Client, Response, Server, Site, pattern};
+
+/// Status and, for a redirect, where to.
+fn outcome(client: &mut Client, target: &str) -> (u16, Option<String>) {
+    let response = client.get(target);
+    (response.status, response.field("Location").map(str::to_owned))
+}
+
+fn check_text(client: &mut Client, target: &str, expected: &str) {
+    let response = client.get(target);
+    assert_eq!((response.status, response.text().as_str()), (200, expected), "{target}");
+}
+
+fn check_status(client: &mut Client, target: &str, status: u16) {
+    assert_eq!(client.get(target).status, status, "{target}");
+}
+
+/// Whether the tests run as root, who may read every file.
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[test]
+fn a_folder_is_its_index() {
+    let site = Site::new();
+    site.file("index.html", "root");
+    site.file("a/index.html", "a");
+    site.file("a/index.htm", "not the first choice");
+    site.file("b/index.htm", "b");
+    site.file("c/other.html", "c");
+    fs::create_dir_all(site.path().join("d/index.html")).unwrap();
+    site.file("d/index.htm", "d");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    check_text(&mut client, "/", "root");
+    check_text(&mut client, "/?query", "root");
+    check_text(&mut client, "/a/", "a");
+    check_text(&mut client, "//a///", "a");
+    check_text(&mut client, "/b/", "b");
+    check_text(&mut client, "/a/index.htm", "not the first choice");
+    check_status(&mut client, "/c/", 403);
+    // A folder of that name is no index.
+    check_text(&mut client, "/d/", "d");
+    check_status(&mut client, "/d/index.html", 301);
+    check_status(&mut client, "/d/index.html/", 403);
+    assert_eq!(client.get("/b/").field("Content-Type"), Some("text/html; charset=utf-8"));
+
+    let server = Server::with_site(&site, "index = [\"other.html\"]");
+    let mut client = server.connect();
+    check_text(&mut client, "/c/", "c");
+    check_status(&mut client, "/a/", 403);
+}
+
+#[test]
+fn a_file_is_no_folder() {
+    let site = Site::new();
+    site.file("file.txt", "text");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    check_text(&mut client, "/file.txt", "text");
+    for target in ["/file.txt/", "/file.txt/x", "/file.txt/index.html", "/file.txt/."] {
+        check_status(&mut client, target, 404);
+    }
+    // `..` is taken back before the disk is asked, as browsers do.
+    check_text(&mut client, "/file.txt/../file.txt", "text");
+}
+
+#[test]
+fn a_folder_without_its_slash_is_a_redirect_within_the_site() {
+    let site = Site::new();
+    for folder in
+        ["folder/sub", "evil.example", "\\evil.example", "a b", "ä", "q?x", "#", "%2e", "a%", "'\"<>", ":80", "@x"]
+    {
+        site.file(&format!("{folder}/index.html"), "index");
+    }
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    let mut check = |target: &str, location: &str| {
+        assert_eq!(outcome(&mut client, target), (301, Some(location.to_owned())), "{target}");
+        // Whoever follows it arrives.
+        check_text(&mut client, location, "index");
+    };
+    check("/folder/sub", "/folder/sub/");
+    check("/folder/sub?a=b&c=%20d?e", "/folder/sub/?a=b&c=%20d?e");
+    check("/folder/sub?", "/folder/sub/?");
+    check("/folder/sub?//evil.example", "/folder/sub/?//evil.example");
+    check("/a%20b", "/a%20b/");
+    check("/%C3%A4", "/%C3%A4/");
+    check("/q%3Fx?y", "/q%3Fx/?y");
+    check("/%23", "/%23/");
+    check("/%252e", "/%252e/");
+    check("/a%25", "/a%25/");
+    check("/'%22<>", "/%27%22%3C%3E/");
+    check("/%3A80", "/:80/");
+    check("/@x", "/@x/");
+    // A browser takes `//name` and `/\name` for another host.
+    check("//evil.example", "/evil.example/");
+    check("///evil.example", "/evil.example/");
+    check("/./%2e//evil.example", "/evil.example/");
+    check("/x/..//evil.example", "/evil.example/");
+    check("/\\evil.example", "/%5Cevil.example/");
+    check("/%5Cevil.example", "/%5Cevil.example/");
+    check("//%5Cevil.example", "/%5Cevil.example/");
+    check("http://localhost//evil.example", "/evil.example/");
+    let mut check = |target: &str| {
+        let (status, location) = outcome(&mut client, target);
+        assert!(status == 404 && location.is_none(), "{target}: {status} {location:?}");
+    };
+    check("/%2f%2fevil.example");
+    check("/%2fevil.example");
+    check("/%2Fevil.example/");
+    check("//evil.example%2f");
+    check("//evil.example%2f..");
+    check("/%0d%0aLocation:%20http://evil.example");
+}
+
+#[test]
+fn dotfiles_are_hidden_but_well_known_is_not() {
+    let site = Site::new();
+    for name in [
+        ".env",
+        ".git/config",
+        "a/.htpasswd",
+        "a/.git/config",
+        ".well-known/security.txt",
+        ".well-known/.secret",
+        ".well-known/a/b",
+        "a/.well-known/x",
+        ".well-knownx/y",
+        "..x",
+        "...",
+        "a.b",
+    ] {
+        site.file(name, name);
+    }
+    symlink(".env", site.path().join("link")).unwrap();
+    let targets = [
+        "/.env",
+        "/.git/config",
+        "/.git",
+        "/.git/",
+        "/a/.htpasswd",
+        "/a/.git/config",
+        "/.well-known/.secret",
+        "/a/.well-known/x",
+        "/.well-knownx/y",
+        "/..x",
+        "/...",
+        "/%2eenv",
+        "/%2Eenv",
+        "/a/%2ehtpasswd",
+        "//.env",
+        "/a/../.env",
+        "/./.env",
+        "/.missing",
+        "/.env?x",
+    ];
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for target in targets {
+        // As if there were nothing: what exists is nobody's business.
+        check_status(&mut client, target, 404);
+    }
+    check_text(&mut client, "/.well-known/security.txt", ".well-known/security.txt");
+    check_text(&mut client, "/%2ewell-known/a/b", ".well-known/a/b");
+    check_text(&mut client, "/a.b", "a.b");
+    // Whoever made the link meant it.
+    check_text(&mut client, "/link", ".env");
+
+    let server = Server::with_site(&site, "dotfiles = true");
+    let mut client = server.connect();
+    check_text(&mut client, "/.env", ".env");
+    check_text(&mut client, "/a/%2ehtpasswd", "a/.htpasswd");
+    check_text(&mut client, "/...", "...");
+}
+
+#[test]
+fn no_path_leads_above_the_root() {
+    let site = Site::new();
+    site.file("secret", "secret");
+    site.file("root/a/b/file", "file");
+    site.file("root/top", "top");
+    let server = Server::start(&[site.path().join("root").to_str().unwrap()]);
+    let mut client = server.connect();
+    for target in [
+        "/..",
+        "/../",
+        "/../secret",
+        "/../root/top",
+        "/../../../../etc/passwd",
+        "/a/../../secret",
+        "/a/b/../../../secret",
+        "/%2e%2e/secret",
+        "/%2E%2e/secret",
+        "/.%2e/secret",
+        "/%2e./secret",
+        "//../secret",
+        "/./../secret",
+        "/%2e/%2e%2e/secret",
+        "/a/%2e%2e/%2e%2e/secret",
+        "http://localhost/../secret",
+    ] {
+        check_status(&mut client, target, 400);
+    }
+    for target in [
+        "/..%2fsecret",
+        "/%2e%2e%2fsecret",
+        "/a%2f..%2f..%2fsecret",
+        "/a/..%2f..%2fsecret",
+        "/..%5csecret",
+        "/..\\secret",
+        "/a/..\\..\\secret",
+        // Decoded once, and only once.
+        "/%252e%252e/secret",
+        "/%252e%252e%252fsecret",
+        "/..%252fsecret",
+        // Overlong forms of a dot and a slash are neither.
+        "/%c0%ae%c0%ae/secret",
+        "/..%c0%afsecret",
+        "/%u002e%u002e/secret",
+        "/...//secret",
+        "/..;/secret",
+        "/..%20/secret",
+        "/.../secret",
+        "/..%09/secret",
+    ] {
+        let status = client.get(target).status;
+        assert!(status == 404 || status == 400, "{target}: {status}");
+    }
+    check_text(&mut client, "/a/../top", "top");
+    check_text(&mut client, "/a/b/%2e%2e/./../top", "top");
+    check_text(&mut client, "/a/b/..//b/./file", "file");
+    check_status(&mut client, "/a/b/..", 403);
+}
+
+#[test]
+fn odd_paths_are_refused_or_not_found() {
+    let site = Site::new();
+    site.file("file", "file");
+    site.file("a/b", "b");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for target in [
+        "/%00",
+        "/file%00",
+        "/file%00.html",
+        "/a%00/../file",
+        "/%",
+        "/%2",
+        "/%zz",
+        "/file%",
+        "/%%20",
+        "/%2x",
+        "/a%g0/b",
+    ] {
+        check_status(&mut client, target, 400);
+    }
+    for target in [
+        "/a%2Fb",
+        "/a%2fb",
+        "/%2F",
+        "/%2ffile",
+        "/File",
+        "/file%20",
+        "/file.",
+        "/%ff",
+        "/%0a",
+        "/file%0d%0a",
+        "/~",
+        "/~root/",
+    ] {
+        check_status(&mut client, target, 404);
+    }
+    // A name that no file system takes, a path that none takes, and a line that nobody reads.
+    check_status(&mut client, &format!("/{}", "x".repeat(255)), 404);
+    check_status(&mut client, &format!("/{}", "x".repeat(300)), 404);
+    check_status(&mut client, &format!("/{}/", "x".repeat(300)), 404);
+    check_status(&mut client, &"/x".repeat(2500), 404);
+    check_status(&mut client, &format!("/{}", "a/../".repeat(1500)), 403);
+    check_text(&mut client, "/file", "file");
+    let response = client.get(&format!("/{}", "x".repeat(10_000)));
+    assert_eq!((response.status, response.field("Connection")), (414, Some("close")));
+    assert!(client.ends());
+}
+
+#[test]
+fn links_within_the_root_are_followed_and_others_are_not() {
+    let site = Site::new();
+    site.file("secret/file", "secret");
+    site.file("root/a/file", "file");
+    site.file("root/a/index.html", "index");
+    let root = site.path().join("root");
+    fs::create_dir(root.join("i")).unwrap();
+    for (link, target) in [
+        ("inside", "a/file"),
+        ("a/up", "../a/file"),
+        ("folder", "a"),
+        ("twice", "inside"),
+        ("relative", "../secret/file"),
+        ("absolute", site.path().join("secret/file").to_str().unwrap()),
+        ("etc", "/etc"),
+        ("passwd", "/etc/passwd"),
+        ("through", "etc/passwd"),
+        ("out", "../secret"),
+        ("out-and-in", "../root/a/file"),
+        ("absolute-inside", root.join("a/file").to_str().unwrap()),
+        ("proc", "/proc/self/root/etc/passwd"),
+        ("i/index.html", "../../secret/file"),
+        ("nowhere", "missing"),
+        ("loop", "loop"),
+        ("ping", "pong"),
+        ("pong", "ping"),
+    ] {
+        symlink(target, root.join(link)).unwrap();
+    }
+    let server = Server::start(&[root.to_str().unwrap(), "--listing"]);
+    let mut client = server.connect();
+    // Twice: what was refused once must not be had from a cache.
+    for _ in 0..2 {
+        check_text(&mut client, "/inside", "file");
+        check_text(&mut client, "/a/up", "file");
+        check_text(&mut client, "/folder/file", "file");
+        check_text(&mut client, "/folder/", "index");
+        check_text(&mut client, "/twice", "file");
+        check_status(&mut client, "/folder", 301);
+        for target in [
+            "/relative",
+            "/absolute",
+            "/etc",
+            "/etc/",
+            "/etc/passwd",
+            "/passwd",
+            "/through",
+            "/out",
+            "/out/",
+            "/out/file",
+            "/out-and-in",
+            "/absolute-inside",
+            "/proc",
+            "/i/",
+        ] {
+            check_status(&mut client, target, 403);
+        }
+        for target in ["/nowhere", "/loop", "/loop/x", "/ping"] {
+            check_status(&mut client, target, 404);
+        }
+    }
+}
+
+/// A server that may not read every file: as root, it becomes nobody.
+fn unprivileged(site: &Site, flags: &[&str]) -> Server {
+    // Temporary folders are for their owner alone.
+    fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
+    let mut args = vec![site.path().to_str().unwrap()];
+    args.extend(flags);
+    if is_root() {
+        args.extend(["--user", "nobody"]);
+    }
+    Server::start(&args)
+}
+
+#[test]
+fn what_the_server_may_not_read_is_forbidden() {
+    let site = Site::new();
+    let forbid = |path: &str| {
+        let path = site.path().join(path);
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+        path
+    };
+    site.file("open.txt", "open");
+    site.file("closed.txt", "closed");
+    site.file("folder/file", "inside");
+    site.file("index/index.html", "index");
+    site.file("page.html", "page");
+    site.file("page.html.gz", "compressed");
+    for path in ["closed.txt", "index/index.html", "page.html.gz"] {
+        forbid(path);
+    }
+    let folder = forbid("folder");
+    let server = unprivileged(&site, &["--listing"]);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        check_text(&mut client, "/open.txt", "open");
+        for target in ["/closed.txt", "/folder/file", "/folder/missing", "/folder/", "/index/"] {
+            check_status(&mut client, target, 403);
+        }
+        // The original serves where its sibling may not be read.
+        let response = client.request("GET", "/page.html", &[("Accept-Encoding", "gzip")]);
+        assert_eq!((response.status, response.field("Content-Encoding")), (200, None));
+    }
+    fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn what_is_no_file_is_forbidden_and_stops_nobody() {
+    let site = Site::new();
+    site.file("file", "file");
+    let pipe = |name: &str| {
+        fs::create_dir_all(site.path().join(name).parent().unwrap()).unwrap();
+        assert!(Command::new("mkfifo").arg(site.path().join(name)).status().unwrap().success());
+    };
+    pipe("pipe");
+    pipe("folder/index.html");
+    pipe("file.gz");
+    let _socket = UnixListener::bind(site.path().join("socket")).unwrap();
+    // One helper, so that a single request that hangs would hang them all.
+    let server = Server::start(&[site.path().to_str().unwrap(), "--helpers", "1"]);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        for target in ["/pipe", "/socket", "/folder/"] {
+            check_status(&mut client, target, 403);
+        }
+        let response = client.request("GET", "/file", &[("Accept-Encoding", "gzip")]);
+        assert_eq!((response.status, response.text().as_str()), (200, "file"));
+    }
+    for target in ["/pipe/", "/socket/", "/pipe/x"] {
+        let status = client.get(target).status;
+        assert!(status == 403 || status == 404, "{target}: {status}");
+    }
+    check_text(&mut client, "/file", "file");
+}
+
+#[test]
+fn names_may_hold_anything() {
+    let site = Site::new();
+    let names: [&[u8]; 20] = [
+        b"with space",
+        "Käse & Brot – ¥.txt".as_bytes(),
+        "日本語".as_bytes(),
+        b"'single' \"double\"",
+        b"100%",
+        b"%41",
+        b"a?b",
+        b"a#b",
+        b"a;b=c,d",
+        b"a:b",
+        b"a\\b",
+        b"<b>&amp;",
+        b"line\nbreak",
+        b"tab\tand\rreturn",
+        b"\x01\x7f",
+        b"latin-1 \xe4",
+        b"\xff\xfe",
+        b"[x]{y}|^`",
+        b"a+b=c@d!e$f*(g)",
+        b"~tilde",
+    ];
+    for name in names {
+        fs::write(site.path().join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
+    }
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    for name in names {
+        let all: String = name.iter().map(|byte| format!("%{byte:02x}")).collect();
+        let few: String = name
+            .iter()
+            .map(|&byte| match byte {
+                b'%' | b'?' | b'#' | b'/' | ..=b' ' | 0x7f.. => format!("%{byte:02X}"),
+                _ => char::from(byte).to_string(),
+            })
+            .collect();
+        for target in [format!("/{all}"), format!("/{few}"), format!("/{few}?x")] {
+            let response = client.get(&target);
+            assert!((response.status, &response.body[..]) == (200, name), "{target}: {response:?}");
+        }
+    }
+    // Bytes of UTF-8 as they are: no browser sends them, some tools do.
+    check_text(&mut client, "/日本語", "日本語");
+}
+
+#[test]
+fn the_ending_of_the_name_tells_the_media_type() {
+    let site = Site::new();
+    let server = |toml: &str| Server::with_site(&site, toml);
+    let check = |server: &Server, name: &str, expected: &str| {
+        site.file(name, "x");
+        let mut client = server.connect();
+        let target = format!("/{name}");
+        assert_eq!(client.get(&target).field("Content-Type"), Some(expected), "{name}");
+        let part = client.request("GET", &target, &[("Range", "bytes=0-0")]);
+        assert_eq!((part.status, part.field("Content-Type")), (206, Some(expected)), "{name}");
+    };
+    let plain = server("");
+    check(&plain, "a.html", "text/html; charset=utf-8");
+    check(&plain, "A.HTML", "text/html; charset=utf-8");
+    check(&plain, "a.css", "text/css; charset=utf-8");
+    check(&plain, "a.js", "text/javascript; charset=utf-8");
+    check(&plain, "a.txt", "text/plain; charset=utf-8");
+    check(&plain, "a.svg", "image/svg+xml");
+    check(&plain, "a.png", "image/png");
+    check(&plain, "a.json", "application/json");
+    check(&plain, "a.wasm", "application/wasm");
+    check(&plain, "a.woff2", "font/woff2");
+    check(&plain, "a.tar.gz", "application/gzip");
+    check(&plain, "a.unknown", "application/octet-stream");
+    check(&plain, "Makefile", "application/octet-stream");
+    check(&plain, "html", "application/octet-stream");
+    check(&plain, "a.", "application/octet-stream");
+    check(&plain, "dir.html/file", "application/octet-stream");
+
+    let own = server(
+        "charset = \"iso-8859-1\"\ndefault_type = \"text/plain\"\n[site.types]\nhtml = \"application/xhtml+xml\"\n\
+         log = \"text/plain; charset=us-ascii\"\nUNKNOWN = \"x/y\"",
+    );
+    check(&own, "a.html", "application/xhtml+xml");
+    check(&own, "a.css", "text/css; charset=iso-8859-1");
+    check(&own, "a.log", "text/plain; charset=us-ascii");
+    check(&own, "a.unknown", "x/y");
+    check(&own, "Makefile", "text/plain; charset=iso-8859-1");
+    check(&server("charset = \"\""), "a.html", "text/html");
+}
+
+const HEADERS: &str = r#"
+[[site.headers]]
+match = "**"
+cache_control = "no-cache"
+set = { "X-All" = "1", "X-Later" = "first" }
+[[site.headers]]
+match = "*.css"
+cache_control = "max-age=31536000, immutable"
+set = { "x-later" = "css" }
+[[site.headers]]
+match = "/private/**"
+set = { "X-Later" = "private", "X-Robots-Tag" = "noindex" }
+[[site.headers]]
+match = "/a b/ü.txt"
+set = { "X-Exact" = "yes" }
+"#;
+
+#[test]
+fn headers_go_by_pattern_and_a_later_rule_wins() {
+    let site = Site::new();
+    for name in ["index.html", "style.css", "private/style.css", "private/page.html", "a b/ü.txt"] {
+        site.file(name, "0123456789");
+    }
+    let server = Server::with_site(&site, HEADERS);
+    let mut client = server.connect();
+    let mut check = |target: &str, cache_control: &str, later: &str, robots: Option<&str>| {
+        let whole = client.get(target);
+        let etag = whole.field("ETag").unwrap().to_owned();
+        let replies = [
+            (200, whole),
+            (200, client.request("HEAD", target, &[])),
+            (206, client.request("GET", target, &[("Range", "bytes=1-2")])),
+            (206, client.request("GET", target, &[("Range", "bytes=1-2,4-5")])),
+            (304, client.request("GET", target, &[("If-None-Match", &etag)])),
+        ];
+        for (status, response) in replies {
+            let field = |name| response.field(name);
+            let told =
+                (response.status, field("Cache-Control"), field("X-Later"), field("X-Robots-Tag"), field("X-All"));
+            assert_eq!(told, (status, Some(cache_control), Some(later), robots, Some("1")), "{target}");
+            assert_eq!(field("X-Exact").is_some(), target.starts_with("/a%20b"), "{target}");
+        }
+        // On errors too, but for Cache-Control: an error that is kept would outlive its cause.
+        for (status, field, value) in [(412, "If-Match", "\"x\""), (416, "Range", "bytes=99-"), (417, "Expect", "x")] {
+            let response = client.request("GET", target, &[(field, value)]);
+            let told = (response.status, response.field("Cache-Control"), response.field("X-Later"));
+            assert_eq!(told, (status, None, Some(later)), "{target}");
+            assert_eq!(response.field("X-Robots-Tag"), robots, "{target}");
+        }
+        let response = client.request("POST", target, &[]);
+        assert_eq!((response.status, response.field("X-Later")), (405, Some(later)), "{target}");
+    };
+    check("/", "no-cache", "first", None);
+    check("/index.html", "no-cache", "first", None);
+    check("/style.css", "max-age=31536000, immutable", "css", None);
+    check("/private/style.css", "max-age=31536000, immutable", "private", Some("noindex"));
+    check("/private/page.html", "no-cache", "private", Some("noindex"));
+    check("/a%20b/%c3%bc.txt", "no-cache", "first", None);
+}
+
+#[test]
+fn a_site_has_pages_of_its_own_for_errors() {
+    let site = Site::new();
+    site.file("errors/404.html", "<p>lost\n");
+    site.file("errors/404.html.gz", "never sent");
+    site.file("errors/403.txt", "no\n");
+    site.file("errors/large.html", pattern(200_000));
+    site.file("file", "file");
+    fs::create_dir(site.path().join("empty")).unwrap();
+    let toml = "[[site.headers]]\nmatch = \"**\"\ncache_control = \"max-age=60\"\n[site.errors]\n404 = \"/errors/404.html\"\n\
+                403 = \"/errors/403.txt\"\n400 = \"/errors/missing.html\"\n405 = \"/errors/large.html\"\n417 = \"/empty\"";
+    let server = Server::with_site(&site, toml);
+    let mut client = server.connect();
+    let mut check = |method: &str, target: &str, fields: &[(&str, &str)], status: u16, kind: &str, body: &[u8]| {
+        for _ in 0..2 {
+            let response = client.request(method, target, fields);
+            assert_eq!((response.status, response.field("Content-Type")), (status, Some(kind)), "{method} {target}");
+            assert!(response.body == body, "{method} {target}: {}", response.text());
+            // It stands for what was asked for, so nothing that is true of the page itself may be said.
+            for name in ["ETag", "Last-Modified", "Accept-Ranges", "Cache-Control", "Content-Encoding"] {
+                assert_eq!(response.field(name), None, "{method} {target}: {name}");
+            }
+        }
+    };
+    let html = "text/html; charset=utf-8";
+    check("GET", "/missing", &[("Accept-Encoding", "gzip")], 404, html, b"<p>lost\n");
+    check("GET", "/.hidden", &[], 404, html, b"<p>lost\n");
+    check("GET", "/missing", &[("Range", "bytes=0-1"), ("If-None-Match", "*")], 404, html, b"<p>lost\n");
+    check("HEAD", "/missing", &[], 404, html, b"");
+    check("GET", "/empty/", &[], 403, "text/plain; charset=utf-8", b"no\n");
+    check("POST", "/file", &[], 405, html, &pattern(200_000));
+    // The page itself is a page.
+    let page = client.get("/errors/404.html");
+    assert_eq!((page.status, page.text().as_str(), page.field("ETag").is_some()), (200, "<p>lost\n", true));
+    // One that is missing, or a folder, is no reason for another error.
+    let response = client.get("/%");
+    assert!(response.status == 400 && response.text().contains("400 Bad Request"), "{}", response.text());
+    let response = client.request("GET", "/file", &[("Expect", "x")]);
+    assert!(response.status == 417 && response.text().contains("417"), "{}", response.text());
+    assert_eq!(client.request("HEAD", "/missing", &[]).field("Content-Length"), Some("8"));
+}
+
+#[test]
+fn the_host_chooses_the_site() {
+    let site = Site::new();
+    let mut config = "listen = [\"127.0.0.1:0\"]\n".to_owned();
+    for (name, hosts) in [
+        ("default", "\"default.example\""),
+        ("one", "\"one.example\", \"www.one.example\""),
+        ("stars", "\"*.star.example\""),
+        ("deep", "\"*.deep.star.example\", \"exact.star.example\""),
+        ("six", "\"[::1]\""),
+    ] {
+        let file = site.file(&format!("{name}/who"), name);
+        config += &format!("[[site]]\nroot = {:?}\nhosts = [{hosts}]\n", file.parent().unwrap());
+    }
+    let config = site.file("amped.toml", config);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    let mut check = |host: &str, expected: &str| {
+        let response = client.request("GET", "/who", &[("Host", host)]);
+        assert_eq!((response.status, response.text().as_str()), (200, expected), "{host}");
+    };
+    check("default.example", "default");
+    check("one.example", "one");
+    check("ONE.Example", "one");
+    check("one.example.", "one");
+    check("one.example:8080", "one");
+    check("www.one.example", "one");
+    check("other.one.example", "default");
+    check("xone.example", "default");
+    check("a.star.example", "stars");
+    check("a.b.star.example", "stars");
+    check("A.STAR.EXAMPLE:80", "stars");
+    check("star.example", "default");
+    check("xstar.example", "default");
+    check("x.deep.star.example", "deep");
+    check("deep.star.example", "stars");
+    check("exact.star.example", "deep");
+    check("a.exact.star.example", "stars");
+    check("[::1]", "six");
+    check("[::1]:80", "six");
+    check("127.0.0.1", "default");
+    check("", "default");
+    check("*.star.example", "stars");
+    client.send("GET /who HTTP/1.0\r\n\r\n");
+    assert_eq!(client.response("GET").text(), "default");
+}
+
+/// A folder in somebody's home, gone at the end; the account too where there was none to use.
+struct Home {
+    folder: PathBuf,
+    made_user: Option<&'static str>,
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+        if let Some(user) = self.made_user {
+            let _ = Command::new("userdel").args(["--remove", user]).output();
+        }
+    }
+}
+
+/// The name of somebody whose home we may write to, and that home. `None` where nobody can be had.
+fn somebody(folder: &str) -> Option<(String, Home)> {
+    let me = fs::metadata("/proc/self").unwrap().uid();
+    let find = || {
+        fs::read_to_string("/etc/passwd").unwrap().lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let uid: u32 = fields.get(2)?.parse().ok()?;
+            let usable = uid >= 1000 && (me == 0 || uid == me) && Path::new(fields.get(5)?).is_dir();
+            usable.then(|| (fields[0].to_owned(), PathBuf::from(fields[5])))
+        })
+    };
+    let mut made_user = None;
+    let (name, home) = find().or_else(|| {
+        let made = me == 0
+            && Command::new("useradd").args(["--create-home", "amped-wire"]).status().is_ok_and(|s| s.success());
+        made_user = made.then_some("amped-wire");
+        find()
+    })?;
+    let folder = home.join(folder);
+    fs::create_dir(&folder).ok()?;
+    Some((name, Home { folder, made_user }))
+}
+
+#[test]
+fn folders_of_users_are_served_only_when_asked_for() {
+    let folder = format!("amped-wire-{}", std::process::id());
+    let Some((user, home)) = somebody(&folder) else {
+        return eprintln!("skipped: there is no account here with a home to write to");
+    };
+    fs::create_dir(home.folder.join("sub")).unwrap();
+    for (name, text) in [("index.html", "home"), ("file.txt", "file"), (".hidden", "x"), ("sub/page", "page")] {
+        fs::write(home.folder.join(name), text).unwrap();
+    }
+    symlink("/etc/passwd", home.folder.join("passwd")).unwrap();
+    symlink("../", home.folder.join("up")).unwrap();
+    let site = Site::new();
+    site.file("~own/file", "own");
+    site.file("about", "about");
+
+    let off = Server::serve(&site);
+    let mut client = off.connect();
+    check_status(&mut client, &format!("/~{user}/file.txt"), 404);
+    check_text(&mut client, "/~own/file", "own");
+
+    let on = Server::with_site(&site, &format!("user_dirs = {folder:?}"));
+    let mut client = on.connect();
+    for _ in 0..2 {
+        check_text(&mut client, &format!("/~{user}/file.txt"), "file");
+        check_text(&mut client, &format!("/%7e{user}/sub/page"), "page");
+        check_text(&mut client, &format!("/~{user}/"), "home");
+        assert_eq!(outcome(&mut client, &format!("/~{user}?x")), (301, Some(format!("/~{user}/?x"))));
+        assert_eq!(outcome(&mut client, &format!("//~{user}/sub")), (301, Some(format!("/~{user}/sub/"))));
+        for path in ["passwd", "up/", "up"] {
+            check_status(&mut client, &format!("/~{user}/{path}"), 403);
+        }
+        for path in [".hidden", "missing", "%2e%2e%2ffile.txt"] {
+            check_status(&mut client, &format!("/~{user}/{path}"), 404);
+        }
+        for target in ["/~", "/~/", "/~no-such-user-here/", "/~own/file", "/~../", "/~%2e%2e/"] {
+            check_status(&mut client, target, 404);
+        }
+        check_text(&mut client, &format!("/~{user}/../about"), "about");
+        check_text(&mut client, "/about", "about");
+    }
+    if is_root() {
+        // System accounts are no people: root's folder stays its own, even if it has one of this name.
+        let roots = Home { folder: Path::new("/root").join(&folder), made_user: None };
+        fs::create_dir(&roots.folder).unwrap();
+        fs::write(roots.folder.join("file.txt"), "root's").unwrap();
+        check_status(&mut client, "/~root/file.txt", 404);
+        check_status(&mut client, "/~root", 404);
+    }
+}
+
+/// The targets of a page's links to entries, HTML's escapes undone.
+fn links(page: &str) -> Vec<String> {
+    let unescape = |text: &str| {
+        text.replace("&lt;", "<")
+            .replace("&gt;", ">")
+            .replace("&quot;", "\"")
+            .replace("&#39;", "'")
+            .replace("&amp;", "&")
+    };
+    page.split("<a href=\"")
+        .skip(1)
+        .map(|rest| unescape(rest.split('"').next().unwrap()))
+        .filter(|l| l.starts_with("./"))
+        .collect()
+}
+
+#[test]
+fn folders_are_listed_only_when_asked_for() {
+    let site = Site::new();
+    site.file("a", "a");
+    check_status(&mut Server::serve(&site).connect(), "/", 403);
+    check_status(&mut Server::with_site(&site, "listing = false").connect(), "/", 403);
+    check_status(&mut Server::with_site(&site, "listing = true").connect(), "/", 200);
+    check_status(&mut Server::start(&[site.path().to_str().unwrap(), "--listing"]).connect(), "/", 200);
+}
+
+#[test]
+fn a_listing_shows_what_can_be_had() {
+    let site = Site::new();
+    let names: [&[u8]; 12] = [
+        b"plain.txt",
+        b"<script>alert(1)",
+        b"\"><img src=x>",
+        b"'single'",
+        b"a&b;c",
+        b"javascript:alert(1)",
+        b"100% #1?",
+        b"with space",
+        "Käse".as_bytes(),
+        b"\xff latin",
+        b"new\nline",
+        b"%2e%2e",
+    ];
+    for name in names {
+        fs::create_dir_all(site.path().join("root")).unwrap();
+        fs::write(site.path().join("root").join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
+    }
+    let root = site.path().join("root");
+    site.file("root/folder/index.html", "index");
+    site.file("root/.hidden", "x");
+    site.file("root/.well-known/x", "x");
+    site.file("secret", "secret");
+    for (link, target) in
+        [("good", "plain.txt"), ("out", "../secret"), ("etc", "/etc"), ("nowhere", "missing"), ("in", "folder")]
+    {
+        symlink(target, root.join(link)).unwrap();
+    }
+    assert!(Command::new("mkfifo").arg(root.join("pipe")).status().unwrap().success());
+    let server = Server::start(&[root.to_str().unwrap(), "--listing"]);
+    let mut client = server.connect();
+    let response = client.get("/");
+    assert_eq!((response.status, response.field("Content-Type")), (200, Some("text/html; charset=utf-8")));
+    let page = response.text();
+    for evil in ["<script", "<img", "href=\"javascript", "hidden", "well-known", "out", "etc", "nowhere", "pipe"] {
+        assert!(!page.contains(evil), "{evil} in {page}");
+    }
+    // Every link leads to its file.
+    let links = links(&page);
+    assert_eq!(links.len(), names.len() + 3, "{links:?}");
+    for link in &links {
+        let response = client.get(&link[1..]);
+        assert_eq!(response.status, 200, "{link}");
+    }
+    for expected in ["./folder/", "./good", "./in/", "./%2e%2e".replace('%', "%25").as_str(), "./javascript:alert(1)"] {
+        assert!(links.iter().any(|link| link == expected), "{expected} in {links:?}");
+    }
+    assert!(!page.contains("href=\"../\""), "the root has nothing above it");
+    let server = Server::start(&[site.path().to_str().unwrap(), "--listing"]);
+    assert!(server.get("/root/").text().contains("href=\"../\""));
+}
+
+/// The names of a JSON listing in its order. Ours puts each entry on a line.
+fn json_names(response: &Response) -> Vec<String> {
+    let name = |line: &str| line.split("{\"name\":\"").nth(1)?.split('"').next().map(str::to_owned);
+    response.text().lines().filter_map(name).collect()
+}
+
+#[test]
+fn a_listing_is_sorted_as_asked_in_either_form() {
+    let site = Site::new();
+    for (name, size, time) in [("b.txt", 10, 30), ("A.txt", 20, 20), ("c.txt", 5, 10)] {
+        let path = site.file(&format!("files/{name}"), vec![b'x'; size]);
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000 + time);
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+    fs::create_dir(site.path().join("files/z")).unwrap();
+    let server = Server::start(&[site.path().to_str().unwrap(), "--listing"]);
+    let mut client = server.connect();
+    let mut check = |query: &str, expected: [&str; 4]| {
+        let json = client.request("GET", &format!("/files/{query}"), &[("Accept", "application/json")]);
+        assert_eq!((json.status, json.field("Content-Type")), (200, Some("application/json")), "{query}");
+        assert_eq!(json.field("Vary"), Some("Accept"), "{query}");
+        assert_eq!(json_names(&json), expected, "{query}");
+        let html = client.get(&format!("/files/{query}"));
+        assert_eq!(html.field("Vary"), Some("Accept"), "{query}");
+        let expected: Vec<String> =
+            expected.iter().map(|name| if *name == "z" { "./z/".to_owned() } else { format!("./{name}") }).collect();
+        assert_eq!(links(&html.text()), expected, "{query}");
+    };
+    check("", ["z", "A.txt", "b.txt", "c.txt"]);
+    check("?sort=name&order=desc", ["z", "c.txt", "b.txt", "A.txt"]);
+    check("?sort=size", ["z", "c.txt", "b.txt", "A.txt"]);
+    check("?order=desc&sort=size", ["z", "A.txt", "b.txt", "c.txt"]);
+    check("?sort=time&order=asc", ["z", "c.txt", "A.txt", "b.txt"]);
+    check("?sort=time&order=desc", ["z", "b.txt", "A.txt", "c.txt"]);
+    check("?sort=%00&order=<script>", ["z", "A.txt", "b.txt", "c.txt"]);
+
+    let json = client.request("GET", "/files/", &[("Accept", "text/html;q=0.5, application/json")]).text();
+    let line = "{\"name\":\"b.txt\",\"type\":\"file\",\"size\":10,\"modified\":\"2020-09-13T12:27:10Z\"}";
+    assert!(json.contains(line) && json.starts_with("{\"path\":\"/files/\",\"entries\":["), "{json}");
+    for accept in ["*/*", "text/html, application/json", "application/json;q=0", "text/*, application/json;q=0.9", "x"]
+    {
+        let response = client.request("GET", "/files/", &[("Accept", accept)]);
+        assert_eq!(response.field("Content-Type"), Some("text/html; charset=utf-8"), "{accept}");
+    }
+}
+
+#[test]
+fn precompressed_siblings_are_sent_to_those_who_take_them() {
+    let site = Site::new();
+    for name in ["page.html", "page.html.gz", "page.html.br", "page.html.zst", "only.css", "only.css.gz", "alone.txt"] {
+        site.file(name, name);
+    }
+    site.file("sub/index.html", "index");
+    site.file("sub/index.html.gz", "index, coded");
+    let server = Server::serve(&site);
+    let mut client = server.connect();
+    let mut check = |target: &str, accept: Option<&str>, coding: Option<&str>| {
+        let suffix = match coding {
+            None => "",
+            Some("gzip") => ".gz",
+            Some("br") => ".br",
+            Some("zstd") => ".zst",
+            Some(other) => panic!("{other}"),
+        };
+        let fields: Vec<_> = accept.iter().map(|accept| ("Accept-Encoding", *accept)).collect();
+        let response = client.request("GET", target, &fields);
+        assert_eq!((response.status, response.field("Content-Encoding")), (200, coding), "{target} {accept:?}");
+        assert_eq!(response.text(), format!("{}{suffix}", &target[1..]), "{target} {accept:?}");
+        // RFC 9110, 12.5.5: also on the plain one, which others would not have been sent.
+        assert_eq!(response.field("Vary"), Some("Accept-Encoding"), "{target} {accept:?}");
+        assert_eq!(response.field("Content-Type").unwrap().split(';').next().unwrap().split('/').next(), Some("text"));
+        assert_eq!(client.request("HEAD", target, &fields).lasting_fields(), response.lasting_fields(), "{accept:?}");
+    };
+    let page = "/page.html";
+    check(page, None, None);
+    check(page, Some(""), None);
+    check(page, Some("gzip"), Some("gzip"));
+    check(page, Some("GZip"), Some("gzip"));
+    check(page, Some("x-gzip"), Some("gzip"));
+    check(page, Some("gzip, deflate, br, zstd"), Some("br"));
+    check(page, Some("gzip, zstd"), Some("zstd"));
+    check(page, Some("br;q=0.5, gzip;q=0.8, zstd;q=0.1"), Some("gzip"));
+    check(page, Some("br;q=0.001, gzip;q=0"), Some("br"));
+    check(page, Some("br;q=0, *"), Some("zstd"));
+    check(page, Some("*"), Some("br"));
+    check(page, Some("*;q=0"), None);
+    check(page, Some("gzip;q=0"), None);
+    check(page, Some("identity"), None);
+    check(page, Some("identity, gzip;q=0.5"), None);
+    check(page, Some("identity;q=0.5, gzip"), Some("gzip"));
+    check(page, Some("identity;q=0, gzip"), Some("gzip"));
+    check(page, Some("identity;q=0, *;q=0.1"), Some("br"));
+    check(page, Some("deflate, compress"), None);
+    check(page, Some("gzip;q=2, br;q=x"), None);
+    check(page, Some("gzip;foo=bar"), None);
+    let only = "/only.css";
+    check(only, Some("br"), None);
+    check(only, Some("br, gzip;q=0.1"), Some("gzip"));
+    // Nothing acceptable: the plain one is more use than an error (RFC 9110, 12.4.1).
+    check(only, Some("br, identity;q=0"), None);
+
+    // Two lines are one list.
+    let two = [("Accept-Encoding", "deflate"), ("Accept-Encoding", "gzip")];
+    assert_eq!(client.request("GET", page, &two).text(), "page.html.gz");
+    // Without siblings there is nothing to vary.
+    let alone = client.request("GET", "/alone.txt", &[("Accept-Encoding", "gzip, br")]);
+    assert_eq!((alone.field("Vary"), alone.text().as_str()), (None, "alone.txt"));
+    let index = client.request("GET", "/sub/", &[("Accept-Encoding", "gzip")]);
+    assert_eq!(
+        (index.text().as_str(), index.field("Content-Type")),
+        ("index, coded", Some("text/html; charset=utf-8"))
+    );
+}
+
+#[test]
+fn each_coding_has_its_own_tag_and_all_replies_vary() {
+    let site = Site::new();
+    for name in ["page.html", "page.html.gz", "page.html.br", "page.html.zst"] {
+        site.file(name, "0123456789");
+    }
+    for form in ["full", "portable"] {
+        let server = Server::with_site(&site, &format!("etag = {form:?}"));
+        let mut client = server.connect();
+        let mut tags = Vec::new();
+        for coding in ["identity", "gzip", "br", "zstd"] {
+            let accept = ("Accept-Encoding", coding);
+            let tag = client.request("GET", "/page.html", &[accept]).field("ETag").unwrap().to_owned();
+            assert!(tag.starts_with('"') && !tags.contains(&tag), "{tag} among {tags:?}");
+            let mut check = |method: &str, field: (&str, &str), status: u16| {
+                let response = client.request(method, "/page.html", &[accept, field]);
+                assert_eq!((response.status, response.field("Vary")), (status, Some("Accept-Encoding")), "{field:?}");
+                assert_eq!(response.field("ETag"), Some(&*tag), "{field:?}");
+            };
+            check("HEAD", ("X", "y"), 200);
+            check("GET", ("Range", "bytes=1-2"), 206);
+            check("GET", ("Range", "bytes=1-2,5-6"), 206);
+            check("GET", ("If-None-Match", &tag), 304);
+            check("HEAD", ("If-None-Match", &tag), 304);
+            check("GET", ("If-Match", &tag), 200);
+            tags.push(tag);
+        }
+    }
+}
+
+#[test]
+fn a_sibling_counts_only_beside_an_original_that_is_not_younger() {
+    let site = Site::new();
+    let at = |path: &Path, seconds: u64| {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000 + seconds);
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    };
+    for (name, original, sibling) in [("old", 10, 9), ("same", 10, 10), ("new", 10, 11)] {
+        at(&site.file(name, "plain"), original);
+        at(&site.file(&format!("{name}.gz"), "coded"), sibling);
+    }
+    site.file("orphan.gz", "coded");
+    site.file("folder", "plain");
+    fs::create_dir(site.path().join("folder.gz")).unwrap();
+    site.file("linked", "plain");
+    symlink("/etc/passwd", site.path().join("linked.gz")).unwrap();
+    site.file("z", "plain");
+    site.file("z.zst", "coded");
+    let server = Server::with_site(&site, "precompressed = [\"gzip\"]");
+    let mut client = server.connect();
+    let mut check = |target: &str, status: u16, text: &str, varies: bool| {
+        let response = client.request("GET", target, &[("Accept-Encoding", "gzip, zstd")]);
+        assert_eq!((response.status, response.field("Vary").is_some()), (status, varies), "{target}");
+        assert!(status == 404 || response.text() == text, "{target}: {}", response.text());
+    };
+    check("/old", 200, "plain", false);
+    check("/same", 200, "coded", true);
+    check("/new", 200, "coded", true);
+    check("/orphan", 404, "", false);
+    check("/folder", 200, "plain", false);
+    check("/linked", 200, "plain", false);
+    check("/z", 200, "plain", false);
+    // By its own name it is a file as any other.
+    let own = client.request("GET", "/orphan.gz", &[("Accept-Encoding", "gzip")]);
+    let told = (own.status, own.field("Content-Type"), own.field("Content-Encoding"));
+    assert_eq!(told, (200, Some("application/gzip"), None));
+}
