@@ -1,1 +1,483 @@
-//! To come.
+//! What is remembered, and when it is forgotten.
+//!
+//! The promise: a cache changes how long a reply takes and nothing else. A change is seen once the time to revalidate is
+//! over (20 ms here, so that nobody waits), and at every moment a reply is all of one version of its file, or visibly cut
+//! short.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use super::harness::{Client, Response, Server, Site, find, pattern, wait_until};
+
+const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
+const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nstale_max = \"1h\"";
+
+/// A size that is kept in memory, and one of which a descriptor is kept.
+const SIZES: [usize; 2] = [5_000, 300_000];
+
+/// Puts a file in the place of another one, as deployments do.
+fn put_over(path: &Path, content: &[u8]) {
+    let next = path.with_extension("next");
+    fs::write(&next, content).unwrap();
+    fs::rename(next, path).unwrap();
+}
+
+/// Asks until the answer is this one. Whatever comes before must be one of those that went before.
+fn wait_for(client: &mut Client, target: &str, status: u16, body: &[u8], before: &[&[u8]]) -> Response {
+    let mut found = None;
+    wait_until(&format!("{status} for {target}"), || {
+        let response = client.get(target);
+        if response.status == status && (status != 200 || response.body == body) {
+            found = Some(response);
+            return true;
+        }
+        let known = response.status != 200 || before.contains(&&*response.body);
+        assert!(known, "{target}: {} bytes that were never a version", response.body.len());
+        false
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_change_is_seen_after_the_time_to_revalidate() {
+    for size in SIZES {
+        let site = Site::new();
+        let first = pattern(size);
+        let path = site.file("file.bin", &first);
+        let server = Server::configured(&site, EAGER);
+        let mut client = server.connect();
+        let mut etags = Vec::new();
+        let mut check = |status: u16, body: &[u8], before: &[u8]| {
+            let response = wait_for(&mut client, "/file.bin", status, body, &[before]);
+            // What was true of the version before is true no more, and a tag never comes back.
+            if let Some(etag) = response.field("ETag") {
+                assert!(!etags.contains(&etag.to_owned()), "{etag} again");
+                etags.push(etag.to_owned());
+            }
+        };
+        check(200, &first, b"");
+        // Another file in its place, of another size and of the same.
+        let second = [&first[..], b"longer"].concat();
+        put_over(&path, &second);
+        check(200, &second, &first);
+        let third: Vec<u8> = second.iter().rev().copied().collect();
+        put_over(&path, &third);
+        check(200, &third, &second);
+        // In place: one byte, shorter, longer.
+        File::options().write(true).open(&path).unwrap().write_all_at(b"!", 7).unwrap();
+        let fourth = fs::read(&path).unwrap();
+        check(200, &fourth, &third);
+        File::options().write(true).open(&path).unwrap().set_len(size as u64 / 2).unwrap();
+        check(200, &fourth[..size / 2], &fourth);
+        File::options().append(true).open(&path).unwrap().write_all(b"grown").unwrap();
+        let fifth = [&fourth[..size / 2], b"grown"].concat();
+        check(200, &fifth, &fourth[..size / 2]);
+        // With size and time of modification as they were.
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(b"?", 9).unwrap();
+        file.set_modified(modified).unwrap();
+        let sixth = fs::read(&path).unwrap();
+        check(200, &sixth, &fifth);
+        // Gone, back, empty, a folder.
+        fs::remove_file(&path).unwrap();
+        check(404, b"", &sixth);
+        fs::write(&path, &first).unwrap();
+        check(200, &first, b"");
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        check(200, b"", &first);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        check(301, b"", b"");
+    }
+}
+
+#[test]
+fn what_was_missing_is_found_once_it_is_there() {
+    let site = Site::new();
+    site.file("folder/other", "x");
+    site.file("404.html", "first");
+    let server = Server::with_site(&site, &format!("[site.errors]\n404 = \"/404.html\"\n{EAGER}"));
+    let mut client = server.connect();
+    for target in ["/new.txt", "/new/deep/file.txt"] {
+        assert_eq!(client.get(target).status, 404, "{target}");
+        site.file(&target[1..], "now");
+        wait_for(&mut client, target, 200, b"now", &[]);
+    }
+    // An index, first the second choice.
+    assert_eq!(client.get("/folder/").status, 403);
+    site.file("folder/index.htm", "htm");
+    wait_for(&mut client, "/folder/", 200, b"htm", &[]);
+    site.file("folder/index.html", "html");
+    wait_for(&mut client, "/folder/", 200, b"html", &[b"htm"]);
+    fs::remove_file(site.path().join("folder/index.html")).unwrap();
+    wait_for(&mut client, "/folder/", 200, b"htm", &[b"html"]);
+    // An error's page is a file as well.
+    assert_eq!(client.get("/missing").text(), "first");
+    site.file("404.html", "second");
+    wait_until("the second page", || client.get("/missing").text() == "second");
+    fs::remove_file(site.path().join("404.html")).unwrap();
+    wait_until("our own page", || client.get("/missing").text().contains("404 Not Found"));
+}
+
+#[test]
+fn a_sibling_that_comes_goes_or_grows_old_is_noticed() {
+    let site = Site::new();
+    let original = site.file("page.html", "plain");
+    let server = Server::configured(&site, EAGER);
+    let mut client = server.connect();
+    let gzip = [("Accept-Encoding", "gzip")];
+    let mut wait_for = |text: &str, varies: bool| {
+        wait_until(text, || {
+            let response = client.request("GET", "/page.html", &gzip);
+            response.text() == text && response.field("Vary").is_some() == varies
+        });
+    };
+    wait_for("plain", false);
+    let sibling = site.file("page.html.gz", "coded");
+    wait_for("coded", true);
+    fs::write(&sibling, "coded anew").unwrap();
+    wait_for("coded anew", true);
+    fs::remove_file(&sibling).unwrap();
+    wait_for("plain", false);
+    fs::write(&sibling, "coded").unwrap();
+    wait_for("coded", true);
+    // Edited, and not compressed again: the sibling tells of a page that is no more.
+    fs::write(&original, "edited").unwrap();
+    let later = SystemTime::now() + Duration::from_secs(5);
+    File::options().write(true).open(&original).unwrap().set_modified(later).unwrap();
+    wait_for("edited", false);
+}
+
+#[test]
+fn a_root_that_is_switched_to_another_release_is_seen() {
+    let site = Site::new();
+    for release in ["one", "two"] {
+        site.file(&format!("{release}/small"), release);
+        site.file(&format!("{release}/large"), release.repeat(50_000));
+    }
+    site.file("two/new", "new");
+    let current = site.path().join("current");
+    symlink("one", &current).unwrap();
+    let config = format!("listen = [\"127.0.0.1:0\"]\nroot = {current:?}\n{EAGER}");
+    let config = site.file("amped.toml", config);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    wait_for(&mut client, "/small", 200, b"one", &[]);
+    assert_eq!(client.get("/large").body.len(), 150_000);
+    assert_eq!(client.get("/new").status, 404);
+    symlink("two", site.path().join("next")).unwrap();
+    fs::rename(site.path().join("next"), &current).unwrap();
+    wait_for(&mut client, "/small", 200, b"two", &[b"one"]);
+    wait_for(&mut client, "/new", 200, b"new", &[]);
+    wait_for(&mut client, "/large", 200, "two".repeat(50_000).as_bytes(), &["one".repeat(50_000).as_bytes()]);
+    // A root that is gone for a moment takes nothing with it.
+    fs::remove_file(&current).unwrap();
+    thread::sleep(Duration::from_millis(30));
+    assert_eq!(client.get("/small").text(), "two");
+    symlink("one", &current).unwrap();
+    wait_for(&mut client, "/small", 200, b"one", &[b"two"]);
+}
+
+/// A version of a file: a letter, over and over.
+fn version(n: usize, size: usize) -> Vec<u8> {
+    vec![b'a' + (n % 26) as u8; size]
+}
+
+#[test]
+fn a_file_that_is_replaced_again_and_again_is_never_torn() {
+    for size in SIZES {
+        let site = Site::new();
+        let path = site.file("file.bin", version(0, size));
+        let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"");
+        let writer = thread::spawn(move || {
+            for n in 1..40 {
+                // Its size tells its letter, so that a length and a body of two versions show.
+                put_over(&path, &version(n, size + n % 26));
+                // At once, or when the last one has been looked at more than once.
+                thread::sleep(Duration::from_millis(n as u64 % 7 * 10));
+            }
+        });
+        let mut client = server.connect();
+        while !writer.is_finished() {
+            let response = client.get("/file.bin");
+            assert_eq!(response.status, 200, "{}", response.text());
+            let letter = response.body.len() - size;
+            assert!(response.body == version(letter, size + letter), "torn: {} bytes for {size}", response.body.len());
+        }
+        wait_until("the last version", || client.get("/file.bin").body == version(39, size + 13));
+    }
+}
+
+/// Starts a download of a new file, of which nothing like all fits into the buffers on the way.
+fn begin_download(server: &Server, path: &Path) -> Client {
+    fs::write(path, &*WHOLE).unwrap();
+    let mut client = server.connect();
+    client.send_request("GET", &format!("/{}", path.file_name().unwrap().to_str().unwrap()), &[]);
+    // The first bytes have come, so the file is open and its length promised.
+    client.wait_for_bytes();
+    client
+}
+
+/// What happens to a file.
+type Change<T> = fn(&T);
+
+/// More than the kernel buffers for one connection.
+const DOWNLOAD: usize = 32 << 20;
+
+/// All of it, made once.
+static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(DOWNLOAD));
+
+#[test]
+fn a_download_outlives_its_file() {
+    let site = Site::new();
+    let server = Server::configured(&site, EAGER);
+    let ends: [(&str, Change<Path>); 3] = [
+        ("removed", |path| fs::remove_file(path).unwrap()),
+        ("replaced", |path| put_over(path, b"another")),
+        ("renamed", |path| fs::rename(path, path.with_extension("elsewhere")).unwrap()),
+    ];
+    for (name, end) in ends {
+        let path = site.path().join(name);
+        let mut client = begin_download(&server, &path);
+        end(&path);
+        assert!(client.response("GET").body == *WHOLE, "{name}");
+    }
+    wait_for(&mut server.connect(), "/replaced", 200, b"another", &[&*WHOLE]);
+    assert_eq!(server.report("connections", "broken"), 0);
+}
+
+#[test]
+fn a_download_whose_file_is_edited_is_cut_and_never_mixed() {
+    let site = Site::new();
+    let server = Server::configured(&site, EAGER);
+    let edits: [(&str, Change<File>); 4] = [
+        ("edited", |file| file.write_all_at(&vec![b'X'; DOWNLOAD], 0).unwrap()),
+        ("shorter", |file| file.set_len(DOWNLOAD as u64 - 1).unwrap()),
+        ("emptied", |file| file.set_len(0).unwrap()),
+        ("longer", |file| file.write_all_at(b"X", DOWNLOAD as u64).unwrap()),
+    ];
+    for (n, (what, edit)) in edits.into_iter().enumerate() {
+        let path = site.path().join(what);
+        let mut client = begin_download(&server, &path);
+        edit(&File::options().write(true).open(&path).unwrap());
+        let received = client.read_to_end();
+        let head = find(&received, b"\r\n\r\n").unwrap() + 4;
+        let body = &received[head..];
+        assert!(body.len() < DOWNLOAD, "{what}: all of it came");
+        assert!(WHOLE.starts_with(body), "{what}: {} bytes that are not the old version's", body.len());
+        assert_eq!(server.report("connections", "broken"), n as u64 + 1, "{what}");
+    }
+    // Whoever comes next is served the file as it is now.
+    let now = fs::read(site.path().join("edited")).unwrap();
+    wait_until("the file as it is", || {
+        server.connect().try_get("/edited").is_some_and(|response| response.body == now)
+    });
+}
+
+#[test]
+fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
+    for size in SIZES {
+        let site = Site::new();
+        let path = site.file("file.bin", version(0, size));
+        let server = Server::configured(&site, NEVER);
+        let mut client = server.connect();
+        assert!(client.get("/file.bin").body == version(0, size));
+        for (n, length) in [(1, size), (2, size / 2), (3, size * 2), (4, 70_000)] {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_len(length as u64).unwrap();
+            file.write_all_at(&version(n, length), 0).unwrap();
+            for _ in 0..2 {
+                // From memory as it was; from a descriptor, which shows the edit, as it is.
+                let expected = if size == SIZES[0] { version(0, size) } else { version(n, length) };
+                assert!(client.get("/file.bin").body == expected, "{size} to {length}");
+            }
+        }
+        // And with its old time of modification put back.
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let before = client.get("/file.bin");
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&version(5, 70_000), 0).unwrap();
+        file.set_modified(modified).unwrap();
+        let after = client.get("/file.bin");
+        // The old bytes with the old tag, or the new ones with another.
+        let is_old = after.body == before.body && after.field("ETag") == before.field("ETag");
+        let is_new = after.body == version(5, 70_000) && after.field("ETag") != before.field("ETag");
+        assert!(is_old || is_new, "{size}");
+    }
+}
+
+/// What is asked of servers whose caches differ, so that their answers can be compared.
+fn tour(server: &Server) -> Vec<Response> {
+    let mut client = server.connect();
+    let mut responses = Vec::new();
+    for _ in 0..3 {
+        for target in
+            ["/small.txt", "/large.bin", "/page.html", "/folder", "/folder/", "/list/", "/missing", "/.x", "/empty"]
+        {
+            for fields in [
+                &[][..],
+                &[("Range", "bytes=1-2")],
+                &[("Range", "bytes=1-2,5-6")],
+                &[("Accept-Encoding", "gzip")],
+                &[("If-None-Match", "*")],
+                &[("If-Match", "\"x\"")],
+            ] {
+                for method in ["GET", "HEAD"] {
+                    let mut response = client.request(method, target, fields);
+                    response.fields = response.lasting_fields();
+                    responses.push(response);
+                }
+            }
+        }
+    }
+    responses
+}
+
+#[test]
+fn caches_that_are_switched_off_change_no_reply() {
+    let site = Site::new();
+    for (name, size) in [("small.txt", 5000), ("large.bin", 300_000), ("page.html", 100), ("page.html.gz", 50)] {
+        site.file(name, pattern(size));
+    }
+    for (name, text) in [("folder/index.html", "index"), ("list/a", "a"), ("404.html", "lost"), ("empty", "")] {
+        site.file(name, text);
+    }
+    let serve = |cache: &str| {
+        Server::with_site(&site, &format!("listing = true\n[site.errors]\n404 = \"/404.html\"\n[cache]\n{cache}"))
+    };
+    let expected = tour(&serve(""));
+    let all = "path_entries = 0\nhead_bytes = 0\ncontent_bytes = 0\ndescriptors = 0\ncontent_file_max = 0\nrevalidate = \"0s\"";
+    for cache in all.lines().chain([
+        all,
+        "stale_max = \"0s\"",
+        "content_file_max = \"1MiB\"",
+        "path_entries = 1",
+        "head_bytes = 400",
+    ]) {
+        let server = serve(cache);
+        let found = tour(&server);
+        for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found == expected, "reply {n} with {cache}: {found:?} instead of {expected:?}");
+        }
+        if cache == all {
+            for (subject, amount) in [
+                ("path cache", "entries"),
+                ("head cache", "bytes"),
+                ("content cache, bodies", "bytes"),
+                ("content cache, files", "descriptors"),
+            ] {
+                assert_eq!((server.report(subject, amount), server.report(subject, "hits")), (0, 0), "{subject}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_cache_counts_its_hits() {
+    let site = Site::new();
+    site.file("small.txt", "small");
+    site.file("large.bin", pattern(300_000));
+    let server = Server::configured(&site, NEVER);
+    let mut client = server.connect();
+    let figures = [
+        ("requests", "hits"),
+        ("requests", "disk_questions"),
+        ("path cache", "hits"),
+        ("head cache", "hits"),
+        ("content cache, bodies", "hits"),
+        ("content cache, files", "hits"),
+    ];
+    let counts = || figures.map(|(subject, key)| server.report(subject, key));
+    let mut check = |method: &str, target: &str, fields: &[(&str, &str)], expected: [u64; 6]| {
+        // The first one fills the caches.
+        client.request(method, target, fields);
+        let before = counts();
+        for _ in 0..10 {
+            client.request(method, target, fields);
+        }
+        let after = counts();
+        let grown: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(grown, expected, "{method} {target} {fields:?}");
+    };
+    check("GET", "/small.txt", &[], [10, 0, 10, 10, 10, 0]);
+    check("HEAD", "/small.txt", &[], [10, 0, 10, 10, 0, 0]);
+    check("GET", "/small.txt", &[("If-None-Match", "*")], [10, 0, 10, 10, 0, 0]);
+    // The head of a part is its own.
+    check("GET", "/small.txt", &[("Range", "bytes=0-1")], [10, 0, 10, 0, 10, 0]);
+    check("GET", "/large.bin", &[], [10, 0, 10, 10, 0, 10]);
+    check("GET", "/large.bin", &[("Range", "bytes=0-1")], [10, 0, 10, 0, 0, 10]);
+    // That there is nothing is known as well.
+    check("GET", "/missing", &[], [10, 0, 10, 0, 0, 0]);
+    assert_eq!(server.report("path cache", "entries"), 3);
+    assert_eq!(server.report("requests", "total"), 77);
+}
+
+/// Descriptors of this file that a process has open.
+fn descriptors(server: &Server, path: &Path) -> usize {
+    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().flatten();
+    open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == path)).count()
+}
+
+#[test]
+fn a_large_file_is_kept_open_and_a_small_one_is_not() {
+    let site = Site::new();
+    let (small, large) = (site.file("small", "small"), site.file("large", pattern(300_000)));
+    let (small, large) = (fs::canonicalize(small).unwrap(), fs::canonicalize(large).unwrap());
+    let server = Server::configured(&site, NEVER);
+    for _ in 0..3 {
+        assert_eq!((server.get("/small").status, server.get("/large").status), (200, 200));
+    }
+    assert_eq!((descriptors(&server, &small), descriptors(&server, &large)), (0, 1));
+    assert_eq!(server.report("content cache, files", "descriptors"), 1);
+    assert_eq!(server.report("content cache, files", "insertions"), 1);
+
+    let server = Server::configured(&site, "[cache]\ndescriptors = 0");
+    assert_eq!(server.get("/large").body, pattern(300_000));
+    wait_until("the descriptor to be closed", || descriptors(&server, &large) == 0);
+}
+
+#[test]
+fn budgets_hold_under_many_files() {
+    let site = Site::new();
+    for n in 0..300 {
+        site.file(&format!("small/{n}"), version(n, 1000 + n));
+    }
+    for n in 0..40 {
+        site.file(&format!("large/{n}"), version(n, 40_000 + n));
+    }
+    let server = Server::configured(
+        &site,
+        "[cache]\npath_entries = 100\nhead_bytes = \"16KiB\"\ncontent_bytes = \"64KiB\"\ndescriptors = 8",
+    );
+    let mut client = server.connect();
+    for round in 0..3 {
+        for n in 0..300 {
+            assert!(client.get(&format!("/small/{n}")).body == version(n, 1000 + n), "{n} in round {round}");
+            assert_eq!(client.get(&format!("/missing/{n}")).status, 404);
+        }
+        for n in 0..40 {
+            assert!(client.get(&format!("/large/{n}")).body == version(n, 40_000 + n), "{n} in round {round}");
+        }
+        for (subject, amount, budget) in [
+            ("path cache", "entries", 100),
+            ("head cache", "bytes", 16 << 10),
+            ("content cache, bodies", "bytes", 64 << 10),
+            ("content cache, files", "descriptors", 8),
+        ] {
+            let held = server.report(subject, amount);
+            // Full, or nearly: room that is there is used.
+            assert!((budget * 3 / 4..=budget).contains(&held), "{subject}: {held} of {budget}");
+            assert!(server.report(subject, "evictions") > 0, "{subject}");
+        }
+    }
+    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().flatten();
+    let large =
+        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("/large/")));
+    assert!(large.count() <= 9, "no more descriptors than the budget and the one in use");
+}
