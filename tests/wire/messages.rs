@@ -397,6 +397,38 @@ fn a_body_beyond_the_limit_is_413_and_the_end() {
     check("Transfer-Encoding: chunked", &format!("3E8\r\n{}\r\n1\r\nx\r\n0\r\n\r\n", &long[1..]));
 }
 
+#[test]
+fn malformed_chunks_are_400_and_the_end() {
+    let site = site();
+    let server = Server::serve(&site);
+    for chunks in [
+        "\r\n",
+        "x\r\n",
+        "-1\r\n\r\n",
+        "+1\r\na\r\n0\r\n\r\n",
+        "0x1\r\na\r\n0\r\n\r\n",
+        " 1\r\na\r\n0\r\n\r\n",
+        "1 1\r\na\r\n0\r\n\r\n",
+        "1 x\r\na\r\n0\r\n\r\n",
+        "1\na\r\n0\r\n\r\n",
+        "1\r\na\n0\r\n\r\n",
+        "1\r\nab\r\n0\r\n\r\n",
+        "2\r\na\r\n0\r\n\r\n",
+        "1\r\na0\r\n\r\n",
+        "1;x\ny\r\na\r\n0\r\n\r\n",
+        "1;x\ry\r\na\r\n0\r\n\r\n",
+        "1;\0\r\na\r\n0\r\n\r\n",
+        "0\r\n\n",
+        "0\r\nX: y\n\r\n",
+        "0\r\nX: y\rz\r\n\r\n",
+        "0\r\nX: \0\r\n\r\n",
+        "10000000000000000\r\na\r\n0\r\n\r\n",
+        "fffffffffffffffff\r\na\r\n0\r\n\r\n",
+    ] {
+        refused(&server, format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}"), 400);
+    }
+}
+
 /// The request is answered with this status and the end of the connection, and a request that stands behind it in the
 /// same write is not answered.
 fn refused(server: &Server, text: impl AsRef<[u8]>, status: u16) {

@@ -28,6 +28,10 @@ enum State {
         size: u64,
         digits: u8,
     },
+    /// In the blanks that may stand before a chunk extension (RFC 9112, 7.1.1).
+    SizeBlank {
+        size: u64,
+    },
     /// In a chunk extension, up to its CR.
     Extension {
         size: u64,
@@ -121,8 +125,12 @@ fn step(state: State, byte: u8) -> Result<State, BadBody> {
             State::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
         }
         (State::Size { digits: 0, .. }, _) => return Err(BadBody),
-        (State::Size { size, .. } | State::Extension { size }, b'\r') => State::SizeLf { size },
-        (State::Size { size, .. }, b';' | b' ' | b'\t') => State::Extension { size },
+        (State::Size { size, .. } | State::SizeBlank { size } | State::Extension { size }, b'\r') => {
+            State::SizeLf { size }
+        }
+        (State::Size { size, .. } | State::SizeBlank { size }, b';') => State::Extension { size },
+        // Behind a blank there is an extension or the line's end. `1 0` is not 1, nor is it 16.
+        (State::Size { size, .. } | State::SizeBlank { size }, b' ' | b'\t') => State::SizeBlank { size },
         (State::Extension { .. }, b'\n' | 0) => return Err(BadBody),
         (State::Extension { size }, _) => State::Extension { size },
         (State::SizeLf { size: 0 }, b'\n') => State::TrailerStart,
@@ -171,6 +179,7 @@ mod tests {
             check(chunked, b"3\r\nabc\r\n2;x=y\r\nde\r\n000\r\nA: b\r\nC: d\r\n\r\n", Ok((b"abcde", 0, true)));
             check(chunked, b"A\r\n0123456789\r\n0\r\n\r\n", Ok((b"0123456789", 0, true)));
             check(chunked, b"0\r\n\r\n", Ok((b"", 0, true)));
+            check(chunked, b"1 \t\r\na\r\n1 ; x\r\nb\r\n0\r\n\r\n", Ok((b"ab", 0, true)));
             for bad in [
                 &b"\r\n"[..],
                 b"x\r\n",
@@ -182,6 +191,8 @@ mod tests {
                 b"0\r\nA: b\n\r\n",
                 b"1000000000000000\r\n",
                 b" 3\r\nabc\r\n",
+                b"3 0\r\nabc\r\n",
+                b"3 x\r\nabc\r\n",
             ] {
                 check(chunked, bad, Err(BadBody));
             }
