@@ -584,6 +584,39 @@ fn headers_go_by_pattern_and_a_later_rule_wins() {
 }
 
 #[test]
+fn headers_on_errors_go_by_the_path_that_is_meant() {
+    let site = Site::new();
+    site.file("private/folder/x", "x");
+    let server = Server::with_site(&site, HEADERS);
+    let mut client = server.connect();
+    let mut check = |method: &str, target: &str, status: u16, later: &str| {
+        let response = client.request(method, target, &[]);
+        let told = (response.status, response.field("X-Later"), response.field("X-All"));
+        assert_eq!(told, (status, Some(later), Some("1")), "{method} {target}");
+        assert_eq!(response.field("Cache-Control"), None, "{method} {target}");
+    };
+    check("GET", "/missing", 404, "first");
+    check("GET", "/missing.css", 404, "css");
+    check("GET", "/missing.c%73s", 404, "css");
+    check("GET", "/private/missing", 404, "private");
+    check("GET", "//private/missing", 404, "private");
+    check("GET", "/pr%69vate/missing", 404, "private");
+    check("GET", "/x/../private/missing", 404, "private");
+    check("GET", "/private/../missing", 404, "first");
+    check("GET", "/private/.hidden", 404, "private");
+    check("GET", "/private/folder", 301, "private");
+    check("GET", "//private/folder/", 403, "private");
+    check("POST", "//private/folder/", 405, "private");
+    // As a preflight of CORS wants it.
+    check("OPTIONS", "/private/folder/", 204, "private");
+    check("OPTIONS", "/missing.css", 204, "css");
+    check("OPTIONS", "*", 204, "first");
+    // No path is meant: the rules for everything.
+    check("GET", "/%", 400, "first");
+    check("GET", "/private/../..", 400, "first");
+}
+
+#[test]
 fn a_site_has_pages_of_its_own_for_errors() {
     let site = Site::new();
     site.file("errors/404.html", "<p>lost\n");

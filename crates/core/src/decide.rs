@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 use amped_http::h1::request::Request;
 use amped_http::negotiate;
 use amped_http::status::Status;
-use amped_http::uri::{self, Target};
 use amped_units::Time;
 
 use crate::cache::path::{Known, Meaning};
@@ -56,7 +55,7 @@ pub(crate) enum Failure<F> {
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     let look = match plan::plan(request, sites, scratch) {
-        Plan::Options(site) => return Step::Reply(Made::new(reply::options(site), Outcome::None)),
+        Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
         Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Look(look) => look,
     };
@@ -102,7 +101,7 @@ pub(crate) fn step_after<F: FileHandle>(
     let look = match plan::plan(request, sites, scratch) {
         Plan::Look(look) => look,
         Plan::Refuse { status, why } => return Step::Fail(status, why),
-        Plan::Options(_) => return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"),
+        Plan::Options { .. } => return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"),
     };
     let Look { site, path, .. } = look;
     match answer {
@@ -184,7 +183,7 @@ pub(crate) fn failure<F: FileHandle>(
         && *age < caches.budgets.revalidate
         && let Some(content) = caches.content(&resource.representations[0])
     {
-        let path = rules_path(request, scratch);
+        let path = plan::rules_path(request, scratch);
         let reply = reply::error_from_page(site, request, path, status, resource, content);
         return Failure::Reply(Made::new(reply, Outcome::None));
     }
@@ -209,7 +208,7 @@ pub(crate) fn error_after<F: FileHandle>(
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
         let site = sites.for_host(request.host);
-        let path = rules_path(request, scratch);
+        let path = plan::rules_path(request, scratch);
         let reply = reply::error_from_page(site, request, path, status, &resource, content);
         return Made::new(reply, Outcome::None);
     }
@@ -219,14 +218,6 @@ pub(crate) fn error_after<F: FileHandle>(
 /// The error with a page of ours.
 pub(crate) fn plain_failure<F>(request: &Request<'_>, status: Status, why: &str, desk: &mut Desk<F>) -> Made<F> {
     let Desk { sites, scratch, .. } = desk;
-    let path = rules_path(request, scratch);
+    let path = plan::rules_path(request, scratch);
     Made::new(reply::error(sites.for_host(request.host), request, path, status, why), Outcome::None)
-}
-
-/// The path by which rules about headers find an error: clean, as for every other reply; `/` where there is none.
-fn rules_path<'a>(request: &Request<'a>, scratch: &'a mut Vec<u8>) -> &'a [u8] {
-    match request.target {
-        Target::Origin { path, .. } | Target::Absolute { path, .. } => uri::clean_path(path, scratch).unwrap_or(b"/"),
-        Target::Asterisk | Target::Authority(_) => b"/",
-    }
 }

@@ -18,7 +18,12 @@ pub enum Plan<'a> {
     /// Look this name up and send what it means.
     Look(Look<'a>),
     /// Say which methods there are.
-    Options(&'a Site),
+    Options {
+        /// Where.
+        site: &'a Site,
+        /// By which path's rules about headers.
+        path: &'a [u8],
+    },
     /// Refuse.
     Refuse {
         /// The answer.
@@ -48,7 +53,7 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
     match request.method {
         None => return refuse(Status::NOT_IMPLEMENTED, "this method is not known here"),
         Some(Method::Get | Method::Head) => {}
-        Some(Method::Options) => return Plan::Options(site),
+        Some(Method::Options) => return Plan::Options { site, path: rules_path(request, scratch) },
         Some(_) => return refuse(Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
     }
     // RFC 9110, 10.1.1.
@@ -76,6 +81,14 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
     Plan::Look(Look { site, path, query })
 }
 
+/// The path by which rules for headers find a reply that is no file's: clean, as for every other; `/` where there is none.
+pub fn rules_path<'a>(request: &Request<'a>, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+    match request.target {
+        Target::Origin { path, .. } | Target::Absolute { path, .. } => uri::clean_path(path, scratch).unwrap_or(b"/"),
+        Target::Asterisk | Target::Authority(_) => b"/",
+    }
+}
+
 /// What is said of a name that means nothing.
 pub const NOT_FOUND: &str = "there is nothing of this name here";
 
@@ -91,7 +104,7 @@ mod tests {
         let site = Site::default();
         let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
         let sites = Sites::new(alloc::vec![site, open]).expect("some");
-        // As `site path ?query`, a status, or OPTIONS.
+        // As `site path ?query`, a status, or OPTIONS with the path for rules.
         let check = |request: &str, expected: &str| {
             let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
             let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
@@ -99,7 +112,7 @@ mod tests {
             let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
             let mut scratch = Vec::new();
             let came_out = match plan(&request, &sites, &mut scratch) {
-                Plan::Options(_) => String::from("OPTIONS"),
+                Plan::Options { path, .. } => format!("OPTIONS {}", String::from_utf8_lossy(path)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
                 Plan::Look(Look { site, path, query }) => {
                     let query = query.map_or(String::new(), |query| format!(" ?{}", String::from_utf8_lossy(query)));
@@ -121,8 +134,9 @@ mod tests {
         check("GET /%zz HTTP", "400");
         check("GET /%00 HTTP", "400");
         check("GET /a%2fb HTTP", "404");
-        check("OPTIONS * HTTP", "OPTIONS");
-        check("OPTIONS /a HTTP", "OPTIONS");
+        check("OPTIONS * HTTP", "OPTIONS /");
+        check("OPTIONS //a HTTP", "OPTIONS /a");
+        check("OPTIONS /%zz HTTP", "OPTIONS /");
         check("POST /a HTTP", "405");
         check("TRACE /a HTTP", "405");
         check("CONNECT a:1 HTTP", "405");

@@ -439,10 +439,10 @@ fn error_head(status: Status, length: u64, media_type: &str) -> Head {
 const ALLOW: &str = "GET, HEAD, OPTIONS";
 
 /// RFC 9110, 9.3.7.
-pub fn options<F>(site: &Site) -> (ReplyHead, Body<F>) {
+pub fn options<F>(site: &Site, path: &[u8]) -> (ReplyHead, Body<F>) {
     let mut head = Head::new(Status::NO_CONTENT);
     head.field("Allow", ALLOW);
-    custom(&mut head, site, b"/");
+    custom(&mut head, site, path);
     (ReplyHead::Made(Box::new(head)), Body::Empty)
 }
 
