@@ -617,6 +617,18 @@ fn headers_on_errors_go_by_the_path_that_is_meant() {
 }
 
 #[test]
+fn a_rule_may_name_the_server_anew() {
+    let site = Site::new();
+    site.file("a", "a");
+    let server = Server::with_site(&site, "[[site.headers]]\nmatch = \"**\"\nset = { \"server\" = \"kettle\" }");
+    let mut client = server.connect();
+    for target in ["/a", "/a", "/missing"] {
+        // `field` panics where it stands twice.
+        assert_eq!(client.get(target).field("Server"), Some("kettle"), "{target}");
+    }
+}
+
+#[test]
 fn a_site_has_pages_of_its_own_for_errors() {
     let site = Site::new();
     site.file("errors/404.html", "<p>lost\n");

@@ -367,7 +367,12 @@ fn custom(head: &mut Head, site: &Site, path: &[u8]) {
         }
     }
     for (name, value) in fields {
-        head.field(name, value);
+        // The one field of our own that a rule may set (`server/config` refuses the others): in place of ours.
+        if name.eq_ignore_ascii_case("Server") {
+            head.server(value);
+        } else {
+            head.field(name, value);
+        }
     }
 }
 

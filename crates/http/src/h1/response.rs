@@ -12,11 +12,16 @@ use crate::status::Status;
 /// What the server calls itself (RFC 9110, 10.2.4). No version: it helps attackers more than anybody else.
 const SERVER: &str = "amped";
 
+/// What stands between the server's name and the date.
+const BEFORE_DATE: &[u8] = b"\r\nDate: ";
+
 /// A reply's head up to, but without, its empty line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The bytes; those of the date are to be overwritten.
     bytes: Vec<u8>,
+    /// Where the server's name begins; it ends where `BEFORE_DATE` begins.
+    server_at: usize,
     /// Where the date's [`date::LEN`] bytes begin.
     date_at: usize,
     status: Status,
@@ -31,12 +36,21 @@ impl Head {
         bytes.push(b' ');
         bytes.extend_from_slice(status.reason().as_bytes());
         bytes.extend_from_slice(b"\r\nServer: ");
+        let server_at = bytes.len();
         bytes.extend_from_slice(SERVER.as_bytes());
-        bytes.extend_from_slice(b"\r\nDate: ");
+        bytes.extend_from_slice(BEFORE_DATE);
         let date_at = bytes.len();
         bytes.resize(date_at + date::LEN, b' ');
         bytes.extend_from_slice(b"\r\n");
-        Head { bytes, date_at, status }
+        Head { bytes, server_at, date_at, status }
+    }
+
+    /// Calls the server something else. The value must hold no line end.
+    pub fn server(&mut self, name: &str) -> &mut Head {
+        let end = self.date_at - BEFORE_DATE.len();
+        self.bytes.splice(self.server_at..end, name.bytes());
+        self.date_at = self.server_at + name.len() + BEFORE_DATE.len();
+        self
     }
 
     /// Adds a field. The value must hold no line end: ours come from the checked configuration or from our own text.
@@ -118,6 +132,20 @@ mod tests {
         let expected = b"before HTTP/1.1 200 OK\r\nServer: amped\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
             Content-Length: 5\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
         assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    }
+
+    #[test]
+    fn a_server_may_have_another_name() {
+        for name in ["a longer name", "x", ""] {
+            let mut head = Head::new(Status::OK);
+            head.field("ETag", "\"x\"").server("first").server(name);
+            let mut out = Vec::new();
+            head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Persists);
+            let expected = alloc::format!(
+                "HTTP/1.1 200 OK\r\nServer: {name}\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nETag: \"x\"\r\n\r\n"
+            );
+            assert_eq!(out.escape_ascii().to_string(), expected.as_bytes().escape_ascii().to_string());
+        }
     }
 
     use alloc::string::ToString;
