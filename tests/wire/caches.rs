@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use super::harness::{Client, Response, Server, Site, find, pattern, wait_until};
+use super::harness::{Client, Response, Server, Site, find, let_files_settle, pattern, wait_until};
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nstale_max = \"1h\"";
@@ -285,6 +285,7 @@ fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
     for size in SIZES {
         let site = Site::new();
         let path = site.file("file.bin", version(0, size));
+        let_files_settle();
         let server = Server::configured(&site, NEVER);
         let mut client = server.connect();
         assert!(client.get("/file.bin").body == version(0, size));
@@ -383,6 +384,7 @@ fn each_cache_counts_its_hits() {
     let site = Site::new();
     site.file("small.txt", "small");
     site.file("large.bin", pattern(300_000));
+    let_files_settle();
     let server = Server::configured(&site, NEVER);
     let mut client = server.connect();
     let figures = [
@@ -429,6 +431,7 @@ fn a_large_file_is_kept_open_and_a_small_one_is_not() {
     let site = Site::new();
     let (small, large) = (site.file("small", "small"), site.file("large", pattern(300_000)));
     let (small, large) = (fs::canonicalize(small).unwrap(), fs::canonicalize(large).unwrap());
+    let_files_settle();
     let server = Server::configured(&site, NEVER);
     for _ in 0..3 {
         assert_eq!((server.get("/small").status, server.get("/large").status), (200, 200));
@@ -451,6 +454,7 @@ fn budgets_hold_under_many_files() {
     for n in 0..40 {
         site.file(&format!("large/{n}"), version(n, 40_000 + n));
     }
+    let_files_settle();
     let server = Server::configured(
         &site,
         "[cache]\npath_entries = 100\nhead_bytes = \"16KiB\"\ncontent_bytes = \"64KiB\"\ndescriptors = 8",
