@@ -1,9 +1,9 @@
 //! Stop 3 of 8: one client's connection, from its first byte to its close.
 //!
-//! Events go in, actions come out (see [`crate::event`]). A request runs through `http/h1/request` (what was sent), `plan`
-//! (what is asked for), the caches or else the disk, and `reply` (what is sent back); this file is the thread through
-//! them. Requests that a client sends ahead are answered one behind another: as long as answers come from the caches, a
-//! whole batch is answered in one call; whatever takes longer makes the rest wait.
+//! Events go in, actions come out (see [`crate::event`]). A request runs through `http/h1/request` (what was sent), then
+//! `decide` (what becomes of it), which may want the disk first; this file is the thread through them. Requests that a
+//! client sends ahead are answered one behind another: as long as answers come from the caches, a whole batch is answered
+//! in one call; whatever takes longer makes the rest wait.
 //!
 //! An idle connection holds no memory but this struct. A request that waits keeps the bytes of its head and is read again
 //! when the wait is over: that costs half a microsecond beside a disk's millisecond, and saves an owned twin of

@@ -43,7 +43,7 @@ pub struct Counts {
     pub stale_hits: u64,
     /// Questions to the disk side. One request may ask several: its name, then a listing or the page of an error.
     pub disk_questions: u64,
-    /// Requests refused with 503 because too much disk work was waiting.
+    /// Requests refused with 503 because too much disk work was waiting, or the disk did not answer in time.
     pub shed: u64,
 }
 

@@ -23,7 +23,7 @@ pub enum Event<'a, F> {
     Ended,
     /// The disk's answer to the work with this ticket.
     Disk(Ticket, Answer<F>),
-    /// That answer will take a while: a helper has been asked.
+    /// That answer will take a while: a helper has been asked, or would have to be and cannot.
     Late(Ticket, Delay),
     /// Some of what is to be sent has gone out, `all`: the last of it.
     Sent {

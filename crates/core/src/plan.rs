@@ -1,7 +1,7 @@
 //! Stop 5 of 8: what a request asks for, as far as its head tells.
 //!
 //! Before it, `http/h1/request` has read the head. What comes out is either a refusal or a name to look up, in the caches
-//! first and on the disk if need be; `conn` does the looking, `reply` makes an answer of what was found.
+//! first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;
