@@ -54,8 +54,8 @@ impl Drop for Site {
     }
 }
 
-/// Lets files become old enough to be kept: one that changed within a tick of the kernel's clock may change again and keep
-/// its times, so it is asked for anew each time.
+/// Lets files become old enough to be read at once: one that changed within the last 50 ms may be in the middle of being
+/// written, and a helper waits for it.
 pub fn let_files_settle() {
     thread::sleep(Duration::from_millis(50));
 }

@@ -330,6 +330,8 @@ impl Writer {
     /// # Errors
     /// When it cannot be started.
     pub fn start(sink: Sink, target: &LogTarget) -> io::Result<(Arc<Writer>, JoinHandle<()>)> {
+        // The first question for the local time reads the zone's file. Here it may.
+        process::local_offset(0);
         let writer = Arc::new(Writer { state: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
         let (shared, target) = (Arc::clone(&writer), target.clone());
         let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run(sink, &target))?;

@@ -678,6 +678,14 @@ impl Checker<'_> {
             let help = "write one from 400 to 599, such as \"404\"";
             self.findings.at(key.span(), format!("`{}` is not the status of an error", key.get_ref()), help);
         }
+        if status.is_some_and(|status| BUILT_IN.contains(&status)) {
+            let help = "take it out: this error comes before the site is known, or says what a page of the site cannot";
+            self.findings.at(
+                key.span(),
+                format!("the page for {} is always the built-in one", key.get_ref()),
+                help.to_owned(),
+            );
+        }
         let path = page.get_ref();
         if !path.starts_with('/') {
             let help = format!("write it from the site's root: \"/{path}\"");
@@ -693,6 +701,9 @@ impl Checker<'_> {
         Some((Status(status?), path.as_str().into()))
     }
 }
+
+/// Errors that no site has a page for: of a head or body that could not be read, and of conditions and ranges.
+const BUILT_IN: &[u16] = &[408, 412, 413, 414, 416, 431, 505];
 
 /// Headers that follow from the file, the request or the connection. `Server` is not among them: it says nothing that
 /// a client acts on.
