@@ -497,3 +497,34 @@ fn explain(error: &io::Error) -> Found<OpenFile> {
         Found::Trouble(Trouble::Failed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Descriptors of this process on removed files in this folder.
+    fn removed_and_open(folder: &std::path::Path) -> usize {
+        let links =
+            fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.starts_with(folder) && link.to_string_lossy().ends_with(" (deleted)")).count()
+    }
+
+    #[test]
+    fn a_large_removed_file_is_closed_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("large");
+        fs::write(&path, vec![1; 2 << 20]).unwrap();
+        let file = OpenFile::new(fs::File::open(&path).unwrap().into());
+        let version = version_of(&file::status(&file).unwrap());
+        assert!(file.has_bytes_of(&version));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(removed_and_open(folder.path()), 1);
+        drop(file);
+        let start = Instant::now();
+        while removed_and_open(folder.path()) > 0 {
+            assert!(start.elapsed() < Duration::from_secs(20), "it stays open");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}

@@ -203,3 +203,68 @@ fn perform(task: Task) -> Done {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{cli, load};
+    use amped_core::event::ListWork;
+    use amped_core::listing::{ListForm, ListOrder};
+    use std::time::{Duration, Instant};
+
+    fn helpers(settings: HelperSettings) -> (Helpers, Arc<Mailbox>, Task) {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = cli::Serve { dir: Some(folder.path().into()), ..cli::Serve::default() };
+        let settings_of_all = load(&flags).unwrap();
+        let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, 0, Duration::ZERO).unwrap();
+        let (order, form) = (ListOrder::of(None), ListForm::Json);
+        let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), order, form });
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        (Helpers::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work))
+    }
+
+    fn again(task: &Task) -> Task {
+        match task {
+            Task::Work(disk, work) => Task::Work(Arc::clone(disk), work.clone()),
+            Task::Warm(token, content, range) => Task::Warm(*token, Arc::clone(content), range.clone()),
+        }
+    }
+
+    fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn helpers_start_with_work_and_a_few_stay_in_reserve() {
+        let idle_time = Duration::from_millis(30);
+        let (helpers, mailbox, task) = helpers(HelperSettings { max: 4, reserve: 2, queue: 1000, idle_time });
+        assert_eq!(helpers.counts(), HelperCounts::default());
+        (0..500).for_each(|_| helpers.ask(again(&task)).unwrap());
+        let (mut done, mut messages) = (0, Vec::new());
+        wait_until("all is done", || {
+            mailbox.take(&mut messages);
+            done += messages.drain(..).filter(|message| matches!(message, Message::Done(Done::Work(..)))).count();
+            done == 500
+        });
+        let peak = helpers.counts().peak;
+        assert!((1..=4).contains(&peak), "{peak}");
+        wait_until("no more than the reserve is left", || helpers.counts().threads <= 2);
+        thread::sleep(idle_time * 3);
+        assert_eq!(helpers.counts().threads, peak.min(2), "the reserve stays");
+    }
+
+    #[test]
+    fn a_full_queue_is_said_at_once() {
+        let idle_time = Duration::from_secs(10);
+        let (helpers, _mailbox, task) = helpers(HelperSettings { max: 1, reserve: 0, queue: 3, idle_time });
+        // The one helper may take some in the meantime, but not thousands before this loop is through.
+        let refused = (0..10_000).filter(|_| helpers.ask(again(&task)).is_err()).count();
+        assert!(refused > 0);
+        assert!(helpers.counts().waiting <= 3);
+        assert_eq!(helpers.counts().peak, 1);
+    }
+}
