@@ -182,6 +182,20 @@ fn an_error_page_keeps_its_status() {
 }
 
 #[test]
+fn an_error_page_that_is_not_there_is_not_looked_for_each_time() {
+    each_seed(3, |dice| {
+        let mut world = World::with(dice, vec![with_error_page()], Limits::default(), Budgets::default());
+        let n = world.connect(Link::WHOLE, "");
+        for _ in 0..10 {
+            assert_eq!(world.ask(n, "GET /missing HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
+        }
+        // The name and the page, once; and once more if a second has passed meanwhile.
+        let questions = world.desk.counts.disk_questions;
+        assert!(questions <= 4, "{questions} questions");
+    });
+}
+
+#[test]
 fn rules_for_headers_know_a_path_however_it_is_written() {
     each_seed(3, |dice| {
         let rule = HeaderRule {

@@ -187,8 +187,10 @@ pub(crate) fn failure<F: FileHandle>(
         let reply = reply::error_from_page(site, request, path, status, resource, content);
         return Failure::Reply(Made::new(reply, Outcome::None));
     }
-    if status == Status::SERVICE_UNAVAILABLE {
-        // The disk is the trouble; asking it for a page would make it worse.
+    let is_missing = matches!(&known, Some(Known { meaning, age })
+        if *age < caches.budgets.revalidate && !matches!(meaning, Meaning::File(_)));
+    if is_missing || status == Status::SERVICE_UNAVAILABLE {
+        // For 503 the disk is the trouble; asking it for a page would make it worse.
         return Failure::Reply(plain_failure(request, status, why, desk));
     }
     let work = Work::Name(caches.name_work(site.number, page.as_bytes().into(), known.as_ref()));
