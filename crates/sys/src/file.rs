@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -81,11 +82,14 @@ pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) 
 pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = resolve(patience, beneath());
-    // A rename elsewhere in the tree while `..` is resolved gives EAGAIN as well (openat2(2)), for a caller who would
-    // wait: ask again, a few times.
-    for _ in 0..8 {
+    // EAGAIN also comes to a caller who would wait: for a rename elsewhere in the tree while `..` is resolved (openat2(2)),
+    // and for a file with a lease, as a Samba or NFS server takes on behalf of a client, until its holder has given it up
+    // (open(2), O_NONBLOCK). Asked again, after 1 ms, 2 ms and so on: half a second in all.
+    for attempt in 0..10 {
         match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN) if patience == Patience::Wait => {}
+            Err(Errno::AGAIN) if patience == Patience::Wait => {
+                std::thread::sleep(Duration::from_millis(1 << attempt >> 1))
+            }
             other => return Ok(other?),
         }
     }
@@ -259,6 +263,31 @@ mod tests {
         let root = open_root(folder.path(), Patience::Wait).expect("opened");
         let pipe = open_beneath(root.as_fd(), &name("pipe"), Patience::Wait).expect("opened");
         assert_eq!(status(&pipe).expect("status").kind, Kind::Other);
+    }
+
+    #[test]
+    fn a_lease_is_waited_for() {
+        use std::os::fd::AsRawFd;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, "text").expect("written");
+        let holder = std::fs::File::options().read(true).write(true).open(&path).expect("opened");
+        // The notice that somebody wants the lease to end would end this process otherwise.
+        // SAFETY: both take plain numbers, the descriptor is open. JUSTIFICATION: rustix has neither call.
+        let lease = |kind: libc::c_int| unsafe {
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, kind)
+        };
+        assert_eq!(lease(libc::F_WRLCK), 0, "a file system without leases: set TMPDIR to another");
+        let root = open_root(folder.path(), Patience::Wait).expect("opened");
+        let open = |patience| open_beneath(root.as_fd(), &name("file"), patience);
+        assert_eq!(open(Patience::Now).expect_err("leased").kind(), io::ErrorKind::WouldBlock);
+        std::thread::scope(|scope| {
+            let opened = scope.spawn(|| open(Patience::Wait));
+            std::thread::sleep(Duration::from_millis(30));
+            assert_eq!(lease(libc::F_UNLCK), 0);
+            assert!(opened.join().expect("no panic").is_ok());
+        });
     }
 
     #[test]
