@@ -273,6 +273,22 @@ fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
 }
 
 #[test]
+fn a_folder_that_may_be_entered_and_not_read_has_its_slash_added() {
+    need_root("serves as another user");
+    let site = Site::new();
+    open_to_all(&site);
+    site.file("folder/index.html", "inside");
+    fs::write(site.path().join("secret.txt"), "secret").unwrap();
+    fs::set_permissions(site.path().join("folder"), fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(site.path().join("secret.txt"), fs::Permissions::from_mode(0o600)).unwrap();
+    let server = Server::configured(&site, "user = 'nobody'");
+    let response = server.get("/folder?a=b");
+    assert_eq!((response.status, response.field("Location")), (301, Some("/folder/?a=b")));
+    assert_eq!(server.get("/folder/").text(), "inside");
+    assert_eq!(server.get("/secret.txt").status, 403);
+}
+
+#[test]
 fn who_serves_as_root_is_told_so() {
     need_root("starts the server as root");
     let site = Site::new();

@@ -211,7 +211,19 @@ impl Disk {
             }
         }
         let folder = if path.is_empty() { b"." } else { path };
-        let opened = file::open_beneath(root.as_fd(), &c_string(folder)?, patience)?;
+        let folder = c_string(folder)?;
+        let opened = match file::open_beneath(root.as_fd(), &folder, patience) {
+            // A folder may be open to those who know what is in it, and to no others (mode 711, as homes have).
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied && !path.ends_with(b"/") && !path.is_empty() =>
+            {
+                return match file::is_directory_beneath(root.as_fd(), &folder, patience)? {
+                    true => Ok(Found::NeedsSlash),
+                    false => Err(error.into()),
+                };
+            }
+            opened => opened?,
+        };
         let status = file::status(&opened)?;
         match status.kind {
             Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, patience),

@@ -96,6 +96,17 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io
     Err(Errno::IO.into())
 }
 
+/// Whether `path` is a directory, which may be one that must not be read. As [`open_beneath`], but asks for no permission
+/// for it beyond those that looking it up takes.
+///
+/// # Errors
+/// As [`open_beneath`].
+pub fn is_directory_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<bool> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?;
+    Ok(status(opened)?.kind == Kind::Directory)
+}
+
 fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS
 }
