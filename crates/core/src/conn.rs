@@ -221,6 +221,11 @@ impl Conn {
         self.is_idle() && (self.requests > 0 || now.since(self.since) >= FIRST_BYTES)
     }
 
+    /// Whether the answer to this question would still be of use to it.
+    pub fn waits_for(&self, ticket: Ticket) -> bool {
+        matches!(&self.state, State::Waiting(waiting) if waiting.ticket == ticket)
+    }
+
     /// Whether it has said [`Action::Close`].
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
@@ -420,7 +425,7 @@ impl Conn {
     /// The disk has answered.
     fn take_answer<F: FileHandle>(&mut self, call: &mut Call<'_, F>, ticket: Ticket, answer: Answer<F>) {
         // An answer that nobody waits for any more: the request was answered from what was known, or given up.
-        if !matches!(&self.state, State::Waiting(waiting) if waiting.ticket == ticket) {
+        if !self.waits_for(ticket) {
             return;
         }
         let State::Waiting(waiting) = mem::replace(&mut self.state, State::Reading) else {

@@ -72,7 +72,10 @@ pub trait DiskSide {
     const PROBES: bool;
 
     /// A connection's question.
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OpenFile>) -> Asked;
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked;
+
+    /// Whoever asked this last does not wait for the answer.
+    fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
 
     /// Bring this range of a file into memory, and say so by [`Worker::warmed`]. `false`: that cannot be had now.
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
@@ -790,9 +793,18 @@ fn carry_out<D: DiskSide>(
             }
             Action::Interim(bytes) => connection.outbox.get_or_insert_with(|| sender.outbox()).put_interim(bytes),
             Action::Disk(ticket, work) => {
-                let event = match disk.ask(now, token, ticket, work, desk) {
+                let event = match disk.ask(now, token, ticket, &work, desk) {
                     Asked::Answered(answer) => Event::Disk(ticket, answer),
-                    Asked::Later(delay) => Event::Late(ticket, delay),
+                    Asked::Later(delay) => {
+                        connection.conn.handle(now, Event::Late(ticket, delay), desk, actions);
+                        if !connection.conn.waits_for(ticket) {
+                            // What was known has served. A busy name asked for while the disk hesitates would gather hundreds of
+                            // thousands who do not wait, and telling them all takes tens of milliseconds.
+                            disk.withdraw(token, ticket, &work);
+                        }
+                        at += 1;
+                        continue;
+                    }
                     Asked::Refused => {
                         // What is known of the name may serve; then the refusal finds nobody who waits for it.
                         connection.conn.handle(now, Event::Late(ticket, Delay::Disk), desk, actions);

@@ -149,30 +149,45 @@ struct Helped {
 struct Waiting {
     since: Time,
     why: Delay,
+    /// Those who have gone meanwhile are among them. `askers.len() <= ASKERS_MAX`
     askers: Vec<(Token, Ticket)>,
 }
+
+/// Most who wait for one answer. A disk may hang for hours, and clients come, ask, and go.
+const ASKERS_MAX: usize = 64 * 1024;
 
 impl DiskSide for Helped {
     const PROBES: bool = true;
 
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: Work, desk: &mut Desk<OpenFile>) -> Asked {
-        if let Some(waiting) = self.waiting.get_mut(&work) {
+    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
+        if let Some(waiting) = self.waiting.get_mut(work) {
+            if waiting.askers.len() >= ASKERS_MAX {
+                return Asked::Refused;
+            }
             waiting.askers.push((asker, ticket));
             return Asked::Later(waiting.why);
         }
-        let why = match self.disk.perform(&work, Patience::Now) {
+        let why = match self.disk.perform(work, Patience::Now) {
             Ok(found) => {
                 let sites = Arc::clone(&desk.sites);
-                return Asked::Answered(desk.caches.learn(now, &work, found, &sites));
+                return Asked::Answered(desk.caches.learn(now, work, found, &sites));
             }
             Err(why) => why,
         };
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
-                self.waiting.insert(work, Waiting { since: now, why, askers: vec![(asker, ticket)] });
+                self.waiting.insert(work.clone(), Waiting { since: now, why, askers: vec![(asker, ticket)] });
                 Asked::Later(why)
             }
             Err(Busy) => Asked::Refused,
+        }
+    }
+
+    fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work) {
+        if let Some(waiting) = self.waiting.get_mut(work)
+            && waiting.askers.last() == Some(&(asker, ticket))
+        {
+            waiting.askers.pop();
         }
     }
 
@@ -202,5 +217,64 @@ impl Helped {
     fn renew(&mut self, generation: &Generation) {
         self.disk = Arc::clone(&generation.disk);
         self.helpers.renew(generation.settings.helpers.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{HelperSettings, SiteRoot};
+    use crate::mailbox::Mailbox;
+    use amped_core::cache::Budgets;
+    use amped_core::event::ListWork;
+    use amped_core::limits::Limits;
+    use amped_core::listing::{ListForm, ListKey, ListOrder};
+    use amped_core::reply::Wall;
+    use amped_core::site::{EtagForm, Site, Sites, Types};
+
+    #[test]
+    fn who_does_not_wait_is_not_kept() {
+        let types = Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None };
+        let site = Site {
+            number: 0,
+            hosts: Vec::new(),
+            index: Vec::new(),
+            listing: true,
+            dotfiles: false,
+            precompressed: Vec::new(),
+            user_dir: None,
+            types,
+            rules: Vec::new(),
+            error_pages: Vec::new(),
+            etag: EtagForm::Full,
+        };
+        let sites = Arc::new(Sites::new(vec![site]).expect("one"));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = SiteRoot { path: folder.path().to_owned() };
+        let disk = Disk::open(Arc::clone(&sites), &[root], 0, Duration::ZERO).expect("opened");
+        let settings = HelperSettings { max: 1, reserve: 0, queue: 1, idle_time: Duration::from_secs(1) };
+        let helpers = Helpers::new(settings, Arc::new(Mailbox::new().expect("made")));
+        let mut helped = Helped { disk: Arc::new(disk), helpers, waiting: HashMap::new() };
+        let mut desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
+        // A listing always takes a helper; nobody takes its answer out of the mailbox here.
+        let order = ListOrder { key: ListKey::Name, descending: false };
+        let path = Arc::from(&b"/"[..]);
+        let work = Work::List(ListWork { generation: 0, site: 0, path, order, form: ListForm::Html });
+        let token = |n: u64| Token::from_number(n);
+        let mut ask = |helped: &mut Helped, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut desk);
+        for n in 0..10 {
+            assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
+            if n != 3 {
+                helped.withdraw(token(n), Ticket(1), &work);
+            }
+        }
+        // Who is not the last has to stay.
+        helped.withdraw(token(2), Ticket(1), &work);
+        assert_eq!(helped.waiting[&work].askers, [(token(3), Ticket(1))]);
+        for n in 1..ASKERS_MAX as u64 {
+            assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
+        }
+        assert!(matches!(ask(&mut helped, 0), Asked::Refused));
+        assert_eq!(helped.waiting[&work].askers.len(), ASKERS_MAX);
     }
 }
