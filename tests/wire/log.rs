@@ -265,6 +265,24 @@ fn a_download_that_is_broken_off_is_logged_with_the_bytes_that_were_sent() {
 }
 
 #[test]
+fn an_interim_reply_counts_for_no_body() {
+    let place = Place::new();
+    let server = place.start("format = 'common'\nflush = '10ms'");
+    let mut client = server.connect();
+    for _ in 0..2 {
+        client.send_request("GET", "/a.txt", &[("Expect", "100-continue"), ("Content-Length", "3")]);
+        assert_eq!(client.response("GET").status, 100);
+        // Another's reply goes out between.
+        assert_eq!(server.get("/a.txt").status, 200);
+        client.send("abc");
+        assert_eq!(client.response("GET").status, 200);
+    }
+    let lines = wait_for_lines(&place.log(), 4);
+    let length = server.get("/a.txt").body.len();
+    assert!(lines.iter().all(|line| line.ends_with(&format!(" 200 {length}"))), "{lines:?}");
+}
+
+#[test]
 fn lines_are_written_after_their_time_without_a_further_request() {
     let place = Place::new();
     let server = place.start("flush = \"300ms\"");

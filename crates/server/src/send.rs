@@ -57,6 +57,8 @@ pub struct Outbox {
 enum Chunk {
     /// The next so many bytes of the text.
     Text(usize),
+    /// The same, for bytes that belong to no reply.
+    Interim(usize),
     Memory(Arc<Content<OpenFile>>, Range<usize>),
     Shared(Arc<Vec<u8>>, Range<usize>),
     File(Arc<Content<OpenFile>>, Range<u64>),
@@ -166,9 +168,8 @@ impl Outbox {
 
     /// Puts bytes behind what is there that belong to no reply.
     pub fn put_interim(&mut self, bytes: &[u8]) {
-        let start = self.text.len();
         self.text.extend_from_slice(bytes);
-        self.put_text(start);
+        self.chunks.push_back(Chunk::Interim(bytes.len()));
     }
 
     fn put_body(&mut self, mut start: usize, body: Body<OpenFile>) {
@@ -270,7 +271,7 @@ impl Outbox {
     /// Sends what lies in memory at the front, in one call.
     fn send_memory(&self, socket: &OwnedFd) -> io::Result<u64> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
-        if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::End(_))) {
+        if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
             return Ok(socket::send(socket, &self.text[self.text_at..], false)? as u64);
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
@@ -281,7 +282,7 @@ impl Outbox {
         for chunk in &self.chunks {
             let bytes = match chunk {
                 // Texts lie behind one another: those of a batch of small replies make one piece.
-                Chunk::Text(length) => {
+                Chunk::Text(length) | Chunk::Interim(length) => {
                     text_at += length;
                     continue;
                 }
@@ -334,6 +335,13 @@ impl Outbox {
                     self.text_at += taken as usize;
                     count -= taken;
                     self.reply_sent += taken;
+                    *length as u64
+                }
+                Some(Chunk::Interim(length)) => {
+                    let taken = count.min(*length as u64);
+                    *length -= taken as usize;
+                    self.text_at += taken as usize;
+                    count -= taken;
                     *length as u64
                 }
                 Some(Chunk::Memory(_, range) | Chunk::Shared(_, range)) => {
