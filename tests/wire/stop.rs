@@ -180,6 +180,23 @@ fn at_the_deadline_what_is_not_complete_is_cut_and_logged() {
 }
 
 #[test]
+fn a_log_that_nobody_reads_does_not_hold_up_the_end() {
+    let place = Place::new();
+    let mut server = place.start(&format!("{ONE}stop.deadline = '1s'\nlog.access = '-'\nlog.flush = '1ms'\n"));
+    // Standard output is a pipe that holds 64 KiB, and this test does not read it.
+    let agent = "x".repeat(1000);
+    let mut client = server.connect();
+    for _ in 0..200 {
+        client.request("GET", "/a.txt", &[("User-Agent", &agent)]);
+    }
+    server.signal("TERM");
+    let begin = Instant::now();
+    assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(server.said().contains("its last lines are lost"), "{}", server.said());
+}
+
+#[test]
 fn a_second_signal_ends_the_server_at_once_with_1() {
     let place = Place::new();
     let mut server = place.start(&format!("{ONE}[stop]\ndeadline = \"1h\""));

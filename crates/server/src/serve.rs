@@ -270,7 +270,15 @@ impl Server {
                 let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
                 let writer = self.log.map(|(writer, thread)| {
                     writer.stop();
-                    let _ = thread.join();
+                    // Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one
+                    // more second in any case.
+                    let until = at.max(self.clock.now() + Duration::from_secs(1));
+                    while !thread.is_finished() && self.clock.now() < until {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    if !thread.is_finished() {
+                        say!("the log takes nothing any more; its last lines are lost");
+                    }
                     writer
                 });
                 say::plain(&sum_up(&snapshots, writer.as_deref()));
