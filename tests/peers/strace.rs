@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Stdio;
 
-use super::harness::{Server, Site, wait_until};
+use super::harness::{Server, Site, configuration, program, wait_until};
 use super::peer;
 
 /// One to receive, one to send, and a share of the wait for whoever comes next.
@@ -49,6 +49,30 @@ fn a_cached_request_costs_two_system_calls() {
     assert!(others <= 2 * REQUESTS + SPARE, "{text}");
     assert!(waits <= REQUESTS + SPARE, "{text}");
     assert!(others >= 2 * REQUESTS, "not all was counted: {text}");
+}
+
+/// Watches are counted for each user of the machine, so others can use them up.
+#[test]
+fn a_server_without_watches_for_its_listeners_lives_on() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), "[limits]\nconnections = 1")).unwrap();
+    // The loop adds its mailbox, its listener and the connection, takes the listener out as all places are taken, and
+    // cannot add it again.
+    let mut command = peer("strace");
+    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_ctl"]);
+    command.args(["-e", "inject=epoll_ctl:error=ENOSPC:when=5"]).arg(program().get_program());
+    command.args(["serve", "--config", config.to_str().unwrap()]);
+    let server = Server::spawn(command);
+    let mut first = server.connect();
+    first.send("GET /small.txt HTTP/1.1\r\nHost: a\r\nConnection: close\r\n");
+    let mut second = server.connect();
+    second.send_request("GET", "/small.txt", &[]);
+    server.wait_for("cannot wait for connections");
+    first.send("\r\n");
+    assert_eq!(first.response("GET").body, b"small\n");
+    assert_eq!(second.response("GET").body, b"small\n");
 }
 
 /// The thread of the only loop, by the name that it has.

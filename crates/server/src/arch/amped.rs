@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::helper::{Busy, Done, Helpers, Task};
 use crate::mailbox::Message;
+use crate::say;
 use crate::worker::{Accepted, Asked, DiskSide, Generation, Token, Worker};
 
 /// Events taken from the kernel at once.
@@ -46,6 +48,9 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     let mut listening = false;
     let mut accept_again = Time::START;
+    let mut begun = false;
+    // Said once, until it works again.
+    let mut no_watches = false;
 
     let helpers = Helpers::new(generation.settings.helpers.clone(), Arc::clone(&mailbox));
     let mut helped = Helped { disk: Arc::clone(&generation.disk), helpers, waiting: HashMap::new() };
@@ -57,10 +62,20 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
     loop {
         let now = worker.tick();
         if !listening && !listeners.is_empty() && now >= accept_again {
-            for (n, listener) in listeners.iter().enumerate() {
-                epoll.add(listener, LISTENERS + n as u64, Interest::Readable)?;
+            match listen_to(&epoll, &listeners) {
+                Ok(()) => (listening, begun, no_watches) = (true, true, false),
+                // At the start whoever starts it is there to mend it.
+                Err(error) if !begun => return Err(error),
+                Err(error) => {
+                    if !std::mem::replace(&mut no_watches, true) {
+                        say!(
+                            "cannot wait for connections: {error}; those that are open go on, others wait \
+                             (raise fs.epoll.max_user_watches)"
+                        );
+                    }
+                    accept_again = now + ACCEPT_PAUSE;
+                }
             }
-            listening = true;
         }
         if let Some(deadline) = stop_at
             && (worker.open() == 0 || now >= deadline)
@@ -135,6 +150,17 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
     }
     worker.end();
     Ok(helped.complete(worker.snapshot()))
+}
+
+/// Waits for all listeners, or for none.
+fn listen_to(epoll: &Epoll, listeners: &[OwnedFd]) -> io::Result<()> {
+    for (n, listener) in listeners.iter().enumerate() {
+        if let Err(error) = epoll.add(listener, LISTENERS + n as u64, Interest::Readable) {
+            listeners[..n].iter().try_for_each(|listener| epoll.remove(listener))?;
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// The disk side of AMPED.
