@@ -245,6 +245,31 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
 }
 
 #[test]
+fn alone_a_disk_that_does_not_answer_in_time_is_given_up() {
+    let _alone = alone();
+    let site = public_site();
+    let names = cold_files(&site, 2, 1 << 20);
+    // A window of 256 KiB takes two seconds.
+    let slow = SlowDisk::new(site.path(), 128 << 10);
+    let server = server_as("root", &site, "[limits]\ndisk_time = '500ms'");
+    let [begun, cold] = [&names[0], &names[1]].map(|name| format!("/{name}"));
+    assert_eq!(server.get(&begun).body.len(), 1 << 20);
+    // The first half of one stays in memory.
+    let input = format!("if={}", site.path().join(&names[0]).display());
+    let range = ["iflag=nocache,skip_bytes,count_bytes", "bs=64K", "skip=524288", "count=524288"];
+    let dd = Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap();
+    assert!(dd.success());
+    slow.hold(&server);
+
+    let mut client = server.connect();
+    assert_eq!(client.get(&cold).status, 503);
+    let error = server.connect().try_get(&begun);
+    assert!(error.is_none(), "a download that cannot go on is cut");
+    assert_eq!(server.report("connections", "broken"), 1);
+    assert!(client.get("/missing").status == 404, "the connection that was answered lives on");
+}
+
+#[test]
 fn alone_cold_names_delay_no_hot_file() {
     const FOLDERS: usize = 8;
     let _alone = alone();

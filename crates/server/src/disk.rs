@@ -157,6 +157,13 @@ impl Disk {
     ) -> Result<Disk, (PathBuf, io::Error)> {
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
             Ok(folder) => {
+                if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
+                    let why = format!(
+                        "openat2 with RESOLVE_CACHED fails ({error}): Linux 5.12 or later is needed, and a container that \
+                         allows this call"
+                    );
+                    return Err((root.path.clone(), io::Error::other(why)));
+                }
                 let current = CurrentRoot { folder: Arc::new(folder), checked: Instant::now() };
                 Ok(Root { path: root.path.clone(), current: Mutex::new(current) })
             }

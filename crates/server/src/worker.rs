@@ -563,7 +563,11 @@ impl Worker {
             }
         }
         if let Some(connection) = &mut self.slots[index].1 {
-            let due = connection.conn.next_due(&self.desk.limits);
+            let limits = &self.desk.limits;
+            let due = match connection.cold {
+                Time::NEVER => connection.conn.next_due(limits),
+                since => since + limits.disk_time,
+            };
             if due < connection.armed {
                 connection.armed = due;
                 self.wheel.insert(due, token);
