@@ -48,7 +48,8 @@ fn a_cached_request_costs_two_system_calls() {
     const SPARE: u64 = 200;
     assert!(others <= 2 * REQUESTS + SPARE, "{text}");
     assert!(waits <= REQUESTS + SPARE, "{text}");
-    assert!(others >= 2 * REQUESTS, "not all was counted: {text}");
+    // The last reply is here before its call has returned, and strace counts at the return.
+    assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
 /// Watches are counted for each user of the machine, so others can use them up.
