@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpStream;
 use std::process::Stdio;
 
 use super::harness::{Server, Site, configuration, program, wait_until};
@@ -74,6 +75,24 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     first.send("\r\n");
     assert_eq!(first.response("GET").body, b"small\n");
     assert_eq!(second.response("GET").body, b"small\n");
+}
+
+/// A supervisor sees the end of a process, and not that of a thread.
+#[test]
+fn a_loop_that_fails_ends_the_process() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), "")).unwrap();
+    let mut command = peer("strace");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_pwait2"]);
+    command.args(["-e", "inject=epoll_pwait2:error=EINVAL:when=20+"]).arg(program().get_program());
+    command.args(["serve", "--config", config.to_str().unwrap()]);
+    let mut server = Server::spawn(command);
+    // Each connection ends a wait of the loop.
+    (0..10_000).find(|_| TcpStream::connect(server.address).is_err());
+    assert_eq!(server.wait().code(), Some(1));
+    assert!(server.said().contains("loop 0 cannot go on"), "{}", server.said());
 }
 
 /// The thread of the only loop, by the name that it has.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
-use amped_core::event::{Delay, Event};
+use amped_core::event::{Answer, Delay, Event, Trouble};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{HeaderRule, Site};
@@ -192,6 +192,24 @@ fn an_error_page_that_is_not_there_is_not_looked_for_each_time() {
         // The name and the page, once; and once more if a second has passed meanwhile.
         let questions = world.desk.counts.disk_questions;
         assert!(questions <= 4, "{questions} questions");
+    });
+}
+
+#[test]
+fn the_page_of_a_503_is_not_asked_of_the_disk() {
+    each_seed(3, |dice| {
+        let error_pages = vec![(Status::SERVICE_UNAVAILABLE, "/busy.html".into())];
+        let site = Site { error_pages, ..site() };
+        let mut world = World::with(dice, vec![site], Limits::default(), Budgets::default());
+        world.files.replace(world.now, "/busy.html", "a moment, please");
+        world.disk.silent = true;
+        let n = world.connect(Link::WHOLE, GET);
+        world.settle();
+        let (ticket, asked) = (world.disk.last_ticket, world.disk.asked.len());
+        world.handle(n, Event::Disk(ticket, Answer::Trouble(Trouble::Busy)));
+        world.settle();
+        assert_eq!(world.sessions[n].statuses(), [503]);
+        assert_eq!(world.disk.asked.len(), asked);
     });
 }
 

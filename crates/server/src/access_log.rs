@@ -500,6 +500,24 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_writes_is_lost_beyond_a_bound_and_counted() {
+        // A writer whose thread hangs, as on a dead disk: nobody takes a batch away.
+        let writer = Arc::new(Writer { state: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
+        let settings = LogSettings {
+            access: LogTarget::Stdout,
+            format: LogFormat::Common,
+            buffer: amped_units::Bytes(1),
+            flush: Duration::from_secs(1),
+        };
+        let mut log = AccessLog::new(&settings, Some(Arc::clone(&writer)));
+        let (record, peer, wall) = (Record::default(), Peer::new(None), Wall::at(0));
+        for _ in 0..BATCHES_MAX + 7 {
+            log.write(&record, &peer, 0, &wall, Time::START);
+        }
+        assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
+    }
+
+    #[test]
     fn peers() {
         let check = |address: &str, expected: &str| {
             let peer = Peer::new(Some(address.parse().unwrap()));
