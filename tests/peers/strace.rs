@@ -77,6 +77,19 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     assert_eq!(second.response("GET").body, b"small\n");
 }
 
+/// Some containers have no IPv6; `*:PORT` then means every IPv4 address.
+#[test]
+fn every_address_is_every_ipv4_address_where_there_is_no_other() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let mut command = peer("strace");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=socket"]);
+    command.args(["-e", "inject=socket:error=EAFNOSUPPORT:when=1"]).arg(program().get_program());
+    command.args(["serve", site.path().to_str().unwrap(), "--listen", "*:0"]);
+    let server = Server::spawn(command);
+    assert_eq!(server.get("/small.txt").body, b"small\n");
+}
+
 /// A supervisor sees the end of a process, and not that of a thread.
 #[test]
 fn a_loop_that_fails_ends_the_process() {

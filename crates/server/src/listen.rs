@@ -1,7 +1,7 @@
 //! Stop 1 of 8: sockets that listen, and the connections that come in on them.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use amped_sys::socket;
@@ -39,7 +39,14 @@ pub fn bind(asked: SocketAddr, loops: usize) -> Result<Address, String> {
     let explain = |error: io::Error| explain(asked, &error);
     // Sockets that share an address also share it with another server of the same user, which would take half of the
     // connections without a word. So the address is taken once for us alone first.
-    let first = socket::listen(asked, BACKLOG, false).map_err(explain)?;
+    let first = match socket::listen(asked, BACKLOG, false) {
+        // Every address, where there are only IPv4 ones.
+        Err(error) if asked.ip() == Ipv6Addr::UNSPECIFIED && socket::is_without_ipv6(&error) => {
+            socket::listen((Ipv4Addr::UNSPECIFIED, asked.port()).into(), BACKLOG, false)
+        }
+        other => other,
+    }
+    .map_err(explain)?;
     let bound = socket::local_address(&first).map_err(explain)?;
     if loops == 1 {
         return Ok(Address { asked, bound, listeners: vec![first] });

@@ -35,6 +35,11 @@ pub fn listen(address: SocketAddr, backlog: i32, shared: bool) -> io::Result<Own
     Ok(socket)
 }
 
+/// Whether an error says that this kernel has no IPv6, as in some containers.
+pub fn is_without_ipv6(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+}
+
 /// Where a socket is bound: tells the port that was chosen for port 0.
 ///
 /// # Errors
