@@ -60,6 +60,7 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "[limits]\nconnections = 1")).unwrap();
+    // `-D`: the server is our child, not strace's, and ends with the test.
     // The loop adds its mailbox, its listener and the connection, takes the listener out as all places are taken, and
     // cannot add it again.
     let mut command = peer("strace");
@@ -83,7 +84,7 @@ fn every_address_is_every_ipv4_address_where_there_is_no_other() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let mut command = peer("strace");
-    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=socket"]);
+    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=socket"]);
     command.args(["-e", "inject=socket:error=EAFNOSUPPORT:when=1"]).arg(program().get_program());
     command.args(["serve", site.path().to_str().unwrap(), "--listen", "*:0"]);
     let server = Server::spawn(command);
@@ -98,7 +99,7 @@ fn a_loop_that_fails_ends_the_process() {
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "")).unwrap();
     let mut command = peer("strace");
-    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_pwait2"]);
+    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_pwait2"]);
     command.args(["-e", "inject=epoll_pwait2:error=EINVAL:when=20+"]).arg(program().get_program());
     command.args(["serve", "--config", config.to_str().unwrap()]);
     let mut server = Server::spawn(command);
