@@ -283,17 +283,23 @@ fn listings_are_made_as_they_are_asked_for() {
     });
 }
 
+/// A client that has asked for a name whose entry is five seconds old, and a disk that says nothing.
+fn waiting_with_an_entry_past_its_time(dice: Dice) -> (World, usize) {
+    let mut world = world(dice);
+    let n = world.connect(Link::WHOLE, "");
+    world.ask(n, GET);
+    world.pass(Duration::from_secs(5));
+    world.disk.silent = true;
+    world.send(n, GET);
+    world.settle();
+    (world, n)
+}
+
 #[test]
 fn an_entry_ages_while_the_disk_hesitates() {
     each_seed(3, |dice| {
         for (hesitates_ms, expected) in [(4_999, 2), (5_000, 1)] {
-            let mut world = world(dice.clone());
-            let n = world.connect(Link::WHOLE, "");
-            world.ask(n, GET);
-            world.pass(Duration::from_secs(5));
-            world.disk.silent = true;
-            world.send(n, GET);
-            world.settle();
+            let (mut world, n) = waiting_with_an_entry_past_its_time(dice.clone());
             world.pass(Duration::from_millis(hesitates_ms));
             world.handle(n, Event::Late(world.disk.last_ticket, Delay::Disk));
             world.settle();
@@ -306,13 +312,7 @@ fn an_entry_ages_while_the_disk_hesitates() {
 fn what_is_being_changed_is_not_answered_from_what_was_known() {
     each_seed(3, |dice| {
         for (delay, expected) in [(Delay::Disk, 2), (Delay::Change, 1)] {
-            let mut world = world(dice.clone());
-            let n = world.connect(Link::WHOLE, "");
-            world.ask(n, GET);
-            world.pass(Duration::from_secs(5));
-            world.disk.silent = true;
-            world.send(n, GET);
-            world.settle();
+            let (mut world, n) = waiting_with_an_entry_past_its_time(dice.clone());
             world.handle(n, Event::Late(world.disk.last_ticket, delay));
             world.settle();
             assert_eq!(world.sessions[n].statuses().len(), expected, "{delay:?}");

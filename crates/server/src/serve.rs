@@ -204,7 +204,7 @@ impl Server {
 
     /// Everything that a new configuration needs.
     fn prepare(&self) -> Result<Prepared, String> {
-        let settings = config::reload(&self.flags).map_err(|error| error.to_string())?;
+        let settings = config::load(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
         let mut fixed = Vec::new();
         for (name, changed) in [

@@ -452,11 +452,7 @@ impl Worker {
             if now >= connection.cold + limits.disk_time {
                 return self.remove(token);
             }
-            if connection.armed == Time::NEVER {
-                connection.armed = connection.cold + limits.disk_time;
-                self.wheel.insert(connection.armed, token);
-            }
-            return;
+            return self.arm(token);
         }
         let mut event = Event::Deadline;
         if connection.outbox.is_some() && connection.conn.next_due(limits) <= now {
@@ -562,8 +558,16 @@ impl Worker {
                 }
             }
         }
+        self.arm(token);
+    }
+
+    /// Sees to it that the wheel names a connection when something is due on it, or earlier.
+    fn arm(&mut self, token: Token) {
+        let Some(index) = self.index(token) else {
+            return;
+        };
+        let limits = &self.desk.limits;
         if let Some(connection) = &mut self.slots[index].1 {
-            let limits = &self.desk.limits;
             let due = match connection.cold {
                 Time::NEVER => connection.conn.next_due(limits),
                 since => since + limits.disk_time,
@@ -641,16 +645,15 @@ impl Worker {
         let probes =
             if D::PROBES { Probes::AllBut(u32::from(std::mem::take(&mut connection.warmed))) } else { Probes::None };
         let progress = outbox.pump(&connection.socket, &mut self.sender, probes, &mut teller);
-        if matches!(progress, Progress::Done) {
-            if let Some(outbox) = connection.outbox.take() {
-                self.sender.give_back(outbox);
-            }
-            connection.conn.handle(now, Event::Sent { all: true }, &mut self.desk, actions);
-            return Ok(Sent::All);
-        }
-        connection.conn.handle(now, Event::Sent { all: false }, &mut self.desk, actions);
+        let all = matches!(progress, Progress::Done);
+        connection.conn.handle(now, Event::Sent { all }, &mut self.desk, actions);
         match progress {
-            Progress::Done => Ok(Sent::All),
+            Progress::Done => {
+                if let Some(outbox) = connection.outbox.take() {
+                    self.sender.give_back(outbox);
+                }
+                Ok(Sent::All)
+            }
             Progress::Full => {
                 connection.writable = false;
                 connection.unacknowledged = socket::unacknowledged(&connection.socket);

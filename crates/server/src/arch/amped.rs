@@ -117,18 +117,12 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
                     worker.renew(generation);
                 }
                 Message::Listen(others) => {
-                    if listening {
-                        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
-                        listening = false;
-                    }
+                    turn_away_from(&epoll, &listeners, &mut listening)?;
                     listeners = others;
                 }
                 Message::Stop(deadline) => {
                     // Closing them, here and in the main thread, sends new clients elsewhere at once.
-                    if listening {
-                        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
-                        listening = false;
-                    }
+                    turn_away_from(&epoll, &listeners, &mut listening)?;
                     listeners.clear();
                     stop_at = Some(deadline);
                     worker.finish(now, &mut helped);
@@ -143,13 +137,20 @@ pub fn run(start: Start) -> io::Result<Snapshot> {
             worker.helper_is_free(now, &mut helped);
         }
         if matches!(accept, Accepted::Full | Accepted::Exhausted) && listening {
-            listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
-            listening = false;
+            turn_away_from(&epoll, &listeners, &mut listening)?;
             accept_again = now + ACCEPT_PAUSE;
         }
     }
     worker.end();
     Ok(helped.complete(worker.snapshot()))
+}
+
+/// Waits for the listeners no longer, if it did.
+fn turn_away_from(epoll: &Epoll, listeners: &[OwnedFd], listening: &mut bool) -> io::Result<()> {
+    if std::mem::take(listening) {
+        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
+    }
+    Ok(())
 }
 
 /// Waits for all listeners, or for none.
@@ -256,24 +257,11 @@ mod tests {
     use amped_core::limits::Limits;
     use amped_core::listing::{ListForm, ListKey, ListOrder};
     use amped_core::reply::Wall;
-    use amped_core::site::{EtagForm, Site, Sites, Types};
+    use amped_core::site::{Site, Sites};
 
     #[test]
     fn who_does_not_wait_is_not_kept() {
-        let types = Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None };
-        let site = Site {
-            number: 0,
-            hosts: Vec::new(),
-            index: Vec::new(),
-            listing: true,
-            dotfiles: false,
-            precompressed: Vec::new(),
-            user_dir: None,
-            types,
-            rules: Vec::new(),
-            error_pages: Vec::new(),
-            etag: EtagForm::Full,
-        };
+        let site = Site { listing: true, ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = SiteRoot { path: folder.path().to_owned() };

@@ -26,7 +26,8 @@ pub use types::known as known_type;
 use error::{Findings, Source};
 use file::File;
 
-/// The settings that these flags ask for, with the file that they name.
+/// The settings that these flags ask for, with the file that they name. After a SIGHUP, the same again: an error then leaves
+/// the old ones in force.
 pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
     let Some(path) = &flags.config else {
         let mut findings = Findings::default();
@@ -44,11 +45,6 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
     let absolute = std::path::absolute(path).map_err(|reason| error::unreadable(path, &reason))?;
     let folder = absolute.parent().map_or_else(PathBuf::new, Path::to_path_buf);
     parse(flags, &path.display().to_string(), text, &folder)
-}
-
-/// The settings after a SIGHUP: the same flags, the file read again. An error leaves the old settings in force.
-pub fn reload(flags: &cli::Serve) -> Result<Settings, Error> {
-    load(flags)
 }
 
 /// What `amped check` prints: the file is good, and what it would do.

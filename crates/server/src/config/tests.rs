@@ -248,7 +248,7 @@ fn paths_begin_at_the_folder_of_the_file() {
     assert_eq!(settings.log.access, LogTarget::File(folder.path().join("log")));
     // And what is wrong after the next reading has its place, as in the first.
     fs::write(&config, "root = 'www'\nworkers = 0").unwrap();
-    let error = reload(&flags).expect_err("no workers");
+    let error = load(&flags).expect_err("no workers");
     assert_eq!(error.problems()[0].place(), Some((&*config.display().to_string(), 2, 11)));
 }
 
