@@ -79,7 +79,7 @@ fn a_cached_request_allocates_nothing() {
     let get = format!("GET /a/b.txt HTTP/1.1\r\n{fields}\r\n");
     let mut driver = Driver::new();
     driver.take(get.as_bytes());
-    let etag = driver.desk.caches.paths.find(Time::START, 0, b"/a/b.txt").unwrap();
+    let etag = driver.desk.caches.find(Time::START, 0, b"/a/b.txt").unwrap();
     let amped_core::cache::path::Meaning::File(resource) = etag.meaning else { panic!("a file") };
     let conditional = format!("If-None-Match: {}\r\n", resource.representations[1].etag);
     let check = |what: &str, bytes: String| {

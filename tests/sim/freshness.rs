@@ -53,9 +53,9 @@ fn an_unchanged_file_is_not_read_again() {
             assert_eq!(world.ask(n, GET).body, b"old");
             world.pass(Duration::from_millis(1500));
         }
-        let (memory, _) = world.desk.caches.contents.counts();
+        let memory = world.desk.caches.figures().bodies;
         assert_eq!((memory.insertions, world.disk.asked.len()), (1, 20));
-        assert_eq!(world.desk.caches.heads.counts().insertions, 1);
+        assert_eq!(world.desk.caches.figures().heads.insertions, 1);
     });
 }
 
@@ -139,7 +139,7 @@ fn many_who_ask_the_same_share_one_answer() {
         }
         world.settle();
         assert!(world.sessions.iter().all(|session| session.statuses() == [200]));
-        let (memory, _) = world.desk.caches.contents.counts();
+        let memory = world.desk.caches.figures().bodies;
         assert_eq!(memory.refusals, 1, "one answer was learnt, and did not fit");
     });
 }

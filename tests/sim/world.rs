@@ -160,7 +160,7 @@ impl World {
     /// Another configuration comes into force.
     pub(crate) fn renew(&mut self, sites: Vec<Site>, limits: Limits, budgets: Budgets) {
         self.disk.roots.push(roots_of(&sites));
-        self.desk.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets);
+        self.desk.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets, None);
     }
 
     /// A client connects and sends this.

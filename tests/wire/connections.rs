@@ -142,6 +142,26 @@ fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_
 }
 
 #[test]
+fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let server = Server::configured(&site, "[limits]\nconnections = 1000");
+    limit_descriptors(server.pid(), open_descriptors(server.pid()) + 10);
+    // The last that finds room is accepted, and nobody waits behind it.
+    let mut clients = Vec::new();
+    while !server.said().contains("amped: cannot accept connections: Too many open files") {
+        assert!(clients.len() < 100, "{}", server.said());
+        let mut client = server.connect();
+        client.send_request("GET", "/a.txt", &[]);
+        clients.push(client);
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop(clients);
+    server.wait_for("amped: descriptors are to be had again; accepting connections");
+    assert_eq!(server.get("/a.txt").text(), "hello");
+}
+
+#[test]
 fn while_it_is_out_of_descriptors_it_says_so_exactly_once() {
     let site = Site::new();
     site.file("a.txt", "hello");

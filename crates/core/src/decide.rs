@@ -60,7 +60,7 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
         Plan::Look(look) => look,
     };
     let Look { site, path, .. } = look;
-    let known = caches.paths.find(now, site.number, path);
+    let known = caches.find(now, site.number, path);
     if let Some(Known { meaning, age }) = &known
         && *age < caches.budgets.revalidate
     {
@@ -74,8 +74,7 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
                 };
                 if let Some(content) = content {
                     counts.hits += 1;
-                    let heads = &mut caches.heads;
-                    let reply = reply::file(site, request, resource, representation, verdict, content, heads);
+                    let reply = reply::file(site, request, resource, representation, verdict, content, caches);
                     return Step::Reply(Made::new(reply, Outcome::Hit));
                 }
             }
@@ -117,8 +116,7 @@ pub(crate) fn step_after<F: FileHandle>(
                     return Step::Ask(Question { work, stale: None });
                 }
             }
-            let heads = &mut caches.heads;
-            let reply = reply::file(site, request, &resource, representation, verdict, content, heads);
+            let reply = reply::file(site, request, &resource, representation, verdict, content, caches);
             Step::Reply(Made::new(reply, outcome))
         }
         Answer::Name(no_file, _) => step_without_file(request, &look, &no_file, outcome, caches.generation()),
@@ -178,7 +176,7 @@ pub(crate) fn failure<F: FileHandle>(
     let Some((_, page)) = site.error_pages.iter().find(|(known, _)| *known == status) else {
         return Failure::Reply(plain_failure(request, status, why, desk));
     };
-    let known = caches.paths.find(now, site.number, page.as_bytes());
+    let known = caches.find(now, site.number, page.as_bytes());
     if let Some(Known { meaning: Meaning::File(resource), age }) = &known
         && *age < caches.budgets.revalidate
         && let Some(content) = caches.content(&resource.representations[0])

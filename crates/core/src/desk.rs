@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::cache::{Budgets, Caches};
+use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
 use crate::record::Records;
 use crate::reply::Wall;
@@ -50,10 +50,15 @@ pub struct Counts {
 impl<F> Desk<F> {
     /// A desk with empty caches.
     pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: Wall) -> Desk<F> {
+        Desk::with_caches(sites, limits, Caches::new(budgets), wall)
+    }
+
+    /// A desk with these caches.
+    pub fn with_caches(sites: Arc<Sites>, limits: Limits, caches: Caches<F>, wall: Wall) -> Desk<F> {
         Desk {
             sites,
             limits,
-            caches: Caches::new(budgets),
+            caches,
             wall,
             records: Records::default(),
             counts: Counts::default(),
@@ -61,13 +66,16 @@ impl<F> Desk<F> {
         }
     }
 
-    /// Another configuration comes into force. With other budgets the caches count from zero again.
-    pub fn renew(&mut self, sites: Arc<Sites>, limits: Limits, budgets: Budgets) {
+    /// Another configuration comes into force. With other budgets the caches count from zero again; shared ones are those
+    /// that were made for it.
+    pub fn renew(&mut self, sites: Arc<Sites>, limits: Limits, budgets: Budgets, shared: Option<&SharedCaches<F>>) {
         let generation = self.caches.generation().wrapping_add(1);
-        if self.caches.budgets == budgets {
-            self.caches.renew(generation);
+        if let Some(shared) = shared {
+            self.caches = Caches::shared(shared, budgets, generation);
         } else {
-            self.caches = Caches::new(budgets);
+            if self.caches.budgets != budgets {
+                self.caches = Caches::new(budgets);
+            }
             self.caches.renew(generation);
         }
         self.sites = sites;

@@ -19,7 +19,8 @@ use amped_http::range::{self, Ranges};
 use amped_http::status::Status;
 use amped_http::uri;
 
-use crate::cache::head::{HeadCache, HeadKey, HeadKind};
+use crate::cache::Caches;
+use crate::cache::head::{HeadKey, HeadKind};
 use crate::cache::path::{Representation, Resource};
 use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
@@ -207,7 +208,7 @@ pub fn file<F>(
     representation: &Representation,
     verdict: Verdict,
     content: Option<Arc<Content<F>>>,
-    heads: &mut HeadCache,
+    caches: &mut Caches<F>,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
     let mut ready = |kind: HeadKind| {
@@ -220,7 +221,7 @@ pub fn file<F>(
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
-        ReplyHead::Ready(heads.get_or_make(hint, key, || match kind {
+        ReplyHead::Ready(caches.head(hint, key, || match kind {
             HeadKind::Whole => whole_head(site, resource, representation),
             HeadKind::NotModified => not_modified_head(site, resource, representation),
         }))
@@ -506,12 +507,14 @@ fn capital(text: &str) -> String {
 #[expect(clippy::single_range_in_vec_init, reason = "one part of a file is what is meant")]
 mod tests {
     use super::*;
+    use crate::cache::Budgets;
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
     use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
+    use amped_units::Bytes;
 
     /// Sun, 06 Nov 1994 08:49:37 GMT.
     const MODIFIED: i64 = 784_111_777;
@@ -647,9 +650,9 @@ mod tests {
             let resource = resource(vec![representation(size, Coding::Identity)]);
             let representation = &resource.representations[0];
             let content = Content { version: representation.version, store: Stored::File(()) };
-            let mut heads = HeadCache::new(10_000);
+            let mut caches = Caches::new(Budgets::default());
             let content = Some(Arc::new(content));
-            let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut heads);
+            let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut caches);
             let (head, length) = shown(reply);
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
             let announced = head.split("\r\n").find_map(|line| line.strip_prefix("Content-Length: "));
@@ -685,7 +688,7 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let resource = resource(vec![representation(10, Coding::Identity), representation(5, Coding::Gzip)]);
-        let mut heads = HeadCache::new(0);
+        let mut none = Caches::new(Budgets { head_bytes: Bytes(0), ..Budgets::default() });
         for (verdict, caches) in [
             (Verdict::Whole, true),
             (Verdict::Partial(vec![0..1]), true),
@@ -694,7 +697,7 @@ mod tests {
             (Verdict::Unsatisfiable, false),
         ] {
             let plain = &resource.representations[0];
-            let reply = file::<()>(&site, &request, &resource, plain, verdict.clone(), None, &mut heads);
+            let reply = file::<()>(&site, &request, &resource, plain, verdict.clone(), None, &mut none);
             let (head, _) = shown(reply);
             let lines: Vec<&str> = head.split("\r\n").filter(|line| line.starts_with(['x', 'X'])).collect();
             assert_eq!(lines, ["X-A: 2", "X-B: 1", "X-C: 3"], "{verdict:?}");

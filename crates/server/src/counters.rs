@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::AddAssign;
 
+use amped_core::cache::Figures;
 use amped_core::cache::policy::StoreCounts;
 use amped_core::desk::Counts;
 
@@ -21,66 +22,76 @@ pub struct Snapshot {
     pub connection_bytes: u64,
     /// Connections that were closed in the middle of a reply: the file changed, or the client went away or took nothing.
     pub broken: u64,
-    /// The path cache.
-    pub paths: StoreCounts,
-    /// Names in it.
-    pub path_entries: u64,
-    /// The head cache.
-    pub heads: StoreCounts,
-    /// Bytes in it.
-    pub head_bytes: u64,
-    /// The content cache: bodies in memory.
-    pub bodies: StoreCounts,
-    /// Bytes in it.
-    pub body_bytes: u64,
-    /// The content cache: descriptors.
-    pub files: StoreCounts,
-    /// Descriptors in it.
-    pub open_files: u64,
+    /// The caches.
+    pub caches: Figures,
     /// The helpers.
     pub helpers: HelperCounts,
     /// Windows of files that were not in memory when they were to be sent.
     pub cold_windows: u64,
+    /// Lines that the log could not keep.
+    pub lost_lines: u64,
+}
+
+impl Snapshot {
+    /// Every count, always in the same order.
+    fn fields(&mut self) -> Vec<&mut u64> {
+        let Snapshot {
+            counts,
+            accepted,
+            connections,
+            connection_bytes,
+            broken,
+            caches,
+            helpers,
+            cold_windows,
+            lost_lines,
+        } = self;
+        let Counts { requests, bad_requests, hits, stale_hits, disk_questions, shed } = counts;
+        let Figures { paths, path_entries, heads, head_bytes, bodies, body_bytes, files, open_files } = caches;
+        let HelperCounts { threads, peak, waiting } = helpers;
+        let mut fields = vec![requests, bad_requests, hits, stale_hits, disk_questions, shed];
+        fields.extend([accepted, connections, connection_bytes, broken, cold_windows, lost_lines]);
+        fields.extend([path_entries, head_bytes, body_bytes, open_files, threads, peak, waiting]);
+        for StoreCounts { hits, misses, insertions, evictions, refusals } in [paths, heads, bodies, files] {
+            fields.extend([hits, misses, insertions, evictions, refusals]);
+        }
+        fields
+    }
+
+    /// As bytes, for another process of the same program.
+    pub fn to_bytes(mut self) -> Vec<u8> {
+        self.fields().into_iter().flat_map(|field| field.to_le_bytes()).collect()
+    }
+
+    /// Back from these bytes; what is missing is 0.
+    pub fn from_bytes(bytes: &[u8]) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (field, bytes) in snapshot.fields().into_iter().zip(bytes.as_chunks().0) {
+            *field = u64::from_le_bytes(*bytes);
+        }
+        snapshot
+    }
+
+    /// What stays of a worker that has ended: what it has done, not what it had.
+    #[must_use]
+    pub fn after_the_end(self) -> Snapshot {
+        let caches = Figures { path_entries: 0, head_bytes: 0, body_bytes: 0, open_files: 0, ..self.caches };
+        Snapshot { connections: 0, connection_bytes: 0, helpers: HelperCounts::default(), caches, ..self }
+    }
 }
 
 impl AddAssign<&Snapshot> for Snapshot {
     fn add_assign(&mut self, other: &Snapshot) {
-        let add = |a: &mut StoreCounts, b: &StoreCounts| {
-            a.hits += b.hits;
-            a.misses += b.misses;
-            a.insertions += b.insertions;
-            a.evictions += b.evictions;
-            a.refusals += b.refusals;
-        };
-        self.counts.requests += other.counts.requests;
-        self.counts.bad_requests += other.counts.bad_requests;
-        self.counts.hits += other.counts.hits;
-        self.counts.stale_hits += other.counts.stale_hits;
-        self.counts.disk_questions += other.counts.disk_questions;
-        self.counts.shed += other.counts.shed;
-        self.accepted += other.accepted;
-        self.connections += other.connections;
-        self.connection_bytes += other.connection_bytes;
-        self.broken += other.broken;
-        add(&mut self.paths, &other.paths);
-        self.path_entries += other.path_entries;
-        add(&mut self.heads, &other.heads);
-        self.head_bytes += other.head_bytes;
-        add(&mut self.bodies, &other.bodies);
-        self.body_bytes += other.body_bytes;
-        add(&mut self.files, &other.files);
-        self.open_files += other.open_files;
-        self.helpers.threads += other.helpers.threads;
-        self.helpers.peak += other.helpers.peak;
-        self.helpers.waiting += other.helpers.waiting;
-        self.cold_windows += other.cold_windows;
+        for (field, other) in self.fields().into_iter().zip(other.clone().fields()) {
+            *field += *other;
+        }
     }
 }
 
 impl fmt::Display for Snapshot {
     /// A line a subject, each `name: key=value ...`, for people and for `grep`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Snapshot { counts, helpers, .. } = self;
+        let Snapshot { counts, caches, helpers, .. } = self;
         writeln!(
             f,
             "requests: total={} bad={} hits={} stale_hits={} disk_questions={} shed={}",
@@ -92,10 +103,10 @@ impl fmt::Display for Snapshot {
             self.accepted, self.connections, self.connection_bytes, self.broken
         )?;
         for (name, store, unit, amount) in [
-            ("path cache", &self.paths, "entries", self.path_entries),
-            ("head cache", &self.heads, "bytes", self.head_bytes),
-            ("content cache, bodies", &self.bodies, "bytes", self.body_bytes),
-            ("content cache, files", &self.files, "descriptors", self.open_files),
+            ("path cache", &caches.paths, "entries", caches.path_entries),
+            ("head cache", &caches.heads, "bytes", caches.head_bytes),
+            ("content cache, bodies", &caches.bodies, "bytes", caches.body_bytes),
+            ("content cache, files", &caches.files, "descriptors", caches.open_files),
         ] {
             writeln!(
                 f,
@@ -103,10 +114,11 @@ impl fmt::Display for Snapshot {
                 store.hits, store.misses, store.insertions, store.evictions, store.refusals
             )?;
         }
-        write!(
+        writeln!(
             f,
             "helpers: threads={} peak={} waiting={} cold_windows={}",
             helpers.threads, helpers.peak, helpers.waiting, self.cold_windows
-        )
+        )?;
+        writeln!(f, "log: lost_lines={}", self.lost_lines)
     }
 }

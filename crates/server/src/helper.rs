@@ -72,11 +72,11 @@ struct State {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HelperCounts {
     /// Threads now.
-    pub threads: usize,
+    pub threads: u64,
     /// Most threads at once.
-    pub peak: usize,
+    pub peak: u64,
     /// Tasks that wait for one.
-    pub waiting: usize,
+    pub waiting: u64,
 }
 
 /// The queue is full.
@@ -139,7 +139,8 @@ impl Helpers {
     /// How they stand.
     pub fn counts(&self) -> HelperCounts {
         let state = self.shared.lock();
-        HelperCounts { threads: state.threads, peak: state.peak, waiting: state.queue.len() }
+        let [threads, peak, waiting] = [state.threads, state.peak, state.queue.len()].map(|count| count as u64);
+        HelperCounts { threads, peak, waiting }
     }
 }
 

@@ -5,9 +5,10 @@
 //! who will serve them, so that what he may not read is noticed now.
 //!
 //! This thread then waits for signals. What it does for one it prepares here, where waiting is harmless, and gives the
-//! loops the finished thing.
+//! workers the finished thing. These are threads of this process, or processes of their own (`processes`).
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
+use amped_units::Time;
 
 use crate::access_log::{Sink, Writer};
 use crate::arch;
@@ -25,7 +27,9 @@ use crate::config::{self, LogTarget, Settings, cli};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::listen::{self, Address};
+use crate::locked;
 use crate::mailbox::{Mailbox, Message};
+use crate::processes::{Parts, Pool};
 use crate::say;
 use crate::worker::{Clock, Generation};
 
@@ -38,10 +42,21 @@ struct Server {
     flags: cli::Serve,
     generation: Arc<Generation>,
     addresses: Vec<Address>,
+    crew: Crew,
+    clock: Clock,
+}
+
+/// The workers.
+enum Crew {
+    Threads(Threads),
+    Processes(Box<Pool>),
+}
+
+/// Workers that are threads of this process.
+struct Threads {
     mailboxes: Vec<Arc<Mailbox>>,
     loops: Vec<JoinHandle<Snapshot>>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
-    clock: Clock,
 }
 
 /// Serves until a signal ends it.
@@ -57,7 +72,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
         return print(&config::print(&settings));
     }
     let server = Signals::block().map_err(|error| format!("cannot keep signals back: {error}")).and_then(|signals| {
-        let server = Server::start(flags, settings)?;
+        let server = Server::start(flags, settings, signals)?;
         server.greet();
         Ok((server, signals))
     });
@@ -82,11 +97,11 @@ pub fn print(text: &str) -> ExitCode {
 }
 
 impl Server {
-    fn start(flags: &cli::Serve, settings: Settings) -> Result<Server, String> {
+    fn start(flags: &cli::Serve, settings: Settings, signals: Signals) -> Result<Server, String> {
         process::raise_descriptor_limit();
         let owner = owner(&settings)?;
         let addresses: Vec<Address> =
-            settings.listen.iter().map(|&asked| listen::bind(asked, settings.workers)).collect::<Result<_, _>>()?;
+            settings.listen.iter().map(|&asked| bind(asked, &settings)).collect::<Result<_, _>>()?;
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let sink = Sink::open(target, owner.as_ref().map(|(_, user, gid)| (user.uid, *gid))).map_err(cannot_log)?;
@@ -97,53 +112,28 @@ impl Server {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
         }
 
-        // Its thread starts, like all others, when there is nothing left to give up.
-        let log = sink.map(|sink| Writer::start(sink, target)).transpose().map_err(cannot_log)?;
-
-        let mut server = Server {
-            flags: flags.clone(),
-            generation: Arc::new(open(settings)?),
-            addresses,
-            mailboxes: Vec::new(),
-            loops: Vec::new(),
-            log,
-            clock: Clock::start(),
-        };
-        for n in 0..server.generation.settings.workers {
-            server.start_loop(n)?;
-        }
-        Ok(server)
-    }
-
-    fn start_loop(&mut self, n: usize) -> Result<(), String> {
-        let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
-        let start = arch::Start {
-            generation: Arc::clone(&self.generation),
-            listeners: listeners_of(&self.addresses, n).map_err(|error| format!("cannot share a listener: {error}"))?,
-            mailbox: Arc::clone(&mailbox),
-            log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
-            clock: self.clock,
-        };
-        let architecture = self.generation.settings.architecture;
-        let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
-            // A loop that dies takes its connections with it; a supervisor that sees the process end starts it anew,
-            // one that sees it live on without its loop does not.
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
-            match ended {
-                Ok(Ok(snapshot)) => snapshot,
-                Ok(Err(error)) => die(&format!("loop {n} cannot go on: {error}")),
-                Err(_) => die(&format!("loop {n} has failed; this is a bug of amped's")),
+        // Threads and processes start when there is nothing left to give up.
+        let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
+        let crew = if arch::form(generation.settings.architecture).processes {
+            let listeners = listeners_of(&addresses, 0).map_err(cannot_share)?;
+            let parts = Parts { generation: Arc::clone(&generation), listeners, log: sink, clock, signals };
+            Crew::Processes(Box::new(Pool::start(parts).map_err(|error| format!("cannot start a process: {error}"))?))
+        } else {
+            let target = &generation.settings.log.access;
+            let log = sink.map(|sink| Writer::start(sink, target)).transpose();
+            let log = log.map_err(|error| self::cannot_log(target, &error))?;
+            let mut threads = Threads { mailboxes: Vec::new(), loops: Vec::new(), log };
+            for n in 0..generation.settings.workers {
+                threads.add(n, &generation, listeners_of(&addresses, n).map_err(cannot_share)?, clock)?;
             }
-        });
-        self.loops.push(thread.map_err(|error| format!("cannot start a loop: {error}"))?);
-        self.mailboxes.push(mailbox);
-        Ok(())
+            Crew::Threads(threads)
+        };
+        Ok(Server { flags: flags.clone(), generation, addresses, crew, clock })
     }
 
     /// Says where it serves, and how.
     fn greet(&self) {
         let settings = &self.generation.settings;
-        let loops = settings.workers;
         let mut text = String::new();
         for address in &self.addresses {
             let port = address.bound.port();
@@ -161,44 +151,81 @@ impl Server {
         for root in &settings.roots {
             text += &format!("amped: root {}\n", root.path.display());
         }
-        let plural = if loops == 1 { "" } else { "s" };
-        text += &format!(
-            "amped: architecture {:?}, {loops} loop{plural}, up to {} helpers a loop\n",
-            settings.architecture, settings.helpers.max
-        )
-        .to_lowercase();
+        let form = arch::form(settings.architecture);
+        let plural = match (settings.workers, form.worker) {
+            (1, _) => "",
+            (_, "process") => "es",
+            _ => "s",
+        };
+        let what = format!("{:?}, {} {}{plural}", settings.architecture, settings.workers, form.worker);
+        text += &format!("amped: architecture {}", what.to_lowercase());
+        if form.helpers {
+            text += &format!(", up to {} helpers a loop", settings.helpers.max);
+        }
+        text += "\n";
         // To standard error: standard output may be the log's.
         say::plain(&text);
     }
 
     fn obey(mut self, signals: &Signals) -> ExitCode {
         loop {
-            match signals.wait() {
-                Signal::Terminate | Signal::Interrupt => return self.stop(signals),
-                Signal::HangUp => self.reload(),
-                Signal::User1 => {
-                    if let Some((writer, _)) = &self.log {
-                        writer.reopen();
-                    }
-                }
-                Signal::User2 => say::plain(&self.report()),
+            let patience = match &self.crew {
+                Crew::Threads(_) => Duration::MAX,
+                Crew::Processes(pool) => pool.patience(),
+            };
+            match signals.wait_for(patience) {
+                Some(Signal::Terminate | Signal::Interrupt) => return self.stop(signals),
+                Some(Signal::HangUp) => self.reload(),
+                Some(Signal::User1) => self.reopen_log(),
+                Some(Signal::User2) => say::plain(&self.report()),
+                Some(Signal::Child) | None => {}
+            }
+            if let Crew::Processes(pool) = &mut self.crew {
+                pool.look_after();
             }
         }
     }
 
     /// Reads the configuration again. If anything is wrong with it, nothing changes.
     fn reload(&mut self) {
-        match self.prepare() {
-            Ok(Prepared { generation, addresses, listeners }) => {
-                for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
+        if let Err(message) = self.try_reload() {
+            say::plain(&format!("{message}amped: the configuration stays as it was\n"));
+        } else {
+            say!("the new configuration is in force");
+        }
+    }
+
+    fn try_reload(&mut self) -> Result<(), String> {
+        let Prepared { generation, addresses, listeners } = self.prepare()?;
+        match &mut self.crew {
+            Crew::Threads(threads) => {
+                for (mailbox, listeners) in threads.mailboxes.iter().zip(listeners) {
                     mailbox.put(Message::Renew(Arc::clone(&generation)));
                     mailbox.put(Message::Listen(listeners));
                 }
-                self.generation = generation;
-                self.addresses = addresses;
-                say!("the new configuration is in force");
             }
-            Err(message) => say::plain(&format!("{message}amped: the configuration stays as it was\n")),
+            Crew::Processes(pool) => {
+                let stop_at = self.clock.now() + self.generation.settings.stop_deadline;
+                let listeners = listeners.into_iter().next().unwrap_or_default();
+                pool.renew(Arc::clone(&generation), listeners, stop_at)
+                    .map_err(|error| format!("amped: cannot start a process: {error}\n"))?;
+            }
+        }
+        (self.generation, self.addresses) = (generation, addresses);
+        Ok(())
+    }
+
+    fn reopen_log(&mut self) {
+        match &mut self.crew {
+            Crew::Threads(threads) => {
+                if let Some((writer, _)) = &threads.log {
+                    writer.reopen();
+                }
+            }
+            Crew::Processes(pool) => {
+                // For those that are started later. Each child says for itself what goes wrong with it.
+                pool.reopen_log(Sink::open(&self.generation.settings.log.access, None).ok().flatten());
+            }
         }
     }
 
@@ -229,17 +256,70 @@ impl Server {
             let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
             addresses.push(match known {
                 Some(known) => known.share().map_err(|error| line(format!("cannot share a listener: {error}")))?,
-                None => listen::bind(asked, workers).map_err(line)?,
+                None => bind(asked, &settings).map_err(line)?,
             });
         }
-        let generation = Arc::new(open(settings).map_err(line)?);
+        let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
         let listeners = (0..workers).map(|n| listeners_of(&addresses, n)).collect::<io::Result<_>>();
         let listeners = listeners.map_err(|error| line(format!("cannot share a listener: {error}")))?;
         Ok(Prepared { generation, addresses, listeners })
     }
 
-    /// How things stand, over all loops. One that does not answer within a second is missing from it.
-    fn report(&self) -> String {
+    /// How things stand, over all workers. One that does not answer within a second is missing from it.
+    fn report(&mut self) -> String {
+        let (sum, answered, of) = match &mut self.crew {
+            Crew::Threads(threads) => threads.report(&self.generation),
+            Crew::Processes(pool) => pool.report(),
+        };
+        format!("{sum}loops: answered={answered} of={of}\n")
+    }
+
+    /// Finishes what is under way, within the deadline; a second signal does not wait for it.
+    fn stop(self, signals: &Signals) -> ExitCode {
+        let deadline = self.generation.settings.stop_deadline;
+        say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
+        let at = self.clock.now() + deadline;
+        drop(self.addresses);
+        match self.crew {
+            Crew::Threads(threads) => threads.stop(self.generation, at, self.clock, signals),
+            Crew::Processes(pool) => stop_processes(*pool, at, self.clock, signals),
+        }
+    }
+}
+
+impl Threads {
+    fn add(
+        &mut self,
+        n: usize,
+        generation: &Arc<Generation>,
+        listeners: Vec<OwnedFd>,
+        clock: Clock,
+    ) -> Result<(), String> {
+        let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
+        let start = arch::Start {
+            generation: Arc::clone(generation),
+            listeners,
+            mailbox: Arc::clone(&mailbox),
+            log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
+            clock,
+        };
+        let architecture = generation.settings.architecture;
+        let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
+            // A loop that dies takes its connections with it; a supervisor that sees the process end starts it anew,
+            // one that sees it live on without its loop does not.
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
+            match ended {
+                Ok(Ok(snapshot)) => snapshot,
+                Ok(Err(error)) => die(&format!("loop {n} cannot go on: {error}")),
+                Err(_) => die(&format!("loop {n} has failed; this is a bug of amped's")),
+            }
+        });
+        self.loops.push(thread.map_err(|error| format!("cannot start a loop: {error}"))?);
+        self.mailboxes.push(mailbox);
+        Ok(())
+    }
+
+    fn report(&self, generation: &Generation) -> (Snapshot, usize, usize) {
         let (to, from) = channel();
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Report(to.clone()));
@@ -251,15 +331,10 @@ impl Server {
             snapshots.push(snapshot);
         }
         let writer = self.log.as_ref().map(|(writer, _)| &**writer);
-        format!("{}loops: answered={} of={}\n", sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
+        (sum_up(&snapshots, generation, writer), snapshots.len(), self.mailboxes.len())
     }
 
-    /// Finishes what is under way, within the deadline; a second signal does not wait for it.
-    fn stop(self, signals: &Signals) -> ExitCode {
-        let deadline = self.generation.settings.stop_deadline;
-        say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
-        let at = self.clock.now() + deadline;
-        drop(self.addresses);
+    fn stop(self, generation: Arc<Generation>, at: Time, clock: Clock, signals: &Signals) -> ! {
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Stop(at));
         }
@@ -268,20 +343,8 @@ impl Server {
             let waiter = thread::Builder::new().spawn_scoped(scope, move || {
                 // A loop that fails ends the process itself.
                 let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
-                let writer = self.log.map(|(writer, thread)| {
-                    writer.stop();
-                    // Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one
-                    // more second in any case.
-                    let until = at.max(self.clock.now() + Duration::from_secs(1));
-                    while !thread.is_finished() && self.clock.now() < until {
-                        thread::sleep(Duration::from_millis(2));
-                    }
-                    if !thread.is_finished() {
-                        say!("the log takes nothing any more; its last lines are lost");
-                    }
-                    writer
-                });
-                say::plain(&sum_up(&snapshots, writer.as_deref()));
+                let writer = self.log.map(|log| end_log(log, clock, at));
+                say::plain(&sum_up(&snapshots, &generation, writer.as_deref()).to_string());
                 std::process::exit(0);
             });
             if waiter.is_err() {
@@ -296,6 +359,43 @@ impl Server {
     }
 }
 
+/// Waits for all processes to end. They keep to the moment themselves, but one that hangs in the kernel cannot.
+fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> ExitCode {
+    pool.stop(at);
+    // The last lines of the log have a second of their own.
+    let latest = at.max(clock.now()) + Duration::from_secs(2);
+    loop {
+        pool.look_after();
+        let left = latest.since(clock.now());
+        if pool.is_empty() || left.is_zero() {
+            break;
+        }
+        if let Some(Signal::Terminate | Signal::Interrupt) = signals.wait_for(left) {
+            pool.kill();
+            die("stopped at once");
+        }
+    }
+    pool.kill();
+    say::plain(&pool.ended().to_string());
+    ExitCode::SUCCESS
+}
+
+/// Lets the log be written to its end.
+///
+/// Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one more second in
+/// any case.
+pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
+    writer.stop();
+    let until = at.max(clock.now() + Duration::from_secs(1));
+    while !thread.is_finished() && clock.now() < until {
+        thread::sleep(Duration::from_millis(2));
+    }
+    if !thread.is_finished() {
+        say!("the log takes nothing any more; its last lines are lost");
+    }
+    writer
+}
+
 /// A configuration that can come into force.
 struct Prepared {
     generation: Arc<Generation>,
@@ -304,26 +404,45 @@ struct Prepared {
     listeners: Vec<Vec<OwnedFd>>,
 }
 
-fn sum_up(snapshots: &[Snapshot], log: Option<&Writer>) -> String {
-    let mut sum = Snapshot::default();
+fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
+    let mut sum = Snapshot { lost_lines: log.map_or(0, Writer::lost_lines), ..Snapshot::default() };
     snapshots.iter().for_each(|snapshot| sum += snapshot);
-    format!("{sum}\nlog: lost_lines={}\n", log.map_or(0, Writer::lost_lines))
+    if let Some(shared) = &generation.caches {
+        sum.caches = shared.figures();
+    }
+    sum
 }
 
-fn die(message: &str) -> ! {
+pub(crate) fn die(message: &str) -> ! {
     say!("{message}");
     std::process::exit(1)
 }
 
+fn cannot_share(error: io::Error) -> String {
+    format!("cannot share a listener: {error}")
+}
+
+/// Binds an address: with a listener for each worker, or one for all of a pool.
+fn bind(asked: SocketAddr, settings: &Settings) -> Result<Address, String> {
+    let pool = arch::form(settings.architecture).pool;
+    listen::bind(asked, if pool { 1 } else { settings.workers })
+}
+
 /// A loop's own descriptors for all listeners.
 fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
-    addresses.iter().map(|address| address.listeners[n].try_clone()).collect()
+    addresses.iter().map(|address| address.listeners[n % address.listeners.len()].try_clone()).collect()
 }
 
 /// Opens what a configuration names.
-fn open(mut settings: Settings) -> Result<Generation, String> {
+fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
+    let form = arch::form(settings.architecture);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
-    let workers = settings.workers;
+    if form.processes {
+        // All together keep to what was asked for (Flash, section 5.6).
+        settings.budgets = settings.budgets.split(settings.workers);
+    }
+    // The limit is on each process, and so are the caches of threads that share them.
+    let workers = if form.pool { 1 } else { settings.workers };
     // Cached descriptors get no more than a quarter where they are scarce.
     let files_max = limit / 4 / workers;
     settings.budgets.descriptors = settings.budgets.descriptors.min(files_max);
@@ -350,7 +469,17 @@ fn open(mut settings: Settings) -> Result<Generation, String> {
         .try_for_each(|root| enter(&root.path))
         .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
-    Ok(Generation { settings, disk: Arc::new(disk), connections_max: connections.div_ceil(workers) })
+    let caches = form.shared_caches.then(|| {
+        let shared = locked::caches(&settings.budgets);
+        match old {
+            Some(Generation { settings: old, caches: Some(contents), .. }) if old.budgets == settings.budgets => {
+                shared.with_contents_of(contents)
+            }
+            _ => shared,
+        }
+    });
+    let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
+    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches })
 }
 
 /// Whether we, by now the user who serves, may look up names in this folder; opening it says nothing of that.

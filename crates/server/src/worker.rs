@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use amped_core::cache::{Caches, Figures, SharedCaches};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
@@ -26,9 +27,11 @@ use amped_sys::{file, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
+use crate::arch;
 use crate::config::{LogFormat, Settings};
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
+use crate::helper::Done;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 
@@ -41,6 +44,15 @@ pub struct Generation {
     pub disk: Arc<Disk>,
     /// Most connections of one loop.
     pub connections_max: usize,
+    /// The caches, where threads share them.
+    pub caches: Option<SharedCaches<OpenFile>>,
+}
+
+impl Generation {
+    /// Whether the loops are a pool, with one connection each and the listeners in common.
+    pub fn pooled(&self) -> bool {
+        arch::form(self.settings.architecture).pool
+    }
 }
 
 /// Which connection: its place, and how often the place has been used, so that a late answer does not reach a successor.
@@ -77,8 +89,28 @@ pub trait DiskSide {
     /// Whoever asked this last does not wait for the answer.
     fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
 
-    /// Bring this range of a file into memory, and say so by [`Worker::warmed`]. `false`: that cannot be had now.
+    /// Bring this range of a file into memory, and say so by [`Worker::warmed`]. `false`: that cannot be had now. Never
+    /// called without [`PROBES`](DiskSide::PROBES).
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
+
+    /// A helper has done something.
+    fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
+
+    /// When [`take_due`](DiskSide::take_due) has something to do.
+    fn next_due(&self) -> Time {
+        Time::NEVER
+    }
+
+    /// Does what was put off until now.
+    fn take_due(&mut self, _now: Time, _: &mut Worker) {}
+
+    /// Another configuration comes into force.
+    fn renew(&mut self, generation: &Generation);
+
+    /// Adds what only the disk side knows to how things stand.
+    fn complete(&self, snapshot: Snapshot) -> Snapshot {
+        snapshot
+    }
 }
 
 /// What became of a question.
@@ -188,7 +220,12 @@ impl Worker {
     /// A loop without connections.
     pub fn new(generation: Arc<Generation>, log: Option<Arc<Writer>>, clock: Clock) -> Worker {
         let settings = &generation.settings;
-        let desk = Desk::new(Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone(), wall());
+        let budgets = settings.budgets.clone();
+        let caches = match &generation.caches {
+            Some(shared) => Caches::shared(shared, budgets, 0),
+            None => Caches::new(budgets),
+        };
+        let desk = Desk::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         Worker {
             slots: Vec::new(),
             free: Vec::new(),
@@ -247,13 +284,19 @@ impl Worker {
         self.open
     }
 
+    /// Whether the process was out of descriptors when a connection was to be accepted last.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted
+    }
+
     /// Accepts what waits at a listener, up to a bound; the rest has its turn later.
     pub fn accept(&mut self, listener: impl AsFd, epoll: &Epoll, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
             let full = self.open >= self.generation.connections_max;
             let gives_way = if full { self.find_an_idle_one(now) } else { None };
             if full && gives_way.is_none() {
-                if !std::mem::replace(&mut self.full, true) {
+                // In a pool that is how it is meant to be.
+                if !self.generation.pooled() && !std::mem::replace(&mut self.full, true) {
                     say!(
                         "{} connections are open and none is idle; others wait until some close \
                          (limits.connections, or the limit on open files, allows no more)",
@@ -477,7 +520,8 @@ impl Worker {
     /// Another configuration comes into force; connections stay.
     pub fn renew(&mut self, generation: Arc<Generation>) {
         let settings = &generation.settings;
-        self.desk.renew(Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
+        let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
+        self.desk.renew(sites, limits, budgets, generation.caches.as_ref());
         self.log.renew(&settings.log);
         self.sender.renew(settings.settle);
         self.generation = generation;
@@ -499,22 +543,14 @@ impl Worker {
         });
         let slots = self.slots.capacity() * size_of::<(u32, Option<Connection>)>() + self.free.capacity() * 4;
         let timers = self.wheel.len() * size_of::<(Time, Token)>();
-        let caches = &self.desk.caches;
-        let (bodies, files) = caches.contents.counts();
         Snapshot {
             counts: self.desk.counts,
             accepted: self.accepted,
             connections: self.open as u64,
             connection_bytes: (held.sum::<usize>() + slots + timers) as u64,
             broken: self.broken,
-            paths: caches.paths.counts(),
-            path_entries: caches.paths.len() as u64,
-            heads: caches.heads.counts(),
-            head_bytes: caches.heads.weight(),
-            bodies,
-            body_bytes: caches.contents.weight(),
-            files,
-            open_files: caches.contents.files() as u64,
+            // Shared ones are told of once for all, by whoever sums up.
+            caches: if self.generation.caches.is_some() { Figures::default() } else { self.desk.caches.figures() },
             cold_windows: self.cold_windows,
             ..Snapshot::default()
         }

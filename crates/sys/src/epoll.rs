@@ -38,6 +38,8 @@ pub enum Interest {
     Connection,
     /// A listener or an eventfd: told as long as there is something.
     Readable,
+    /// A listener that many sets wait for: one of them, or a few, is told (`EPOLLEXCLUSIVE`).
+    OneOfMany,
 }
 
 impl Epoll {
@@ -58,6 +60,7 @@ impl Epoll {
         let flags = match interest {
             Interest::Connection => Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET,
             Interest::Readable => Flags::IN,
+            Interest::OneOfMany => Flags::IN | Flags::EXCLUSIVE,
         };
         Ok(epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags)?)
     }

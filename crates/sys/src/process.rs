@@ -1,4 +1,4 @@
-//! The process: whose it is, and how many descriptors it may have.
+//! The process: whose it is, how many descriptors it may have, and its children.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -105,6 +105,80 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
 pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
     use rustix::fs::{Gid, Uid, fchown};
     Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
+}
+
+/// Which side of a [`fork`] this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fork {
+    /// The parent, and the child's number.
+    Parent(u32),
+    /// The child.
+    Child,
+}
+
+/// Splits the process in two.
+///
+/// # Errors
+/// When there are other threads, whose locks would stay held in the child for ever; as fork(2).
+pub fn fork() -> io::Result<Fork> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a process with several threads cannot be split"));
+    }
+    // SAFETY: this is the only thread, so the child has all that the parent had, and no lock is held by a thread that is
+    // not there. JUSTIFICATION: neither std nor rustix offers fork(2).
+    match unsafe { libc::fork() } {
+        0 => Ok(Fork::Child),
+        child if child > 0 => Ok(Fork::Parent(child.unsigned_abs())),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// How a child has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// By itself, with this status.
+    Status(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ending::Status(status) => write!(f, "ended with status {status}"),
+            Ending::Signal(number) => {
+                // SAFETY: strsignal(3) takes any number, and returns null or a string.
+                let name = unsafe { libc::strsignal(*number) };
+                if name.is_null() {
+                    return write!(f, "was killed by signal {number}");
+                }
+                // SAFETY: not null, so a string that ends with NUL, and lives at least until strsignal(3) is called again by
+                // this thread.
+                let name = unsafe { CStr::from_ptr(name) };
+                write!(f, "was killed by signal {number} ({})", name.to_string_lossy())
+            }
+        }
+    }
+}
+
+/// A child that has ended, and how; `None` when none has. Does not wait.
+pub fn ended_child() -> Option<(u32, Ending)> {
+    use rustix::process::{WaitOptions, wait};
+    let (pid, status) = wait(WaitOptions::NOHANG).ok()??;
+    let ending = match (status.exit_status(), status.terminating_signal()) {
+        (Some(status), _) => Ending::Status(status),
+        (None, Some(signal)) => Ending::Signal(signal),
+        (None, None) => return None,
+    };
+    Some((pid.as_raw_nonzero().get().unsigned_abs(), ending))
+}
+
+/// Ends a child at once (SIGKILL). That it has ended already is no error.
+pub fn kill(child: u32) {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Some(pid) = i32::try_from(child).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 /// Raises the limit on descriptors as far as this process may, and returns it.

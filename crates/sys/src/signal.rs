@@ -3,6 +3,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// A signal that the server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,18 +18,21 @@ pub enum Signal {
     User1,
     /// SIGUSR2: report the counts.
     User2,
+    /// SIGCHLD: a child has ended.
+    Child,
 }
 
-const KNOWN: [(libc::c_int, Signal); 5] = [
+const KNOWN: [(libc::c_int, Signal); 6] = [
     (libc::SIGTERM, Signal::Terminate),
     (libc::SIGINT, Signal::Interrupt),
     (libc::SIGHUP, Signal::HangUp),
     (libc::SIGUSR1, Signal::User1),
     (libc::SIGUSR2, Signal::User2),
+    (libc::SIGCHLD, Signal::Child),
 ];
 
 /// All known signals, kept from their usual effect so that [`Signals::wait`] gets them.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Signals {
     set: libc::sigset_t,
 }
@@ -61,11 +65,35 @@ impl Signals {
     /// Waits for the next one.
     pub fn wait(&self) -> Signal {
         loop {
-            // SAFETY: sigwaitinfo(2) reads the set, initialised by `block`; the details are not asked for.
-            let number = unsafe { libc::sigwaitinfo(&raw const self.set, std::ptr::null_mut()) };
-            if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
-                return *signal;
+            if let Some(signal) = self.wait_for(Duration::MAX) {
+                return signal;
             }
         }
+    }
+
+    /// Waits for the next one, so long; `None`: none has come.
+    pub fn wait_for(&self, timeout: Duration) -> Option<Signal> {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64 / 2) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: sigtimedwait(2) reads the set, initialised by `block`, and the time; the details are not asked for.
+        let number = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
+        KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
+    }
+
+    /// In a child that a parent looks after: what a terminal sends to both is the parent's to obey. SIGTERM ends the
+    /// child, as it does any program.
+    pub fn leave_to_parent(self) {
+        for (number, signal) in KNOWN {
+            let disposition = match signal {
+                Signal::Terminate | Signal::Child => libc::SIG_DFL,
+                Signal::Interrupt | Signal::HangUp | Signal::User1 | Signal::User2 => libc::SIG_IGN,
+            };
+            // SAFETY: signal(2) with a valid number and one of the two dispositions that are no function.
+            unsafe { libc::signal(number, disposition) };
+        }
+        // SAFETY: pthread_sigmask(3) reads the set, initialised by `block`; the old mask is not asked for.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut()) };
     }
 }

@@ -2,26 +2,30 @@
 //!
 //! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
 //! (small bodies, descriptors of large files). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`],
-//! from what the disk side found.
+//! from what the disk side found. Each is a loop's own or shared by threads ([`shelf`]).
 
 pub mod content;
 pub mod head;
 pub mod path;
 pub mod policy;
+pub mod shelf;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::AddAssign;
 use core::time::Duration;
 
+use amped_http::h1::response::Head;
 use amped_units::{Bytes, Time};
 
 use crate::event::{Answer, Found, NameWork, Opened, Trouble, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
 use crate::site::Sites;
 use content::ContentCache;
-use head::HeadCache;
+use head::{HeadCache, HeadKey};
 use path::{Known, Meaning, PathCache, Representation, Resource};
-use policy::Hint;
+use policy::{Hint, StoreCounts};
+use shelf::{Shards, Shared, Shelf};
 
 /// What the caches may hold, and for how long an entry is believed.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,29 +63,154 @@ impl Default for Budgets {
     }
 }
 
+impl Budgets {
+    /// A part of them: what each of `parts` caches may hold so that all together hold no more than this. The limit on one
+    /// file stays.
+    #[must_use]
+    pub fn split(&self, parts: usize) -> Budgets {
+        let bytes = |bytes: Bytes| Bytes(bytes.0 / parts as u64);
+        Budgets {
+            path_entries: self.path_entries / parts,
+            head_bytes: bytes(self.head_bytes),
+            content_bytes: bytes(self.content_bytes),
+            descriptors: self.descriptors / parts,
+            ..self.clone()
+        }
+    }
+}
+
+/// The caches that several threads share.
+pub struct SharedCaches<F> {
+    paths: Shared<PathCache>,
+    heads: Shared<HeadCache>,
+    contents: Shared<ContentCache<F>>,
+}
+
+impl<F> SharedCaches<F> {
+    /// Caches of these shards.
+    pub fn new(
+        paths: Arc<dyn Shards<PathCache>>,
+        heads: Arc<dyn Shards<HeadCache>>,
+        contents: Arc<dyn Shards<ContentCache<F>>>,
+    ) -> SharedCaches<F> {
+        SharedCaches { paths: Shared::new(paths), heads: Shared::new(heads), contents: Shared::new(contents) }
+    }
+
+    /// How they stand.
+    pub fn figures(&self) -> Figures {
+        Caches::shared(self, Budgets::default(), 0).figures()
+    }
+
+    /// The same, but with the contents that others hold: these are known by the state of their file, whatever the
+    /// configuration.
+    #[must_use]
+    pub fn with_contents_of(self, others: &SharedCaches<F>) -> SharedCaches<F> {
+        SharedCaches { contents: others.contents.clone(), ..self }
+    }
+}
+
+impl<F> core::fmt::Debug for SharedCaches<F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.figures().fmt(f)
+    }
+}
+
+impl<F> Clone for SharedCaches<F> {
+    fn clone(&self) -> SharedCaches<F> {
+        SharedCaches { paths: self.paths.clone(), heads: self.heads.clone(), contents: self.contents.clone() }
+    }
+}
+
+/// How the caches stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// The path cache.
+    pub paths: StoreCounts,
+    /// Names in it.
+    pub path_entries: u64,
+    /// The head cache.
+    pub heads: StoreCounts,
+    /// Bytes in it.
+    pub head_bytes: u64,
+    /// The content cache: bodies in memory.
+    pub bodies: StoreCounts,
+    /// Bytes in it.
+    pub body_bytes: u64,
+    /// The content cache: descriptors.
+    pub files: StoreCounts,
+    /// Descriptors in it.
+    pub open_files: u64,
+}
+
+impl AddAssign<&Figures> for Figures {
+    fn add_assign(&mut self, other: &Figures) {
+        self.paths += &other.paths;
+        self.path_entries += other.path_entries;
+        self.heads += &other.heads;
+        self.head_bytes += other.head_bytes;
+        self.bodies += &other.bodies;
+        self.body_bytes += other.body_bytes;
+        self.files += &other.files;
+        self.open_files += other.open_files;
+    }
+}
+
 /// All caches of a loop.
 pub struct Caches<F> {
     /// What names mean.
-    pub paths: PathCache,
+    pub paths: Shelf<PathCache>,
     /// Ready header blocks.
-    pub heads: HeadCache,
+    pub heads: Shelf<HeadCache>,
     /// Contents.
-    pub contents: ContentCache<F>,
+    pub contents: Shelf<ContentCache<F>>,
     /// What they may hold.
     pub budgets: Budgets,
     generation: u32,
 }
 
 impl<F> Caches<F> {
-    /// Empty caches.
+    /// Empty caches of a loop's own.
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
-            paths: PathCache::new(budgets.path_entries),
-            heads: HeadCache::new(budgets.head_bytes.0),
-            contents: ContentCache::new(budgets.content_bytes.0, budgets.descriptors),
+            paths: Shelf::Own(PathCache::new(budgets.path_entries)),
+            heads: Shelf::Own(HeadCache::new(budgets.head_bytes.0)),
+            contents: Shelf::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
             budgets,
             generation: 0,
         }
+    }
+
+    /// Caches that others use too; `budgets` says what was given to all shards together.
+    /// They are empty when their first configuration, or another one, comes into force; `generation` counts these.
+    pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
+        Caches {
+            paths: Shelf::Shared(shared.paths.clone()),
+            heads: Shelf::Shared(shared.heads.clone()),
+            contents: Shelf::Shared(shared.contents.clone()),
+            budgets,
+            generation,
+        }
+    }
+
+    /// How they stand; of shared ones, all of them.
+    pub fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        self.paths.each(|cache| {
+            figures.paths += &cache.counts();
+            figures.path_entries += cache.len() as u64;
+        });
+        self.heads.each(|cache| {
+            figures.heads += &cache.counts();
+            figures.head_bytes += cache.weight();
+        });
+        self.contents.each(|cache| {
+            let (bodies, files) = cache.counts();
+            figures.bodies += &bodies;
+            figures.files += &files;
+            figures.body_bytes += cache.weight();
+            figures.open_files += cache.files() as u64;
+        });
+        figures
     }
 
     /// Counts the configurations that have been in force.
@@ -93,8 +222,18 @@ impl<F> Caches<F> {
     /// they are known by the file's state alone. Counts go on.
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
-        self.paths.clear();
-        self.heads.clear();
+        self.paths.change(PathCache::clear);
+        self.heads.change(HeadCache::clear);
+    }
+
+    /// What `path` means, as far as is known.
+    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
+        self.paths.at((site, path), |paths| paths.find(now, site, path))
+    }
+
+    /// The head under `key`, or the one that `make` writes, which is then kept.
+    pub fn head(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
+        self.heads.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))
     }
 
     /// The work that asks what a name means.
@@ -102,7 +241,8 @@ impl<F> Caches<F> {
         let mut states = Vec::new();
         if let Some(Known { meaning: Meaning::File(resource), .. }) = known {
             let versions = resource.representations.iter().map(|representation| representation.version);
-            states.extend(versions.filter(|version| self.contents.holds(version)));
+            states
+                .extend(versions.filter(|version| self.contents.at(version.inode, |contents| contents.holds(version))));
         }
         NameWork { generation: self.generation, site, path, known: states }
     }
@@ -135,7 +275,7 @@ impl<F> Caches<F> {
                     representations.push(Representation { coding, version, etag, content_hint, head_hints });
                     if let Some(store) = content {
                         let content = Arc::new(Content { version, store });
-                        self.contents.learn(&content);
+                        self.contents.at(version.inode, |contents| contents.learn(&content));
                         contents.push(content);
                     }
                 }
@@ -145,7 +285,9 @@ impl<F> Caches<F> {
         };
         let meaning = match work {
             Work::Name(work) => {
-                let (meaning, replaced) = self.paths.learn(asked, work.site, &work.path, meaning);
+                let key = (work.site, &*work.path);
+                let (meaning, replaced) =
+                    self.paths.at(key, |paths| paths.learn(asked, work.site, &work.path, meaning));
                 if let Some(replaced) = replaced {
                     self.forget_contents(&replaced, &meaning);
                 }
@@ -165,7 +307,7 @@ impl<F> Caches<F> {
         };
         for Representation { version, .. } in &replaced.representations {
             if !still(version) {
-                self.contents.forget(version);
+                self.contents.at(version.inode, |contents| contents.forget(version));
             }
         }
     }
@@ -175,11 +317,12 @@ impl<F: FileHandle> Caches<F> {
     /// The content of a representation, if it is held and still is what the representation says.
     pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
         let in_memory = representation.version.size <= self.budgets.content_file_max.0;
-        let content = self.contents.find(&representation.content_hint, &representation.version, in_memory)?;
+        let Representation { version, content_hint, .. } = representation;
+        let content = self.contents.at(version.inode, |contents| contents.find(content_hint, version, in_memory))?;
         if let Stored::File(file) = &content.store
             && !file.has_bytes_of(&content.version)
         {
-            self.contents.forget(&content.version);
+            self.contents.at(version.inode, |contents| contents.forget(version));
             return None;
         }
         Some(content)

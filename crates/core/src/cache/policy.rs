@@ -9,6 +9,7 @@
 
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
+use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use alloc::vec::Vec;
@@ -49,6 +50,16 @@ pub struct StoreCounts {
     pub evictions: u64,
     /// Entries that were not put in: they weigh more than the whole budget, or the cache is switched off.
     pub refusals: u64,
+}
+
+impl AddAssign<&StoreCounts> for StoreCounts {
+    fn add_assign(&mut self, other: &StoreCounts) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.insertions += other.insertions;
+        self.evictions += other.evictions;
+        self.refusals += other.refusals;
+    }
 }
 
 /// Where an entry was last time. Wrong at worst: it is checked.

@@ -1,7 +1,6 @@
-//! Stop 2 of 8: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
+//! AMPED: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
 //!
-//! One loop waits for everything at once, in epoll: listeners, connections, and the mailbox through which helpers answer.
-//! A question for the disk is tried in the loop first, in a way that cannot wait; only if that fails does a helper get
+//! One loop waits for the network, helpers wait for the disk. A question for the disk is tried in the loop first, in a way that cannot wait; only if that fails does a helper get
 //! it. So what is cached, by us or by the kernel, is served at the speed of a loop that knows no disk, and what is not
 //! delays nobody but the one who asked.
 //!
@@ -10,158 +9,29 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use amped_core::desk::Desk;
 use amped_core::event::{Delay, Found, Ticket, Work};
 use amped_core::file::Content;
-use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
+use crate::event_loop;
 use crate::helper::{Busy, Done, Helpers, Task};
-use crate::mailbox::Message;
-use crate::say;
-use crate::worker::{Accepted, Asked, DiskSide, Generation, Token, Worker};
+use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 
-/// Events taken from the kernel at once.
-const EVENTS: usize = 256;
-
-/// How long listeners rest when no connection can be accepted: until then one is likely to have closed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-const MAILBOX: u64 = Token::FIRST_OTHER;
-const LISTENERS: u64 = Token::FIRST_OTHER + 1;
-
-/// Runs the loop; returns how things stood at its end.
+/// Runs a loop of this architecture; returns how things stood at its end.
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let Start { generation, mut listeners, mailbox, log, clock } = start;
-    let epoll = Epoll::new()?;
-    epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
-    let mut listening = false;
-    let mut accept_again = Time::START;
-    let mut begun = false;
-    // Said once, until it works again.
-    let mut no_watches = false;
-
-    let helpers = Helpers::new(generation.settings.helpers.clone(), Arc::clone(&mailbox));
-    let mut helped = Helped { disk: Arc::clone(&generation.disk), helpers, waiting: HashMap::new() };
-    let mut worker = Worker::new(generation, log, clock);
-    let mut events = Events::with_capacity(EVENTS);
-    let mut messages = Vec::new();
-    let mut stop_at = None;
-
-    loop {
-        let now = worker.tick();
-        if !listening && !listeners.is_empty() && now >= accept_again {
-            match listen_to(&epoll, &listeners) {
-                Ok(()) => (listening, begun, no_watches) = (true, true, false),
-                // At the start whoever starts it is there to mend it.
-                Err(error) if !begun => return Err(error),
-                Err(error) => {
-                    if !std::mem::replace(&mut no_watches, true) {
-                        say!(
-                            "cannot wait for connections: {error}; those that are open go on, others wait \
-                             (raise fs.epoll.max_user_watches)"
-                        );
-                    }
-                    accept_again = now + ACCEPT_PAUSE;
-                }
-            }
-        }
-        if let Some(deadline) = stop_at
-            && (worker.open() == 0 || now >= deadline)
-        {
-            break;
-        }
-        let mut patience = worker.patience(now);
-        let alarms = [(!listening && !listeners.is_empty()).then_some(accept_again), stop_at];
-        for alarm in alarms.into_iter().flatten() {
-            patience = Some(patience.unwrap_or(Duration::MAX).min(alarm.since(now)));
-        }
-        epoll.wait(&mut events, patience)?;
-
-        let now = worker.tick();
-        let mut accept = Accepted::All;
-        for ready in events.iter() {
-            match ready.token {
-                MAILBOX => mailbox.take(&mut messages),
-                token if token >= LISTENERS => {
-                    if let Some(listener) = listeners.get((token - LISTENERS) as usize) {
-                        match worker.accept(listener, &epoll, now) {
-                            Accepted::All | Accepted::Some => {}
-                            no_room => accept = no_room,
-                        }
-                    }
-                }
-                _ => worker.ready(ready, now, &mut helped),
-            }
-        }
-        worker.take_turns(now, &mut helped);
-        worker.take_deadlines(now, &mut helped);
-        let helper_is_free = messages.iter().any(|message| matches!(message, Message::Done(_)));
-        for message in messages.drain(..) {
-            match message {
-                Message::Done(Done::Work(work, found)) => helped.learn(work, found, now, &mut worker),
-                Message::Done(Done::Warm(token)) => worker.warmed(token, now, &mut helped),
-                Message::Renew(generation) => {
-                    helped.renew(&generation);
-                    worker.renew(generation);
-                }
-                Message::Listen(others) => {
-                    turn_away_from(&epoll, &listeners, &mut listening)?;
-                    listeners = others;
-                }
-                Message::Stop(deadline) => {
-                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
-                    turn_away_from(&epoll, &listeners, &mut listening)?;
-                    listeners.clear();
-                    stop_at = Some(deadline);
-                    worker.finish(now, &mut helped);
-                }
-                Message::Report(to) => {
-                    // Whoever asked may have gone.
-                    let _ = to.send(helped.complete(worker.snapshot()));
-                }
-            }
-        }
-        if helper_is_free {
-            worker.helper_is_free(now, &mut helped);
-        }
-        if matches!(accept, Accepted::Full | Accepted::Exhausted) && listening {
-            turn_away_from(&epoll, &listeners, &mut listening)?;
-            accept_again = now + ACCEPT_PAUSE;
-        }
-    }
-    worker.end();
-    Ok(helped.complete(worker.snapshot()))
-}
-
-/// Waits for the listeners no longer, if it did.
-fn turn_away_from(epoll: &Epoll, listeners: &[OwnedFd], listening: &mut bool) -> io::Result<()> {
-    if std::mem::take(listening) {
-        listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
-    }
-    Ok(())
-}
-
-/// Waits for all listeners, or for none.
-fn listen_to(epoll: &Epoll, listeners: &[OwnedFd]) -> io::Result<()> {
-    for (n, listener) in listeners.iter().enumerate() {
-        if let Err(error) = epoll.add(listener, LISTENERS + n as u64, Interest::Readable) {
-            listeners[..n].iter().try_for_each(|listener| epoll.remove(listener))?;
-            return Err(error);
-        }
-    }
-    Ok(())
+    let helpers = Helpers::new(start.generation.settings.helpers.clone(), Arc::clone(&start.mailbox));
+    let helped = Helped { disk: Arc::clone(&start.generation.disk), helpers, waiting: HashMap::new() };
+    event_loop::run(start, helped)
 }
 
 /// The disk side of AMPED.
@@ -221,6 +91,22 @@ impl DiskSide for Helped {
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
         self.helpers.ask(Task::Warm(asker, content, range)).is_ok()
     }
+
+    fn done(&mut self, done: Done, now: Time, worker: &mut Worker) {
+        match done {
+            Done::Work(work, found) => self.learn(work, found, now, worker),
+            Done::Warm(token) => worker.warmed(token, now, self),
+        }
+    }
+
+    fn renew(&mut self, generation: &Generation) {
+        self.disk = Arc::clone(&generation.disk);
+        self.helpers.renew(generation.settings.helpers.clone());
+    }
+
+    fn complete(&self, snapshot: Snapshot) -> Snapshot {
+        Snapshot { helpers: self.helpers.counts(), ..snapshot }
+    }
 }
 
 impl Helped {
@@ -236,15 +122,6 @@ impl Helped {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
     }
-
-    fn complete(&self, snapshot: Snapshot) -> Snapshot {
-        Snapshot { helpers: self.helpers.counts(), ..snapshot }
-    }
-
-    fn renew(&mut self, generation: &Generation) {
-        self.disk = Arc::clone(&generation.disk);
-        self.helpers.renew(generation.settings.helpers.clone());
-    }
 }
 
 #[cfg(test)]
@@ -258,6 +135,7 @@ mod tests {
     use amped_core::listing::{ListForm, ListKey, ListOrder};
     use amped_core::reply::Wall;
     use amped_core::site::{Site, Sites};
+    use std::time::Duration;
 
     #[test]
     fn who_does_not_wait_is_not_kept() {

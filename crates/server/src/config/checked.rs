@@ -27,6 +27,8 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::arch;
+
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{self, File, Key};
@@ -81,6 +83,12 @@ pub enum Architecture {
     /// One loop for the network, helpers for the disk
     #[default]
     Amped,
+    /// One loop for both: all wait when one waits for the disk
+    Sped,
+    /// A thread for each connection, out of a pool
+    Mt,
+    /// A process for each connection, out of a pool
+    Mp,
 }
 
 /// The helpers of one worker: threads that wait for the disk in its place.
@@ -178,7 +186,9 @@ fn number(text: &str) -> Option<u16> {
 pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut Findings) -> Option<Settings> {
     let mut check = Checker { folder, whole: findings.is_empty(), findings };
     let listen = check.listen(&flags.listen, &file.listen);
-    let workers = flags.workers.map_or_else(|| check.positive(&file.workers, "workers", 1), |n| n.get());
+    let architecture = flags.architecture.or(file.architecture).unwrap_or_default();
+    let form = arch::form(architecture);
+    let workers = flags.workers.map_or_else(|| check.positive(&file.workers, "workers", form.workers), |n| n.get());
     let user = flags.user.clone().or_else(|| check.name(&file.user, "user"));
     let group = check.name(&file.group, "group");
     if let Some(key) = file.group.as_ref().filter(|_| user.is_none()) {
@@ -190,13 +200,15 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let limits = check.limits(&file.limits);
     let connections =
         file.limits.connections.is_some().then(|| check.positive(&file.limits.connections, "connections", 1));
+    // One of a pool has one connection.
+    let workers = if form.pool { workers.min(connections.unwrap_or(usize::MAX)) } else { workers };
     let budgets = check.budgets(&file.cache);
     let settle = or(&file.send.settle, Duration::from_secs(60));
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let (sites, roots) = check.sites(flags, file)?;
     Some(Settings {
         listen,
-        architecture: flags.architecture.or(file.architecture).unwrap_or_default(),
+        architecture,
         workers,
         user,
         group,

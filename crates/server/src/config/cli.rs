@@ -39,7 +39,7 @@ pub struct Serve {
     /// Who waits for the network, and who for the disk [default: amped]
     #[arg(long, value_enum)]
     pub architecture: Option<Architecture>,
-    /// Event loops, each with its own helpers and caches [default: 1]
+    /// Workers: event loops of amped and sped, threads of mt, processes of mp [default: 1, in mt and mp 64]
     #[arg(long, value_name = "N")]
     pub workers: Option<NonZeroUsize>,
     /// Most helpers of a worker: threads that wait for the disk in its place [default: 16]

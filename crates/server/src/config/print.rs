@@ -103,7 +103,7 @@ pub fn print(settings: &Settings) -> String {
     let mut page = Page("# The whole configuration of amped, as it would be used.\n\n".to_owned());
     page.key("listen", &settings.listen[..], "\"[::]:8080\" is every address, IPv4 and IPv6");
     page.key("architecture", &name_of(&settings.architecture)[..], "who waits for the network, who for the disk");
-    page.key("workers", &settings.workers, "event loops, each with its own helpers and caches");
+    page.key("workers", &settings.workers, "loops of amped and sped, threads of mt, processes of mp");
     page.maybe("user", settings.user.as_deref(), "www-data", "user to become once the ports are open");
     page.maybe("group", settings.group.as_deref(), "www-data", "group to become; without it the user's own");
 

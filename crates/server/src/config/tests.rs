@@ -169,7 +169,7 @@ fn defaults_are_those_of_core_and_of_the_help() {
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
     says(format!("[default: {}]", settings.listen[0]));
-    says(format!("helpers and caches [default: {}]", settings.workers));
+    says(format!("processes of mp [default: {}, in mt and mp 64]", settings.workers));
     says(format!("in its place [default: {}]", settings.helpers.max));
     says("off` [default: off]".into());
     says("access log [default: combined]".into());

@@ -1,0 +1,21 @@
+//! MT: the multi-threaded architecture (Flash, section 3.2).
+//!
+//! A pool of threads, each a loop with one connection: when the disk has to be waited for, its client alone waits. The
+//! threads share one set of caches, in shards behind locks (`locked`), and take connections from the same listeners.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Start;
+use super::sped::Inline;
+use crate::counters::Snapshot;
+use crate::event_loop;
+
+/// Runs one thread of the pool; returns how things stood at its end.
+///
+/// # Errors
+/// What the kernel refused that no loop can do without.
+pub fn run(start: Start) -> io::Result<Snapshot> {
+    let disk = Arc::clone(&start.generation.disk);
+    event_loop::run(start, Inline::of_one(disk))
+}

@@ -1,0 +1,200 @@
+//! Stop 2 of 8: the loop that hears that bytes are there.
+//!
+//! It waits for everything at once, in epoll: listeners, connections, and the mailbox through which other threads reach
+//! it. All architectures run it; what differs is how many there are, whether in threads or processes, and the
+//! [`DiskSide`] that each lends it.
+//!
+//! Listeners may be a loop's own, or shared by a *pool* of loops of one connection each, as in MT and MP: then a loop
+//! listens only while it has no connection, and the kernel wakes one of those that do (`EPOLLEXCLUSIVE`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use amped_sys::epoll::{Epoll, Events, Interest};
+use amped_units::Time;
+
+use crate::arch::Start;
+use crate::counters::Snapshot;
+use crate::mailbox::Message;
+use crate::say;
+use crate::worker::{Accepted, DiskSide, Token, Worker};
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 256;
+
+/// How long listeners rest when no connection can be accepted: until then one is likely to have closed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+const MAILBOX: u64 = Token::FIRST_OTHER;
+const LISTENERS: u64 = Token::FIRST_OTHER + 1;
+
+/// Runs the loop; returns how things stood at its end.
+///
+/// # Errors
+/// What the kernel refused that no loop can do without.
+pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
+    let Start { generation, listeners, mailbox, log, clock } = start;
+    let epoll = Epoll::new()?;
+    epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
+    let mut door = Door::new(listeners, generation.pooled());
+    let mut worker = Worker::new(generation, log, clock);
+    let mut events = Events::with_capacity(EVENTS);
+    let mut messages = Vec::new();
+    let mut stop_at = None;
+
+    loop {
+        let now = worker.tick();
+        door.open(&epoll, &mut worker, now)?;
+        if let Some(deadline) = stop_at
+            && (worker.open() == 0 || now >= deadline)
+        {
+            break;
+        }
+        let mut patience = worker.patience(now);
+        for alarm in [door.next_due(), disk.next_due(), stop_at.unwrap_or(Time::NEVER)] {
+            if alarm != Time::NEVER {
+                patience = Some(patience.unwrap_or(Duration::MAX).min(alarm.since(now)));
+            }
+        }
+        epoll.wait(&mut events, patience)?;
+
+        let now = worker.tick();
+        let mut accept = Accepted::All;
+        for ready in events.iter() {
+            match ready.token {
+                MAILBOX => mailbox.take(&mut messages),
+                token if token >= LISTENERS => {
+                    if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
+                        match worker.accept(listener, &epoll, now) {
+                            Accepted::All | Accepted::Some => {}
+                            no_room => accept = no_room,
+                        }
+                    }
+                }
+                _ => worker.ready(ready, now, &mut disk),
+            }
+        }
+        worker.take_turns(now, &mut disk);
+        worker.take_deadlines(now, &mut disk);
+        disk.take_due(now, &mut worker);
+        let helper_is_free = messages.iter().any(|message| matches!(message, Message::Done(_)));
+        for message in messages.drain(..) {
+            match message {
+                Message::Done(done) => disk.done(done, now, &mut worker),
+                Message::Renew(generation) => {
+                    disk.renew(&generation);
+                    worker.renew(generation);
+                }
+                Message::Listen(others) => door.change(&epoll, others)?,
+                Message::Stop(deadline) => {
+                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
+                    door.change(&epoll, Vec::new())?;
+                    stop_at = Some(deadline);
+                    worker.finish(now, &mut disk);
+                }
+                Message::Report(to) => {
+                    // Whoever asked may have gone.
+                    let _ = to.send(disk.complete(worker.snapshot()));
+                }
+            }
+        }
+        if helper_is_free {
+            worker.helper_is_free(now, &mut disk);
+        }
+        if matches!(accept, Accepted::Full | Accepted::Exhausted) {
+            door.close(&epoll)?;
+            door.again = now + ACCEPT_PAUSE;
+        }
+    }
+    worker.end();
+    Ok(disk.complete(worker.snapshot()))
+}
+
+/// The listeners, and whether they are waited for.
+struct Door {
+    listeners: Vec<OwnedFd>,
+    /// They are shared with the other loops of a pool.
+    pooled: bool,
+    is_open: bool,
+    /// It has been open before.
+    begun: bool,
+    /// When to try anew, if it is not open.
+    again: Time,
+    /// The kernel has no room for watches: said once, until it works again.
+    no_watches: bool,
+}
+
+impl Door {
+    fn new(listeners: Vec<OwnedFd>, pooled: bool) -> Door {
+        Door { listeners, pooled, is_open: false, begun: false, again: Time::START, no_watches: false }
+    }
+
+    /// When [`open`](Door::open) has something to do.
+    fn next_due(&self) -> Time {
+        if self.is_open || self.listeners.is_empty() { Time::NEVER } else { self.again }
+    }
+
+    /// Waits for connections again, once there may be room for them.
+    fn open(&mut self, epoll: &Epoll, worker: &mut Worker, now: Time) -> io::Result<()> {
+        let has_room = self.pooled && worker.open() == 0;
+        if self.is_open || self.listeners.is_empty() || (now < self.again && !has_room) {
+            return Ok(());
+        }
+        if !has_room && (self.pooled || worker.is_exhausted()) {
+            // In a pool the others may be taken too, and an idle connection has to go for who waits. And who is out of
+            // descriptors learns only by accepting that he is no longer: perhaps nobody waits, whom a listener would tell of.
+            for listener in &self.listeners {
+                if matches!(worker.accept(listener, epoll, now), Accepted::Full | Accepted::Exhausted) {
+                    self.again = now + ACCEPT_PAUSE;
+                }
+            }
+            if self.pooled || now < self.again {
+                self.again = now + ACCEPT_PAUSE;
+                return Ok(());
+            }
+        }
+        match self.listen(epoll) {
+            Ok(()) => (self.is_open, self.begun, self.no_watches) = (true, true, false),
+            // At the start whoever starts it is there to mend it.
+            Err(error) if !self.begun => return Err(error),
+            Err(error) => {
+                if !std::mem::replace(&mut self.no_watches, true) {
+                    say!(
+                        "cannot wait for connections: {error}; those that are open go on, others wait \
+                         (raise fs.epoll.max_user_watches)"
+                    );
+                }
+                self.again = now + ACCEPT_PAUSE;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all listeners, or for none.
+    fn listen(&self, epoll: &Epoll) -> io::Result<()> {
+        let interest = if self.pooled { Interest::OneOfMany } else { Interest::Readable };
+        for (n, listener) in self.listeners.iter().enumerate() {
+            if let Err(error) = epoll.add(listener, LISTENERS + n as u64, interest) {
+                self.listeners[..n].iter().try_for_each(|listener| epoll.remove(listener))?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the listeners no longer, if it did.
+    fn close(&mut self, epoll: &Epoll) -> io::Result<()> {
+        if std::mem::take(&mut self.is_open) {
+            self.listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
+        }
+        Ok(())
+    }
+
+    /// Other listeners from now on.
+    fn change(&mut self, epoll: &Epoll, listeners: Vec<OwnedFd>) -> io::Result<()> {
+        self.close(epoll)?;
+        self.listeners = listeners;
+        Ok(())
+    }
+}

@@ -1,0 +1,330 @@
+//! Workers as processes: a parent that starts them, replaces those that die, and passes on what it is told.
+//!
+//! Parent and child talk over a pair of sockets, the *line*. The parent sends orders, the child how it stands. The end of
+//! the line is the end of the other side: a child whose parent is gone ends too. The parent has one thread only, as it
+//! must have to make copies of itself; what needs more, the log's writer among them, starts in the child.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::exit;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amped_sys::process::{self, Fork};
+use amped_sys::signal::Signals;
+use amped_units::Time;
+
+use crate::access_log::{Sink, Writer};
+use crate::arch::{self, Start};
+use crate::counters::Snapshot;
+use crate::mailbox::{Mailbox, Message};
+use crate::say;
+use crate::serve::{die, end_log};
+use crate::worker::{Clock, Generation};
+
+/// What a child starts with.
+pub struct Parts {
+    /// The configuration in force.
+    pub generation: Arc<Generation>,
+    /// Makes its descriptors for the listeners.
+    pub listeners: Vec<OwnedFd>,
+    /// Opens the log: each child has its own writer on the same file.
+    pub log: Option<Sink>,
+    /// The time, the same for all.
+    pub clock: Clock,
+    /// Kept back in the parent, let go in the child.
+    pub signals: Signals,
+}
+
+/// The children.
+pub struct Pool {
+    parts: Parts,
+    children: Vec<Child>,
+    /// Moments at which a child that died soon after its start is replaced.
+    vacancies: Vec<Instant>,
+    /// What those that have ended have done.
+    ended: Snapshot,
+    /// The number of the last report.
+    report: u64,
+}
+
+struct Child {
+    pid: u32,
+    line: UnixStream,
+    started: Instant,
+    /// It has been told to stop.
+    stopping: bool,
+    /// The last that it has said, at its end.
+    last_words: Option<Snapshot>,
+}
+
+/// A child that lives shorter than this is replaced only after it: what kills it at once would kill the next one too.
+const LIFE_MIN: Duration = Duration::from_secs(1);
+
+/// How long a child may take to say how it stands.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
+/// An order: what, and a number that goes with it.
+const ORDER_BYTES: usize = 9;
+/// Finish what is under way, until this moment (nanoseconds of the common clock).
+const STOP: u8 = b'S';
+/// Say how things stand, and that this is the answer to the report of this number.
+const REPORT: u8 = b'R';
+/// Open the log anew.
+const REOPEN_LOG: u8 = b'L';
+
+/// The number of the report that a child makes unasked, at its end.
+const LAST_WORDS: u64 = u64::MAX;
+
+impl Pool {
+    /// Starts as many children as there are workers.
+    ///
+    /// # Errors
+    /// When one cannot be started.
+    pub fn start(parts: Parts) -> io::Result<Pool> {
+        let mut pool =
+            Pool { parts, children: Vec::new(), vacancies: Vec::new(), ended: Snapshot::default(), report: 0 };
+        for _ in 0..pool.parts.generation.settings.workers {
+            pool.add()?;
+        }
+        Ok(pool)
+    }
+
+    fn add(&mut self) -> io::Result<()> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // What is on its way to standard error and output would else be written by both.
+        io::stdout().flush()?;
+        match process::fork()? {
+            Fork::Parent(pid) => {
+                // A child that is stopped (SIGSTOP) must not stop its parent.
+                ours.set_write_timeout(Some(ANSWER_TIME))?;
+                self.children.push(Child {
+                    pid,
+                    line: ours,
+                    started: Instant::now(),
+                    stopping: false,
+                    last_words: None,
+                });
+                Ok(())
+            }
+            Fork::Child => {
+                // Its brothers would not see their parent's end as long as one of them held its end of their lines.
+                drop(ours);
+                self.children.clear();
+                self.run(theirs)
+            }
+        }
+    }
+
+    /// A child's life.
+    fn run(&mut self, line: UnixStream) -> ! {
+        let Parts { generation, listeners, log, clock, signals } = &mut self.parts;
+        signals.leave_to_parent();
+        let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
+        let mailbox = Arc::new(mailbox);
+        let log = log.take().map(|sink| Writer::start(sink, &generation.settings.log.access));
+        let log = log.transpose().unwrap_or_else(|error| die(&format!("cannot start the log: {error}")));
+        let start = Start {
+            generation: Arc::clone(generation),
+            listeners: std::mem::take(listeners),
+            mailbox: Arc::clone(&mailbox),
+            log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
+            clock: *clock,
+        };
+        let orders = line.try_clone().unwrap_or_else(|error| die(&format!("cannot share a line: {error}")));
+        let line = Arc::new(Mutex::new(line));
+        let (answers, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
+        let listening = thread::Builder::new().name("line".to_owned()).stack_size(128 * 1024);
+        let listening = listening.spawn(move || obey(orders, &answers, &mailbox, writer.as_deref(), clock));
+        if let Err(error) = listening {
+            die(&format!("cannot start a thread for the parent's orders: {error}"));
+        }
+        let architecture = generation.settings.architecture;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
+        let snapshot = match ended {
+            Ok(Ok(snapshot)) => snapshot,
+            Ok(Err(error)) => die(&format!("cannot go on: {error}")),
+            Err(_) => die("a loop has failed; this is a bug of amped's"),
+        };
+        let lost_lines = log.map_or(0, |log| end_log(log, clock, Time::START).lost_lines());
+        tell(&line, LAST_WORDS, Snapshot { lost_lines, ..snapshot });
+        exit(0)
+    }
+
+    /// Another configuration comes into force: new children begin with it, the old ones finish what they are at.
+    ///
+    /// # Errors
+    /// When a new one cannot be started; then the old ones go on.
+    pub fn renew(&mut self, generation: Arc<Generation>, listeners: Vec<OwnedFd>, stop_at: Time) -> io::Result<()> {
+        let old = self.children.len();
+        let parts = (
+            std::mem::replace(&mut self.parts.generation, generation),
+            std::mem::replace(&mut self.parts.listeners, listeners),
+        );
+        for _ in 0..self.parts.generation.settings.workers {
+            if let Err(error) = self.add() {
+                (self.parts.generation, self.parts.listeners) = parts;
+                self.order_to(old.., STOP, 0);
+                return Err(error);
+            }
+        }
+        self.vacancies.clear();
+        self.order_to(..old, STOP, stop_at.as_nanos());
+        Ok(())
+    }
+
+    /// The log has been moved away.
+    pub fn reopen_log(&mut self, log: Option<Sink>) {
+        if log.is_some() {
+            self.parts.log = log;
+        }
+        self.order_to(.., REOPEN_LOG, 0);
+    }
+
+    /// Tells all to finish what is under way, until this moment at the latest, and starts no more.
+    pub fn stop(&mut self, at: Time) {
+        self.vacancies.clear();
+        // Closing them sends new clients elsewhere at once.
+        self.parts.listeners.clear();
+        self.order_to(.., STOP, at.as_nanos());
+    }
+
+    /// Whether none is left.
+    pub fn is_empty(&self) -> bool {
+        self.children.is_empty()
+    }
+
+    /// Ends all that are left, at once.
+    pub fn kill(&self) {
+        self.children.iter().for_each(|child| process::kill(child.pid));
+    }
+
+    fn order_to<R>(&mut self, which: R, what: u8, number: u64)
+    where
+        R: std::slice::SliceIndex<[Child], Output = [Child]>,
+    {
+        let mut order = [what; ORDER_BYTES];
+        order[1..].copy_from_slice(&number.to_le_bytes());
+        for child in &mut self.children[which] {
+            child.stopping |= what == STOP;
+            // One that has died is seen to have.
+            let _ = child.line.write_all(&order);
+        }
+    }
+
+    /// How things stand: the sum, how many have answered, and of how many.
+    pub fn report(&mut self) -> (Snapshot, usize, usize) {
+        self.report += 1;
+        self.order_to(.., REPORT, self.report);
+        let mut sum = self.ended.clone();
+        let mut answered = 0;
+        let until = Instant::now() + ANSWER_TIME;
+        for child in &mut self.children {
+            if let Some(snapshot) = child.hear(self.report, until) {
+                sum += &snapshot;
+                answered += 1;
+            }
+        }
+        (sum, answered, self.children.len())
+    }
+
+    /// What those have done that have ended.
+    pub fn ended(&self) -> &Snapshot {
+        &self.ended
+    }
+
+    /// Takes leave of children that have ended, and replaces those that were not told to.
+    pub fn look_after(&mut self) {
+        while let Some((pid, ending)) = process::ended_child() {
+            let Some(n) = self.children.iter().position(|child| child.pid == pid) else {
+                continue;
+            };
+            let mut child = self.children.swap_remove(n);
+            child.hear(LAST_WORDS, Instant::now());
+            if let Some(last) = child.last_words {
+                self.ended += &last.after_the_end();
+            }
+            if child.stopping {
+                continue;
+            }
+            let wait = LIFE_MIN.saturating_sub(child.started.elapsed());
+            let when = if wait.is_zero() { "another takes its place" } else { "another is started in a second" };
+            say!("process {pid} {ending}; {when}");
+            self.vacancies.push(Instant::now() + wait);
+        }
+        let now = Instant::now();
+        for due in std::mem::take(&mut self.vacancies) {
+            if due > now {
+                self.vacancies.push(due);
+            } else if let Err(error) = self.add() {
+                say!("cannot start a process: {error}; trying again in a second");
+                self.vacancies.push(now + LIFE_MIN);
+            }
+        }
+    }
+
+    /// How long [`look_after`](Pool::look_after) has nothing to do, unless a child ends.
+    pub fn patience(&self) -> Duration {
+        let next = self.vacancies.iter().min();
+        next.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// A child's thread that does what the parent orders.
+fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, log: Option<&Writer>, clock: Clock) {
+    let mut order = [0; ORDER_BYTES];
+    while orders.read_exact(&mut order).is_ok() {
+        let [what, number @ ..] = order;
+        let number = u64::from_le_bytes(number);
+        match what {
+            STOP => mailbox.put(Message::Stop(Time::from_nanos(number))),
+            REPORT => {
+                let (to, from) = channel();
+                mailbox.put(Message::Report(to));
+                // While its loop waits for the disk it does not answer.
+                if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
+                    tell(answers, number, Snapshot { lost_lines: log.map_or(0, Writer::lost_lines), ..snapshot });
+                }
+            }
+            REOPEN_LOG => {
+                if let Some(log) = log {
+                    log.reopen();
+                }
+            }
+            _ => break,
+        }
+    }
+    // The parent is gone.
+    mailbox.put(Message::Stop(clock.now()));
+}
+
+fn tell(line: &Mutex<UnixStream>, number: u64, snapshot: Snapshot) {
+    let bytes = [&number.to_le_bytes()[..], &snapshot.to_bytes()].concat();
+    // A parent that has gone hears nothing.
+    let _ = line.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes);
+}
+
+impl Child {
+    /// What it says in its report of this number, if it does in time. Answers that came too late are passed over.
+    fn hear(&mut self, number: u64, until: Instant) -> Option<Snapshot> {
+        let length = size_of::<u64>() + Snapshot::default().to_bytes().len();
+        let mut bytes = vec![0; length];
+        loop {
+            // A timeout of zero would be none.
+            let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            self.line.set_read_timeout(Some(patience)).ok()?;
+            self.line.read_exact(&mut bytes).ok()?;
+            let (said, snapshot) = bytes.split_first_chunk()?;
+            let (said, snapshot) = (u64::from_le_bytes(*said), Snapshot::from_bytes(snapshot));
+            if said == LAST_WORDS {
+                self.last_words = Some(snapshot.clone());
+            }
+            if said == number {
+                return Some(snapshot);
+            }
+        }
+    }
+}
