@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use amped_core::event::{Found, Opened, Work};
+use amped_core::event::{Found, Missing, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing;
 use amped_http::negotiate::Coding;
@@ -33,6 +33,21 @@ struct Inode {
     number: u64,
     bytes: RefCell<Rc<Vec<u8>>>,
     changed_ns: RefCell<i64>,
+}
+
+impl Inode {
+    fn version(self: &Rc<Inode>) -> FileVersion {
+        let (size, changed_ns) = (self.bytes.borrow().len() as u64, *self.changed_ns.borrow());
+        FileVersion { device: 1, inode: self.number, size, mtime_ns: changed_ns, ctime_ns: changed_ns }
+    }
+
+    fn content(self: &Rc<Inode>, in_memory_max: u64) -> Stored<FakeFile> {
+        let bytes = self.bytes.borrow();
+        match bytes.len() as u64 <= in_memory_max {
+            true => Stored::Memory(bytes.as_slice().into()),
+            false => Stored::File(FakeFile(Rc::clone(self))),
+        }
+    }
 }
 
 /// An opened file.
@@ -143,6 +158,15 @@ impl Files {
     pub(crate) fn look(&self, root: &str, work: &Work, in_memory_max: u64) -> Found<FakeFile> {
         match work {
             Work::Name(work) => {
+                if let Some(Missing { name, coding, version }) = &work.missing {
+                    let name = format!("{root}{}{}", String::from_utf8_lossy(name), coding.suffix());
+                    if let Some(Node::File(inode)) = self.nodes.get(&name)
+                        && inode.version() == *version
+                    {
+                        let content = Some(inode.content(in_memory_max));
+                        return Found::Missing(Opened { coding: *coding, version: *version, content });
+                    }
+                }
                 let path = std::str::from_utf8(&work.path).map(|path| format!("{root}{path}"));
                 let Ok(path) = path else { return Found::Absent };
                 let name = match (path.strip_suffix('/'), self.nodes.get(path.trim_end_matches('/'))) {
@@ -161,20 +185,9 @@ impl Files {
                 for coding in [Coding::Identity, Coding::Brotli, Coding::Gzip] {
                     match self.nodes.get(&format!("{name}{}", coding.suffix())) {
                         Some(Node::File(inode)) => {
-                            let bytes = inode.bytes.borrow();
-                            let changed_ns = *inode.changed_ns.borrow();
-                            let version = FileVersion {
-                                device: 1,
-                                inode: inode.number,
-                                size: bytes.len() as u64,
-                                mtime_ns: changed_ns,
-                                ctime_ns: changed_ns,
-                            };
-                            let content = match version.size <= in_memory_max {
-                                _ if work.known.contains(&version) => None,
-                                true => Some(Stored::Memory(bytes.as_slice().into())),
-                                false => Some(Stored::File(FakeFile(Rc::clone(inode)))),
-                            };
+                            let version = inode.version();
+                            let known = work.known.contains(&version);
+                            let content = (!known).then(|| inode.content(in_memory_max));
                             files.push(Opened { coding, version, content });
                         }
                         Some(Node::Forbidden) if files.is_empty() => return Found::Forbidden,

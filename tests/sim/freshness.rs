@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
-use amped_core::event::{Answer, Delay, Event, Trouble};
+use amped_core::event::{Answer, Delay, Event, Trouble, Work};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{HeaderRule, Site};
@@ -56,6 +56,28 @@ fn an_unchanged_file_is_not_read_again() {
         let memory = world.desk.caches.figures().bodies;
         assert_eq!((memory.insertions, world.disk.asked.len()), (1, 20));
         assert_eq!(world.desk.caches.figures().heads.insertions, 1);
+    });
+}
+
+#[test]
+fn of_a_name_that_is_known_only_the_content_is_asked_for() {
+    each_seed(10, |mut dice| {
+        let mut world = world(dice.clone());
+        let budgets = Budgets { content_bytes: Bytes(0), descriptors: 0, ..Budgets::default() };
+        world.renew(vec![Site::default()], Limits::default(), budgets);
+        let n = world.connect(Link::WHOLE, "");
+        let mut replaced = false;
+        for round in 0..10 {
+            let body = world.ask(n, GET).body;
+            assert_eq!(body, if replaced { &b"new"[..] } else { b"old" });
+            let missing = |work: &Work| matches!(work, Work::Name(work) if work.missing.is_some());
+            assert_eq!(world.disk.asked.last().map(missing), Some(round > 0), "{round}");
+            if !replaced && dice.random_bool(0.2) {
+                // What is missing is not there any more: the name is looked up instead.
+                world.files.replace(world.now, "/a.html", "new");
+                replaced = true;
+            }
+        }
     });
 }
 

@@ -437,7 +437,7 @@ impl Conn {
         // of it would be kept. The question is put anew.
         let holds = generation == call.desk.caches.generation();
         self.take_up(call, &head, began, |conn, call, hand| match purpose {
-            _ if !holds => conn.answer(call, hand),
+            _ if !holds || matches!(answer, Answer::Outdated) => conn.answer(call, hand),
             Purpose::Target => {
                 let step = decide::step_after(&hand.request, answer, outcome, call.desk);
                 conn.take_step(call, hand, step);

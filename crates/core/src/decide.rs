@@ -3,6 +3,8 @@
 //! `conn` has a request in hand and asks here, once before the disk has been asked and once after. Stops 5 (`plan`) and 7
 //! (`reply`) are called from here, with what the caches know in between. Nothing here knows of connections.
 
+use alloc::borrow::Cow;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::h1::request::Request;
@@ -10,7 +12,7 @@ use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::cache::path::{Known, Meaning};
+use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::Desk;
 use crate::event::{Answer, ListWork, Trouble, Work};
 use crate::file::FileHandle;
@@ -18,6 +20,7 @@ use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, Look, Plan};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead};
+use crate::site::Site;
 
 /// A reply but for what depends on the connection.
 pub(crate) struct Made<F> {
@@ -54,7 +57,7 @@ pub(crate) enum Failure<F> {
 /// What a request comes to as far as the caches know.
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
-    let look = match plan::plan(request, sites, scratch) {
+    let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
         Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
         Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Look(look) => look,
@@ -66,6 +69,7 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
     {
         match meaning {
             Meaning::File(resource) => {
+                let resource = &*ready(resource, site, caches.budgets.ready_headers);
                 let representation = reply::choose(request, resource);
                 let verdict = reply::judge(request, representation, limits, wall.seconds);
                 let content = match reply::needs_content(&verdict, request) {
@@ -77,6 +81,8 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
                     let reply = reply::file(site, request, resource, representation, verdict, content, caches);
                     return Step::Reply(Made::new(reply, Outcome::Hit));
                 }
+                let work = Work::Name(caches.content_work(site.number, path.into(), resource, representation));
+                return Step::Ask(Question { work, stale: None });
             }
             no_file => {
                 counts.hits += 1;
@@ -97,7 +103,7 @@ pub(crate) fn step_after<F: FileHandle>(
 ) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     // The same head under the same rules gives the same plan.
-    let look = match plan::plan(request, sites, scratch) {
+    let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
         Plan::Look(look) => look,
         Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Options { .. } => return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"),
@@ -105,6 +111,7 @@ pub(crate) fn step_after<F: FileHandle>(
     let Look { site, path, .. } = look;
     match answer {
         Answer::Name(Meaning::File(resource), brought) => {
+            let resource = ready(&resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
             let verdict = reply::judge(request, representation, limits, wall.seconds);
             let mut content = None;
@@ -131,8 +138,15 @@ pub(crate) fn step_after<F: FileHandle>(
         Answer::Trouble(Trouble::Exhausted) => {
             Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
         }
-        Answer::Trouble(Trouble::Failed) => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
+        Answer::Trouble(Trouble::Failed) | Answer::Outdated => {
+            Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
+        }
     }
+}
+
+/// The resource as it was kept, or, with ready headers switched off, with all that heads say of it worked out anew.
+fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> Cow<'a, Arc<Resource>> {
+    if ready_headers { Cow::Borrowed(resource) } else { Cow::Owned(Arc::new(resource.worked_out_anew(site))) }
 }
 
 /// What a name that is no file comes to.

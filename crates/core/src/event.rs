@@ -94,6 +94,19 @@ pub struct NameWork {
     pub path: Arc<[u8]>,
     /// States whose content is at hand already and need not be brought again.
     pub known: Vec<FileVersion>,
+    /// What the name means is known, and only this content is missing: if it is still to be had, nothing else is looked for.
+    pub missing: Option<Missing>,
+}
+
+/// A file whose state is known and whose content is not at hand.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Missing {
+    /// The clean path of the file, without the ending of its coding.
+    pub name: Arc<[u8]>,
+    /// How it is coded.
+    pub coding: Coding,
+    /// Its state.
+    pub version: FileVersion,
 }
 
 /// List a directory.
@@ -121,6 +134,8 @@ pub enum Found<F> {
         /// The file itself first, then its siblings that are not older.
         files: Vec<Opened<F>>,
     },
+    /// The content that was missing.
+    Missing(Opened<F>),
     /// A directory, asked for without its slash.
     NeedsSlash,
     /// A directory without an index file.
@@ -167,6 +182,8 @@ pub enum Answer<F> {
     Listing(Arc<Vec<u8>>),
     /// None.
     Trouble(Trouble),
+    /// The question has lost its sense, since something else is known by now. Ask anew.
+    Outdated,
 }
 
 impl<F> Clone for Answer<F> {
@@ -175,6 +192,7 @@ impl<F> Clone for Answer<F> {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
             Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
+            Answer::Outdated => Answer::Outdated,
         }
     }
 }

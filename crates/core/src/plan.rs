@@ -8,6 +8,7 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_http::uri::{self, PathError, Target};
 
+use crate::cache::uri::{Translated, UriCache};
 use crate::site::{Site, Sites};
 
 use alloc::vec::Vec;
@@ -45,15 +46,16 @@ pub struct Look<'a> {
 }
 
 /// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head.
-pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8>) -> Plan<'a> {
-    let site = sites.for_host(request.host);
+pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, scratch: &'a mut Vec<u8>) -> Plan<'a> {
     let refuse = |status, why| Plan::Refuse { status, why };
 
     // RFC 9110, 15.6.2: a method that is not known at all. 15.5.6: one that is known, but not for files.
     match request.method {
         None => return refuse(Status::NOT_IMPLEMENTED, "this method is not known here"),
         Some(Method::Get | Method::Head) => {}
-        Some(Method::Options) => return Plan::Options { site, path: rules_path(request, scratch) },
+        Some(Method::Options) => {
+            return Plan::Options { site: sites.for_host(request.host), path: rules_path(request, scratch) };
+        }
         Some(_) => return refuse(Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
     }
     // RFC 9110, 10.1.1.
@@ -64,6 +66,15 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
         Target::Origin { path, query } | Target::Absolute { path, query, .. } => (path, query),
         Target::Asterisk | Target::Authority(_) => return refuse(Status::BAD_REQUEST, "the target names no path"),
     };
+    if let Some(known) = uris.find(request.host, path)
+        && let Some(site) = sites.get(known.site)
+    {
+        scratch.clear();
+        scratch.extend_from_slice(&known.path);
+        return Plan::Look(Look { site, path: scratch, query });
+    }
+    let site = sites.for_host(request.host);
+    let sent = path;
     let path = match uri::clean_path(path, scratch) {
         Ok(path) => path,
         // A slash inside a name can be no file's, and must not be mistaken for one between names.
@@ -78,6 +89,7 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, scratch: &'a mut Vec<u8
         // Not 403, which would tell that something is there.
         return Plan::Refuse { status: Status::NOT_FOUND, why: NOT_FOUND };
     }
+    uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
     Plan::Look(Look { site, path, query })
 }
 
@@ -111,7 +123,8 @@ mod tests {
             let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
             let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
             let mut scratch = Vec::new();
-            let came_out = match plan(&request, &sites, &mut scratch) {
+            let mut uris = UriCache::new(0);
+            let came_out = match plan(&request, &sites, &mut uris, &mut scratch) {
                 Plan::Options { path, .. } => format!("OPTIONS {}", String::from_utf8_lossy(path)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
                 Plan::Look(Look { site, path, query }) => {

@@ -47,12 +47,23 @@ impl Snapshot {
             lost_lines,
         } = self;
         let Counts { requests, bad_requests, hits, stale_hits, disk_questions, shed } = counts;
-        let Figures { paths, path_entries, heads, head_bytes, bodies, body_bytes, files, open_files } = caches;
+        let Figures {
+            uris,
+            uri_entries,
+            paths,
+            path_entries,
+            heads,
+            head_bytes,
+            bodies,
+            body_bytes,
+            files,
+            open_files,
+        } = caches;
         let HelperCounts { threads, peak, waiting } = helpers;
         let mut fields = vec![requests, bad_requests, hits, stale_hits, disk_questions, shed];
         fields.extend([accepted, connections, connection_bytes, broken, cold_windows, lost_lines]);
-        fields.extend([path_entries, head_bytes, body_bytes, open_files, threads, peak, waiting]);
-        for StoreCounts { hits, misses, insertions, evictions, refusals } in [paths, heads, bodies, files] {
+        fields.extend([uri_entries, path_entries, head_bytes, body_bytes, open_files, threads, peak, waiting]);
+        for StoreCounts { hits, misses, insertions, evictions, refusals } in [uris, paths, heads, bodies, files] {
             fields.extend([hits, misses, insertions, evictions, refusals]);
         }
         fields
@@ -75,7 +86,8 @@ impl Snapshot {
     /// What stays of a worker that has ended: what it has done, not what it had.
     #[must_use]
     pub fn after_the_end(self) -> Snapshot {
-        let caches = Figures { path_entries: 0, head_bytes: 0, body_bytes: 0, open_files: 0, ..self.caches };
+        let caches =
+            Figures { uri_entries: 0, path_entries: 0, head_bytes: 0, body_bytes: 0, open_files: 0, ..self.caches };
         Snapshot { connections: 0, connection_bytes: 0, helpers: HelperCounts::default(), caches, ..self }
     }
 }
@@ -103,6 +115,7 @@ impl fmt::Display for Snapshot {
             self.accepted, self.connections, self.connection_bytes, self.broken
         )?;
         for (name, store, unit, amount) in [
+            ("uri cache", &caches.uris, "entries", caches.uri_entries),
             ("path cache", &caches.paths, "entries", caches.path_entries),
             ("head cache", &caches.heads, "bytes", caches.head_bytes),
             ("content cache, bodies", &caches.bodies, "bytes", caches.body_bytes),

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::event::{Delay, Found, ListWork, NameWork, Opened, Trouble, Work};
+use amped_core::event::{Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
@@ -197,6 +197,11 @@ impl Disk {
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
+        if let Some(missing) = &work.missing
+            && let Some(opened) = self.missing(site, missing, patience)?
+        {
+            return Ok(Found::Missing(opened));
+        }
         let Some(Place { root, path }) = self.place(site, &work.path, patience)? else {
             return Ok(Found::Absent);
         };
@@ -237,6 +242,21 @@ impl Disk {
             Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory),
             Kind::Directory => Ok(Found::NeedsSlash),
             Kind::Link | Kind::Other => Ok(Found::Forbidden),
+        }
+    }
+
+    /// The content of a file that is known; `None` if there is another one by now, or none.
+    fn missing(&self, site: &Site, missing: &Missing, patience: Patience) -> Answer<Option<Opened<OpenFile>>> {
+        let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, patience)? else {
+            return Ok(None);
+        };
+        match open_regular(&root, &[path, missing.coding.suffix().as_bytes()].concat(), patience) {
+            Ok(Some((opened, status))) if version_of(&status) == missing.version => {
+                let opened = self.bring(missing.coding, opened, status, &[], patience)?;
+                Ok((opened.version == missing.version).then_some(opened))
+            }
+            Ok(_) | Err(NoAnswer::Io(_)) => Ok(None),
+            Err(wait) => Err(wait),
         }
     }
 

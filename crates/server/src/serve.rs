@@ -436,6 +436,7 @@ fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
 /// Opens what a configuration names.
 fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
     let form = arch::form(settings.architecture);
+    settings.budgets = settings.optimise.budgets(settings.budgets);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
     if form.processes {
         // All together keep to what was asked for (Flash, section 5.6).

@@ -1,7 +1,7 @@
 //! The caches: everything that a request would otherwise make the server work out twice.
 //!
 //! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
-//! (small bodies, descriptors of large files). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`],
+//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`],
 //! from what the disk side found. Each is a loop's own or shared by threads ([`shelf`]).
 
 pub mod content;
@@ -9,6 +9,7 @@ pub mod head;
 pub mod path;
 pub mod policy;
 pub mod shelf;
+pub mod uri;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,7 +19,7 @@ use core::time::Duration;
 use amped_http::h1::response::Head;
 use amped_units::{Bytes, Time};
 
-use crate::event::{Answer, Found, NameWork, Opened, Trouble, Work};
+use crate::event::{Answer, Found, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
 use crate::site::Sites;
 use content::ContentCache;
@@ -26,10 +27,13 @@ use head::{HeadCache, HeadKey};
 use path::{Known, Meaning, PathCache, Representation, Resource};
 use policy::{Hint, StoreCounts};
 use shelf::{Shards, Shared, Shelf};
+use uri::UriCache;
 
 /// What the caches may hold, and for how long an entry is believed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Budgets {
+    /// Targets whose clean path is kept. About 200 bytes each. Off: to clean a path costs less here than to look it up.
+    pub uri_entries: usize,
     /// Names whose translation is kept, negative ones included. About 300 bytes each; 512 on average at most.
     pub path_entries: usize,
     /// Bytes of ready header blocks. One is 250 to 400 bytes, and each representation may have two (200 and 304).
@@ -47,11 +51,15 @@ pub struct Budgets {
     /// While that question waits for the disk, the entry may still be used up to this age: a busy disk must not delay
     /// what is in memory.
     pub stale_max: Duration,
+    /// Whether what every head of a file says of it, entity tag and media type, is worked out once, when the file is
+    /// opened, rather than for each reply.
+    pub ready_headers: bool,
 }
 
 impl Default for Budgets {
     fn default() -> Budgets {
         Budgets {
+            uri_entries: 0,
             path_entries: 8192,
             head_bytes: Bytes::mib(4),
             content_bytes: Bytes::mib(64),
@@ -59,6 +67,7 @@ impl Default for Budgets {
             descriptors: 1024,
             revalidate: Duration::from_secs(1),
             stale_max: Duration::from_secs(10),
+            ready_headers: true,
         }
     }
 }
@@ -70,6 +79,7 @@ impl Budgets {
     pub fn split(&self, parts: usize) -> Budgets {
         let bytes = |bytes: Bytes| Bytes(bytes.0 / parts as u64);
         Budgets {
+            uri_entries: self.uri_entries / parts,
             path_entries: self.path_entries / parts,
             head_bytes: bytes(self.head_bytes),
             content_bytes: bytes(self.content_bytes),
@@ -124,6 +134,10 @@ impl<F> Clone for SharedCaches<F> {
 /// How the caches stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
+    /// The URI cache.
+    pub uris: StoreCounts,
+    /// Targets in it.
+    pub uri_entries: u64,
     /// The path cache.
     pub paths: StoreCounts,
     /// Names in it.
@@ -144,6 +158,8 @@ pub struct Figures {
 
 impl AddAssign<&Figures> for Figures {
     fn add_assign(&mut self, other: &Figures) {
+        self.uris += &other.uris;
+        self.uri_entries += other.uri_entries;
         self.paths += &other.paths;
         self.path_entries += other.path_entries;
         self.heads += &other.heads;
@@ -157,6 +173,9 @@ impl AddAssign<&Figures> for Figures {
 
 /// All caches of a loop.
 pub struct Caches<F> {
+    /// What targets stand for. Each loop's own, also where the others are shared: entries never change, so nobody has to
+    /// hear of another's.
+    pub uris: UriCache,
     /// What names mean.
     pub paths: Shelf<PathCache>,
     /// Ready header blocks.
@@ -172,6 +191,7 @@ impl<F> Caches<F> {
     /// Empty caches of a loop's own.
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
+            uris: UriCache::new(budgets.uri_entries),
             paths: Shelf::Own(PathCache::new(budgets.path_entries)),
             heads: Shelf::Own(HeadCache::new(budgets.head_bytes.0)),
             contents: Shelf::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
@@ -184,6 +204,7 @@ impl<F> Caches<F> {
     /// They are empty when their first configuration, or another one, comes into force; `generation` counts these.
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
+            uris: UriCache::new(budgets.uri_entries),
             paths: Shelf::Shared(shared.paths.clone()),
             heads: Shelf::Shared(shared.heads.clone()),
             contents: Shelf::Shared(shared.contents.clone()),
@@ -194,7 +215,8 @@ impl<F> Caches<F> {
 
     /// How they stand; of shared ones, all of them.
     pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
+        let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
+        let mut figures = Figures { uris, uri_entries, ..Figures::default() };
         self.paths.each(|cache| {
             figures.paths += &cache.counts();
             figures.path_entries += cache.len() as u64;
@@ -222,6 +244,7 @@ impl<F> Caches<F> {
     /// they are known by the file's state alone. Counts go on.
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
+        self.uris.clear();
         self.paths.change(PathCache::clear);
         self.heads.change(HeadCache::clear);
     }
@@ -244,20 +267,27 @@ impl<F> Caches<F> {
             states
                 .extend(versions.filter(|version| self.contents.at(version.inode, |contents| contents.holds(version))));
         }
-        NameWork { generation: self.generation, site, path, known: states }
+        NameWork { generation: self.generation, site, path, known: states, missing: None }
+    }
+
+    /// The work that brings the content of one representation, of which all else is known.
+    pub fn content_work(&self, site: u16, path: Arc<[u8]>, resource: &Resource, one: &Representation) -> NameWork {
+        let missing = Missing { name: Arc::clone(&resource.name), coding: one.coding, version: one.version };
+        NameWork { generation: self.generation, site, path, known: Vec::new(), missing: Some(missing) }
     }
 
     /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
     /// asked.
     pub fn learn(&mut self, asked: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
-        // From under another configuration: it may be another site's file. Connections know that too, and ask anew.
+        // From under another configuration: it may be another site's file.
         if work.generation() != self.generation {
-            return Answer::Trouble(Trouble::Failed);
+            return Answer::Outdated;
         }
         let mut contents = Vec::new();
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
             Found::Listing(page) => return Answer::Listing(Arc::new(page)),
+            Found::Missing(opened) => return self.learn_missing(work, opened),
             Found::NeedsSlash => Meaning::NeedsSlash,
             Found::Directory => Meaning::Directory,
             Found::Absent => Meaning::Absent,
@@ -268,19 +298,16 @@ impl<F> Caches<F> {
                     Work::List(work) => work.site,
                 };
                 let site = sites.get(site).unwrap_or(sites.first());
-                let mut representations = Vec::with_capacity(files.len());
-                for Opened { coding, version, content } in files {
-                    let etag = version.etag(site.etag, coding.suffix());
-                    let (content_hint, head_hints) = (Hint::default(), Default::default());
-                    representations.push(Representation { coding, version, etag, content_hint, head_hints });
+                let states = files.iter().map(|file| (file.coding, file.version));
+                let resource = Resource::new(site, name, states);
+                for Opened { version, content, .. } in files {
                     if let Some(store) = content {
                         let content = Arc::new(Content { version, store });
                         self.contents.at(version.inode, |contents| contents.learn(&content));
                         contents.push(content);
                     }
                 }
-                let media_type = site.types.of(&name);
-                Meaning::File(Arc::new(Resource { site: site.number, name, media_type, representations }))
+                Meaning::File(Arc::new(resource))
             }
         };
         let meaning = match work {
@@ -296,6 +323,20 @@ impl<F> Caches<F> {
             Work::List(_) => meaning,
         };
         Answer::Name(meaning, contents)
+    }
+
+    /// Takes note of a content that was missing; what its name means may not be known any more.
+    fn learn_missing(&mut self, work: &Work, Opened { version, content, .. }: Opened<F>) -> Answer<F> {
+        let (Work::Name(work), Some(store)) = (work, content) else {
+            return Answer::Outdated;
+        };
+        let content = Arc::new(Content { version, store });
+        self.contents.at(version.inode, |contents| contents.learn(&content));
+        let key = (work.site, &*work.path);
+        match self.paths.at(key, |paths| paths.meaning(work.site, &work.path)) {
+            Some(meaning) => Answer::Name(meaning, alloc::vec![content]),
+            None => Answer::Outdated,
+        }
     }
 
     /// Lets go of what the name used to mean: memory, and the descriptor of a file that may have been removed and takes its

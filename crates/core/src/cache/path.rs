@@ -17,6 +17,7 @@ use amped_units::Time;
 
 use super::policy::{Hint, Store, StoreCounts};
 use crate::file::FileVersion;
+use crate::site::Site;
 
 /// What a name means.
 #[derive(Clone, Debug)]
@@ -50,6 +51,23 @@ impl Resource {
     /// Whether what is sent depends on Accept-Encoding, so that Vary must say so (RFC 9110, 12.5.5).
     pub fn varies(&self) -> bool {
         self.representations.len() > 1
+    }
+
+    /// A file of this name in these codings and states, with all that heads say of it.
+    pub fn new(site: &Site, name: Arc<[u8]>, states: impl Iterator<Item = (Coding, FileVersion)>) -> Resource {
+        let media_type = site.types.of(&name);
+        let representations = states.map(|(coding, version)| {
+            let etag = version.etag(site.etag, coding.suffix());
+            let (content_hint, head_hints) = (Hint::default(), Default::default());
+            Representation { coding, version, etag, content_hint, head_hints }
+        });
+        Resource { site: site.number, name, media_type, representations: representations.collect() }
+    }
+
+    /// The same once more, made again from its name and its states.
+    pub fn worked_out_anew(&self, site: &Site) -> Resource {
+        let states = self.representations.iter().map(|one| (one.coding, one.version));
+        Resource::new(site, Arc::clone(&self.name), states)
     }
 
     /// Whether both have the same representations in the same state.
@@ -164,6 +182,11 @@ impl PathCache {
     pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
         let entry = self.store.get(&(site, path) as &dyn NameRef)?;
         Some(Known { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
+    }
+
+    /// What `path` means, however old that is. Does not count as a use.
+    pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<Meaning> {
+        self.store.peek(&(site, path) as &dyn NameRef).map(|entry| entry.meaning.clone())
     }
 
     /// Keeps the file system's answer to a question of the moment `asked`. A file that has not changed keeps its

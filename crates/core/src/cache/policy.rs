@@ -220,6 +220,11 @@ impl<K: Hash + Eq, V> Store<K, V> {
         Some(slot.value)
     }
 
+    /// Whether it may hold anything.
+    pub fn is_on(&self) -> bool {
+        self.entries_max > 0 && self.weight_max > 0
+    }
+
     /// Number of entries.
     pub fn len(&self) -> usize {
         self.index.len()

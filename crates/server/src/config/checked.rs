@@ -32,6 +32,7 @@ use crate::arch;
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{self, File, Key};
+use super::optimise::Optimise;
 use super::print::Literal;
 use super::types;
 
@@ -58,6 +59,8 @@ pub struct Settings {
     pub connections: Option<usize>,
     /// What the caches of one worker may hold.
     pub budgets: Budgets,
+    /// The optimisations that are on.
+    pub optimise: Optimise,
     /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
     /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
     pub settle: Duration,
@@ -68,6 +71,9 @@ pub struct Settings {
     /// Where each site's files lie: `roots[site.number]`.
     pub roots: Vec<SiteRoot>,
 }
+
+/// Targets of the URI cache, once that is switched on.
+const URI_ENTRIES: usize = 8192;
 
 /// Where a site's files lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,6 +223,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         limits,
         connections,
         budgets,
+        optimise: Optimise::settle(&file.optimise, &flags.without, &flags.with),
         settle,
         stop_deadline,
         sites: Arc::new(sites),
@@ -401,6 +408,7 @@ impl Checker<'_> {
         let default = Budgets::default();
         // Zero switches a cache off, which experiments want.
         let mut budgets = Budgets {
+            uri_entries: or(&file.uri_entries, URI_ENTRIES),
             path_entries: or(&file.path_entries, default.path_entries),
             head_bytes: or(&file.head_bytes, default.head_bytes),
             content_bytes: or(&file.content_bytes, default.content_bytes),
@@ -408,6 +416,7 @@ impl Checker<'_> {
             descriptors: or(&file.descriptors, default.descriptors),
             revalidate: or(&file.revalidate, default.revalidate),
             stale_max: or(&file.stale_max, default.stale_max),
+            ready_headers: default.ready_headers,
         };
         let content = file.content_bytes.as_ref().map(Spanned::span);
         self.at_most(

@@ -12,6 +12,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use super::checked::{Architecture, LogFormat, LogTarget, parse_listen};
+use super::optimise::{Optimisation, Without};
 
 /// The command to carry out.
 #[derive(Clone, Debug, Subcommand)]
@@ -54,6 +55,12 @@ pub struct Serve {
     /// List folders that have no index page, on every site [default: they are forbidden]
     #[arg(long)]
     pub listing: bool,
+    /// Optimisations to do without, separated by commas, or `all`; the key `[optimise]` in the configuration says more
+    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    pub without: Vec<Without>,
+    /// Optimisations to have all the same, or that are off by default
+    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    pub with: Vec<Optimisation>,
     /// User to become once the ports are open [default: the one who started the server]
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -170,6 +177,8 @@ mod tests {
             "--listing",
             "--user=www-data",
             "--print-config",
+            "--without=all,path-cache",
+            "--with=dns-cache",
         ])
         .unwrap();
         assert_eq!(read.dir, Some(PathBuf::from("site")));
@@ -178,6 +187,8 @@ mod tests {
         assert_eq!(read.architecture, Some(Architecture::Amped));
         assert_eq!((read.workers, read.helpers), (NonZeroUsize::new(3), NonZeroUsize::new(5)));
         assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
+        assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);
+        assert_eq!(read.with, [Optimisation::DnsCache]);
         assert_eq!((read.listing, read.user.as_deref(), read.print_config), (true, Some("www-data"), true));
     }
 }

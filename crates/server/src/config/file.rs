@@ -23,6 +23,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use super::checked::{Architecture, LogFormat};
 use super::error::{Findings, Source};
+use super::optimise::Optimisation;
 
 /// A key that may be absent, and where its value stands.
 pub type Key<T> = Option<Spanned<T>>;
@@ -51,6 +52,8 @@ pub struct File {
     pub limits: Limits,
     /// `[cache]`
     pub cache: Cache,
+    /// `[optimise]`
+    pub optimise: Optimise,
     /// `[send]`
     pub send: Send,
     /// `[stop]`
@@ -113,6 +116,7 @@ pub struct Limits {
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 #[allow(missing_docs, reason = "core's Budgets says what each means")]
 pub struct Cache {
+    pub uri_entries: Key<usize>,
     pub path_entries: Key<usize>,
     pub head_bytes: Key<Size>,
     pub content_bytes: Key<Size>,
@@ -120,6 +124,44 @@ pub struct Cache {
     pub descriptors: Key<usize>,
     pub revalidate: Key<Lasting>,
     pub stale_max: Key<Lasting>,
+}
+
+/// `[optimise]`: the switches, by the names of [`Optimisation`].
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+#[allow(missing_docs, reason = "`Optimisation` says what each means")]
+pub struct Optimise {
+    pub path_cache: Option<bool>,
+    pub header_cache: Option<bool>,
+    pub content_cache: Option<bool>,
+    pub file_state_cache: Option<bool>,
+    pub uri_cache: Option<bool>,
+    pub string_caches: Option<bool>,
+    pub delayed_log: Option<bool>,
+    pub dns_cache: Option<bool>,
+    pub ready_headers: Option<bool>,
+    pub sendfile: Option<bool>,
+    pub header_alignment: Option<bool>,
+}
+
+impl Optimise {
+    /// Each switch and what is said of it.
+    pub(super) fn switches(&self) -> [(Optimisation, Option<bool>); 11] {
+        use Optimisation as O;
+        [
+            (O::PathCache, self.path_cache),
+            (O::HeaderCache, self.header_cache),
+            (O::ContentCache, self.content_cache),
+            (O::FileStateCache, self.file_state_cache),
+            (O::UriCache, self.uri_cache),
+            (O::StringCaches, self.string_caches),
+            (O::DelayedLog, self.delayed_log),
+            (O::DnsCache, self.dns_cache),
+            (O::ReadyHeaders, self.ready_headers),
+            (O::Sendfile, self.sendfile),
+            (O::HeaderAlignment, self.header_alignment),
+        ]
+    }
 }
 
 /// `[send]`
@@ -468,7 +510,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 9] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 10] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -477,6 +519,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 9] {
         ("in `[cache]`", keys_of::<Cache>()),
         ("in `[send]`", keys_of::<Send>()),
         ("in `[stop]`", keys_of::<Stop>()),
+        ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
     ]

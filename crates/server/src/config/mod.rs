@@ -11,6 +11,7 @@ pub mod checked;
 pub mod cli;
 pub mod error;
 pub mod file;
+pub mod optimise;
 mod print;
 mod types;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 pub use checked::{Architecture, HelperSettings, LogFormat, LogSettings, LogTarget, Settings, SiteRoot};
 pub use error::{Error, Problem};
+pub use optimise::{Optimisation, Optimise};
 pub use print::print;
 pub use types::known as known_type;
 

@@ -15,6 +15,7 @@ use clap::ValueEnum;
 
 use super::checked::{LogTarget, Settings};
 use super::file::TIME_UNITS;
+use super::optimise::Optimisation;
 
 /// A value as TOML has it.
 pub(super) trait Literal {
@@ -143,6 +144,7 @@ pub fn print(settings: &Settings) -> String {
 
     let budgets = &settings.budgets;
     page.table("[cache]", "of each worker");
+    page.key("uri_entries", &budgets.uri_entries, "targets whose clean path is known, about 200 bytes each");
     page.key("path_entries", &budgets.path_entries, "names whose files are known, about 300 bytes each");
     page.key("head_bytes", &budgets.head_bytes, "ready header blocks, 250 to 400 bytes each");
     page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
@@ -150,6 +152,13 @@ pub fn print(settings: &Settings) -> String {
     page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
     page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
+
+    page.table("[optimise]", "what the papers' servers were made faster by; also --without and --with");
+    for which in Optimisation::value_variants() {
+        let value = which.to_possible_value();
+        let comment = value.as_ref().and_then(|value| value.get_help()).map(ToString::to_string).unwrap_or_default();
+        page.key(&name_of(which).replace('-', "_"), &settings.optimise.has(*which), &comment);
+    }
 
     page.table("[send]", "");
     page.key(

@@ -160,7 +160,7 @@ fn what_is_printed_reads_back() {
 fn defaults_are_those_of_core_and_of_the_help() {
     let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
     assert_eq!(settings.limits, amped_core::limits::Limits::default());
-    assert_eq!(settings.budgets, amped_core::cache::Budgets::default());
+    assert_eq!(settings.optimise.budgets(settings.budgets.clone()), amped_core::cache::Budgets::default());
     assert_eq!(settings.connections, None);
     assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
     assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
