@@ -19,3 +19,4 @@ mod messages;
 mod mirror;
 mod ranges;
 mod stop;
+mod switches;

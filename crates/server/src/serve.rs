@@ -439,7 +439,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     settings.budgets = settings.optimise.budgets(settings.budgets);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
     if form.processes {
-        // All together keep to what was asked for (Flash, section 5.6).
+        // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).
         settings.budgets = settings.budgets.split(settings.workers);
     }
     // The limit is on each process, and so are the caches of threads that share them.

@@ -1,0 +1,123 @@
+//! The papers' optimisations: whichever is on or off, every reply is the same.
+
+use crate::harness::{Client, Server, Site, let_files_settle};
+
+/// All that `--without` takes.
+const SWITCHES: [&str; 11] = [
+    "path-cache",
+    "header-cache",
+    "content-cache",
+    "file-state-cache",
+    "uri-cache",
+    "string-caches",
+    "delayed-log",
+    "dns-cache",
+    "ready-headers",
+    "sendfile",
+    "header-alignment",
+];
+
+fn site() -> Site {
+    let site = Site::new();
+    site.file("index.html", "<p>hello");
+    site.file("small.css", "a{}");
+    site.file("small.css.gz", [0x1f, 0x8b, 8, 0]);
+    site.file("with space.txt", "space");
+    site.file("empty", "");
+    let large: Vec<u8> = (0..700_000_u32).map(|n| (n / 3) as u8).collect();
+    site.file("large.bin", large);
+    site.file("sub/page.html", "below");
+    let_files_settle();
+    site
+}
+
+/// Method, target, fields.
+type Request = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const REQUESTS: &[Request] = &[
+    ("GET", "/", &[]),
+    ("HEAD", "/index.html", &[]),
+    ("GET", "/small.css", &[("Accept-Encoding", "gzip")]),
+    ("GET", "/small.css", &[]),
+    ("GET", "/with%20space.txt", &[]),
+    ("GET", "/./sub/../with%20space.txt?query", &[]),
+    ("GET", "/empty", &[]),
+    ("GET", "/large.bin", &[]),
+    ("GET", "/large.bin", &[("Range", "bytes=300000-599999")]),
+    ("GET", "/large.bin", &[("Range", "bytes=0-9,-9")]),
+    ("GET", "/sub", &[]),
+    ("GET", "/sub/page.html", &[("If-None-Match", "*")]),
+    ("GET", "/nothing", &[]),
+    ("GET", "/.hidden", &[]),
+    ("POST", "/small.css", &[]),
+    ("OPTIONS", "*", &[]),
+];
+
+/// Status, lasting fields, body.
+type Reply = (u16, Vec<(String, String)>, Vec<u8>);
+
+/// All replies, each asked for twice, so that caches have something to say; without what is of the moment.
+fn replies(server: &Server) -> Vec<Reply> {
+    let mut client: Client = server.connect();
+    let mut replies = Vec::new();
+    for _ in 0..2 {
+        for (method, target, fields) in REQUESTS {
+            let response = client.request(method, target, fields);
+            replies.push((response.status, response.lasting_fields(), response.body));
+        }
+    }
+    replies
+}
+
+#[test]
+fn no_optimisation_changes_a_reply() {
+    let site = site();
+    let root = site.path().to_str().unwrap();
+    let usual = replies(&Server::start(&[root]));
+    for architecture in ["amped", "mp"] {
+        for switch in SWITCHES.iter().chain(&["all"]) {
+            for flag in ["--without", "--with"] {
+                if (flag, *switch) == ("--with", "all") {
+                    continue;
+                }
+                let server = Server::start(&[root, flag, switch, "--architecture", architecture, "--workers", "1"]);
+                for (n, (reply, usual)) in replies(&server).iter().zip(&usual).enumerate() {
+                    let request = REQUESTS[n % REQUESTS.len()];
+                    assert!(reply == usual, "{flag} {switch} {architecture} {request:?}: {reply:?}, not {usual:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_switched_off_is_not_used() {
+    let site = site();
+    let root = site.path().to_str().unwrap();
+    let hits = |flag: &str, switch: &str, subject: &str| {
+        let server = Server::start(&[root, flag, switch]);
+        replies(&server);
+        server.report(subject, "hits")
+    };
+    for (switch, subject) in [
+        ("path-cache", "path cache"),
+        ("header-cache", "head cache"),
+        ("content-cache", "content cache, bodies"),
+        ("content-cache", "content cache, files"),
+        ("uri-cache", "uri cache"),
+    ] {
+        assert_eq!(hits("--without", switch, subject), 0, "{switch}");
+        assert!(hits("--with", switch, subject) > 0, "{switch}");
+    }
+    let questions = |flags: &[&str]| {
+        let server = Server::start(&[&[root], flags].concat());
+        let mut client = server.connect();
+        for _ in 0..100 {
+            client.get("/small.css");
+        }
+        server.report("requests", "disk_questions")
+    };
+    assert_eq!(questions(&["--without", "file-state-cache"]), 100);
+    assert_eq!(questions(&["--without", "all"]), 100);
+    assert!(questions(&[]) < 10);
+}
