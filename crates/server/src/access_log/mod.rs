@@ -1,0 +1,278 @@
+//! The access log: a line a request, which never holds up a reply.
+//!
+//! A loop formats its lines into a buffer of its own and hands it over, when it is full or old enough, to the one thread
+//! that writes ([`Writer`]). Common and Combined are as Apache and NCSA have them, with local time; JSON adds host, time
+//! taken and cache outcome.
+
+mod writer;
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_core::json;
+use amped_core::record::Record;
+use amped_core::reply::Wall;
+use amped_http::date::Civil;
+use amped_sys::process;
+use amped_units::Time;
+
+use crate::config::{LogFormat, LogSettings};
+use writer::Batch;
+pub use writer::{Sink, Writer};
+
+/// A client's address as the log has it, made once for each connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// The longest is an IPv6 address with an embedded IPv4 one, 45 characters.
+    text: [u8; 46],
+    length: u8,
+}
+
+impl Peer {
+    /// The address, without its port; an IPv4 address that came in on an IPv6 socket is an IPv4 address.
+    pub fn new(address: Option<SocketAddr>) -> Peer {
+        let mut peer = Peer { text: [0; 46], length: 0 };
+        let mut free = &mut peer.text[..];
+        let _ = match address.map(|address| address.ip().to_canonical()) {
+            Some(IpAddr::V4(address)) => write!(free, "{address}"),
+            Some(IpAddr::V6(address)) => write!(free, "{address}"),
+            None => write!(free, "-"),
+        };
+        let left = free.len();
+        peer.length = (peer.text.len() - left) as u8;
+        peer
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.text[..usize::from(self.length)]
+    }
+}
+
+/// A loop's end of the log.
+pub struct AccessLog {
+    /// `None`: no log is kept.
+    writer: Option<Arc<Writer>>,
+    format: LogFormat,
+    buffer: Vec<u8>,
+    lines: u64,
+    buffer_max: usize,
+    flush_after: Duration,
+    /// When the oldest line in the buffer was written; [`Time::NEVER`] for an empty one.
+    oldest: Time,
+    /// The second of `stamp`.
+    stamp_second: i64,
+    /// The time of day as the format has it, made once a second.
+    stamp: String,
+}
+
+impl AccessLog {
+    /// The end of a log that is kept by `writer`, or of none.
+    pub fn new(settings: &LogSettings, writer: Option<Arc<Writer>>) -> AccessLog {
+        AccessLog {
+            writer,
+            format: settings.format,
+            buffer: Vec::new(),
+            lines: 0,
+            buffer_max: settings.buffer.as_usize(),
+            flush_after: settings.flush,
+            oldest: Time::NEVER,
+            stamp_second: i64::MIN,
+            stamp: String::new(),
+        }
+    }
+
+    /// Takes over another form and other limits; the file stays.
+    pub fn renew(&mut self, settings: &LogSettings) {
+        self.flush();
+        self.format = settings.format;
+        self.buffer_max = settings.buffer.as_usize();
+        self.flush_after = settings.flush;
+        self.stamp_second = i64::MIN;
+    }
+
+    /// The form of its lines.
+    pub fn format(&self) -> LogFormat {
+        self.format
+    }
+
+    /// When [`flush`](AccessLog::flush) is due.
+    pub fn next_due(&self) -> Time {
+        self.oldest + self.flush_after
+    }
+
+    /// Adds a request's line.
+    pub fn write(&mut self, record: &Record, peer: &Peer, body_bytes: u64, wall: &Wall, now: Time) {
+        if self.writer.is_none() {
+            return;
+        }
+        if self.stamp_second != wall.seconds {
+            self.stamp_second = wall.seconds;
+            self.stamp = stamp(wall.seconds, self.format);
+        }
+        if self.lines == 0 {
+            self.oldest = now;
+        }
+        self.lines += 1;
+        match self.format {
+            LogFormat::Common | LogFormat::Combined => self.write_common(record, peer, body_bytes),
+            LogFormat::Json => self.write_json(record, peer, body_bytes, now),
+        }
+        if self.buffer.len() >= self.buffer_max {
+            self.flush();
+        }
+    }
+
+    /// Hands over what has been gathered.
+    pub fn flush(&mut self) {
+        if self.lines == 0 {
+            return;
+        }
+        if let Some(writer) = &self.writer {
+            let batch = Batch { text: std::mem::take(&mut self.buffer), lines: std::mem::take(&mut self.lines) };
+            self.buffer = writer.put(batch);
+        }
+        self.oldest = Time::NEVER;
+    }
+
+    /// `host - - [time] "request" status bytes`, and `"referer" "agent"` for Combined.
+    fn write_common(&mut self, record: &Record, peer: &Peer, body_bytes: u64) {
+        let out = &mut self.buffer;
+        out.extend_from_slice(peer.as_bytes());
+        out.extend_from_slice(b" - - ");
+        out.extend_from_slice(self.stamp.as_bytes());
+        out.extend_from_slice(b" \"");
+        if !record.method().is_empty() {
+            push_escaped(out, record.method());
+            out.push(b' ');
+        }
+        push_escaped(out, record.target());
+        if !record.version().is_empty() {
+            out.push(b' ');
+            out.extend_from_slice(record.version().as_bytes());
+        }
+        out.extend_from_slice(b"\" ");
+        amped_http::text::push_decimal(out, record.status.into());
+        out.push(b' ');
+        match body_bytes {
+            0 => out.push(b'-'),
+            bytes => amped_http::text::push_decimal(out, bytes),
+        }
+        if self.format == LogFormat::Combined {
+            for field in [record.referer(), record.user_agent()] {
+                out.extend_from_slice(b" \"");
+                push_escaped(out, field.unwrap_or(b"-"));
+                out.push(b'"');
+            }
+        }
+        out.push(b'\n');
+    }
+
+    fn write_json(&mut self, record: &Record, peer: &Peer, body_bytes: u64, now: Time) {
+        let out = &mut self.buffer;
+        out.extend_from_slice(b"{\"time\":\"");
+        out.extend_from_slice(self.stamp.as_bytes());
+        out.push(b'"');
+        push_json_field(out, "client", peer.as_bytes());
+        push_json_field(out, "host", record.host());
+        push_json_field(out, "method", record.method());
+        push_json_field(out, "target", record.target());
+        push_json_field(out, "protocol", record.version().as_bytes());
+        let took_us = u64::try_from(now.since(record.began).as_micros()).unwrap_or(u64::MAX);
+        for (name, number) in [("status", record.status.into()), ("body_bytes", body_bytes), ("took_us", took_us)] {
+            out.extend_from_slice(b",\"");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\":");
+            amped_http::text::push_decimal(out, number);
+        }
+        push_json_field(out, "cache", record.outcome.as_str().as_bytes());
+        for (name, field) in [("referer", record.referer()), ("user_agent", record.user_agent())] {
+            if let Some(field) = field {
+                push_json_field(out, name, field);
+            }
+        }
+        out.extend_from_slice(b"}\n");
+    }
+}
+
+/// `[10/Oct/2000:13:55:36 -0700]`, or RFC 3339 for JSON.
+fn stamp(seconds: i64, format: LogFormat) -> String {
+    let offset = process::local_offset(seconds);
+    let at = Civil::from_unix(seconds + i64::from(offset));
+    let (sign, minutes) = (if offset < 0 { '-' } else { '+' }, offset.unsigned_abs() / 60);
+    let (zone_hours, zone_minutes) = (minutes / 60, minutes % 60);
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = match format {
+        LogFormat::Common | LogFormat::Combined => write!(
+            text,
+            "[{:02}/{}/{:04}:{:02}:{:02}:{:02} {sign}{zone_hours:02}{zone_minutes:02}]",
+            at.day,
+            at.month_name(),
+            at.year,
+            at.hour,
+            at.minute,
+            at.second
+        ),
+        LogFormat::Json => write!(text, "{at}{sign}{zone_hours:02}:{zone_minutes:02}"),
+    };
+    text
+}
+
+/// Text inside quotes: quotes, backslashes, control bytes and bytes beyond ASCII become `\xHH`, as in Apache and nginx, so
+/// that a line is one line and its fields can be told apart whatever a client sends.
+fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
+    let plain = |&b: &u8| (0x20..0x7f).contains(&b) && b != b'"' && b != b'\\';
+    if text.iter().all(plain) {
+        out.extend_from_slice(text);
+        return;
+    }
+    for byte in text {
+        if plain(byte) {
+            out.push(*byte);
+        } else {
+            let _ = write!(out, "\\x{byte:02X}");
+        }
+    }
+}
+
+/// `,"name":"value"`
+fn push_json_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\":");
+    json::push_string(out, value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_client_sends_stays_one_line() {
+        let check = |text: &[u8], expected: &str| {
+            let mut out = Vec::new();
+            push_escaped(&mut out, text);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        };
+        check(b"/plain?a=b", "/plain?a=b");
+        check(b"a\"b\\c\nd\x7f\xff", "a\\x22b\\x5Cc\\x0Ad\\x7F\\xFF");
+        let mut json = Vec::new();
+        push_json_field(&mut json, "x", b"a\"b\\c\nd\xffe");
+        assert_eq!(String::from_utf8(json).unwrap(), ",\"x\":\"a\\\"b\\\\c\\u000ad\u{fffd}e\"");
+    }
+
+    #[test]
+    fn peers() {
+        let check = |address: &str, expected: &str| {
+            let peer = Peer::new(Some(address.parse().unwrap()));
+            assert_eq!(std::str::from_utf8(peer.as_bytes()), Ok(expected));
+        };
+        check("127.0.0.1:80", "127.0.0.1");
+        check("[::ffff:127.0.0.1]:80", "127.0.0.1");
+        check("[2001:db8:1111:2222:3333:4444:5555:6666]:80", "2001:db8:1111:2222:3333:4444:5555:6666");
+        assert_eq!(Peer::new(None).as_bytes(), b"-");
+    }
+}
