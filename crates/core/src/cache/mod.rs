@@ -1,11 +1,13 @@
 //! The caches: everything that a request would otherwise make the server work out twice.
 //!
 //! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
-//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`],
-//! from what the disk side found. Each is a loop's own or shared by threads ([`shelf`]).
+//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for). All keep
+//! to one [`policy`]. They are filled in one place, [`Caches::learn`], from what the disk side found. Each is a loop's own or
+//! shared by threads ([`shelf`]). Another, of clients' names ([`hostname`]), is the access log's.
 
 pub mod content;
 pub mod head;
+pub mod hostname;
 pub mod path;
 pub mod policy;
 pub mod shelf;

@@ -1,0 +1,498 @@
+//! What clients are called: a DNS cache (Hu, Nanda, Yang 1997, section 5.3.1), and the lookups that fill it.
+//!
+//! 1. The log has a line about an address and asks ([`HostnameCache::ask`]). The cache answers, or a lookup is queued that
+//!    the line may come back for. Lines about one address share their lookup.
+//! 2. A thread that may wait takes the lookup ([`HostnameCache::next_lookup`]) and tells what it found
+//!    ([`HostnameCache::learn`]).
+//! 3. The line collects its name ([`HostnameCache::collect`]), or hears how long to wait for it; after that it goes without.
+//!
+//! Pure, as its siblings are: who waits, and how names are looked up, is for others to say. Unlike them there is one for each
+//! process, beside the log's writer. How long an entry is believed is a setting, for the C library does not tell what the DNS
+//! says of it. That there is no name, or that nobody answers, is remembered too, for less long: a name server that is down
+//! would otherwise be asked for each line (RFC 2308, 5 and 7.1).
+//!
+//! Names are foreign text: whoever holds an address writes its name. [`clean`] takes what a host may be called and nothing
+//! else; that the name also leads back to the address is for whoever looks it up to see to.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use amped_units::Time;
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+use super::policy::Store;
+
+/// Lookups that may be under way or wait their turn: one for each line of a full buffer of the log (64 KiB), if the cache is
+/// off or each line has a client of its own. Lines beyond go out with their address.
+const LOOKUPS_MAX: usize = 1024;
+
+/// A lookup that has waited for so long before anybody took it is dropped, unless lines still wait for it: the name server
+/// does not answer, and those who came for a name have left.
+const STALE: Duration = Duration::from_secs(30);
+
+/// How many names are kept, and for how long they are believed and waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostnameLimits {
+    /// Addresses whose name, or lack of one, is kept: about 150 bytes each. "Several hundred" are enough, says the paper, for
+    /// a client that comes makes a dozen requests. Zero switches the cache off: each line then asks.
+    pub entries: usize,
+    /// How long a line waits for its name. 5 s are one whole attempt of the C library (resolv.conf(5), `timeout`): what is not
+    /// answered by then may be by a second name server, or not at all. Zero holds no line; it has its name if that is known.
+    pub wait: Duration,
+    /// A name is believed this long: a visit, and the next.
+    pub time: Duration,
+    /// That there is none, or that nobody answers, is believed this long. RFC 2308 (7.1) allows 5 minutes for the latter.
+    pub absent_time: Duration,
+}
+
+impl Default for HostnameLimits {
+    fn default() -> HostnameLimits {
+        HostnameLimits {
+            entries: 512,
+            wait: Duration::from_secs(5),
+            time: Duration::from_secs(600),
+            absent_time: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What has been asked, and what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostnameCounts {
+    /// Lines whose address was in the cache, with a name or as one that has none.
+    pub hits: u64,
+    /// Lines whose address was not.
+    pub misses: u64,
+    /// Lookups that somebody began.
+    pub lookups: u64,
+    /// Lookups that brought no name, for whatever reason.
+    pub failed: u64,
+    /// Lines that could not wait for their name any longer.
+    pub timed_out: u64,
+    /// Lines whose address could not be asked about: too many lookups were under way.
+    pub refused: u64,
+    /// Addresses in the cache.
+    pub entries: u64,
+}
+
+/// A name; `None`: there is none to be had.
+pub type Hostname = Option<Arc<str>>;
+
+/// A lookup that a line waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LookupId(u64);
+
+/// What a line is told about its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// What it is called.
+    Known(Hostname),
+    /// To [`collect`](HostnameCache::collect) it later, once.
+    Later(LookupId),
+}
+
+/// The cache, and the lookups that will fill it.
+pub struct HostnameCache {
+    limits: HostnameLimits,
+    store: Store<IpAddr, Entry>,
+    lookups: HashMap<LookupId, Lookup, RandomState>,
+    /// The lookup that others about the same address share. Empty while the cache is off.
+    shared: HashMap<IpAddr, LookupId, RandomState>,
+    /// Those that nobody has taken yet.
+    queue: VecDeque<LookupId>,
+    /// Those in `lookups` without an answer: `queue.len() <= unanswered <= LOOKUPS_MAX`.
+    unanswered: usize,
+    next: u64,
+    counts: HostnameCounts,
+}
+
+struct Entry {
+    name: Hostname,
+    until: Time,
+}
+
+/// Is there until it has been answered and all its lines have been.
+struct Lookup {
+    address: IpAddr,
+    asked: Time,
+    /// Lines that will collect it.
+    lines: usize,
+    answer: Option<Hostname>,
+}
+
+impl HostnameCache {
+    /// An empty one.
+    pub fn new(limits: HostnameLimits) -> HostnameCache {
+        HostnameCache {
+            store: Store::new(limits.entries, u64::MAX),
+            limits,
+            lookups: HashMap::default(),
+            shared: HashMap::default(),
+            queue: VecDeque::new(),
+            unanswered: 0,
+            next: 0,
+            counts: HostnameCounts::default(),
+        }
+    }
+
+    /// Takes over other limits. Of another size, the cache begins anew; lookups under way go on.
+    pub fn renew(&mut self, limits: HostnameLimits) {
+        if limits.entries != self.limits.entries {
+            self.store = Store::new(limits.entries, u64::MAX);
+            self.shared.clear();
+        }
+        self.limits = limits;
+    }
+
+    /// What a line is to call this address.
+    pub fn ask(&mut self, now: Time, address: IpAddr) -> Asked {
+        if let Some(entry) = self.store.get(&address)
+            && now < entry.until
+        {
+            self.counts.hits += 1;
+            return Asked::Known(entry.name.clone());
+        }
+        self.counts.misses += 1;
+        if let Some(id) = self.shared.get(&address)
+            && let Some(lookup) = self.lookups.get_mut(id)
+        {
+            lookup.lines += 1;
+            return Asked::Later(*id);
+        }
+        if self.unanswered == LOOKUPS_MAX {
+            self.counts.refused += 1;
+            return Asked::Known(None);
+        }
+        let id = LookupId(self.next);
+        self.next += 1;
+        self.unanswered += 1;
+        self.lookups.insert(id, Lookup { address, asked: now, lines: 1, answer: None });
+        self.queue.push_back(id);
+        if self.limits.entries > 0 {
+            self.shared.insert(address, id);
+        }
+        Asked::Later(id)
+    }
+
+    /// The name that a line came back for; the lookup owes it nothing any more. [`Time::NEVER`] collects what there is.
+    ///
+    /// # Errors
+    /// There is no answer yet, and the line may wait for one until the moment that is told. It counts from when the first line
+    /// asked: behind a name server that is silent only the first wait, and not each in its turn.
+    pub fn collect(&mut self, now: Time, id: LookupId) -> Result<Hostname, Time> {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return Ok(None) };
+        let until = lookup.asked + self.limits.wait;
+        if lookup.answer.is_none() {
+            if now < until {
+                return Err(until);
+            }
+            self.counts.timed_out += 1;
+        }
+        lookup.lines -= 1;
+        let name = lookup.answer.clone().flatten();
+        if lookup.lines == 0 && lookup.answer.is_some() {
+            self.lookups.remove(&id);
+        }
+        Ok(name)
+    }
+
+    /// Number of lookups that wait for somebody to take them.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// A lookup to be done, the oldest first, and answered by [`learn`](HostnameCache::learn).
+    pub fn next_lookup(&mut self, now: Time) -> Option<(LookupId, IpAddr)> {
+        loop {
+            let id = self.queue.pop_front()?;
+            let Some(lookup) = self.lookups.get(&id) else { continue };
+            let address = lookup.address;
+            if lookup.lines > 0 || now.since(lookup.asked) < STALE {
+                self.counts.lookups += 1;
+                return Some((id, address));
+            }
+            self.end(id, address);
+            self.lookups.remove(&id);
+        }
+    }
+
+    /// Takes note of what an address is called; of a name only what [`clean`] has let through.
+    pub fn learn(&mut self, now: Time, id: LookupId, name: Hostname) {
+        let Some(lookup) = self.lookups.get_mut(&id).filter(|lookup| lookup.answer.is_none()) else { return };
+        let (address, lines) = (lookup.address, lookup.lines);
+        lookup.answer = Some(name.clone());
+        if lines == 0 {
+            self.lookups.remove(&id);
+        }
+        self.end(id, address);
+        if name.is_none() {
+            self.counts.failed += 1;
+        }
+        let time = if name.is_some() { self.limits.time } else { self.limits.absent_time };
+        self.store.insert(address, Entry { name, until: now + time }, 1);
+    }
+
+    /// The next line about this address asks anew.
+    fn end(&mut self, id: LookupId, address: IpAddr) {
+        self.unanswered -= 1;
+        if self.shared.get(&address) == Some(&id) {
+            self.shared.remove(&address);
+        }
+    }
+
+    /// How things stand.
+    pub fn counts(&self) -> HostnameCounts {
+        HostnameCounts { entries: self.store.len() as u64, ..self.counts }
+    }
+}
+
+/// A name as the log may have it, in lower case; `None` for what no host is called.
+///
+/// Letters, digits, hyphens and dots (RFC 1123, 2.1), underscores, which are common, 253 bytes at most (RFC 1035, 2.3.4): a
+/// name that could be taken for more than one field, or a line of its own, is none. Nor is one that ends in a number, since
+/// that is an address in one notation or another (`0x7f.1`), and would lead back to itself whatever the DNS says.
+pub fn clean(name: &str) -> Option<String> {
+    let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let digits = last.strip_prefix("0x").map_or_else(
+        || !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()),
+        |rest| rest.bytes().all(|b| b.is_ascii_hexdigit()),
+    );
+    let is_name = (1..=253).contains(&name.len()) && name.bytes().all(is_good) && !name.split('.').any(str::is_empty);
+    (is_name && !digits).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap as Map;
+    use std::vec::Vec;
+
+    fn address(n: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, n])
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::from_millis(seconds * 1000)
+    }
+
+    fn cache(entries: usize) -> HostnameCache {
+        HostnameCache::new(HostnameLimits { entries, ..HostnameLimits::default() })
+    }
+
+    fn later(asked: Asked) -> LookupId {
+        match asked {
+            Asked::Later(id) => id,
+            Asked::Known(name) => panic!("{name:?} is known already"),
+        }
+    }
+
+    fn name(text: &str) -> Hostname {
+        Some(text.into())
+    }
+
+    #[test]
+    fn lines_about_an_address_share_a_lookup_and_later_ones_its_answer() {
+        let mut cache = cache(8);
+        let lines: Vec<_> = (0..3).map(|n| later(cache.ask(at(n), address(1)))).collect();
+        assert!(lines.iter().all(|&id| id == lines[0]));
+        assert_eq!(cache.next_lookup(at(3)), Some((lines[0], address(1))));
+        assert_eq!(cache.next_lookup(at(3)), None);
+        assert_eq!(later(cache.ask(at(3), address(1))), lines[0], "somebody is at it");
+        assert_eq!(cache.collect(at(4), lines[0]), Err(at(5)));
+        cache.learn(at(4), lines[0], name("a.test"));
+        // Whatever the time: the answer is there.
+        (0..4).for_each(|n| assert_eq!(cache.collect(at(4 + 100 * n), lines[0]), Ok(name("a.test"))));
+        assert!(cache.lookups.is_empty() && cache.shared.is_empty());
+        assert_eq!(cache.ask(at(603), address(1)), Asked::Known(name("a.test")));
+        later(cache.ask(at(604), address(1)));
+        let expected = HostnameCounts { hits: 1, misses: 5, lookups: 1, entries: 1, ..HostnameCounts::default() };
+        assert_eq!(cache.counts(), expected);
+    }
+
+    #[test]
+    fn that_there_is_no_name_is_believed_for_less_long() {
+        let mut cache = cache(8);
+        let id = later(cache.ask(at(0), address(1)));
+        cache.next_lookup(at(0));
+        cache.learn(at(1), id, None);
+        assert_eq!(cache.collect(at(1), id), Ok(None));
+        assert_eq!(cache.ask(at(60), address(1)), Asked::Known(None));
+        later(cache.ask(at(61), address(1)));
+        assert_eq!((cache.counts().failed, cache.counts().timed_out), (1, 0));
+    }
+
+    #[test]
+    fn whoever_has_waited_long_enough_goes_without() {
+        let mut cache = cache(8);
+        let id = later(cache.ask(at(0), address(1)));
+        cache.next_lookup(at(0));
+        assert_eq!(cache.collect(at(4), id), Err(at(5)));
+        assert_eq!(cache.collect(at(5), id), Ok(None));
+        // The next line finds the lookup as old as it is.
+        assert_eq!(later(cache.ask(at(6), address(1))), id);
+        assert_eq!(cache.collect(at(6), id), Ok(None));
+        assert_eq!(cache.counts().timed_out, 2);
+        // What comes too late for them is there for others.
+        cache.learn(at(7), id, name("slow.test"));
+        assert_eq!(cache.ask(at(7), address(1)), Asked::Known(name("slow.test")));
+        assert!(cache.lookups.is_empty());
+    }
+
+    #[test]
+    fn a_lookup_that_nobody_took_and_nobody_waits_for_is_dropped() {
+        let mut cache = cache(8);
+        let (given_up, waited_for) = (later(cache.ask(at(0), address(1))), later(cache.ask(at(0), address(2))));
+        assert_eq!(cache.collect(Time::NEVER, given_up), Ok(None));
+        assert_eq!(cache.next_lookup(at(30)), Some((waited_for, address(2))));
+        assert_eq!((cache.unanswered, cache.counts().lookups), (1, 1));
+        assert_ne!(later(cache.ask(at(31), address(1))), given_up, "asked anew");
+    }
+
+    #[test]
+    fn a_cache_that_is_off_asks_for_each_line() {
+        let mut cache = cache(0);
+        let ids: Vec<_> = (0..2).map(|_| later(cache.ask(at(0), address(1)))).collect();
+        assert_ne!(ids[0], ids[1]);
+        for (n, &id) in ids.iter().enumerate() {
+            assert_eq!(cache.next_lookup(at(0)), Some((id, address(1))));
+            cache.learn(at(0), id, name(["a.test", "b.test"][n]));
+        }
+        assert_eq!(cache.collect(at(0), ids[1]), Ok(name("b.test")));
+        assert_eq!(cache.collect(at(0), ids[0]), Ok(name("a.test")));
+        later(cache.ask(at(0), address(1)));
+        assert_eq!((cache.counts().hits, cache.counts().entries), (0, 0));
+    }
+
+    #[test]
+    fn lookups_are_bounded() {
+        let mut cache = cache(0);
+        for _ in 0..LOOKUPS_MAX {
+            later(cache.ask(at(0), address(1)));
+        }
+        assert_eq!(cache.ask(at(0), address(1)), Asked::Known(None));
+        assert_eq!((cache.waiting(), cache.counts().refused), (LOOKUPS_MAX, 1));
+        let (id, _) = cache.next_lookup(at(0)).unwrap();
+        assert_eq!(cache.ask(at(0), address(1)), Asked::Known(None), "it is under way");
+        cache.learn(at(0), id, None);
+        later(cache.ask(at(0), address(1)));
+    }
+
+    #[test]
+    fn another_configuration_holds_for_what_is_asked_from_then_on() {
+        let mut cache = cache(8);
+        let id = later(cache.ask(at(0), address(1)));
+        cache.next_lookup(at(0));
+        cache.renew(HostnameLimits { wait: Duration::from_secs(50), entries: 9, ..HostnameLimits::default() });
+        assert_eq!(cache.collect(at(9), id), Err(at(50)));
+        cache.learn(at(9), id, name("a.test"));
+        assert_eq!(cache.collect(at(9), id), Ok(name("a.test")));
+        assert_eq!(cache.ask(at(9), address(1)), Asked::Known(name("a.test")));
+        cache.renew(HostnameLimits { entries: 0, ..HostnameLimits::default() });
+        later(cache.ask(at(9), address(1)));
+        assert_eq!(cache.counts().entries, 0);
+    }
+
+    #[test]
+    fn names_of_hosts_and_others() {
+        let check = |text: &str, expected: Option<&str>| assert_eq!(clean(text).as_deref(), expected, "{text:?}");
+        check("host.example.org", Some("host.example.org"));
+        check("Host-1.Example.ORG.", Some("host-1.example.org"));
+        check("_srv.a_b.test", Some("_srv.a_b.test"));
+        check("localhost", Some("localhost"));
+        check("1.2.3.4.dyn.test", Some("1.2.3.4.dyn.test"));
+        check("xn--bcher-kva.test", Some("xn--bcher-kva.test"));
+        check(&"a.".repeat(126), Some(&"a.".repeat(126)[..251]));
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a..b",
+            ".a",
+            "a b",
+            "a\"b",
+            "a\\b",
+            "a\nb",
+            "a\0b",
+            "a\x1b[31m",
+            "\u{e4}.test",
+            "a/b",
+            "a:b",
+        ] {
+            check(bad, None);
+        }
+        for address in ["10.0.0.1", "167772161", "0xa000001", "10.0.0.0x1", "0X7F.1", "a.1", "::1", "0x"] {
+            check(address, None);
+        }
+        check(&"a.".repeat(127), Some(&"a.".repeat(127)[..253]));
+        check(&"a.".repeat(128), None);
+    }
+
+    proptest! {
+        // What is told is the last that was learnt about the address, by whoever remembers everything.
+        #[test]
+        fn a_plain_map_says_the_same(
+            entries in 0usize..4,
+            steps in prop::collection::vec((0u8..6, 0u8..6, 0u64..40), 0..300),
+        ) {
+            let mut cache = cache(entries);
+            let mut now = 0;
+            let mut learnt: Map<IpAddr, (Hostname, u64)> = Map::new();
+            let (mut lines, mut taken) = (Vec::new(), Vec::new());
+            let mut answers: Map<LookupId, Hostname> = Map::new();
+            for (n, (step, which, seconds)) in steps.into_iter().enumerate() {
+                match step {
+                    0 | 1 => match cache.ask(at(now), address(which)) {
+                        Asked::Known(told) => {
+                            let (name, when) = &learnt[&address(which)];
+                            prop_assert_eq!(&told, name);
+                            let believed = if told.is_some() { 600 } else { 60 };
+                            prop_assert!(entries > 0 && now - when < believed);
+                        }
+                        Asked::Later(id) => lines.push((id, now)),
+                    },
+                    2 => taken.extend(cache.next_lookup(at(now))),
+                    3 if !taken.is_empty() => {
+                        let (id, address) = taken.remove(usize::from(which) % taken.len());
+                        let told = (which != 0).then(|| Arc::from(std::format!("{n}.test")));
+                        cache.learn(at(now), id, told.clone());
+                        learnt.insert(address, (told.clone(), now));
+                        answers.insert(id, told);
+                    }
+                    4 => now += seconds,
+                    5 if !lines.is_empty() => {
+                        let (id, since) = lines[usize::from(which) % lines.len()];
+                        match (cache.collect(at(now), id), answers.get(&id)) {
+                            (Ok(told), Some(answer)) => prop_assert_eq!(&told, answer),
+                            (Ok(told), None) => prop_assert_eq!(told, None),
+                            (Err(until), answer) => {
+                                prop_assert!(answer.is_none() && until > at(now) && until <= at(since + 5));
+                                continue;
+                            }
+                        }
+                        lines.remove(usize::from(which) % lines.len());
+                    }
+                    _ => {}
+                }
+                prop_assert!(cache.counts().entries <= entries as u64);
+                prop_assert!(cache.waiting() <= cache.unanswered && cache.unanswered <= cache.lookups.len());
+                prop_assert_eq!(cache.waiting() + taken.len(), cache.unanswered, "none is forgotten");
+                if entries > 0 {
+                    prop_assert_eq!(cache.shared.len(), cache.unanswered, "one for each address");
+                }
+            }
+            // In the end nothing is left of any of it.
+            lines.iter().for_each(|&(id, _)| drop(cache.collect(Time::NEVER, id)));
+            taken.extend(std::iter::from_fn(|| cache.next_lookup(at(now))));
+            taken.iter().for_each(|&(id, _)| cache.learn(at(now), id, None));
+            prop_assert!(cache.lookups.is_empty() && cache.shared.is_empty() && cache.unanswered == 0);
+        }
+    }
+}
