@@ -7,5 +7,6 @@ pub mod epoll;
 pub mod eventfd;
 pub mod file;
 pub mod process;
+pub mod resolve;
 pub mod signal;
 pub mod socket;
