@@ -13,6 +13,7 @@ mod connections;
 mod disk;
 mod errors;
 mod files;
+mod hostnames;
 mod limits;
 mod log;
 mod messages;

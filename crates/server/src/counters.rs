@@ -4,9 +4,11 @@ use std::fmt;
 use std::ops::AddAssign;
 
 use amped_core::cache::Figures;
+use amped_core::cache::hostname::HostnameCounts;
 use amped_core::cache::policy::StoreCounts;
 use amped_core::desk::Counts;
 
+use crate::access_log::Writer;
 use crate::helper::HelperCounts;
 
 /// One loop's state, or the sum of several.
@@ -30,6 +32,8 @@ pub struct Snapshot {
     pub cold_windows: u64,
     /// Lines that the log could not keep.
     pub lost_lines: u64,
+    /// The names of clients in the log.
+    pub hostnames: HostnameCounts,
 }
 
 impl Snapshot {
@@ -45,6 +49,7 @@ impl Snapshot {
             helpers,
             cold_windows,
             lost_lines,
+            hostnames,
         } = self;
         let Counts { requests, bad_requests, hits, stale_hits, disk_questions, shed } = counts;
         let Figures {
@@ -66,6 +71,8 @@ impl Snapshot {
         for StoreCounts { hits, misses, insertions, evictions, refusals } in [uris, paths, heads, bodies, files] {
             fields.extend([hits, misses, insertions, evictions, refusals]);
         }
+        let HostnameCounts { hits, misses, lookups, failed, timed_out, refused, entries } = hostnames;
+        fields.extend([hits, misses, lookups, failed, timed_out, refused, entries]);
         fields
     }
 
@@ -88,7 +95,15 @@ impl Snapshot {
     pub fn after_the_end(self) -> Snapshot {
         let caches =
             Figures { uri_entries: 0, path_entries: 0, head_bytes: 0, body_bytes: 0, open_files: 0, ..self.caches };
-        Snapshot { connections: 0, connection_bytes: 0, helpers: HelperCounts::default(), caches, ..self }
+        let hostnames = HostnameCounts { entries: 0, ..self.hostnames };
+        Snapshot { connections: 0, connection_bytes: 0, helpers: HelperCounts::default(), caches, hostnames, ..self }
+    }
+
+    /// With what the log has to say.
+    #[must_use]
+    pub fn with_log(self, log: Option<&Writer>) -> Snapshot {
+        let (lost_lines, hostnames) = log.map(|log| (log.lost_lines(), log.hostnames())).unwrap_or_default();
+        Snapshot { lost_lines, hostnames, ..self }
     }
 }
 
@@ -131,6 +146,12 @@ impl fmt::Display for Snapshot {
             f,
             "helpers: threads={} peak={} waiting={} cold_windows={}",
             helpers.threads, helpers.peak, helpers.waiting, self.cold_windows
+        )?;
+        let HostnameCounts { hits, misses, lookups, failed, timed_out, refused, entries } = &self.hostnames;
+        writeln!(
+            f,
+            "dns: hits={hits} misses={misses} lookups={lookups} failed={failed} timed_out={timed_out} \
+             refused={refused} entries={entries}"
         )?;
         writeln!(f, "log: lost_lines={}", self.lost_lines)
     }

@@ -125,7 +125,7 @@ impl Pool {
         signals.leave_to_parent();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
         let mailbox = Arc::new(mailbox);
-        let log = log.take().map(|sink| Writer::start(sink, &generation.settings.log.access));
+        let log = log.take().map(|sink| Writer::start(sink, &generation.settings.log, *clock));
         let log = log.transpose().unwrap_or_else(|error| die(&format!("cannot start the log: {error}")));
         let start = Start {
             generation: Arc::clone(generation),
@@ -149,8 +149,8 @@ impl Pool {
             Ok(Err(error)) => die(&format!("cannot go on: {error}")),
             Err(_) => die("a loop has failed; this is a bug of amped's"),
         };
-        let lost_lines = log.map_or(0, |log| end_log(log, clock, Time::START).lost_lines());
-        tell(&line, LAST_WORDS, Snapshot { lost_lines, ..snapshot });
+        let log = log.map(|log| end_log(log, clock, Time::START));
+        tell(&line, LAST_WORDS, snapshot.with_log(log.as_deref()));
         exit(0)
     }
 
@@ -286,7 +286,7 @@ fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, 
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
-                    tell(answers, number, Snapshot { lost_lines: log.map_or(0, Writer::lost_lines), ..snapshot });
+                    tell(answers, number, snapshot.with_log(log));
                 }
             }
             REOPEN_LOG => {

@@ -33,8 +33,8 @@ use crate::processes::{Parts, Pool};
 use crate::say;
 use crate::worker::{Clock, Generation};
 
-/// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files that helpers have
-/// open for a moment.
+/// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files and sockets that helpers
+/// and resolvers have open for a moment.
 const DESCRIPTORS_RESERVED: usize = 64;
 
 /// A server that runs.
@@ -119,9 +119,9 @@ impl Server {
             let parts = Parts { generation: Arc::clone(&generation), listeners, log: sink, clock, signals };
             Crew::Processes(Box::new(Pool::start(parts).map_err(|error| format!("cannot start a process: {error}"))?))
         } else {
-            let target = &generation.settings.log.access;
-            let log = sink.map(|sink| Writer::start(sink, target)).transpose();
-            let log = log.map_err(|error| self::cannot_log(target, &error))?;
+            let settings = &generation.settings.log;
+            let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
+            let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
             let mut threads = Threads { mailboxes: Vec::new(), loops: Vec::new(), log };
             for n in 0..generation.settings.workers {
                 threads.add(n, &generation, listeners_of(&addresses, n).map_err(cannot_share)?, clock)?;
@@ -202,6 +202,9 @@ impl Server {
                 for (mailbox, listeners) in threads.mailboxes.iter().zip(listeners) {
                     mailbox.put(Message::Renew(Arc::clone(&generation)));
                     mailbox.put(Message::Listen(listeners));
+                }
+                if let Some((writer, _)) = &threads.log {
+                    writer.renew(&generation.settings.log);
                 }
             }
             Crew::Processes(pool) => {
@@ -405,7 +408,7 @@ struct Prepared {
 }
 
 fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
-    let mut sum = Snapshot { lost_lines: log.map_or(0, Writer::lost_lines), ..Snapshot::default() };
+    let mut sum = Snapshot::default().with_log(log);
     snapshots.iter().for_each(|snapshot| sum += snapshot);
     if let Some(shared) = &generation.caches {
         sum.caches = shared.figures();
@@ -437,6 +440,7 @@ fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
 fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
     let form = arch::form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
+    settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
     if form.processes {
         // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).

@@ -1,9 +1,12 @@
 //! The access log: a line a request, which never holds up a reply.
 //!
 //! A loop formats its lines into a buffer of its own and hands it over, when it is full or old enough, to the one thread
-//! that writes ([`Writer`]). Common and Combined are as Apache and NCSA have them, with local time; JSON adds host, time
+//! that writes ([`Writer`]). Where names are wanted, that is where addresses become names (`held`), which other threads look
+//! up (`resolver`). Common and Combined are as Apache and NCSA have them, with local time; JSON adds host, time
 //! taken and cache outcome.
 
+mod held;
+mod resolver;
 mod writer;
 
 use std::fmt::Write as _;
@@ -131,7 +134,8 @@ impl AccessLog {
             return;
         }
         if let Some(writer) = &self.writer {
-            let batch = Batch { text: std::mem::take(&mut self.buffer), lines: std::mem::take(&mut self.lines) };
+            let (text, lines) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.lines));
+            let batch = Batch { text, lines, format: self.format };
             self.buffer = writer.put(batch);
         }
         self.oldest = Time::NEVER;
@@ -172,10 +176,11 @@ impl AccessLog {
 
     fn write_json(&mut self, record: &Record, peer: &Peer, body_bytes: u64, now: Time) {
         let out = &mut self.buffer;
-        out.extend_from_slice(b"{\"time\":\"");
+        out.extend_from_slice(JSON_TIME);
         out.extend_from_slice(self.stamp.as_bytes());
+        out.extend_from_slice(JSON_CLIENT);
+        out.extend_from_slice(peer.as_bytes());
         out.push(b'"');
-        push_json_field(out, "client", peer.as_bytes());
         push_json_field(out, "host", record.host());
         push_json_field(out, "method", record.method());
         push_json_field(out, "target", record.target());
@@ -196,6 +201,10 @@ impl AccessLog {
         out.extend_from_slice(b"}\n");
     }
 }
+
+/// How a line of JSON begins, before the time; and what stands between that and the client, by which `held` finds it.
+const JSON_TIME: &[u8] = b"{\"time\":\"";
+const JSON_CLIENT: &[u8] = b"\",\"client\":\"";
 
 /// `[10/Oct/2000:13:55:36 -0700]`, or RFC 3339 for JSON.
 fn stamp(seconds: i64, format: LogFormat) -> String {

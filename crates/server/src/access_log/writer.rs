@@ -1,25 +1,34 @@
 //! The one thread that writes the log.
 //!
-//! It may wait for a disk or fail on a full one: the loops go on, and what cannot be kept is counted and reported.
+//! It may wait for a disk or fail on a full one: the loops go on, and what cannot be kept is counted and reported. It waits for
+//! no name: lines that do are held beside it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use amped_core::cache::hostname::HostnameCounts;
 use amped_sys::process;
+use amped_units::Time;
 
-use crate::config::LogTarget;
+use super::held::{Held, SPARE_MAX};
+use super::resolver::Resolvers;
+use crate::config::{LogFormat, LogSettings, LogTarget};
 use crate::say;
+use crate::worker::Clock;
 
 /// Lines on their way to the file.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) text: Vec<u8>,
     pub(super) lines: u64,
+    pub(super) format: LogFormat,
 }
 
 /// Batches that may wait to be written. With the default buffer 16 MiB: a minute of a slow disk at a few thousand
@@ -27,11 +36,18 @@ pub(super) struct Batch {
 const BATCHES_MAX: usize = 256;
 
 /// The thread that writes, as the loops see it.
-#[derive(Debug)]
 pub struct Writer {
     state: Mutex<State>,
     wake: Condvar,
     lost: AtomicU64,
+    clock: Clock,
+    pub(super) resolvers: Resolvers,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").field("state", &self.state).field("lost", &self.lost).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +56,8 @@ struct State {
     queue: VecDeque<Batch>,
     /// Buffers to be filled again.
     spare: Vec<Vec<u8>>,
+    /// A resolver has found something out.
+    answered: bool,
     reopen: bool,
     stopping: bool,
 }
@@ -90,18 +108,33 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
 
+/// Lines that wait for their client's name when the server is told to stop get so much more time: what a name server that
+/// answers at all needs, and half of what the log is given in any case (`server/serve`, `stop`).
+const STOP_WAIT: Duration = Duration::from_millis(500);
+
 impl Writer {
+    pub(super) fn new(settings: &LogSettings, clock: Clock) -> Arc<Writer> {
+        let (state, wake, lost) = (Mutex::default(), Condvar::new(), AtomicU64::new(0));
+        Arc::new(Writer { state, wake, lost, clock, resolvers: Resolvers::new(settings) })
+    }
+
     /// Starts the thread that writes.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(sink: Sink, target: &LogTarget) -> io::Result<(Arc<Writer>, JoinHandle<()>)> {
+    pub fn start(sink: Sink, settings: &LogSettings, clock: Clock) -> io::Result<(Arc<Writer>, JoinHandle<()>)> {
         // The first question for the local time reads the zone's file. Here it may.
         process::local_offset(0);
-        let writer = Arc::new(Writer { state: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
-        let (shared, target) = (Arc::clone(&writer), target.clone());
-        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run(sink, &target))?;
+        let writer = Writer::new(settings, clock);
+        let open = Open { sink, target: settings.access.clone(), torn: false, trouble: Trouble::default() };
+        let shared = Arc::clone(&writer);
+        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run(open))?;
         Ok((writer, thread))
+    }
+
+    /// Takes over whether names are wanted, and their limits; the file stays.
+    pub fn renew(&self, settings: &LogSettings) {
+        self.resolvers.renew(settings);
     }
 
     /// Lines that could not be kept.
@@ -109,7 +142,12 @@ impl Writer {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Opens the file anew: the old one has been moved away.
+    /// What became of the questions for names.
+    pub fn hostnames(&self) -> HostnameCounts {
+        self.resolvers.lock().names.counts()
+    }
+
+    /// Opens the file anew: the old one has been moved away. Lines that wait for a name go to the new one.
     pub fn reopen(&self) {
         self.lock().reopen = true;
         self.wake.notify_one();
@@ -119,6 +157,17 @@ impl Writer {
     pub fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_one();
+    }
+
+    /// Lets it look after lines that wait for an answer.
+    pub(super) fn wake_up(&self) {
+        self.lock().answered = true;
+        self.wake.notify_one();
+    }
+
+    /// The time.
+    pub(super) fn now(&self) -> Time {
+        self.clock.now()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -139,42 +188,97 @@ impl Writer {
         state.spare.pop().unwrap_or_default()
     }
 
-    fn run(&self, mut sink: Sink, target: &LogTarget) {
-        let mut trouble = Trouble::default();
-        let mut torn = false;
+    fn run(self: Arc<Writer>, mut log: Open) {
+        let mut held = Held::default();
+        let mut out = Vec::new();
+        // When the oldest line has waited long enough; when all have, for the end has come.
+        let (mut due, mut end) = (Time::NEVER, Time::NEVER);
         loop {
             let mut state = self.lock();
-            while state.queue.is_empty() && !state.reopen && !state.stopping {
-                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let is_told = |state: &State| state.reopen || state.answered || state.stopping && end == Time::NEVER;
+            while state.queue.is_empty() && !is_told(&state) && self.now() < due.min(end) {
+                let left = due.min(end) - self.now();
+                state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             }
+            state.answered = false;
             let reopen = std::mem::take(&mut state.reopen);
             let stopping = state.stopping;
             // What was gathered before a reopening belongs to the old file.
             let batches = std::mem::take(&mut state.queue);
             drop(state);
+            if stopping && end == Time::NEVER {
+                end = self.now() + STOP_WAIT;
+            }
             for mut batch in batches {
-                let written = write_all(&mut sink, &batch.text, &mut torn);
-                trouble.after(target, written.map_err(|(error, kept)| (error, batch.lines - kept)), &self.lost);
+                let mut resolvers = self.resolvers.lock();
+                if held.is_empty() && !resolvers.wanted {
+                    drop(resolvers);
+                    log.write(&batch.text, batch.lines, &self.lost);
+                } else {
+                    let wanted = resolvers.wanted;
+                    let names = &mut resolvers.names;
+                    let lines = held.push(&batch.text, batch.format, wanted, names, self.now(), &mut out);
+                    drop(resolvers);
+                    due = self.release(&mut held, lines, end, &mut out, &mut log);
+                }
                 batch.text.clear();
                 let mut state = self.lock();
                 if state.spare.len() < 4 {
                     state.spare.push(batch.text);
                 }
             }
-            if reopen && let LogTarget::File(path) = target {
-                match open(path) {
-                    Ok(file) => {
-                        sink = Sink::File(file);
-                        torn = false;
-                    }
-                    Err(error) => {
-                        say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display())
-                    }
-                }
+            if !held.is_empty() {
+                due = self.release(&mut held, 0, end, &mut out, &mut log);
             }
-            if stopping && self.lock().queue.is_empty() {
+            if reopen {
+                log.reopen();
+            }
+            if stopping && held.is_empty() && self.lock().queue.is_empty() {
+                self.resolvers.stop();
                 return;
             }
+        }
+    }
+
+    /// Writes the lines in `out` and those that need not wait any longer. Returns when the next will have waited long enough.
+    fn release(self: &Arc<Writer>, held: &mut Held, lines: u64, end: Time, out: &mut Vec<u8>, log: &mut Open) -> Time {
+        let now = self.now();
+        let mut resolvers = self.resolvers.lock();
+        self.resolvers.see_to(&mut resolvers, self);
+        let (more, due) = held.release(if now < end { now } else { Time::NEVER }, &mut resolvers.names, out);
+        drop(resolvers);
+        if !out.is_empty() {
+            log.write(out, lines + more, &self.lost);
+            out.clear();
+            out.shrink_to(SPARE_MAX);
+        }
+        due
+    }
+}
+
+/// The log as the writer has it.
+struct Open {
+    sink: Sink,
+    target: LogTarget,
+    /// The last line is not whole, and another must not begin right behind it.
+    torn: bool,
+    trouble: Trouble,
+}
+
+impl Open {
+    fn write(&mut self, text: &[u8], lines: u64, lost: &AtomicU64) {
+        let written = write_all(&mut self.sink, text, &mut self.torn);
+        self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
+    }
+
+    fn reopen(&mut self) {
+        let LogTarget::File(path) = &self.target else { return };
+        match open(path) {
+            Ok(file) => {
+                self.sink = Sink::File(file);
+                self.torn = false;
+            }
+            Err(error) => say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display()),
         }
     }
 }
@@ -251,22 +355,22 @@ impl Trouble {
 mod tests {
     use super::*;
     use crate::access_log::{AccessLog, Peer};
-    use crate::config::{LogFormat, LogSettings};
+    use amped_core::cache::hostname::HostnameLimits;
     use amped_core::record::Record;
     use amped_core::reply::Wall;
-    use amped_units::Time;
-    use std::time::Duration;
 
     #[test]
     fn what_nobody_writes_is_lost_beyond_a_bound_and_counted() {
-        // A writer whose thread hangs, as on a dead disk: nobody takes a batch away.
-        let writer = Arc::new(Writer { state: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
         let settings = LogSettings {
             access: LogTarget::Stdout,
             format: LogFormat::Common,
             buffer: amped_units::Bytes(1),
             flush: Duration::from_secs(1),
+            hostnames: false,
+            hostname: HostnameLimits::default(),
         };
+        // A writer whose thread hangs, as on a dead disk: nobody takes a batch away.
+        let writer = Writer::new(&settings, Clock::start());
         let mut log = AccessLog::new(&settings, Some(Arc::clone(&writer)));
         let (record, peer, wall) = (Record::default(), Peer::new(None), Wall::at(0));
         for _ in 0..BATCHES_MAX + 7 {

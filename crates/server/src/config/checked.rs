@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
+use amped_core::cache::hostname::HostnameLimits;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
@@ -122,6 +123,10 @@ pub struct LogSettings {
     pub buffer: Bytes,
     /// Lines are gathered no longer than this; default 1 s.
     pub flush: Duration,
+    /// Whether clients are called by their names in the DNS; default no.
+    pub hostnames: bool,
+    /// How long these are waited for and believed.
+    pub hostname: HostnameLimits,
 }
 
 /// Where the access log goes.
@@ -369,11 +374,19 @@ impl Checker<'_> {
                 target => target,
             },
         };
+        let default = HostnameLimits::default();
         LogSettings {
             access,
             format: flags.log_format.or(file.format).unwrap_or_default(),
             buffer: self.positive(&file.buffer, "buffer", Bytes::kib(64)),
             flush: self.positive(&file.flush, "flush", Duration::from_secs(1)),
+            hostnames: file.hostnames.unwrap_or_default(),
+            hostname: HostnameLimits {
+                entries: or(&file.hostname_entries, default.entries),
+                wait: or(&file.hostname_wait, default.wait),
+                time: or(&file.hostname_time, default.time),
+                absent_time: or(&file.hostname_absent_time, default.absent_time),
+            },
         }
     }
 

@@ -88,6 +88,16 @@ pub struct Log {
     pub buffer: Key<Size>,
     /// Longest time that a line is gathered.
     pub flush: Key<Lasting>,
+    /// Whether clients are called by their names.
+    pub hostnames: Option<bool>,
+    /// Longest time that a line waits for the name.
+    pub hostname_wait: Key<Lasting>,
+    /// Names that are kept.
+    pub hostname_entries: Key<usize>,
+    /// A name is believed this long.
+    pub hostname_time: Key<Lasting>,
+    /// That there is none is believed this long.
+    pub hostname_absent_time: Key<Lasting>,
 }
 
 /// `[limits]`: the fields of core's `Limits`, by the same names, and `connections`.

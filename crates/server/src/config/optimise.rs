@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
+use amped_core::cache::hostname::HostnameLimits;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
@@ -101,6 +102,13 @@ impl Optimise {
         }
         budgets.ready_headers = self.has(Optimisation::ReadyHeaders);
         budgets
+    }
+
+    /// What the log may keep of hosts' names.
+    #[must_use]
+    pub fn hostnames(&self, limits: HostnameLimits) -> HostnameLimits {
+        let entries = if self.has(Optimisation::DnsCache) { limits.entries } else { 0 };
+        HostnameLimits { entries, ..limits }
     }
 }
 

@@ -123,6 +123,16 @@ pub fn print(settings: &Settings) -> String {
     page.key("format", &name_of(&settings.log.format)[..], "common, combined or json");
     page.key("buffer", &settings.log.buffer, "lines are gathered up to this before they are written");
     page.key("flush", &settings.log.flush, "and no longer than this");
+    page.key(
+        "hostnames",
+        &settings.log.hostnames,
+        "call clients by their names in the DNS, where these lead back to them",
+    );
+    let hostname = &settings.log.hostname;
+    page.key("hostname_wait", &hostname.wait, "a line waits for the name; then it has the address");
+    page.key("hostname_entries", &hostname.entries, "names that are kept, of each process; 0 asks for each line");
+    page.key("hostname_time", &hostname.time, "a name is believed this long");
+    page.key("hostname_absent_time", &hostname.absent_time, "that there is none, or no answer, this long");
 
     let limits = &settings.limits;
     page.table("[limits]", "what one client may cost");

@@ -6,6 +6,7 @@
 use std::fs;
 use std::time::Duration;
 
+use amped_core::cache::hostname::HostnameLimits;
 use amped_http::status::Status;
 use amped_units::Bytes;
 
@@ -95,6 +96,11 @@ fn what_is_printed_reads_back() {
         format = "json"
         buffer = 5000
         flush = "2m"
+        hostnames = true
+        hostname_wait = "0s"
+        hostname_entries = 0
+        hostname_time = "2h"
+        hostname_absent_time = "3s"
         [limits]
         connections = 77
         request_line = "9KiB"
@@ -147,6 +153,9 @@ fn what_is_printed_reads_back() {
     "#;
     let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
     check(&settings);
+    let [wait, time, absent_time] = [0, 7200, 3].map(Duration::from_secs);
+    assert!(settings.log.hostnames);
+    assert_eq!(settings.log.hostname, HostnameLimits { entries: 0, wait, time, absent_time });
     let site = settings.sites.get(1).unwrap();
     assert_eq!(site.hosts, ["example.org", "*.example.org", "[::1]"].map(Box::from));
     assert_eq!(site.user_dir.as_deref(), Some("public_html"));
@@ -164,6 +173,7 @@ fn defaults_are_those_of_core_and_of_the_help() {
     assert_eq!(settings.connections, None);
     assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
     assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
+    assert_eq!((settings.log.hostnames, settings.log.hostname), (false, HostnameLimits::default()));
     assert_eq!((settings.settle, settings.stop_deadline), (Duration::from_secs(60), Duration::from_secs(10)));
     let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");

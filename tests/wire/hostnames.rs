@@ -1,0 +1,519 @@
+//! Names of clients in the access log: each from a name server of our own, which can be slow, silent or a liar.
+//!
+//! The server runs in a network of its own, with nothing but a loopback interface, and with its own `/etc/resolv.conf` and
+//! the like mounted over the machine's, which only it sees. Both end with it, however a test ends. Name server and clients are
+//! threads that enter this network; a client is whoever in 127.0.0.0/8 it wants to be.
+//!
+//! Needs root, and `unshare`, `mount` and `ip`.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
+
+use crate::harness::*;
+
+/// What is asked of the name server: RFC 1035, 3.2.2, and RFC 3596, 2.1.
+const A: u16 = 1;
+const PTR: u16 = 12;
+const AAAA: u16 = 28;
+
+/// RFC 1035, 4.1.1.
+const SERVFAIL: u8 = 2;
+const NXDOMAIN: u8 = 3;
+
+/// What the name server says, by what it is asked.
+#[derive(Clone)]
+enum Says {
+    /// To PTR: this name, in labels of any bytes.
+    Name(Vec<Vec<u8>>),
+    /// To A or AAAA.
+    Address(IpAddr),
+    /// An error.
+    Error(u8),
+}
+
+fn name(text: &str) -> Says {
+    Says::Name(text.split('.').map(|label| label.as_bytes().to_vec()).collect())
+}
+
+#[derive(Default)]
+struct Zone {
+    says: HashMap<(String, u16), Says>,
+    delay: Duration,
+    /// It answers nothing, and never will.
+    silent: bool,
+    /// It answers all later, when it is open.
+    closed: bool,
+    /// All questions so far, in lower case.
+    asked: Vec<(String, u16)>,
+}
+
+impl Zone {
+    fn ptr(&mut self, address: IpAddr, says: Says) {
+        self.says.insert((reverse(address), PTR), says);
+    }
+
+    fn address(&mut self, name: &str, address: IpAddr) {
+        let kind = if address.is_ipv4() { A } else { AAAA };
+        self.says.insert((name.to_owned(), kind), Says::Address(address));
+    }
+
+    /// An address and its name, which leads back.
+    fn host(&mut self, address: IpAddr, text: &str) {
+        self.ptr(address, name(text));
+        self.address(&text.to_ascii_lowercase(), address);
+    }
+
+    fn times_asked(&self, what: &str, kind: u16) -> usize {
+        self.asked.iter().filter(|(name, asked)| name == what && *asked == kind).count()
+    }
+
+    /// Takes note of a question, and answers it if it does; a name that is not in the zone is none.
+    fn answer(&mut self, query: &[u8]) -> Option<Vec<u8>> {
+        let (mut labels, mut at) = (Vec::new(), 12);
+        while query[at] != 0 {
+            let end = at + 1 + usize::from(query[at]);
+            labels.push(String::from_utf8_lossy(&query[at + 1..end]).to_ascii_lowercase());
+            at = end;
+        }
+        let kind = u16::from_be_bytes([query[at + 1], query[at + 2]]);
+        let asked = (labels.join("."), kind);
+        let says = self.says.get(&asked).cloned().unwrap_or(Says::Error(NXDOMAIN));
+        self.asked.push(asked);
+        let (code, data) = match says {
+            Says::Error(code) => (code, None),
+            Says::Address(IpAddr::V4(address)) => (0, Some(address.octets().to_vec())),
+            Says::Address(IpAddr::V6(address)) => (0, Some(address.octets().to_vec())),
+            Says::Name(labels) => {
+                let label = |label: &Vec<u8>| [&[label.len() as u8], label.as_slice()].concat();
+                (0, Some(labels.iter().flat_map(label).chain([0]).collect()))
+            }
+        };
+        // An answer, with recursion asked for and available, to the one question; it repeats the question.
+        let mut reply = [&query[..2], &[0x81, 0x80 | code, 0, 1, 0, u8::from(data.is_some()), 0, 0, 0, 0]].concat();
+        reply.extend_from_slice(&query[12..at + 5]);
+        if let Some(data) = data {
+            // Of the name that was asked for, in the Internet, not to be kept.
+            reply.extend(
+                [&[0xc0, 12], &kind.to_be_bytes()[..], &[0, 1, 0, 0, 0, 0, 0, data.len() as u8], &data].concat(),
+            );
+        }
+        (!self.silent).then_some(reply)
+    }
+}
+
+/// `2.0.0.127.in-addr.arpa` (RFC 1035, 3.5), or its like in `ip6.arpa` (RFC 3596, 2.5).
+fn reverse(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            format!("{d}.{c}.{b}.{a}.in-addr.arpa")
+        }
+        IpAddr::V6(address) => {
+            let nibbles = address.octets().into_iter().rev().map(|byte| format!("{:x}.{:x}.", byte & 15, byte >> 4));
+            nibbles.collect::<String>() + "ip6.arpa"
+        }
+    }
+}
+
+fn local(last: u8) -> IpAddr {
+    IpAddr::from([127, 0, 0, last])
+}
+
+/// A server in a network of its own, with a name server.
+struct Net {
+    server: Server,
+    network: File,
+    zone: Arc<Mutex<Zone>>,
+    stop: Arc<AtomicBool>,
+    name_server: Option<JoinHandle<()>>,
+    site: Site,
+    logs: Site,
+}
+
+/// Mounts what the C library reads over the machine's, and becomes the server. A cache of the whole machine (nscd) is hidden.
+const ENTER: &str = r#"
+    for file in resolv.conf hosts nsswitch.conf; do mount --bind "$0/$file" /etc/$file || exit 1; done
+    if [ -d /run/nscd ]; then mount -t tmpfs tmpfs /run/nscd || exit 1; fi
+    ip link set lo up && exec "$@"
+"#;
+
+const ADDRESS: &str = "*:8080";
+
+impl Net {
+    /// With these keys in `[log]`; other tables may follow them.
+    fn start(keys: &str, fill: impl FnOnce(&mut Zone)) -> Net {
+        Net::start_with("amped", PATIENT, keys, fill)
+    }
+
+    /// Of this architecture, and with these options in resolv.conf(5).
+    fn start_with(architecture: &str, options: &str, keys: &str, fill: impl FnOnce(&mut Zone)) -> Net {
+        need_root("starts the server in a network of its own");
+        let (site, logs) = (Site::new(), Site::new());
+        site.file("a.txt", "hello");
+        let etc = |name: &str, text: &str| logs.file(&format!("etc/{name}"), text);
+        etc("resolv.conf", &format!("nameserver 127.0.0.1\noptions {options}\n"));
+        etc("hosts", "127.0.0.1 localhost\n127.0.0.250 qu\"ote\n127.0.0.251 own-file\n");
+        etc("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n");
+        let mut net = Command::new("unshare");
+        net.args(["--net", "--mount", "sh", "-c", ENTER]).arg(logs.path().join("etc"));
+        net.arg(program().get_program()).args(["serve", "--config"]).arg(Net::configure(&site, &logs, keys));
+        net.args(["--architecture", architecture]);
+        let server = Server::spawn(net);
+        let network = File::open(format!("/proc/{}/ns/net", server.pid())).unwrap();
+        let mut zone = Zone::default();
+        fill(&mut zone);
+        let (zone, stop) = (Arc::new(Mutex::new(zone)), Arc::new(AtomicBool::new(false)));
+        let mut net = Net { server, network, zone, stop, name_server: None, site, logs };
+        let socket = net.inside(|| UdpSocket::bind("127.0.0.1:53").unwrap());
+        let (zone, stop) = (Arc::clone(&net.zone), Arc::clone(&net.stop));
+        net.name_server = Some(thread::spawn(move || serve_names(&socket, &zone, &stop)));
+        net
+    }
+
+    fn configure(site: &Site, logs: &Site, keys: &str) -> PathBuf {
+        let log = logs.path().join("access.log");
+        let root = site.path();
+        logs.file(
+            "amped.toml",
+            format!("root = {root:?}\nlisten = [{ADDRESS:?}]\n[log]\naccess = {log:?}\nflush = \"20ms\"\n{keys}\n"),
+        )
+    }
+
+    /// Puts other keys into force.
+    fn reload(&self, keys: &str) {
+        let in_force = || self.server.said().matches("the new configuration is in force").count();
+        let before = in_force();
+        Net::configure(&self.site, &self.logs, keys);
+        self.server.signal("HUP");
+        wait_until("the new configuration", || in_force() > before);
+    }
+
+    /// Does something in the network.
+    fn inside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            what()
+        };
+        // A thread of its own, for the way in is not the way out.
+        thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Sends requests from this address, on one connection; `/a.txt?N` with each number.
+    fn ask(&self, from: IpAddr, numbers: impl IntoIterator<Item = usize, IntoIter: Send> + Send) {
+        self.inside(|| {
+            let mut client = client(from);
+            for number in numbers {
+                assert_eq!(client.get(&format!("/a.txt?{number}")).text(), "hello");
+            }
+        });
+    }
+
+    fn zone<T>(&self, what: impl FnOnce(&mut Zone) -> T) -> T {
+        what(&mut self.zone.lock().unwrap())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.logs.path().join("access.log")
+    }
+
+    /// The lines so far.
+    fn lines(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.log()).unwrap();
+        text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    fn wait_for_lines(&self, count: usize) -> Vec<String> {
+        wait_until(&format!("{count} lines"), || self.lines().len() >= count);
+        assert_eq!(self.lines().len(), count);
+        self.lines()
+    }
+
+    /// The same in the order of their numbers, for architectures whose loops each gather their own lines.
+    fn wait_for_lines_in_order(&self, count: usize) -> Vec<String> {
+        let mut lines = self.wait_for_lines(count);
+        lines.sort_by_key(|line| host_and_number(line).1);
+        lines
+    }
+
+    fn dns(&self, key: &str) -> u64 {
+        self.server.report("dns", key)
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.name_server.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection from this address.
+fn client(from: IpAddr) -> Client {
+    let (family, to) = match from {
+        IpAddr::V4(_) => (AddressFamily::INET, local(1)),
+        IpAddr::V6(_) => (AddressFamily::INET6, IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::new(from, 0)).unwrap();
+    rustix::net::connect(&socket, &SocketAddr::new(to, 8080)).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Client::on(&stream)
+}
+
+/// The name server: each question has its own delay, however many there are.
+fn serve_names(socket: &UdpSocket, zone: &Mutex<Zone>, stop: &AtomicBool) {
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    thread::scope(|scope| {
+        while !stop.load(Ordering::Relaxed) {
+            let mut query = [0; 512];
+            let Ok((length, from)) = socket.recv_from(&mut query) else { continue };
+            let (reply, delay) = {
+                let mut zone = zone.lock().unwrap();
+                (zone.answer(&query[..length]), zone.delay)
+            };
+            let Some(reply) = reply else { continue };
+            scope.spawn(move || {
+                while zone.lock().unwrap().closed && !stop.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                thread::sleep(delay);
+                let _ = socket.send_to(&reply, from);
+            });
+        }
+    });
+}
+
+/// Host and number of a line in Common or Combined form.
+fn host_and_number(line: &str) -> (&str, usize) {
+    let (host, rest) = line.split_once(" - - [").unwrap_or_else(|| panic!("{line:?}"));
+    let number = rest.split_once("\"GET /a.txt?").unwrap().1.split_once(' ').unwrap().0;
+    (host, number.parse().unwrap())
+}
+
+const ON: &str = "hostnames = true";
+
+/// A C library that is more patient than any test: it asks once, and waits.
+const PATIENT: &str = "timeout:30 attempts:2";
+
+const ARCHITECTURES: [&str; 4] = ["amped", "sped", "mt", "mp"];
+
+#[test]
+fn a_line_has_the_name_that_leads_back_to_the_client_and_else_its_address() {
+    let clients: Vec<(IpAddr, &str)> = vec![
+        (local(2), "host2.test"),
+        // None; trouble.
+        (local(3), "127.0.0.3"),
+        (local(4), "127.0.0.4"),
+        // Another's name; one that leads nowhere.
+        (local(5), "127.0.0.5"),
+        (local(6), "127.0.0.6"),
+        // What cannot be a name, or would pass for an address, also where the C library has nothing against it.
+        (local(7), "127.0.0.7"),
+        (local(8), "127.0.0.8"),
+        (local(9), "127.0.0.9"),
+        (local(250), "127.0.0.250"),
+        // What can.
+        (local(10), "host_10-x.test"),
+        (local(251), "own-file"),
+        (Ipv6Addr::LOCALHOST.into(), "six.test"),
+    ];
+    for format in ["common", "combined", "json"] {
+        let net = Net::start(&format!("{ON}\nformat = {format:?}"), |zone| {
+            zone.host(local(2), "host2.test");
+            zone.ptr(local(4), Says::Error(SERVFAIL));
+            zone.ptr(local(5), name("host2.test"));
+            zone.ptr(local(6), name("nowhere.test"));
+            zone.ptr(local(7), Says::Name(vec![b"a b\" - - [".to_vec(), b"test".to_vec()]));
+            zone.ptr(local(8), Says::Name(vec![b"a\n127.0.0.1 - - [\x1b[31m".to_vec()]));
+            zone.host(local(9), "0x7f000009");
+            zone.host(local(10), "Host_10-X.TEST");
+            zone.host(Ipv6Addr::LOCALHOST.into(), "six.test");
+        });
+        for (number, &(from, _)) in clients.iter().enumerate() {
+            net.ask(from, [number]);
+        }
+        let lines = net.wait_for_lines(clients.len());
+        for (line, (_, expected)) in lines.iter().zip(&clients) {
+            if format == "json" {
+                let line: Value = serde_json::from_str(line).unwrap();
+                assert_eq!((line["client"].as_str(), line["host"].as_str()), (Some(*expected), Some("localhost")));
+            } else {
+                assert_eq!(host_and_number(line).0, *expected, "{line}");
+            }
+        }
+        assert_eq!((net.dns("misses"), net.dns("lookups"), net.dns("failed")), (12, 12, 8));
+        assert_eq!((net.dns("timed_out"), net.dns("entries")), (0, 12));
+    }
+}
+
+#[test]
+fn a_name_is_asked_for_once_and_so_is_the_lack_of_one() {
+    let net = Net::start(ON, |zone| zone.host(local(2), "host2.test"));
+    for round in 0..3 {
+        net.ask(local(2), 20 * round..20 * round + 10);
+        net.ask(local(3), 20 * round + 10..20 * round + 20);
+    }
+    for (n, line) in net.wait_for_lines(60).iter().enumerate() {
+        assert_eq!(host_and_number(line), (if n % 20 < 10 { "host2.test" } else { "127.0.0.3" }, n));
+    }
+    let asked = || {
+        net.zone(|zone| {
+            let ptr = |address| zone.times_asked(&reverse(address), PTR);
+            (ptr(local(2)), zone.times_asked("host2.test", A), ptr(local(3)))
+        })
+    };
+    assert_eq!(asked(), (1, 1, 1));
+    assert_eq!((net.dns("lookups"), net.dns("failed"), net.dns("entries")), (2, 1, 2));
+    assert_eq!(net.dns("hits") + net.dns("misses"), 60);
+    // What is not believed any more is asked for again, the lack of a name by itself.
+    net.reload(&format!("{ON}\nhostname_absent_time = \"100ms\"\nhostname_entries = 100"));
+    net.ask(local(2), [60]);
+    net.ask(local(3), [61]);
+    net.wait_for_lines(62);
+    thread::sleep(Duration::from_millis(100));
+    net.ask(local(3), [62]);
+    net.ask(local(2), [63]);
+    net.wait_for_lines(64);
+    // Of another size the cache began anew.
+    assert_eq!(asked(), (2, 2, 3));
+}
+
+#[test]
+fn without_a_cache_each_line_asks() {
+    for off in ["hostname_entries = 0", "[optimise]\ndns_cache = false"] {
+        let net = Net::start(&format!("{ON}\n{off}"), |zone| zone.host(local(2), "host2.test"));
+        net.ask(local(2), 0..25);
+        let lines = net.wait_for_lines(25);
+        assert!(lines.iter().enumerate().all(|(n, line)| host_and_number(line) == ("host2.test", n)), "{lines:#?}");
+        assert_eq!(net.zone(|zone| zone.times_asked(&reverse(local(2)), PTR)), 25);
+        assert_eq!((net.dns("hits"), net.dns("misses"), net.dns("lookups"), net.dns("entries")), (0, 25, 25, 0));
+    }
+}
+
+#[test]
+fn no_reply_waits_for_a_name() {
+    for architecture in ARCHITECTURES {
+        let net = Net::start_with(architecture, PATIENT, &format!("{ON}\nhostname_wait = \"1m\""), |zone| {
+            (2..7).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
+            zone.closed = true;
+        });
+        for n in 0..50 {
+            net.ask(local(2 + (n % 5) as u8), [n]);
+        }
+        // All lines of an address share its lookup. Four at a time are asked for: four clients', or the first one's of each
+        // process, which has its own.
+        wait_until("questions", || net.dns("misses") == 50 && net.dns("lookups") >= 4);
+        assert!(net.dns("lookups") == 4 || architecture == "mp");
+        assert!(net.lines().is_empty(), "{:#?}", net.lines());
+        net.zone(|zone| zone.closed = false);
+        for (n, line) in net.wait_for_lines_in_order(50).iter().enumerate() {
+            assert_eq!(host_and_number(line), (format!("host{}.test", 2 + n % 5).as_str(), n));
+        }
+        assert!(net.dns("lookups") == 5 || architecture == "mp");
+        assert_eq!(net.dns("timed_out"), 0);
+    }
+}
+
+#[test]
+fn a_silent_name_server_costs_a_wait_and_no_line_and_names_come_back_with_it() {
+    let keys = format!("{ON}\nhostname_wait = \"300ms\"\nhostname_absent_time = \"50ms\"");
+    let net = Net::start_with("amped", "timeout:1 attempts:5", &keys, |zone| {
+        (2..5).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
+        zone.silent = true;
+    });
+    let begin = Instant::now();
+    for n in 0..30 {
+        net.ask(local(2 + (n % 3) as u8), [n]);
+    }
+    for (n, line) in net.wait_for_lines(30).iter().enumerate() {
+        assert_eq!(host_and_number(line), (local(2 + (n % 3) as u8).to_string().as_str(), n));
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(300), "nobody waited");
+    assert_eq!(net.dns("timed_out"), 30);
+    net.zone(|zone| zone.silent = false);
+    let mut n = 30;
+    wait_until("a name", || {
+        net.ask(local(2), [n]);
+        n += 1;
+        host_and_number(&net.wait_for_lines(n)[n - 1]).0 == "host2.test"
+    });
+}
+
+#[test]
+fn the_end_and_a_new_file_do_not_wait_for_a_silent_name_server() {
+    for architecture in ARCHITECTURES {
+        let keys = format!("{ON}\nhostname_wait = \"1h\"");
+        let mut net = Net::start_with(architecture, PATIENT, &keys, |zone| zone.silent = true);
+        for n in 0..20 {
+            net.ask(local(2 + (n % 10) as u8), [n]);
+        }
+        wait_until("all to be asked about", || net.dns("misses") == 20);
+        assert!(net.lines().is_empty());
+        let old = net.log().with_extension("old");
+        fs::rename(net.log(), &old).unwrap();
+        net.server.signal("USR1");
+        wait_until("the new file", || net.log().exists());
+        let begin = Instant::now();
+        net.server.signal("TERM");
+        assert_eq!(net.server.wait().code(), Some(0));
+        let taken = begin.elapsed();
+        // 10 s is the deadline, and 60 s the C library waits.
+        assert!(taken < Duration::from_secs(9), "{taken:?}");
+        assert_eq!(fs::read_to_string(&old).unwrap(), "");
+        for (n, line) in net.wait_for_lines_in_order(20).iter().enumerate() {
+            assert_eq!(host_and_number(line), (local(2 + (n % 10) as u8).to_string().as_str(), n));
+        }
+        assert!(net.server.said().contains("timed_out=20 "), "{}", net.server.said());
+        assert!(net.server.said().contains("lost_lines=0"), "{}", net.server.said());
+    }
+}
+
+#[test]
+fn names_come_and_go_with_the_configuration() {
+    let net = Net::start("", |zone| zone.host(local(2), "host2.test"));
+    let mut asked = 0;
+    for (keys, expected) in [("", "127.0.0.2"), (ON, "host2.test"), ("hostnames = false", "127.0.0.2")] {
+        net.reload(keys);
+        net.ask(local(2), [asked]);
+        asked += 1;
+        assert_eq!(host_and_number(&net.wait_for_lines(asked)[asked - 1]), (expected, asked - 1));
+    }
+    assert_eq!(net.dns("misses"), 1);
+}
+
+#[test]
+fn every_line_of_many_clients_has_its_own_name_and_all_are_in_order() {
+    const CLIENTS: usize = 400;
+    let of = |n: usize| IpAddr::from([127, 1, (n / 200) as u8, (n % 200) as u8 + 1]);
+    // Far fewer are remembered than there are, and several lines wait for each lookup.
+    let net = Net::start(&format!("{ON}\nhostname_entries = 16\nhostname_wait = \"1m\""), |zone| {
+        (0..CLIENTS).for_each(|n| zone.host(of(n), &format!("client{n}.test")));
+        zone.delay = Duration::from_millis(2);
+    });
+    for round in 0..2 {
+        for n in 0..CLIENTS {
+            let number = 3 * (round * CLIENTS + n);
+            net.ask(of(n), number..number + 3);
+        }
+    }
+    for (n, line) in net.wait_for_lines(6 * CLIENTS).iter().enumerate() {
+        assert_eq!(host_and_number(line), (format!("client{}.test", n / 3 % CLIENTS).as_str(), n));
+    }
+    assert_eq!((net.dns("refused"), net.dns("timed_out"), net.dns("entries")), (0, 0, 16));
+}
