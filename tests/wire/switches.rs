@@ -1,6 +1,8 @@
 //! The papers' optimisations: whichever is on or off, every reply is the same.
 
-use crate::harness::{Client, Server, Site, let_files_settle};
+use std::fs;
+
+use crate::harness::{Client, Server, Site, let_files_settle, wait_until};
 
 /// All that `--without` takes.
 const SWITCHES: [&str; 11] = [
@@ -120,4 +122,23 @@ fn what_is_switched_off_is_not_used() {
     assert_eq!(questions(&["--without", "file-state-cache"]), 100);
     assert_eq!(questions(&["--without", "all"]), 100);
     assert!(questions(&[]) < 10);
+}
+
+#[test]
+fn without_a_delayed_log_each_line_is_written_at_once() {
+    let site = site();
+    let log = site.path().with_extension("log");
+    let server = Server::configured(
+        &site,
+        &format!("[log]\naccess = {log:?}\nflush = \"1h\"\n[optimise]\ndelayed_log = false\nstring_caches = false"),
+    );
+    let mut client = server.connect();
+    for n in 1..=20 {
+        client.get(if n % 2 == 0 { "/small.css" } else { "/nothing" });
+        wait_until("its line", || fs::read_to_string(&log).unwrap().lines().count() == n);
+    }
+    let lines = fs::read_to_string(&log).unwrap();
+    fs::remove_file(&log).unwrap();
+    let of = |what: &str| lines.lines().filter(|line| line.contains(what)).count();
+    assert_eq!((of("\"GET /small.css HTTP/1.1\" 200 3 "), of("\"GET /nothing HTTP/1.1\" 404 ")), (10, 10), "{lines}");
 }

@@ -177,6 +177,8 @@ mod tests {
             format,
             buffer: Bytes::mib(1),
             flush: Duration::from_secs(1),
+            delayed: true,
+            string_caches: true,
             hostnames: true,
             hostname: HostnameLimits::default(),
         };

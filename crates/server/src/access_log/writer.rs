@@ -37,6 +37,8 @@ const BATCHES_MAX: usize = 256;
 
 /// The thread that writes, as the loops see it.
 pub struct Writer {
+    /// The thread holds it while it writes; without a delayed log the loops do.
+    open: Mutex<Option<Open>>,
     state: Mutex<State>,
     wake: Condvar,
     lost: AtomicU64,
@@ -115,7 +117,7 @@ const STOP_WAIT: Duration = Duration::from_millis(500);
 impl Writer {
     pub(super) fn new(settings: &LogSettings, clock: Clock) -> Arc<Writer> {
         let (state, wake, lost) = (Mutex::default(), Condvar::new(), AtomicU64::new(0));
-        Arc::new(Writer { state, wake, lost, clock, resolvers: Resolvers::new(settings) })
+        Arc::new(Writer { open: Mutex::default(), state, wake, lost, clock, resolvers: Resolvers::new(settings) })
     }
 
     /// Starts the thread that writes.
@@ -127,8 +129,9 @@ impl Writer {
         process::local_offset(0);
         let writer = Writer::new(settings, clock);
         let open = Open { sink, target: settings.access.clone(), torn: false, trouble: Trouble::default() };
+        writer.with_open(|slot| *slot = Some(open));
         let shared = Arc::clone(&writer);
-        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run(open))?;
+        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run())?;
         Ok((writer, thread))
     }
 
@@ -174,6 +177,24 @@ impl Writer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn with_open<R>(&self, f: impl FnOnce(&mut Option<Open>) -> R) -> R {
+        f(&mut self.open.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write(&self, text: &[u8], lines: u64) {
+        self.with_open(|open| open.iter_mut().for_each(|log| log.write(text, lines, &self.lost)));
+    }
+
+    /// Writes a line at once, in the caller's thread: what the switch `delayed-log` is for. `false`: it has to wait for a
+    /// name, and is for [`put`](Writer::put).
+    pub(super) fn write_at_once(&self, line: &[u8]) -> bool {
+        if self.resolvers.lock().wanted {
+            return false;
+        }
+        self.write(line, 1);
+        true
+    }
+
     /// Takes a batch and gives an empty buffer in exchange. The lock is never held while anything is written.
     pub(super) fn put(&self, batch: Batch) -> Vec<u8> {
         let mut state = self.lock();
@@ -188,7 +209,7 @@ impl Writer {
         state.spare.pop().unwrap_or_default()
     }
 
-    fn run(self: Arc<Writer>, mut log: Open) {
+    fn run(self: Arc<Writer>) {
         let mut held = Held::default();
         let mut out = Vec::new();
         // When the oldest line has waited long enough; when all have, for the end has come.
@@ -213,13 +234,13 @@ impl Writer {
                 let mut resolvers = self.resolvers.lock();
                 if held.is_empty() && !resolvers.wanted {
                     drop(resolvers);
-                    log.write(&batch.text, batch.lines, &self.lost);
+                    self.write(&batch.text, batch.lines);
                 } else {
                     let wanted = resolvers.wanted;
                     let names = &mut resolvers.names;
                     let lines = held.push(&batch.text, batch.format, wanted, names, self.now(), &mut out);
                     drop(resolvers);
-                    due = self.release(&mut held, lines, end, &mut out, &mut log);
+                    due = self.release(&mut held, lines, end, &mut out);
                 }
                 batch.text.clear();
                 let mut state = self.lock();
@@ -228,10 +249,10 @@ impl Writer {
                 }
             }
             if !held.is_empty() {
-                due = self.release(&mut held, 0, end, &mut out, &mut log);
+                due = self.release(&mut held, 0, end, &mut out);
             }
             if reopen {
-                log.reopen();
+                self.with_open(|open| open.iter_mut().for_each(Open::reopen));
             }
             if stopping && held.is_empty() && self.lock().queue.is_empty() {
                 self.resolvers.stop();
@@ -241,14 +262,14 @@ impl Writer {
     }
 
     /// Writes the lines in `out` and those that need not wait any longer. Returns when the next will have waited long enough.
-    fn release(self: &Arc<Writer>, held: &mut Held, lines: u64, end: Time, out: &mut Vec<u8>, log: &mut Open) -> Time {
+    fn release(self: &Arc<Writer>, held: &mut Held, lines: u64, end: Time, out: &mut Vec<u8>) -> Time {
         let now = self.now();
         let mut resolvers = self.resolvers.lock();
         self.resolvers.see_to(&mut resolvers, self);
         let (more, due) = held.release(if now < end { now } else { Time::NEVER }, &mut resolvers.names, out);
         drop(resolvers);
         if !out.is_empty() {
-            log.write(out, lines + more, &self.lost);
+            self.write(out, lines + more);
             out.clear();
             out.shrink_to(SPARE_MAX);
         }
@@ -366,6 +387,8 @@ mod tests {
             format: LogFormat::Common,
             buffer: amped_units::Bytes(1),
             flush: Duration::from_secs(1),
+            delayed: true,
+            string_caches: true,
             hostnames: false,
             hostname: HostnameLimits::default(),
         };

@@ -33,7 +33,7 @@ use crate::arch;
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{self, File, Key};
-use super::optimise::Optimise;
+use super::optimise::{Optimisation, Optimise};
 use super::print::Literal;
 use super::types;
 
@@ -123,6 +123,10 @@ pub struct LogSettings {
     pub buffer: Bytes,
     /// Lines are gathered no longer than this; default 1 s.
     pub flush: Duration,
+    /// Whether they are gathered at all; else the loop writes each.
+    pub delayed: bool,
+    /// Whether the texts of time and status are kept from one line to the next.
+    pub string_caches: bool,
     /// Whether clients are called by their names in the DNS; default no.
     pub hostnames: bool,
     /// How long these are waited for and believed.
@@ -207,7 +211,8 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         check.findings.at(key.span(), "`group` is given without `user`".to_owned(), help);
     }
     let helpers = check.helpers(flags, &file.helpers);
-    let log = check.log(flags, &file.log);
+    let optimise = Optimise::settle(&file.optimise, &flags.without, &flags.with);
+    let log = check.log(flags, &file.log, &optimise);
     let limits = check.limits(&file.limits);
     let connections =
         file.limits.connections.is_some().then(|| check.positive(&file.limits.connections, "connections", 1));
@@ -228,7 +233,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         limits,
         connections,
         budgets,
-        optimise: Optimise::settle(&file.optimise, &flags.without, &flags.with),
+        optimise,
         settle,
         stop_deadline,
         sites: Arc::new(sites),
@@ -352,7 +357,7 @@ impl Checker<'_> {
         }
     }
 
-    fn log(&mut self, flags: &Serve, file: &file::Log) -> LogSettings {
+    fn log(&mut self, flags: &Serve, file: &file::Log, optimise: &Optimise) -> LogSettings {
         let access = match (&flags.access_log, &file.access) {
             (Some(LogTarget::File(path)), _) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -380,6 +385,8 @@ impl Checker<'_> {
             format: flags.log_format.or(file.format).unwrap_or_default(),
             buffer: self.positive(&file.buffer, "buffer", Bytes::kib(64)),
             flush: self.positive(&file.flush, "flush", Duration::from_secs(1)),
+            delayed: optimise.has(Optimisation::DelayedLog),
+            string_caches: optimise.has(Optimisation::StringCaches),
             hostnames: file.hostnames.unwrap_or_default(),
             hostname: HostnameLimits {
                 entries: or(&file.hostname_entries, default.entries),
