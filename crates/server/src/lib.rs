@@ -14,6 +14,7 @@ pub mod helper;
 pub mod listen;
 pub mod locked;
 pub mod mailbox;
+pub mod portable;
 pub mod processes;
 pub mod say;
 pub mod send;
