@@ -8,5 +8,6 @@ pub mod eventfd;
 pub mod file;
 pub mod process;
 pub mod resolve;
+pub mod shared;
 pub mod signal;
 pub mod socket;

@@ -1,0 +1,478 @@
+//! Memory that processes share, in parts with a lock each that outlives whoever dies with it.
+//!
+//! [`Region::new`] comes before the fork, and the children inherit the mapping; who was started by exec maps the same
+//! memory with [`Region::open`]. It has to be the fork of the C library, as [`process::fork`](crate::process::fork) is: a
+//! bare clone(2) leaves the kernel without the list of locks that a child has. What the bytes mean is up to the user of a
+//! part, who holds its lock.
+//!
+//! The locks are robust mutexes (pthread_mutexattr_setrobust(3)): the kernel releases those of a process that dies, even
+//! by SIGKILL, and the next who takes one is told ([`Damaged`]). The part then stays damaged, for everybody, until
+//! somebody has put it right and said so.
+//!
+//! Nothing is ever lent: another process may write as soon as the lock is released, so bytes are copied in and out, and
+//! no reference to them exists.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::thread;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Memory in parts of equal size, mapped by this process and by others.
+#[derive(Debug)]
+pub struct Region {
+    memory: OwnedFd,
+    start: NonNull<u8>,
+    length: usize,
+    parts: usize,
+    part_bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; `parts` and its like do not change, and the bytes of a
+// part are touched only with its lock, which excludes threads as it does processes.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// Before the first part: how many there are, and their size.
+const PREAMBLE: usize = 128;
+
+/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged. Two cache lines, so
+/// that parts share none.
+const PART_HEAD: usize = 128;
+const STATE: usize = 64;
+
+const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= STATE && align_of::<libc::pthread_mutex_t>() <= STATE);
+
+impl Region {
+    /// New memory, all zeros: so many parts of at least one, of so many bytes each. Memory is taken as it is touched.
+    ///
+    /// # Errors
+    /// As memfd_create(2) and mmap(2); `InvalidInput` if that much cannot be addressed, or there is no part.
+    pub fn new(parts: usize, part_bytes: usize) -> io::Result<Region> {
+        let length = length(parts, part_bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        let memory = memfd_create(c"amped", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memory, length as u64)?;
+        // Nobody can cut it short: that would end with SIGBUS whoever touches what is gone.
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let region = Region::map(memory, parts, part_bytes, length)?;
+        // SAFETY: the mapping is longer than PREAMBLE and nobody else knows it yet.
+        unsafe {
+            region.start.cast::<u64>().write(parts as u64);
+            region.start.cast::<u64>().add(1).write(part_bytes as u64);
+        }
+        let attributes = Attributes::new()?;
+        for part in 0..parts {
+            // SAFETY: `mutex` is inside the mapping and aligned; nobody has used it yet, and the attributes are alive.
+            check(unsafe { libc::pthread_mutex_init(region.mutex(part), &raw const attributes.0) })?;
+        }
+        Ok(region)
+    }
+
+    /// The memory of a region that another process made, from its descriptor.
+    ///
+    /// # Errors
+    /// As mmap(2); `InvalidData` if it is not what [`new`](Region::new) makes.
+    pub fn open(memory: OwnedFd) -> io::Result<Region> {
+        let mut preamble = [0; 16];
+        let read = rustix::io::pread(&memory, &mut preamble, 0)?;
+        let word = |at: usize| preamble[at..].first_chunk().map(|bytes| u64::from_ne_bytes(*bytes) as usize);
+        let (Some(parts), Some(part_bytes), 16) = (word(0), word(8), read) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let sealed = rustix::fs::fcntl_get_seals(&memory).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        match length(parts, part_bytes) {
+            Some(length) if sealed && fstat(&memory)?.st_size == length as i64 => {
+                Region::map(memory, parts, part_bytes, length)
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn map(memory: OwnedFd, parts: usize, part_bytes: usize, length: usize) -> io::Result<Region> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &memory, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Region { memory, start, length, parts, part_bytes })
+    }
+
+    /// How many parts there are.
+    pub fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// Bytes of each part.
+    pub fn part_bytes(&self) -> usize {
+        self.part_bytes
+    }
+
+    /// Takes the lock of a part, after whoever has it. No process may fork while one of its threads holds a lock, for the
+    /// child would believe that it has it too.
+    ///
+    /// # Errors
+    /// [`Damaged`] if the one who had it died, or panicked, in the midst of what it did; the lock is taken all the same.
+    ///
+    /// # Panics
+    /// If this thread has the lock already, or there is no such part.
+    pub fn lock(&self, part: usize) -> Result<Guard<'_>, Damaged<'_>> {
+        assert!(part < self.parts, "part {part} of {}", self.parts);
+        let mutex = self.mutex(part);
+        // SAFETY: `mutex` was made by `new`, in this process or another, and stays mapped as long as `self`.
+        let error = unsafe { libc::pthread_mutex_lock(mutex) };
+        assert!(error == 0 || error == libc::EOWNERDEAD, "lock {part}: {}", io::Error::from_raw_os_error(error));
+        let guard = Guard { region: self, part, not_send: PhantomData };
+        if error == libc::EOWNERDEAD {
+            // The word first: whoever dies in between leaves a part that is known to be damaged.
+            guard.set_damaged(true);
+            // SAFETY: the mutex is ours, and inconsistent, as EOWNERDEAD says.
+            let error = unsafe { libc::pthread_mutex_consistent(mutex) };
+            assert_eq!(error, 0, "lock {part}: {}", io::Error::from_raw_os_error(error));
+        }
+        if guard.is_damaged() { Err(Damaged { guard }) } else { Ok(guard) }
+    }
+
+    /// The head of a part.
+    fn part(&self, part: usize) -> NonNull<u8> {
+        debug_assert!(part < self.parts);
+        // SAFETY: `length` counts all parts, and `part` is one of them, so this is inside the mapping.
+        unsafe { self.start.add(PREAMBLE + part * stride(self.part_bytes)) }
+    }
+
+    fn mutex(&self, part: usize) -> *mut libc::pthread_mutex_t {
+        self.part(part).as_ptr().cast()
+    }
+}
+
+/// Bytes from one part to the next; part sizes have passed `length`, so this does not overflow.
+fn stride(part_bytes: usize) -> usize {
+    (PART_HEAD + part_bytes).next_multiple_of(STATE)
+}
+
+/// Bytes of the whole, if there is a part and the whole can be mapped.
+fn length(parts: usize, part_bytes: usize) -> Option<usize> {
+    let fits = |length: &usize| isize::try_from(*length).is_ok();
+    let stride = part_bytes.checked_add(PART_HEAD + STATE).filter(fits).map(|_| stride(part_bytes))?;
+    stride.checked_mul(parts).filter(|_| parts > 0)?.checked_add(PREAMBLE).filter(fits)
+}
+
+impl AsFd for Region {
+    /// The memory, for [`Region::open`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this very mapping was made by `map`, guards borrow `self`, and nothing else points into it. That it may
+        // fail changes nothing: then it stays.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// What the mutexes are to be.
+struct Attributes(libc::pthread_mutexattr_t);
+
+impl Attributes {
+    fn new() -> io::Result<Attributes> {
+        let mut made = MaybeUninit::uninit();
+        // SAFETY: pthread_mutexattr_init(3) writes `made`, and says whether it has; the others take what it wrote.
+        // JUSTIFICATION: std has no lock that processes share, nor one that outlives its holder.
+        unsafe {
+            check(libc::pthread_mutexattr_init(made.as_mut_ptr()))?;
+            let mut made = Attributes(made.assume_init());
+            check(libc::pthread_mutexattr_setpshared(&raw mut made.0, libc::PTHREAD_PROCESS_SHARED))?;
+            check(libc::pthread_mutexattr_setrobust(&raw mut made.0, libc::PTHREAD_MUTEX_ROBUST))?;
+            // Taken twice by a thread it says so, rather than stand still for ever.
+            check(libc::pthread_mutexattr_settype(&raw mut made.0, libc::PTHREAD_MUTEX_ERRORCHECK))?;
+            Ok(made)
+        }
+    }
+}
+
+impl Drop for Attributes {
+    fn drop(&mut self) {
+        // SAFETY: `new` has made it.
+        unsafe { libc::pthread_mutexattr_destroy(&raw mut self.0) };
+    }
+}
+
+fn check(error: libc::c_int) -> io::Result<()> {
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+/// A part whose lock is held until this is dropped. Its bytes are reached by copying.
+#[derive(Debug)]
+pub struct Guard<'a> {
+    region: &'a Region,
+    part: usize,
+    /// A mutex is released by the thread that took it.
+    not_send: PhantomData<*mut u8>,
+}
+
+/// Not inside the part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outside;
+
+impl fmt::Display for Outside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("these bytes are not all inside the part of shared memory")
+    }
+}
+
+impl std::error::Error for Outside {}
+
+impl Guard<'_> {
+    /// Copies the bytes from `at` on out.
+    ///
+    /// # Errors
+    /// When they are not all inside the part; then none is copied. The same holds for the other three.
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Outside> {
+        let from = self.inside(at, into.len())?;
+        // SAFETY: `from` has `into.len()` readable bytes of the mapping, which no reference to memory of ours overlaps, and
+        // which nobody writes as long as we have the lock.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes in, from `at` on.
+    ///
+    /// # Errors
+    /// As for [`read`](Guard::read).
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Outside> {
+        let to = self.inside(at, bytes.len())?;
+        // SAFETY: as for `read`; that `self` is shared does no harm, since nothing is lent and no other thread has it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Fills `length` bytes from `at` on with zeros.
+    ///
+    /// # Errors
+    /// As for [`read`](Guard::read).
+    pub fn zero(&self, at: usize, length: usize) -> Result<(), Outside> {
+        let to = self.inside(at, length)?;
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::write_bytes(to, 0, length) };
+        Ok(())
+    }
+
+    /// Whether these bytes stand at `at`.
+    ///
+    /// # Errors
+    /// As for [`read`](Guard::read).
+    pub fn holds(&self, at: usize, bytes: &[u8]) -> Result<bool, Outside> {
+        let from = self.inside(at, bytes.len())?;
+        // SAFETY: as for `read`; memcmp(3) reads so many bytes of both.
+        Ok(unsafe { libc::memcmp(from.cast(), bytes.as_ptr().cast(), bytes.len()) } == 0)
+    }
+
+    /// The word at `at`, which need not be aligned.
+    ///
+    /// # Errors
+    /// As for [`read`](Guard::read).
+    pub fn word(&self, at: usize) -> Result<u64, Outside> {
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Sets the word at `at`.
+    ///
+    /// # Errors
+    /// As for [`read`](Guard::read).
+    pub fn set_word(&self, at: usize, word: u64) -> Result<(), Outside> {
+        self.write(at, &word.to_ne_bytes())
+    }
+
+    fn inside(&self, at: usize, length: usize) -> Result<*mut u8, Outside> {
+        let end = at.checked_add(length).ok_or(Outside)?;
+        if end > self.region.part_bytes {
+            return Err(Outside);
+        }
+        // SAFETY: `at <= end <= part_bytes`, so this is inside the part, or its end.
+        Ok(unsafe { self.region.part(self.part).add(PART_HEAD + at) }.as_ptr())
+    }
+
+    fn state(&self) -> NonNull<u64> {
+        // SAFETY: STATE is inside the head of the part, and aligned as a word is.
+        unsafe { self.region.part(self.part).add(STATE).cast() }
+    }
+
+    fn is_damaged(&self) -> bool {
+        // SAFETY: the word is inside the mapping, and is written only by who has the lock.
+        unsafe { self.state().read() != 0 }
+    }
+
+    fn set_damaged(&self, damaged: bool) {
+        // SAFETY: as for `is_damaged`.
+        unsafe { self.state().write(u64::from(damaged)) };
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.set_damaged(true);
+        }
+        // SAFETY: this thread took the mutex in `lock`, and a guard cannot be sent to another.
+        let error = unsafe { libc::pthread_mutex_unlock(self.region.mutex(self.part)) };
+        debug_assert_eq!(error, 0, "unlocking what is ours");
+    }
+}
+
+/// A part, locked, that somebody left in the midst of a change.
+#[derive(Debug)]
+pub struct Damaged<'a> {
+    guard: Guard<'a>,
+}
+
+impl<'a> Damaged<'a> {
+    /// Puts it right. Until `put_right` has returned the part stays damaged, whoever may die on the way; the same if this
+    /// is dropped instead.
+    pub fn mend(self, put_right: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
+        put_right(&self.guard);
+        self.guard.set_damaged(false);
+        self.guard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn what_is_put_in_comes_out_in_every_mapping() {
+        let region = Region::new(3, 100).expect("memory");
+        let other = Region::open(region.as_fd().try_clone_to_owned().expect("descriptor")).expect("the same memory");
+        assert_eq!((other.parts(), other.part_bytes()), (3, 100));
+        for part in 0..3 {
+            let guard = region.lock(part).expect("sound");
+            assert_eq!(guard.word(92), Ok(0), "new memory is zero");
+            guard.write(0, &[part as u8 + 1; 100]).expect("inside");
+            guard.set_word(3, 77).expect("inside");
+        }
+        for part in 0..3 {
+            let guard = other.lock(part).expect("sound");
+            let mut bytes = [0; 100];
+            guard.read(0, &mut bytes).expect("inside");
+            let mut expected = [part as u8 + 1; 100];
+            expected[3..11].copy_from_slice(&77u64.to_ne_bytes());
+            assert_eq!(bytes, expected);
+            assert_eq!((guard.word(3), guard.holds(1, &expected[1..])), (Ok(77), Ok(true)));
+            assert_eq!(guard.holds(1, &expected[..99]), Ok(false));
+            guard.zero(1, 99).expect("inside");
+            assert_eq!((guard.word(0).map(|word| word.to_ne_bytes()[0]), guard.word(92)), (Ok(part as u8 + 1), Ok(0)));
+        }
+    }
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let region = Region::new(2, 100).expect("memory");
+        let guard = region.lock(0).expect("sound");
+        for at in [93, 100, 101, usize::MAX - 7, usize::MAX] {
+            assert_eq!(guard.word(at), Err(Outside), "{at}");
+            assert_eq!(guard.set_word(at, 1), Err(Outside), "{at}");
+            assert_eq!(guard.holds(at, &[0; 8]), Err(Outside), "{at}");
+            assert_eq!(guard.zero(at, 8), Err(Outside), "{at}");
+        }
+        assert_eq!(guard.read(100, &mut []), Ok(()));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be() {
+        for (parts, bytes) in [(0, 1), (1, usize::MAX), (usize::MAX, 1), (2, usize::MAX / 2), (1, usize::MAX - 127)] {
+            let error = Region::new(parts, bytes).expect_err("too much, or none");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{parts} x {bytes}");
+        }
+        let foreign = memfd_create(c"test", MemfdFlags::CLOEXEC).expect("memory");
+        assert_eq!(Region::open(foreign).expect_err("empty").kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let region = Region::new(1, 8).expect("memory");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        let guard = region.lock(0).expect("sound");
+                        let count = guard.word(0).expect("inside");
+                        guard.set_word(0, count + 1).expect("inside");
+                    }
+                });
+            }
+        });
+        assert_eq!(region.lock(0).expect("sound").word(0), Ok(40_000));
+    }
+
+    /// To the kernel a thread that ends with a robust mutex is the same as a process that does.
+    #[test]
+    fn a_part_stays_damaged_until_it_is_mended() {
+        let region = Region::new(2, 8).expect("memory");
+        let die_inside = || {
+            thread::scope(|scope| {
+                scope.spawn(|| std::mem::forget(region.lock(0)));
+            });
+        };
+        die_inside();
+        drop(region.lock(0).expect_err("its holder died"));
+        drop(region.lock(0).expect_err("nobody has mended it"));
+        drop(region.lock(1).expect("the other is sound"));
+        die_inside();
+        let damaged = region.lock(0).expect_err("died again, with a damaged one");
+        damaged.mend(|guard| guard.set_word(0, 5).expect("inside"));
+        assert_eq!(region.lock(0).expect("mended").word(0), Ok(5));
+    }
+
+    #[test]
+    fn a_forked_process_that_ends_inside_is_noticed() {
+        let region = Region::new(1, 8).expect("memory");
+        // SAFETY: the child is a copy of this thread alone, so it may take no lock of the C library's or of std's, and
+        // does not: it locks a mutex of its own mapping, writes a word and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let guard = region.lock(0);
+            let written = guard.as_ref().is_ok_and(|guard| guard.set_word(0, 7).is_ok());
+            std::mem::forget(guard);
+            // SAFETY: _exit(2) ends the process at once, with nothing run on the way.
+            unsafe { libc::_exit(i32::from(!written)) };
+        }
+        let mut status = -1;
+        // SAFETY: waitpid(2) writes the status to the place given.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child got the lock");
+        let damaged = region.lock(0).expect_err("its holder died");
+        assert_eq!(damaged.mend(|_| ()).word(0), Ok(7));
+    }
+
+    #[test]
+    fn a_panic_damages_what_it_leaves() {
+        let region = Region::new(1, 8).expect("memory");
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = region.lock(0).expect("sound");
+            panic!("in the midst of a change");
+        }));
+        assert!(panicked.is_err());
+        let damaged = region.lock(0).expect_err("left in the midst");
+        // A mending that panics mends nothing.
+        assert!(catch_unwind(AssertUnwindSafe(|| damaged.mend(|_| panic!("again")))).is_err());
+        region.lock(0).expect_err("still").mend(|_| ());
+        region.lock(0).expect("mended");
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_second_lock_by_the_same_thread_is_a_bug() {
+        let region = Region::new(1, 8).expect("memory");
+        let _first = region.lock(0);
+        let _second = region.lock(0);
+    }
+}
