@@ -19,4 +19,5 @@ pub mod processes;
 pub mod say;
 pub mod send;
 pub mod serve;
+pub mod shared_cache;
 pub mod worker;

@@ -1,0 +1,687 @@
+//! One cache for a pool of processes: what names mean and the bodies of small files, in memory that all of them share.
+//!
+//! The user-level cache of Hu, Nanda and Yang (section 5.2), for processes forked from one parent, which makes it before
+//! ([`SharedCache::new`]). A process that does not know a name asks here ([`find`](SharedCache::find)) before it asks the
+//! disk, and tells here what the disk said ([`learn`](SharedCache::learn)). As in the paper there are a hash table, nodes
+//! in a table of fixed size, a budget of bytes, and an upper size of a cached body, above which only the state of the file
+//! is kept. In place of LastCachedTime stands the moment at which the disk was asked.
+//!
+//! **One lock, one shard.** The paper has a lock for each hash chain beside one budget for all, so that who makes room for
+//! an entry reaches into the chain of another, and a process that dies there leaves two of them half changed. Here the
+//! cache is cut into up to 64 shards by the hash of the name, and each has its lock and everything that the lock guards:
+//! chains, nodes, and its share of the bytes and of the entries. From this follow
+//!
+//! - no deadlock: whoever has a lock takes no second one, and asks neither disk nor network until it is released;
+//! - the budgets: all shares together are no more than the whole, so no count has to be kept in common;
+//! - repair: when a process dies with a lock, at whatever point, its shard is emptied by the next who comes, and nothing
+//!   else was being changed. A cache may forget; it must not remember what is wrong.
+//!
+//! The price is that a shard may be full while another is not. Names are spread by a keyed hash and a shard has room for
+//! 16 of the largest bodies, so this is the share of a few entries, not of files of a kind.
+//!
+//! An entry lies in blocks of [`BLOCK`] bytes, chained: its key, the outline of the answer (`portable`), its bodies. Blocks
+//! and nodes go back to free lists, so nothing is ever moved and nothing is fragmented. Which entry goes is decided by
+//! CLOCK, as in `core/cache/policy`. All links are numbers, 0 is none, and new memory is zero: so an empty shard is one
+//! whose head and chains are zero, memory is touched only as it is used, and any address will do for the mapping.
+
+use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+use amped_core::cache::policy::StoreCounts;
+use amped_core::event::{Found, NameWork, Opened};
+use amped_core::file::{FileVersion, Stored};
+use amped_sys::shared::{Guard, Outside, Region};
+use amped_units::{Bytes, Time};
+
+use crate::portable::{self, Malformed, Place};
+
+/// What the cache may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedSettings {
+    /// Bytes of entries, in whole blocks of 512. The tables that lead to them come on top: 8 bytes for each block and 72 for
+    /// each entry.
+    pub bytes: Bytes,
+    /// Bodies up to this size are kept.
+    pub file_max: Bytes,
+    /// Names.
+    pub entries: usize,
+}
+
+/// What all processes together have seen, and what is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedCounts {
+    /// Lookups and changes. A refusal is an entry that is larger than a shard.
+    pub store: StoreCounts,
+    /// Shards that were emptied since somebody had died, or panicked, in the midst of a change.
+    pub repairs: u64,
+    /// Names held.
+    pub entries: u64,
+    /// Bytes held, in whole blocks.
+    pub bytes: u64,
+}
+
+/// The cache, as one process sees it.
+#[derive(Debug)]
+pub struct SharedCache {
+    region: Region,
+    layout: Layout,
+    /// Keys the hash, or strangers could choose names that all meet in one chain.
+    seed: u64,
+}
+
+impl SharedCache {
+    /// An empty cache; to be made before the fork.
+    ///
+    /// # Errors
+    /// As [`Region::new`]; `InvalidInput` if the budgets do not suffice for a single entry.
+    pub fn new(settings: &SharedSettings) -> io::Result<SharedCache> {
+        let layout = Layout::of(settings)?;
+        let region = Region::new(layout.shards, layout.shard_bytes())?;
+        let cache = SharedCache { region, layout, seed: RandomState::new().hash_one(()) };
+        cache.shard(0, |shard| {
+            shard.set(SEED, cache.seed);
+            Ok(())
+        });
+        Ok(cache)
+    }
+
+    /// What a name means, if the disk was asked for it less than `fresh_for` ago, and the moment at which it was.
+    ///
+    /// A file comes with its content only if that is here and `work` does not know it already. Of one that is larger than
+    /// `file_max`, or was being written to, there is the state alone: whoever needs the content finds it `missing`, and
+    /// gets no answer to that question here. A missing content that is here is good at any age, being that of its version.
+    pub fn find<F>(&self, now: Time, work: &NameWork, fresh_for: Duration) -> Option<(Found<F>, Time)> {
+        self.entry(work.generation, work.site, &work.path, |shard, key| {
+            let found = match shard.seek(key)? {
+                Some((_, id, node)) => shard.answer(&node, now, work, fresh_for)?.map(|found| (found, id, node)),
+                None => None,
+            };
+            let Some((found, id, node)) = found else {
+                shard.add(MISSES, 1);
+                return Ok(None);
+            };
+            if node.used == 0 {
+                shard.set_node(id, &Node { used: 1, ..node })?;
+            }
+            shard.add(HITS, 1);
+            Ok(Some((found, Time::from_nanos(node.checked))))
+        })?
+    }
+
+    /// Takes note of the disk's answer to a question of the moment `asked`. An answer to a later question stays; contents
+    /// that the asker knew, and so did not get, stay with it. Listings and troubles are not kept, opened files as their
+    /// state alone.
+    pub fn learn<F>(&self, asked: Time, work: &NameWork, found: &Found<F>) {
+        let asked = asked.as_nanos();
+        self.entry(work.generation, work.site, &work.path, |shard, key| {
+            let old = shard.seek(key)?;
+            match (found, &old) {
+                (Found::Listing(_) | Found::Trouble(_), _) | (Found::Missing(_), None) => Ok(()),
+                // The content of a state that the entry tells of already. What the name means was not asked.
+                (Found::Missing(Opened { version, content: Some(Stored::Memory(body)), .. }), Some((_, _, node))) => {
+                    let mut bodies = shard.bodies(node)?;
+                    bodies.push((*version, body.clone()));
+                    shard.put(key, &old, node.checked, &shard.value::<()>(node, |_| false)?, &bodies)
+                }
+                (Found::Missing(_), Some(_)) => Ok(()),
+                (_, Some((_, _, node))) if node.checked > asked => Ok(()),
+                (_, Some((_, _, node))) if lacks_content(found) => {
+                    shard.put(key, &old, asked, found, &shard.bodies(node)?)
+                }
+                _ => shard.put(key, &old, asked, found, &[]),
+            }
+        });
+    }
+
+    /// Forgets a name. Whoever has asked the disk for it before this may still tell of what was there.
+    pub fn forget(&self, generation: u32, site: u16, path: &[u8]) {
+        self.entry(generation, site, path, |shard, key| match shard.seek(key)? {
+            Some((link, id, node)) => shard.remove(link, id, &node),
+            None => Ok(()),
+        });
+    }
+
+    /// Forgets everything; the counts of what has happened go on.
+    pub fn clear(&self) {
+        for part in 0..self.layout.shards {
+            self.shard(part, |shard| {
+                shard.empty();
+                Ok(())
+            });
+        }
+    }
+
+    /// What has happened so far, by all processes, and what is there. Takes one lock after the other, so it is not what was
+    /// at any one moment.
+    pub fn counts(&self) -> SharedCounts {
+        let mut sum = SharedCounts::default();
+        for part in 0..self.layout.shards {
+            self.shard(part, |shard| {
+                sum.store.hits += shard.get(HITS);
+                sum.store.misses += shard.get(MISSES);
+                sum.store.insertions += shard.get(INSERTIONS);
+                sum.store.evictions += shard.get(EVICTIONS);
+                sum.store.refusals += shard.get(REFUSALS);
+                sum.repairs += shard.get(REPAIRS);
+                sum.entries += shard.get(ENTRIES);
+                sum.bytes += shard.get(BLOCKS) * BLOCK as u64;
+                Ok(())
+            });
+        }
+        sum
+    }
+
+    /// Does something with the shard of a name.
+    fn entry<T>(
+        &self,
+        generation: u32,
+        site: u16,
+        path: &[u8],
+        act: impl FnOnce(&Shard<'_>, &Key) -> Sound<T>,
+    ) -> Option<T> {
+        let key = Key::new(self.seed, generation, site, path);
+        self.shard((key.hash % self.layout.shards as u64) as usize, |shard| act(shard, &key))
+    }
+
+    /// Does something with a shard, whose lock is held meanwhile; nothing comes of it if the shard was found damaged then,
+    /// and it is emptied.
+    fn shard<T>(&self, part: usize, act: impl FnOnce(&Shard<'_>) -> Sound<T>) -> Option<T> {
+        let layout = &self.layout;
+        let mend = |guard: &Guard<'_>| Shard { guard, layout }.repair();
+        let guard = self.region.lock(part).unwrap_or_else(|damaged| damaged.mend(mend));
+        act(&Shard { guard: &guard, layout }).map_err(|Corrupt| mend(&guard)).ok()
+    }
+}
+
+/// Whether the disk brought less than the whole, since the asker knew the rest.
+fn lacks_content<F>(found: &Found<F>) -> bool {
+    matches!(found, Found::File { files, .. } if files.iter().any(|opened| opened.content.is_none()))
+}
+
+/// Bytes of a block. An entry fills half of its last one on average, so smaller ones waste less and take more steps.
+const BLOCK: usize = 512;
+
+/// Where things are in a shard: its head, the first nodes of the chains, the nodes, the block behind each block, the blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Layout {
+    shards: usize,
+    /// In each shard: chains, nodes, blocks.
+    chains: usize,
+    nodes: usize,
+    blocks: usize,
+    file_max: usize,
+}
+
+/// Shards there are at most: enough that of some tens of processes on a few cores hardly two meet in one.
+const SHARDS_MAX: usize = 64;
+
+impl Layout {
+    /// As many shards as leave each with room for 16 of the largest bodies, and 16 entries.
+    fn of(settings: &SharedSettings) -> io::Result<Layout> {
+        let (bytes, file_max) = (settings.bytes.as_usize(), settings.file_max.as_usize());
+        let shards = (bytes / file_max.max(BLOCK).saturating_mul(16)).min(settings.entries / 16).clamp(1, SHARDS_MAX);
+        let (nodes, blocks) = (settings.entries / shards, bytes / shards / BLOCK);
+        if nodes == 0 || blocks == 0 {
+            let SharedSettings { bytes, entries, .. } = settings;
+            let why = format!(
+                "a shared cache of {bytes} and {entries} entries holds nothing: give it {BLOCK} bytes and an entry at \
+                 least, or switch it off"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(Layout { shards, chains: nodes, nodes, blocks, file_max })
+    }
+
+    /// Bytes that the bodies of one entry may take, so that none of them pushes out most of its shard: a quarter, which
+    /// holds a file of the largest size and its three siblings.
+    fn bodies_max(&self) -> usize {
+        self.blocks * BLOCK / 4
+    }
+
+    fn nodes_at(&self) -> usize {
+        (HEAD_WORDS + self.chains) * 8
+    }
+
+    fn links_at(&self) -> usize {
+        self.nodes_at() + self.nodes * NODE_BYTES
+    }
+
+    fn blocks_at(&self) -> usize {
+        self.links_at() + self.blocks * 8
+    }
+
+    /// Saturates, and then there is no such memory either.
+    fn shard_bytes(&self) -> usize {
+        let nodes = self.nodes.saturating_mul(NODE_BYTES + 8);
+        self.blocks.saturating_mul(BLOCK + 8).saturating_add(nodes).saturating_add(HEAD_WORDS * 8)
+    }
+}
+
+/// The words at the head of a shard. Those up to `BLOCKS` are zero in an empty one.
+const HAND: usize = 0;
+const FREE_NODE: usize = 1;
+/// Nodes that have been used, `1..=FRESH_NODE`; those above are free as well.
+const FRESH_NODE: usize = 2;
+const FREE_BLOCK: usize = 3;
+const FRESH_BLOCK: usize = 4;
+const ENTRIES: usize = 5;
+const BLOCKS: usize = 6;
+/// Of the first shard only.
+const SEED: usize = 7;
+const HITS: usize = 8;
+const MISSES: usize = 9;
+const INSERTIONS: usize = 10;
+const EVICTIONS: usize = 11;
+const REFUSALS: usize = 12;
+const REPAIRS: usize = 13;
+const HEAD_WORDS: usize = 16;
+
+/// What a shard says of an entry, a word each. Free ones have no `first` block, and their `next` is the next free one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Node {
+    hash: u64,
+    /// When the disk was asked, nanoseconds since the start.
+    checked: u64,
+    /// The next node of the chain.
+    next: u64,
+    /// The first block. In it and those behind: the key, the outline, the bodies.
+    first: u64,
+    /// Their bytes.
+    key: u64,
+    outline: u64,
+    bodies: u64,
+    /// 1 if it was found since the hand last came by.
+    used: u64,
+}
+
+const NODE_BYTES: usize = 64;
+/// Where `next` is in a node.
+const NEXT: usize = 16;
+
+/// A name as it is looked for.
+struct Key {
+    hash: u64,
+    bytes: Vec<u8>,
+}
+
+impl Key {
+    fn new(seed: u64, generation: u32, site: u16, path: &[u8]) -> Key {
+        let bytes = [&generation.to_ne_bytes(), &site.to_ne_bytes()[..], path].concat();
+        // All processes are of one program, so its hash is the same in all.
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(seed);
+        hasher.write(&bytes);
+        Key { hash: hasher.finish(), bytes }
+    }
+}
+
+/// A shard says what cannot be. It is to be emptied.
+struct Corrupt;
+
+type Sound<T> = Result<T, Corrupt>;
+
+impl From<Outside> for Corrupt {
+    fn from(_: Outside) -> Corrupt {
+        Corrupt
+    }
+}
+
+/// Where reading or writing goes on.
+struct Cursor {
+    block: u64,
+    within: usize,
+}
+
+/// A shard whose lock is held. What it says is believed only as far as it stays inside; a walk ends after as many steps
+/// as there are nodes or blocks.
+struct Shard<'a> {
+    guard: &'a Guard<'a>,
+    layout: &'a Layout,
+}
+
+impl Shard<'_> {
+    fn get(&self, word: usize) -> u64 {
+        self.guard.word(word * 8).expect("the head is inside every shard")
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        self.guard.set_word(word * 8, value).expect("the head is inside every shard");
+    }
+
+    fn add(&self, word: usize, value: u64) {
+        self.set(word, self.get(word).wrapping_add(value));
+    }
+
+    /// Takes everything out.
+    fn empty(&self) {
+        self.guard.zero(0, SEED * 8).expect("the head is inside every shard");
+        self.guard.zero(HEAD_WORDS * 8, self.layout.chains * 8).expect("as are the chains");
+    }
+
+    fn repair(&self) {
+        self.empty();
+        self.add(REPAIRS, 1);
+    }
+
+    /// What an entry says to a question; `None` if that is too old, or the content that is missing is not here either.
+    fn answer<F>(&self, node: &Node, now: Time, work: &NameWork, fresh_for: Duration) -> Sound<Option<Found<F>>> {
+        if let Some(missing) = &work.missing
+            && let Found::File { files, .. } = self.value(node, |version| *version == missing.version)?
+            && let Some(opened) =
+                files.into_iter().find(|file| file.coding == missing.coding && file.version == missing.version)
+        {
+            return Ok(opened.content.is_some().then_some(Found::Missing(opened)));
+        }
+        match now.since(Time::from_nanos(node.checked)) < fresh_for {
+            true => self.value(node, |version| !work.known.contains(version)).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Puts an answer in, in place of the old entry of its key; bodies that it lacks are taken from those that are known.
+    fn put<F>(
+        &self,
+        key: &Key,
+        old: &Option<(usize, u64, Node)>,
+        checked: u64,
+        found: &Found<F>,
+        known: &[(FileVersion, Box<[u8]>)],
+    ) -> Sound<()> {
+        let mut bodies: Vec<&[u8]> = Vec::new();
+        let mut room = self.layout.bodies_max();
+        let outline = portable::write_outline(found, |Opened { version, content, .. }| {
+            let body = match content {
+                Some(Stored::Memory(body)) => Some(body),
+                Some(Stored::File(_)) => None,
+                None => known.iter().find(|(known, _)| known == version).map(|(_, body)| body),
+            };
+            match body.filter(|body| body.len() <= self.layout.file_max.min(room)) {
+                Some(body) => {
+                    room -= body.len();
+                    bodies.push(body);
+                    Place::Body
+                }
+                None => Place::Nowhere,
+            }
+        });
+        // What is asked for often is asked of the disk again now and then, and is no stranger for that.
+        let used = old.map_or(0, |(_, _, node)| node.used);
+        if let Some((link, id, node)) = old {
+            self.remove(*link, *id, node)?;
+        }
+        self.insert(key, Node { checked, used, ..Node::default() }, &outline, &bodies)
+    }
+
+    /// The entry of this key, with its number and the place of the link that leads to it.
+    fn seek(&self, key: &Key) -> Sound<Option<(usize, u64, Node)>> {
+        self.follow(key.hash, |_, node| {
+            let is_it = node.hash == key.hash && node.key == key.bytes.len() as u64;
+            Ok(is_it && self.holds(&mut Cursor { block: node.first, within: 0 }, &key.bytes)?)
+        })
+    }
+
+    /// The first node in the chain of this hash of which `is_it` says so.
+    fn follow(&self, hash: u64, is_it: impl Fn(u64, &Node) -> Sound<bool>) -> Sound<Option<(usize, u64, Node)>> {
+        let mut link = self.chain_at(hash);
+        for _ in 0..=self.layout.nodes {
+            let id = self.guard.word(link)?;
+            if id == 0 {
+                return Ok(None);
+            }
+            let node = self.node(id)?;
+            if is_it(id, &node)? {
+                return Ok(Some((link, id, node)));
+            }
+            link = self.node_at(id)? + NEXT;
+        }
+        Err(Corrupt)
+    }
+
+    /// What an entry says, with those of its bodies that are wanted.
+    fn value<F>(&self, node: &Node, wanted: impl Fn(&FileVersion) -> bool) -> Sound<Found<F>> {
+        let mut cursor = Cursor { block: node.first, within: 0 };
+        self.pass(&mut cursor, node.key)?;
+        let outline = self.read(&mut cursor, node.outline)?;
+        let mut left = node.bodies;
+        let found = portable::read_outline(&outline, |version, place| match place {
+            Place::Nowhere => Ok(None),
+            Place::Descriptor => Err(Malformed),
+            Place::Body => {
+                left = left.checked_sub(version.size).ok_or(Malformed)?;
+                match wanted(version) {
+                    true => self.read(&mut cursor, version.size).map(|body| Some(Stored::Memory(body.into()))),
+                    false => self.pass(&mut cursor, version.size).map(|()| None),
+                }
+                .map_err(|Corrupt| Malformed)
+            }
+        });
+        found.map_err(|Malformed| Corrupt)
+    }
+
+    /// The bodies of an entry, each with the version whose bytes it is.
+    fn bodies(&self, node: &Node) -> Sound<Vec<(FileVersion, Box<[u8]>)>> {
+        let Found::File { files, .. } = self.value::<()>(node, |_| true)? else {
+            return Ok(Vec::new());
+        };
+        let body = |opened: Opened<()>| match opened.content {
+            Some(Stored::Memory(body)) => Some((opened.version, body)),
+            _ => None,
+        };
+        Ok(files.into_iter().filter_map(body).collect())
+    }
+
+    /// Puts an entry in, whose key is not there, and evicts others until it fits. One that fits no empty shard is refused.
+    fn insert(&self, key: &Key, node: Node, outline: &[u8], bodies: &[&[u8]]) -> Sound<()> {
+        let body_bytes: usize = bodies.iter().map(|body| body.len()).sum();
+        let blocks = (key.bytes.len() + outline.len() + body_bytes).div_ceil(BLOCK);
+        if blocks > self.layout.blocks {
+            self.add(REFUSALS, 1);
+            return Ok(());
+        }
+        while self.get(BLOCKS) + blocks as u64 > self.layout.blocks as u64
+            || self.get(ENTRIES) >= self.layout.nodes as u64
+        {
+            self.evict_one()?;
+        }
+
+        let first = self.take_blocks(blocks)?;
+        let mut cursor = Cursor { block: first, within: 0 };
+        for bytes in [&*key.bytes, outline].iter().chain(bodies) {
+            self.walk(&mut cursor, bytes.len(), |at, part| Ok(self.guard.write(at, &bytes[part])?))?;
+        }
+        let id = self.take_node()?;
+        let chain = self.chain_at(key.hash);
+        let node = Node {
+            hash: key.hash,
+            next: self.guard.word(chain)?,
+            first,
+            key: key.bytes.len() as u64,
+            outline: outline.len() as u64,
+            bodies: body_bytes as u64,
+            ..node
+        };
+        self.set_node(id, &node)?;
+        self.guard.set_word(chain, id)?;
+        self.add(ENTRIES, 1);
+        self.add(INSERTIONS, 1);
+        Ok(())
+    }
+
+    /// Takes an entry out, to which this link leads.
+    fn remove(&self, link: usize, id: u64, node: &Node) -> Sound<()> {
+        self.guard.set_word(link, node.next)?;
+        self.free_blocks(node.first)?;
+        self.set_node(id, &Node { next: self.get(FREE_NODE), ..Node::default() })?;
+        self.set(FREE_NODE, id);
+        self.set(ENTRIES, self.get(ENTRIES).checked_sub(1).ok_or(Corrupt)?);
+        Ok(())
+    }
+
+    /// Lets the hand go on until it finds an entry that was not used since it last came by. After one round none is.
+    fn evict_one(&self) -> Sound<()> {
+        for _ in 0..=2 * self.layout.nodes {
+            let id = self.get(HAND) % self.get(FRESH_NODE).max(1) + 1;
+            self.set(HAND, id);
+            let node = self.node(id)?;
+            if node.first == 0 {
+                continue;
+            }
+            if node.used != 0 {
+                self.set_node(id, &Node { used: 0, ..node })?;
+                continue;
+            }
+            let (link, id, node) = self.follow(node.hash, |other, _| Ok(other == id))?.ok_or(Corrupt)?;
+            self.remove(link, id, &node)?;
+            self.add(EVICTIONS, 1);
+            return Ok(());
+        }
+        Err(Corrupt)
+    }
+
+    fn take_node(&self) -> Sound<u64> {
+        match self.get(FREE_NODE) {
+            0 => {
+                self.add(FRESH_NODE, 1);
+                Ok(self.get(FRESH_NODE))
+            }
+            free => {
+                self.set(FREE_NODE, self.node(free)?.next);
+                Ok(free)
+            }
+        }
+    }
+
+    /// So many blocks in a chain, of which the caller knows that they are free.
+    fn take_blocks(&self, count: usize) -> Sound<u64> {
+        let mut next = 0;
+        for _ in 0..count {
+            let block = match self.get(FREE_BLOCK) {
+                0 => {
+                    self.add(FRESH_BLOCK, 1);
+                    self.get(FRESH_BLOCK)
+                }
+                free => {
+                    self.set(FREE_BLOCK, self.guard.word(self.link_at(free)?)?);
+                    free
+                }
+            };
+            self.guard.set_word(self.link_at(block)?, next)?;
+            next = block;
+        }
+        self.add(BLOCKS, count as u64);
+        Ok(next)
+    }
+
+    fn free_blocks(&self, first: u64) -> Sound<()> {
+        let mut last = first;
+        for count in 1..=self.layout.blocks {
+            let link = self.link_at(last)?;
+            match self.guard.word(link)? {
+                0 => {
+                    self.guard.set_word(link, self.get(FREE_BLOCK))?;
+                    self.set(FREE_BLOCK, first);
+                    self.set(BLOCKS, self.get(BLOCKS).checked_sub(count as u64).ok_or(Corrupt)?);
+                    return Ok(());
+                }
+                next => last = next,
+            }
+        }
+        Err(Corrupt)
+    }
+
+    fn read(&self, cursor: &mut Cursor, length: u64) -> Sound<Vec<u8>> {
+        let mut bytes = vec![0; self.length(length)?];
+        self.walk(cursor, bytes.len(), |at, part| Ok(self.guard.read(at, &mut bytes[part])?))?;
+        Ok(bytes)
+    }
+
+    fn pass(&self, cursor: &mut Cursor, length: u64) -> Sound<()> {
+        self.walk(cursor, self.length(length)?, |_, _| Ok(()))
+    }
+
+    /// A length that may be allocated and walked: no more than all blocks together.
+    fn length(&self, length: u64) -> Sound<usize> {
+        usize::try_from(length).ok().filter(|&length| length <= self.layout.blocks * BLOCK).ok_or(Corrupt)
+    }
+
+    fn holds(&self, cursor: &mut Cursor, bytes: &[u8]) -> Sound<bool> {
+        let mut same = true;
+        self.walk(cursor, bytes.len(), |at, part| {
+            same = same && self.guard.holds(at, &bytes[part])?;
+            Ok(())
+        })?;
+        Ok(same)
+    }
+
+    /// Goes over the next `length` bytes of an entry, block by block: where they are in the shard, and which they are.
+    fn walk(
+        &self,
+        cursor: &mut Cursor,
+        length: usize,
+        mut act: impl FnMut(usize, Range<usize>) -> Sound<()>,
+    ) -> Sound<()> {
+        let mut done = 0;
+        while done < length {
+            if cursor.within == BLOCK {
+                *cursor = Cursor { block: self.guard.word(self.link_at(cursor.block)?)?, within: 0 };
+            }
+            let step = (BLOCK - cursor.within).min(length - done);
+            act(
+                self.layout.blocks_at() + self.index(cursor.block, self.layout.blocks)? * BLOCK + cursor.within,
+                done..done + step,
+            )?;
+            cursor.within += step;
+            done += step;
+        }
+        Ok(())
+    }
+
+    fn node(&self, id: u64) -> Sound<Node> {
+        let at = self.node_at(id)?;
+        let word = |n: usize| self.guard.word(at + n * 8);
+        Ok(Node {
+            hash: word(0)?,
+            checked: word(1)?,
+            next: word(2)?,
+            first: word(3)?,
+            key: word(4)?,
+            outline: word(5)?,
+            bodies: word(6)?,
+            used: word(7)?,
+        })
+    }
+
+    fn set_node(&self, id: u64, node: &Node) -> Sound<()> {
+        let Node { hash, checked, next, first, key, outline, bodies, used } = *node;
+        let at = self.node_at(id)?;
+        for (n, word) in [hash, checked, next, first, key, outline, bodies, used].into_iter().enumerate() {
+            self.guard.set_word(at + n * 8, word)?;
+        }
+        Ok(())
+    }
+
+    /// The first link of the chain of this hash, of which the shards have had their part.
+    fn chain_at(&self, hash: u64) -> usize {
+        let chain = hash / self.layout.shards as u64 % self.layout.chains as u64;
+        (HEAD_WORDS + chain as usize) * 8
+    }
+
+    fn node_at(&self, id: u64) -> Sound<usize> {
+        Ok(self.layout.nodes_at() + self.index(id, self.layout.nodes)? * NODE_BYTES)
+    }
+
+    /// Where the number of the block behind this one stands.
+    fn link_at(&self, block: u64) -> Sound<usize> {
+        Ok(self.layout.links_at() + self.index(block, self.layout.blocks)? * 8)
+    }
+
+    /// The place of number `id` among `count`; 0 is none of them.
+    fn index(&self, id: u64, count: usize) -> Sound<usize> {
+        id.checked_sub(1).filter(|&index| index < count as u64).map(|index| index as usize).ok_or(Corrupt)
+    }
+}
+
+#[cfg(test)]
+mod tests;

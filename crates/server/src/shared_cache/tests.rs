@@ -1,0 +1,620 @@
+//! The shared cache against a plain map, against nonsense in its memory, and against processes that are killed.
+//!
+//! Processes are real: this very test program once more, told by [`ROLE`] to be a child, with the memory of the cache as its
+//! standard input. No fork is needed, and every kill is a SIGKILL that nobody can prepare for.
+
+use std::collections::HashMap;
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use amped_core::event::{Missing, Trouble};
+use amped_http::negotiate::Coding;
+use proptest::prelude::*;
+
+use super::*;
+use crate::portable::tests::opened;
+
+const EVER: Duration = Duration::MAX;
+
+fn cache(bytes: u64, file_max: u64, entries: usize) -> SharedCache {
+    SharedCache::new(&SharedSettings { bytes: Bytes(bytes), file_max: Bytes(file_max), entries }).expect("memory")
+}
+
+fn work(path: impl AsRef<[u8]>) -> NameWork {
+    NameWork { generation: 1, site: 0, path: path.as_ref().into(), known: Vec::new(), missing: None }
+}
+
+/// A file of this body; its number tells versions apart.
+fn file(number: u64, body: &[u8]) -> Found<u32> {
+    let version =
+        FileVersion { device: 1, inode: number, size: body.len() as u64, mtime_ns: number as i64, ctime_ns: -1 };
+    let content = Some(Stored::Memory(body.into()));
+    Found::File { name: b"/name"[..].into(), files: vec![Opened { coding: Coding::Identity, version, content }] }
+}
+
+fn file_without_content(number: u64, size: u64) -> Found<u32> {
+    let Found::File { name, mut files } = file(number, &[]) else { unreachable!("made so") };
+    files[0].version.size = size;
+    files[0].content = None;
+    Found::File { name, files }
+}
+
+fn at(nanos: u64) -> Time {
+    Time::from_nanos(nanos)
+}
+
+/// What the cache says now, in words, so that it can be compared.
+fn says(cache: &SharedCache, work: &NameWork) -> String {
+    format!("{:?}", cache.find::<u32>(at(1_000), work, EVER))
+}
+
+fn expected(found: Found<u32>, checked: u64) -> String {
+    format!("{:?}", Some((found, at(checked))))
+}
+
+#[test]
+fn what_was_learnt_is_found() {
+    let cache = cache(1 << 20, 1000, 1000);
+    let meanings = || {
+        [
+            file(1, b"hello"),
+            file(2, b""),
+            file(3, &[7; 1000]),
+            Found::NeedsSlash,
+            Found::Directory,
+            Found::Absent,
+            Found::Forbidden,
+        ]
+    };
+    for (n, found) in meanings().iter().enumerate() {
+        cache.learn(at(5), &work(format!("/{n}")), found);
+    }
+    for (n, found) in meanings().into_iter().enumerate() {
+        assert_eq!(says(&cache, &work(format!("/{n}"))), expected(found, 5));
+    }
+    assert_eq!(says(&cache, &work("/none")), "None");
+    assert_eq!(says(&cache, &NameWork { site: 1, ..work("/1") }), "None");
+    assert_eq!(says(&cache, &NameWork { generation: 2, ..work("/1") }), "None");
+    let counts = cache.counts();
+    assert_eq!((counts.entries, counts.store.insertions, counts.store.hits, counts.store.misses), (7, 7, 7, 3));
+    assert_eq!((counts.bytes, counts.repairs), (6 * 512 + 3 * 512, 0), "one block each, and three for the 1000 bytes");
+}
+
+#[test]
+fn what_is_not_kept() {
+    let cache = cache(1 << 20, 1000, 1000);
+    cache.learn(at(5), &work("/list/"), &Found::<u32>::Listing(b"a page".to_vec()));
+    cache.learn(at(5), &work("/busy"), &Found::<u32>::Trouble(Trouble::Busy));
+    assert_eq!(cache.counts().entries, 0);
+
+    // Above the upper size, or opened rather than read, a file is its state alone.
+    cache.learn(at(5), &work("/large"), &file(1, &[7; 1001]));
+    assert_eq!(says(&cache, &work("/large")), expected(file_without_content(1, 1001), 5));
+    let Found::File { name, mut files } = file_without_content(2, 10) else { unreachable!("made so") };
+    files[0].content = Some(Stored::File(9));
+    cache.learn(at(5), &work("/opened"), &Found::File { name, files });
+    assert_eq!(says(&cache, &work("/opened")), expected(file_without_content(2, 10), 5));
+}
+
+#[test]
+fn an_answer_is_believed_for_a_time() {
+    let cache = cache(1 << 20, 1000, 1000);
+    cache.learn(at(100), &work("/"), &file(1, b"x"));
+    let found = |now, fresh_for| cache.find::<u32>(at(now), &work("/"), Duration::from_nanos(fresh_for)).is_some();
+    assert!(found(149, 50));
+    assert!(!found(150, 50));
+    assert!(found(50, 1), "another process may have asked after our clock was read");
+    assert!(!found(100, 0));
+}
+
+#[test]
+fn the_later_question_wins() {
+    let cache = cache(1 << 20, 1000, 1000);
+    cache.learn(at(10), &work("/"), &file(1, b"new"));
+    cache.learn(at(9), &work("/"), &Found::<u32>::Absent);
+    assert_eq!(says(&cache, &work("/")), expected(file(1, b"new"), 10));
+    cache.learn(at(10), &work("/"), &file(2, b"newer"));
+    assert_eq!(says(&cache, &work("/")), expected(file(2, b"newer"), 10));
+    cache.learn(at(11), &work("/"), &Found::<u32>::Absent);
+    assert_eq!(says(&cache, &work("/")), expected(Found::Absent, 11));
+}
+
+#[test]
+fn what_the_asker_knows_is_not_copied() {
+    let cache = cache(1 << 20, 1000, 1000);
+    let Found::File { name, mut files } = file(1, &[1; 700]) else { unreachable!("made so") };
+    for (number, coding) in [(2, Coding::Brotli), (3, Coding::Gzip)] {
+        let Found::File { files: mut more, .. } = file(number, &[number as u8; 600]) else { unreachable!("made so") };
+        more[0].coding = coding;
+        files.append(&mut more);
+    }
+    let known = vec![files[1].version];
+    cache.learn(at(5), &work("/"), &Found::File { name, files });
+    let Some((Found::File { files, .. }, _)) = cache.find::<u32>(at(9), &NameWork { known, ..work("/") }, EVER) else {
+        panic!("it was there")
+    };
+    let bodies: Vec<_> = files.iter().map(|opened| format!("{:?}", opened.content)).collect();
+    let whole = |byte: u8, length| format!("{:?}", Some(Stored::<u32>::Memory(vec![byte; length].into())));
+    assert_eq!(bodies, [whole(1, 700), "None".to_owned(), whole(3, 600)]);
+}
+
+/// An asker who knows the state gets no content from the disk; that must not take it from the others.
+#[test]
+fn contents_that_the_asker_knew_stay() {
+    let cache = cache(1 << 20, 1000, 1000);
+    cache.learn(at(5), &work("/"), &file(1, &[1; 700]));
+    cache.learn(at(6), &work("/"), &file_without_content(1, 700));
+    assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 6));
+    // Of another state they are not the content.
+    cache.learn(at(7), &work("/"), &file_without_content(2, 700));
+    assert_eq!(says(&cache, &work("/")), expected(file_without_content(2, 700), 7));
+}
+
+/// Who knows what a name means and lacks a content asks for that alone.
+#[test]
+fn missing_contents() {
+    let cache = cache(1 << 20, 1000, 1000);
+    let opened = |found| match found {
+        Found::File { mut files, .. } => files.remove(0),
+        other => panic!("{other:?} is no file"),
+    };
+    let missing = |number, size| {
+        let Opened { coding, version, .. } = opened(file_without_content(number, size));
+        NameWork { missing: Some(Missing { name: b"/name"[..].into(), coding, version }), ..work("/") }
+    };
+    let content = |number, body: &[u8]| Found::Missing(opened(file(number, body)));
+
+    cache.learn(at(5), &missing(1, 700), &content(1, &[1; 700]));
+    assert_eq!(cache.counts().entries, 0, "a content alone says nothing of the name");
+    cache.learn(at(5), &work("/"), &file_without_content(1, 700));
+    assert_eq!(says(&cache, &missing(1, 700)), "None");
+    cache.learn(at(9), &missing(1, 700), &content(1, &[1; 700]));
+    assert_eq!(says(&cache, &missing(1, 700)), expected(content(1, &[1; 700]), 5));
+    assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 5));
+    let aged = cache.find::<u32>(at(1000), &missing(1, 700), Duration::ZERO);
+    assert_eq!(format!("{aged:?}"), expected(content(1, &[1; 700]), 5), "of that version at any time");
+
+    // The name means something else by now: that is the answer, as it is the disk's.
+    assert_eq!(says(&cache, &missing(2, 700)), expected(file(1, &[1; 700]), 5));
+    cache.learn(at(9), &missing(2, 700), &content(2, &[2; 700]));
+    assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 5));
+    let too_large = content(1, &[1; 1001]);
+    cache.learn(at(10), &work("/"), &file_without_content(1, 1001));
+    cache.learn(at(11), &missing(1, 1001), &too_large);
+    assert_eq!(says(&cache, &missing(1, 1001)), "None");
+    assert_eq!(says(&cache, &work("/")), expected(file_without_content(1, 1001), 10));
+    audit(&cache);
+}
+
+#[test]
+fn forgetting() {
+    let cache = cache(1 << 20, 1000, 1000);
+    for n in 0..100 {
+        cache.learn(at(5), &work(format!("/{n}")), &file(n, b"x"));
+    }
+    cache.forget(1, 0, b"/50");
+    cache.forget(1, 0, b"/none");
+    assert_eq!(says(&cache, &work("/50")), "None");
+    assert_eq!(cache.counts().entries, 99);
+    audit(&cache);
+    cache.clear();
+    let counts = cache.counts();
+    assert_eq!((counts.entries, counts.bytes, counts.store.insertions), (0, 0, 100));
+    audit(&cache);
+}
+
+#[test]
+fn one_shard_and_the_unused_goes_first() {
+    let cache = cache(16 * 512, 512, 3);
+    assert_eq!(cache.layout.shards, 1);
+    for n in 0..3 {
+        cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
+    }
+    assert_ne!(says(&cache, &work("/0")), "None");
+    // Asked of the disk again, it is still the one that was used.
+    cache.learn(at(6), &work("/0"), &Found::<u32>::Absent);
+    for n in 3..20 {
+        cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
+        assert_ne!(says(&cache, &work("/0")), "None", "in use after {n}");
+    }
+    assert_eq!((cache.counts().entries, cache.counts().store.evictions), (3, 17));
+}
+
+#[test]
+fn budgets_too_small() {
+    let settings = |bytes, entries| SharedSettings { bytes: Bytes(bytes), file_max: Bytes::kib(32), entries };
+    for (bytes, entries) in [(0, 10), (511, 10), (1 << 20, 0)] {
+        let error = SharedCache::new(&settings(bytes, entries)).expect_err("holds nothing");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("switch it off"), "{error}");
+    }
+    assert!(SharedCache::new(&settings(u64::MAX, usize::MAX)).is_err());
+
+    // A body that would take most of its shard is not kept, the state is; a name too long for it is refused.
+    let cache = SharedCache::new(&settings(8 * 512, 10)).expect("memory");
+    cache.learn(at(5), &work("/"), &file(1, &[1; 2 * 512 + 1]));
+    assert_eq!(says(&cache, &work("/")), expected(file_without_content(1, 2 * 512 + 1), 5));
+    cache.learn(at(6), &work("/"), &file(1, &[1; 2 * 512]));
+    assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 2 * 512]), 6));
+    cache.learn(at(5), &work([b'x'; 8 * 512]), &Found::<u32>::Absent);
+    assert_eq!((cache.counts().store.refusals, cache.counts().entries), (1, 1));
+}
+
+#[test]
+fn shares_make_up_the_whole() {
+    for (bytes, file_max, entries) in [(64 << 20, 32 << 10, 8192), (1 << 20, 100 << 10, 10), (1 << 30, 0, 100_000)] {
+        let settings = SharedSettings { bytes: Bytes(bytes), file_max: Bytes(file_max), entries };
+        let layout = Layout::of(&settings).expect("enough");
+        let Layout { shards, nodes, blocks, .. } = layout;
+        assert!(shards <= SHARDS_MAX && shards * nodes <= entries && shards * blocks * BLOCK <= bytes as usize);
+        assert!(shards * nodes > entries - shards && shards * blocks * BLOCK > bytes as usize - shards * 2 * BLOCK);
+        assert_eq!(layout.shard_bytes(), layout.blocks_at() + blocks * BLOCK);
+    }
+}
+
+/// Every node and every block of every shard is in exactly one place, and the counts are right.
+fn audit(cache: &SharedCache) {
+    for part in 0..cache.layout.shards {
+        let sound = cache.shard(part, |shard| {
+            let layout = shard.layout;
+            let (mut nodes, mut blocks) = (vec![0; layout.nodes + 1], vec![0; layout.blocks + 1]);
+            let chain_of_blocks = |first: u64, blocks: &mut Vec<i32>| {
+                let (mut block, mut count) = (first, 0);
+                while block != 0 {
+                    blocks[block as usize] += 1;
+                    assert_eq!(blocks[block as usize], 1, "block {block} twice");
+                    block = shard.guard.word(shard.link_at(block)?)?;
+                    count += 1;
+                }
+                Sound::Ok(count)
+            };
+            let (mut entries, mut used) = (0, 0);
+            for chain in 0..layout.chains {
+                let mut id = shard.guard.word((HEAD_WORDS + chain) * 8)?;
+                while id != 0 {
+                    nodes[id as usize] += 1;
+                    assert_eq!(nodes[id as usize], 1, "node {id} twice");
+                    let node = shard.node(id)?;
+                    assert_eq!(shard.chain_at(node.hash), (HEAD_WORDS + chain) * 8);
+                    let count = chain_of_blocks(node.first, &mut blocks)?;
+                    assert_eq!(count, (node.key + node.outline + node.bodies).div_ceil(BLOCK as u64));
+                    (entries, used, id) = (entries + 1, used + count, node.next);
+                }
+            }
+            assert_eq!((shard.get(ENTRIES), shard.get(BLOCKS)), (entries, used));
+            let mut free = shard.get(FREE_NODE);
+            while free != 0 {
+                nodes[free as usize] += 1;
+                free = shard.node(free)?.next;
+            }
+            chain_of_blocks(shard.get(FREE_BLOCK), &mut blocks)?;
+            for (all, fresh) in [(nodes, FRESH_NODE), (blocks, FRESH_BLOCK)] {
+                let fresh = shard.get(fresh) as usize;
+                assert!(all[1..=fresh].iter().all(|&count| count == 1), "lost or twice: {all:?}");
+                assert!(all[fresh + 1..].iter().all(|&count| count == 0), "never taken, and there: {all:?}");
+            }
+            Ok(())
+        });
+        assert!(sound.is_some(), "shard {part} is corrupt");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Learn { name: u8, asked: u64 },
+    Find { name: u8 },
+    Forget { name: u8 },
+    Clear,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Opened<u32>>)>> {
+    let step = prop_oneof![
+        10 => (0u8..24, 0u64..50).prop_map(|(name, asked)| Step::Learn { name, asked }),
+        10 => (0u8..24).prop_map(|name| Step::Find { name }),
+        2 => (0u8..24).prop_map(|name| Step::Forget { name }),
+        1 => Just(Step::Clear),
+    ];
+    // Of no more than a quarter of the smallest shard, so that a body is left out for no other reason than its own size.
+    prop::collection::vec((step, prop::collection::vec(opened(600), 0..3)), 0..150)
+}
+
+/// Names of up to a few blocks.
+fn name(n: u8) -> NameWork {
+    work([b"/".to_vec(), vec![n; 1 + usize::from(n) * 50]].concat())
+}
+
+/// The answer of these files; for want of files, that there is none.
+fn answer(files: Vec<Opened<u32>>) -> Found<u32> {
+    match files.is_empty() {
+        true => Found::Absent,
+        false => Found::File { name: b"/x"[..].into(), files },
+    }
+}
+
+/// What the cache is to say of it: contents that can be kept, and no descriptors.
+fn kept(found: &Found<u32>, file_max: usize) -> String {
+    let Found::File { name, files } = found else { return format!("{found:?}") };
+    let keep = |opened: &Opened<u32>| {
+        let content = match &opened.content {
+            Some(Stored::Memory(body)) if body.len() <= file_max => Some(Stored::Memory(body.clone())),
+            _ => None,
+        };
+        Opened { content, ..*opened }
+    };
+    format!("{:?}", Found::File { name: Arc::clone(name), files: files.iter().map(keep).collect() })
+}
+
+proptest! {
+    /// With room for all nothing is lost; with little, what is found is still the last that was taken, or nothing.
+    #[test]
+    fn what_is_found_is_what_was_learnt_last(steps in steps(), roomy in any::<bool>()) {
+        let cache = if roomy { cache(1 << 17, 400, 31) } else { cache(3 * 16 * 512, 400, 3 * 16) };
+        prop_assert_eq!(cache.layout.shards, if roomy { 1 } else { 3 });
+        let mut model: HashMap<u8, (u64, String)> = HashMap::new();
+        for (step, files) in steps {
+            match step {
+                Step::Learn { name: n, asked } => {
+                    let found = answer(files);
+                    let before = cache.find::<u32>(at(0), &name(n), EVER).map(|(_, checked)| checked);
+                    cache.learn(at(asked), &name(n), &found);
+                    if before.is_none_or(|checked| checked <= at(asked)) {
+                        model.insert(n, (asked, kept(&found, 400)));
+                        prop_assert!(cache.find::<u32>(at(0), &name(n), EVER).is_some(), "gone at once");
+                    }
+                }
+                Step::Find { name: n } => match cache.find::<u32>(at(0), &name(n), EVER) {
+                    Some((found, checked)) => {
+                        let said = (checked.as_nanos(), format!("{found:?}"));
+                        prop_assert_eq!(Some(&said), model.get(&n));
+                    }
+                    None => prop_assert!(!roomy || !model.contains_key(&n)),
+                },
+                Step::Forget { name: n } => {
+                    cache.forget(1, 0, &name(n).path);
+                    model.remove(&n);
+                }
+                Step::Clear => {
+                    cache.clear();
+                    model.clear();
+                }
+            }
+            audit(&cache);
+        }
+        prop_assert_eq!(cache.counts().repairs, 0);
+    }
+
+    /// Nothing in the memory makes a process panic, or go round for ever; and a cache that is cleared is as new.
+    #[test]
+    fn nonsense_is_survived(
+        steps in steps(),
+        nonsense in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![0u64..20, any::<u64>()]), 1..200),
+    ) {
+        let cache = cache(16 * 512, 400, 8);
+        let mut nonsense = nonsense.into_iter();
+        for (step, files) in steps {
+            match step {
+                Step::Learn { name: n, asked } => cache.learn(at(asked), &name(n), &answer(files)),
+                Step::Find { name: n } => drop(cache.find::<u32>(at(0), &name(n), EVER)),
+                Step::Forget { name: n } => cache.forget(1, 0, &name(n).path),
+                Step::Clear => cache.clear(),
+            }
+            if let Some((place, word)) = nonsense.next() {
+                let guard = cache.region.lock(0).expect("sound");
+                guard.set_word(place.index(cache.layout.blocks_at() + 512) / 8 * 8, word).expect("inside");
+            }
+        }
+        cache.clear();
+        cache.learn(at(9), &name(1), &file(1, b"again"));
+        prop_assert_eq!(says(&cache, &name(1)), expected(file(1, b"again"), 9));
+        audit(&cache);
+    }
+}
+
+/// Says that the test program is a child, and which.
+const ROLE: &str = "AMPED_TEST_ROLE";
+
+/// Longer than anything here takes. A child whose parent has gone ends by itself after it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn settings() -> SharedSettings {
+    SharedSettings { bytes: Bytes::mib(1), file_max: Bytes::kib(4), entries: 256 }
+}
+
+/// A process that ends with its test.
+struct Process(Child);
+
+impl Process {
+    /// This test program, running this test as a child.
+    fn start(test: &str, role: &str, cache: &SharedCache) -> Process {
+        let memory = cache.region.as_fd().try_clone_to_owned().expect("descriptor");
+        let mut command = Command::new(env::current_exe().expect("this program"));
+        command.args(["--exact", &format!("shared_cache::tests::{test}"), "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, role).stdin(Stdio::from(memory)).stdout(Stdio::piped());
+        Process(command.spawn().expect("a second one"))
+    }
+
+    /// Kills it; it must have lived until then.
+    fn kill(&mut self) {
+        self.0.kill().expect("ours to kill");
+        let status = self.0.wait().expect("our child");
+        assert_eq!(status.signal(), Some(9), "ended by itself: {status}; what it said is above");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The cache as a child has it.
+fn inherited() -> SharedCache {
+    let region = Region::open(io::stdin().as_fd().try_clone_to_owned().expect("descriptor")).expect("the memory");
+    let layout = Layout::of(&settings()).expect("as its parent");
+    assert_eq!((region.parts(), region.part_bytes()), (layout.shards, layout.shard_bytes()));
+    let mut cache = SharedCache { region, layout, seed: 0 };
+    // Read without a repair: the first shard may be one that the last child died in.
+    let seed = |guard: &Guard<'_>| guard.word(SEED * 8).expect("inside");
+    cache.seed = match cache.region.lock(0) {
+        Ok(guard) => seed(&guard),
+        Err(damaged) => seed(&damaged.mend(|guard| Shard { guard, layout: &cache.layout }.repair())),
+    };
+    cache
+}
+
+/// Fails when `act` takes longer than [`PATIENCE`], as it would if a lock were never released.
+fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (to, from) = mpsc::channel();
+    let acting = thread::spawn(move || to.send(act()));
+    match from.recv_timeout(PATIENCE) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it stands still"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match acting.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => unreachable!("it has sent before"),
+        },
+    }
+}
+
+#[test]
+fn who_dies_inside_costs_his_shard_and_no_more() {
+    let victim = work("/victim");
+    let part = |cache: &SharedCache, work: &NameWork| {
+        (Key::new(cache.seed, work.generation, work.site, &work.path).hash % cache.layout.shards as u64) as usize
+    };
+    if env::var_os(ROLE).is_some() {
+        let cache = inherited();
+        let guard = cache.region.lock(part(&cache, &victim)).expect("nobody has died yet");
+        // The worst there is to leave, but for the counts.
+        for at in (0..SEED * 8).chain(HEAD_WORDS * 8..cache.layout.shard_bytes() - 8).step_by(8) {
+            guard.set_word(at, 0xdead_beef_dead_beef).expect("inside");
+        }
+        println!("inside");
+        thread::sleep(PATIENCE);
+        return;
+    }
+    in_time(move || {
+        let cache = Arc::new(SharedCache::new(&settings()).expect("memory"));
+        cache.learn(at(1), &victim, &file(1, b"lost"));
+        let others: Vec<_> = (0..40).map(|n| work(format!("/{n}"))).collect();
+        others.iter().for_each(|other| cache.learn(at(1), other, &file(2, b"kept")));
+        let here = || others.iter().filter(|other| says(&cache, other) == expected(file(2, b"kept"), 1)).count();
+        let with_victim = others.iter().filter(|other| part(&cache, other) == part(&cache, &victim)).count();
+        assert_eq!(here(), 40);
+
+        let mut process = Process::start("who_dies_inside_costs_his_shard_and_no_more", "dies", &cache);
+        let said = BufReader::new(process.0.stdout.take().expect("piped")).lines();
+        assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "it never came so far");
+        let waiting = {
+            let (cache, victim) = (Arc::clone(&cache), victim.clone());
+            thread::spawn(move || says(&cache, &victim))
+        };
+        process.kill();
+        assert_eq!(waiting.join().expect("no panic"), "None");
+        assert_eq!(cache.counts().repairs, 1);
+        assert_eq!(here(), 40 - with_victim);
+        cache.learn(at(2), &victim, &file(3, b"again"));
+        assert_eq!(says(&cache, &victim), expected(file(3, b"again"), 2));
+        audit(&cache);
+    });
+}
+
+/// Numbers that look random (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// The file of this name in this version: all of it follows from the two, so whoever finds it can tell whether it is whole.
+fn derived(name: u64, version: u64) -> Found<u32> {
+    let mut numbers = Numbers(name << 32 ^ version);
+    let length = numbers.next() % 4096;
+    let body: Vec<u8> = (0..length.div_ceil(8)).flat_map(|_| numbers.next().to_ne_bytes()).collect();
+    file(version, &body[..length as usize])
+}
+
+const NAMES: u64 = 600;
+
+/// Asks and tells without end, and compares all that it is told.
+fn hammer(cache: &SharedCache, seed: u64) {
+    let mut numbers = Numbers(seed);
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        let name = numbers.next() % NAMES;
+        let work = work(format!("/{name}"));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64;
+        match numbers.next() % 20 {
+            0 => cache.forget(1, 0, &work.path),
+            1..8 => cache.learn(at(now), &work, &derived(name, numbers.next() % 1000)),
+            _ => verify(name, cache.find(at(now), &work, EVER).map(|(found, _)| found)),
+        }
+    }
+}
+
+fn verify(name: u64, found: Option<Found<u32>>) {
+    let parts = |found: Found<u32>| match found {
+        Found::File { mut files, .. } if files.len() == 1 => match files.remove(0) {
+            Opened { version, content: Some(Stored::Memory(body)), .. } => (version, body),
+            other => panic!("told with its body: {other:?}"),
+        },
+        other => panic!("told as one file: {other:?}"),
+    };
+    let Some((version, body)) = found.map(parts) else { return };
+    assert!((version, body) == parts(derived(name, version.inode)), "/{name} in version {version:?} is damaged");
+}
+
+#[test]
+fn processes_are_killed_at_any_moment() {
+    const TEST: &str = "processes_are_killed_at_any_moment";
+    if let Ok(seed) = env::var(ROLE) {
+        return hammer(&inherited(), seed.parse().expect("a number"));
+    }
+    let (kills, counts) = in_time(|| {
+        let cache = SharedCache::new(&settings()).expect("memory");
+        assert_eq!(cache.layout.shards, 16);
+        let mut processes: Vec<Process> = (0..4).map(|n| Process::start(TEST, &format!("{n}"), &cache)).collect();
+        const KILLS: usize = 150;
+        for kill in 0..KILLS {
+            // So that the others are in the midst of their work, and this one has had its turn.
+            let hits = cache.counts().store.hits;
+            while cache.counts().store.hits < hits + 200 {
+                for process in &mut processes {
+                    let ended = process.0.try_wait().expect("our child");
+                    assert!(ended.is_none(), "ended by itself: {ended:?}; what it said is above");
+                }
+                thread::yield_now();
+            }
+            let oldest = &mut processes[kill % 4];
+            oldest.kill();
+            *oldest = Process::start(TEST, &format!("{}", kill + 4), &cache);
+        }
+        processes.iter_mut().for_each(Process::kill);
+
+        // All that is left is whole, and every shard takes and gives.
+        for name in 0..NAMES {
+            let work = work(format!("/{name}"));
+            verify(name, cache.find(Time::NEVER, &work, EVER).map(|(found, _)| found));
+            cache.learn(Time::NEVER, &work, &derived(name, 7));
+            verify(name, cache.find(Time::NEVER, &work, EVER).map(|(found, _)| found));
+        }
+        audit(&cache);
+        for part in 0..cache.layout.shards {
+            assert!(cache.shard(part, |shard| Ok(shard.get(ENTRIES))) > Some(0), "shard {part} is of no use");
+        }
+        (KILLS, cache.counts())
+    });
+    println!("{kills} kills: {counts:?}");
+}
