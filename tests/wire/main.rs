@@ -19,5 +19,6 @@ mod log;
 mod messages;
 mod mirror;
 mod ranges;
+mod shared_cache;
 mod stop;
 mod switches;

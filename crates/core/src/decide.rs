@@ -118,8 +118,13 @@ pub(crate) fn step_after<F: FileHandle>(
             if reply::needs_content(&verdict, request) {
                 content = caches.content_among(&brought, representation);
                 if content.is_none() {
-                    // It was known when the question was asked, and has been evicted since: ask again, knowing nothing.
-                    let work = Work::Name(caches.name_work(site.number, path.into(), None));
+                    // It was known when the question was asked, and has been evicted since, or nobody brought it: ask again, for
+                    // it alone, or for everything if even the name is not known any more.
+                    let work = match caches.holds_name(site.number, path) {
+                        true => caches.content_work(site.number, path.into(), &resource, representation),
+                        false => caches.name_work(site.number, path.into(), None),
+                    };
+                    let work = Work::Name(work);
                     return Step::Ask(Question { work, stale: None });
                 }
             }

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
-use amped_units::Time;
+use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
 use crate::arch;
-use crate::config::{self, LogTarget, Settings, cli};
+use crate::config::{self, LogTarget, Optimisation, Settings, cli};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::listen::{self, Address};
@@ -31,6 +31,7 @@ use crate::locked;
 use crate::mailbox::{Mailbox, Message};
 use crate::processes::{Parts, Pool};
 use crate::say;
+use crate::shared_cache::SharedCache;
 use crate::worker::{Clock, Generation};
 
 /// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files and sockets that helpers
@@ -274,7 +275,8 @@ impl Server {
             Crew::Threads(threads) => threads.report(&self.generation),
             Crew::Processes(pool) => pool.report(),
         };
-        format!("{sum}loops: answered={answered} of={of}\n")
+        let shared = self.generation.shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
+        format!("{sum}{shared}loops: answered={answered} of={of}\n")
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
@@ -445,6 +447,13 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     if form.processes {
         // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).
         settings.budgets = settings.budgets.split(settings.workers);
+        if !settings.optimise.has(Optimisation::ContentCache) {
+            settings.shared_cache = None;
+        }
+        if settings.shared_cache.is_some() {
+            // Bodies are there, once.
+            settings.budgets.content_bytes = Bytes(0);
+        }
     }
     // The limit is on each process, and so are the caches of threads that share them.
     let workers = if form.pool { 1 } else { settings.workers };
@@ -483,8 +492,10 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
             _ => shared,
         }
     });
+    let shared = settings.shared_cache.filter(|_| form.processes).map(|shared| SharedCache::new(&shared)).transpose();
+    let shared = shared.map_err(|error| format!("cannot share a cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
-    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches })
+    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches, shared })
 }
 
 /// Whether we, by now the user who serves, may look up names in this folder; opening it says nothing of that.

@@ -24,6 +24,7 @@
 //! CLOCK, as in `core/cache/policy`. All links are numbers, 0 is none, and new memory is zero: so an empty shard is one
 //! whose head and chains are zero, memory is touched only as it is used, and any address will do for the mapping.
 
+use std::fmt;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::io;
 use std::ops::Range;
@@ -60,6 +61,19 @@ pub struct SharedCounts {
     pub entries: u64,
     /// Bytes held, in whole blocks.
     pub bytes: u64,
+}
+
+impl fmt::Display for SharedCounts {
+    /// A line as those of [`Snapshot`](crate::counters::Snapshot).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SharedCounts { store, repairs, entries, bytes } = self;
+        write!(
+            f,
+            "shared cache: hits={} misses={} insertions={} evictions={} refusals={} repairs={repairs} entries={entries} \
+             bytes={bytes}",
+            store.hits, store.misses, store.insertions, store.evictions, store.refusals
+        )
+    }
 }
 
 /// The cache, as one process sees it.

@@ -34,6 +34,7 @@ use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
+use crate::shared_cache::SharedCache;
 
 /// A configuration in force: the settings, and what was opened for them.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ pub struct Generation {
     pub connections_max: usize,
     /// The caches, where threads share them.
     pub caches: Option<SharedCaches<OpenFile>>,
+    /// What processes know in common, where they do.
+    pub shared: Option<Arc<SharedCache>>,
 }
 
 impl Generation {

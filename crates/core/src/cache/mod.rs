@@ -256,6 +256,11 @@ impl<F> Caches<F> {
         self.paths.at((site, path), |paths| paths.find(now, site, path))
     }
 
+    /// Whether anything is known of what `path` means, however old. Does not count as a use.
+    pub fn holds_name(&mut self, site: u16, path: &[u8]) -> bool {
+        self.paths.at((site, path), |paths| paths.meaning(site, path).is_some())
+    }
+
     /// The head under `key`, or the one that `make` writes, which is then kept.
     pub fn head(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
         self.heads.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))

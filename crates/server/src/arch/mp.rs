@@ -1,11 +1,10 @@
 //! MP: the multi-process architecture (Flash, section 3.1).
 //!
 //! A pool of processes, each a loop with one connection and caches of its own: nothing is locked, because nothing is
-//! shared but the listeners; and each knows only what it has served itself. A parent replaces those that die
-//! (`processes`).
+//! shared but the listeners; and each knows only what it has served itself, unless they are given a cache in common
+//! (`shared_cache`). A parent replaces those that die (`processes`).
 
 use std::io;
-use std::sync::Arc;
 
 use super::Start;
 use super::sped::Inline;
@@ -17,6 +16,6 @@ use crate::event_loop;
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let disk = Arc::clone(&start.generation.disk);
-    event_loop::run(start, Inline::of_one(disk))
+    let inline = Inline::of_one(&start.generation);
+    event_loop::run(start, inline)
 }

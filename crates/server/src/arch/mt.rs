@@ -4,7 +4,6 @@
 //! threads share one set of caches, in shards behind locks (`locked`), and take connections from the same listeners.
 
 use std::io;
-use std::sync::Arc;
 
 use super::Start;
 use super::sped::Inline;
@@ -16,6 +15,6 @@ use crate::event_loop;
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let disk = Arc::clone(&start.generation.disk);
-    event_loop::run(start, Inline::of_one(disk))
+    let inline = Inline::of_one(&start.generation);
+    event_loop::run(start, inline)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::desk::Desk;
-use amped_core::event::{Answer, Delay, Found, Ticket, Trouble, Work};
+use amped_core::event::{Answer, Delay, Found, NameWork, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_sys::file::Patience;
 use amped_units::Time;
@@ -18,6 +18,7 @@ use super::Start;
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
+use crate::shared_cache::SharedCache;
 use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
@@ -25,8 +26,8 @@ use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let disk = Arc::clone(&start.generation.disk);
-    event_loop::run(start, Inline { disk, sleeps: false, put_off: Vec::new() })
+    let inline = Inline { sleeps: false, ..Inline::of_one(&start.generation) };
+    event_loop::run(start, inline)
 }
 
 /// The disk side of a loop that does the disk's work itself.
@@ -35,6 +36,8 @@ pub(super) struct Inline {
     /// Whether it also sleeps until a file that is being written holds still. That is no work, and a loop with other
     /// connections has something better to do.
     sleeps: bool,
+    /// What a pool of processes knows in common.
+    shared: Option<Arc<SharedCache>>,
     /// The oldest first.
     put_off: Vec<PutOff>,
 }
@@ -51,20 +54,47 @@ const REST: Duration = Duration::from_millis(50);
 
 impl Inline {
     /// That of a loop with one connection.
-    pub(super) fn of_one(disk: Arc<Disk>) -> Inline {
-        Inline { disk, sleeps: true, put_off: Vec::new() }
+    pub(super) fn of_one(generation: &Generation) -> Inline {
+        let (disk, shared) = (Arc::clone(&generation.disk), generation.shared.clone());
+        Inline { disk, sleeps: true, shared, put_off: Vec::new() }
     }
 
     /// Does the work, however long it takes.
-    fn perform(&self, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
-        let found = self.disk.perform(work, Patience::Wait).unwrap_or(Found::Trouble(Trouble::Failed));
+    fn perform(&self, work: &Work) -> Found<OpenFile> {
+        self.disk.perform(work, Patience::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
+    }
+
+    /// What the processes of a pool know in common.
+    fn shared<'a>(&'a self, work: &'a Work) -> Option<(&'a SharedCache, &'a NameWork)> {
+        match (&self.shared, work) {
+            (Some(shared), Work::Name(name)) => Some((shared, name)),
+            _ => None,
+        }
+    }
+
+    /// An answer from there, if it is enough to answer the request with.
+    fn others_answer(&self, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+        let (shared, name) = self.shared(work)?;
+        let (found, checked) = shared.find(now, name, desk.caches.budgets.revalidate)?;
+        let lacks = matches!(&found, Found::File { files, .. }
+            if files.iter().any(|file| file.content.is_none() && !name.known.contains(&file.version)));
+        let answer = learn(checked, work, found, desk);
+        // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
+        (!lacks || desk.caches.holds_name(name.site, &name.path)).then_some(answer)
+    }
+
+    /// The caches take note, the common one among them.
+    fn learn(&self, now: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
+        if let Some((shared, name)) = self.shared(work) {
+            shared.learn(now, name, &found);
+        }
         learn(now, work, found, desk)
     }
 }
 
-fn learn(now: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
+fn learn(asked: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
     let sites = Arc::clone(&desk.sites);
-    desk.caches.learn(now, work, found, &sites)
+    desk.caches.learn(asked, work, found, &sites)
 }
 
 impl DiskSide for Inline {
@@ -75,6 +105,9 @@ impl DiskSide for Inline {
             waiting.askers.push((asker, ticket));
             return Asked::Later(Delay::Change);
         }
+        if let Some(answer) = self.others_answer(now, work, desk) {
+            return Asked::Answered(answer);
+        }
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
         match self.disk.perform(work, Patience::Now) {
             Err(Delay::Change) if !self.sleeps => {
@@ -82,8 +115,8 @@ impl DiskSide for Inline {
                 self.put_off.push(PutOff { until: now + REST, work: work.clone(), askers });
                 Asked::Later(Delay::Change)
             }
-            Ok(found) => Asked::Answered(learn(now, work, found, desk)),
-            Err(_) => Asked::Answered(self.perform(now, work, desk)),
+            Ok(found) => Asked::Answered(self.learn(now, work, found, desk)),
+            Err(_) => Asked::Answered(self.learn(now, work, self.perform(work), desk)),
         }
     }
 
@@ -100,7 +133,7 @@ impl DiskSide for Inline {
     fn take_due(&mut self, now: Time, worker: &mut Worker) {
         while self.next_due() <= now {
             let PutOff { work, askers, .. } = self.put_off.remove(0);
-            let answer = self.perform(now, &work, &mut worker.desk);
+            let answer = self.learn(now, &work, self.perform(&work), &mut worker.desk);
             for (token, ticket) in askers {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }
@@ -109,5 +142,6 @@ impl DiskSide for Inline {
 
     fn renew(&mut self, generation: &Generation) {
         self.disk = Arc::clone(&generation.disk);
+        self.shared.clone_from(&generation.shared);
     }
 }

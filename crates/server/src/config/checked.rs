@@ -30,6 +30,8 @@ use toml::Spanned;
 
 use crate::arch;
 
+use crate::shared_cache::SharedSettings;
+
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{self, File, Key};
@@ -60,6 +62,8 @@ pub struct Settings {
     pub connections: Option<usize>,
     /// What the caches of one worker may hold.
     pub budgets: Budgets,
+    /// The cache that processes of MP have in common, if they are to have one.
+    pub shared_cache: Option<SharedSettings>,
     /// The optimisations that are on.
     pub optimise: Optimise,
     /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
@@ -219,6 +223,14 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     // One of a pool has one connection.
     let workers = if form.pool { workers.min(connections.unwrap_or(usize::MAX)) } else { workers };
     let budgets = check.budgets(&file.cache);
+    // As much as the processes would have together without it, and files up to the same size.
+    let shared = SharedSettings {
+        bytes: budgets.content_bytes,
+        file_max: budgets.content_file_max,
+        entries: budgets.path_entries,
+    };
+    let holds_any = shared.bytes.0 > 0 && shared.entries > 0;
+    let shared_cache = (holds_any && file.cache.shared.unwrap_or(false)).then_some(shared);
     let settle = or(&file.send.settle, Duration::from_secs(60));
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let (sites, roots) = check.sites(flags, file)?;
@@ -233,6 +245,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         limits,
         connections,
         budgets,
+        shared_cache,
         optimise,
         settle,
         stop_deadline,

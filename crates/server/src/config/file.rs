@@ -134,6 +134,7 @@ pub struct Cache {
     pub descriptors: Key<usize>,
     pub revalidate: Key<Lasting>,
     pub stale_max: Key<Lasting>,
+    pub shared: Option<bool>,
 }
 
 /// `[optimise]`: the switches, by the names of [`Optimisation`].

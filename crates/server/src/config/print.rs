@@ -163,6 +163,9 @@ pub fn print(settings: &Settings) -> String {
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
     page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
 
+    let shared = "in mp: names and bodies in memory that all processes share";
+    page.key("shared", &settings.shared_cache.is_some(), shared);
+
     page.table("[optimise]", "what the papers' servers were made faster by; also --without and --with");
     for which in Optimisation::value_variants() {
         let value = which.to_possible_value();

@@ -1,0 +1,111 @@
+//! MP with a cache in shared memory.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Server, Site, let_files_settle, pattern, wait_until};
+
+const FILES: usize = 200;
+
+fn body(n: usize) -> Vec<u8> {
+    let mut body = pattern(1 + (n * 7919) % 30_000);
+    body.splice(0..0, format!("{n}:").into_bytes());
+    body
+}
+
+fn site() -> Site {
+    let site = Site::new();
+    (0..FILES).for_each(|n| drop(site.file(&format!("{n}.bin"), body(n))));
+    site.file("large.bin", pattern(500_000));
+    let_files_settle();
+    site
+}
+
+const CONFIG: &str = "architecture = \"mp\"\nworkers = 6\n[cache]\nshared = true\ncontent_bytes = \"1MiB\"";
+
+fn children(server: &Server) -> Vec<u32> {
+    let path = format!("/proc/{0}/task/{0}/children", server.pid());
+    fs::read_to_string(path).unwrap().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+#[test]
+fn what_one_process_has_read_the_others_know() {
+    let site = site();
+    let server = Server::configured(&site, CONFIG);
+    // Each holds its connection, so each of the six answers one.
+    let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/7.bin").body, body(7));
+        assert_eq!(client.get("/large.bin").body, pattern(500_000));
+        assert_eq!(client.get("/nothing").status, 404);
+    }
+    assert_eq!(server.report("shared cache", "insertions"), 3);
+    assert!(server.report("shared cache", "hits") >= 15);
+}
+
+#[test]
+fn a_change_is_seen_by_all() {
+    let site = site();
+    let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"50ms\""));
+    let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/7.bin").body, body(7));
+    }
+    site.file("7.bin", "new");
+    for client in &mut clients {
+        wait_until("the change", || client.get("/7.bin").text() == "new");
+    }
+}
+
+#[test]
+fn processes_that_are_killed_spoil_nothing() {
+    let mut seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122);
+    println!("seed {seed}");
+    let site = site();
+    // What is believed for so short a time is put in again and again.
+    let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"1ms\""));
+    let (done, served) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut kills = 0;
+    thread::scope(|scope| {
+        for client in 0..6_usize {
+            let (server, done, served) = (&server, &done, &served);
+            scope.spawn(move || {
+                let mut n = client * 31;
+                while !done.load(Ordering::Relaxed) {
+                    let mut client = server.connect();
+                    // One that is killed resets; what does come must be right.
+                    for _ in 0..20 {
+                        n = (n + 17) % FILES;
+                        let Some(response) = client.try_get(&format!("/{n}.bin")) else { break };
+                        assert!(response.body == body(n), "{n} is not what it was");
+                        served.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(4) {
+            // Knuth's MMIX generator; the low bits are the weak ones.
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let children = children(&server);
+            if let Some(pid) = children.get((seed >> 33) as usize % children.len().max(1)) {
+                let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                kills += 1;
+            }
+            thread::sleep(Duration::from_millis(30 + (seed >> 60) * 10));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    wait_until("the pool to be whole again", || children(&server).len() == 6);
+    let mut client = server.connect();
+    for n in 0..FILES {
+        assert_eq!(client.get(&format!("/{n}.bin")).body, body(n));
+    }
+    let repairs = server.report("shared cache", "repairs");
+    println!("{kills} killed, {} replies, {repairs} repairs", served.load(Ordering::Relaxed));
+    assert!(served.load(Ordering::Relaxed) > 100 && kills > 10);
+    assert!(server.said().contains("was killed by signal 9 (Killed); another"), "{}", server.said());
+}
