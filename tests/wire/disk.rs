@@ -217,6 +217,72 @@ fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
     check_cold_downloads("nobody");
 }
 
+/// Flash's test of residency, and what became of it: mincore(2) tells a process that does not own the files that all of
+/// them are in memory, and it waits in its loop.
+#[test]
+fn alone_mincore_keeps_the_loop_off_the_disk_for_the_owner_alone() {
+    const LENGTH: usize = 320 << 10;
+    let _alone = alone();
+    // How long a cold file took, and the longest that a hot one did meanwhile.
+    let check = |user: &str, residency: &str| {
+        let site = public_site();
+        site.file("hot.txt", "hot");
+        let names = cold_files(&site, 1, LENGTH);
+        let slow = SlowDisk::new(site.path(), 256 << 10);
+        let server = server_as(user, &site, &format!("[send]\nresidency = '{residency}'"));
+        assert_eq!(server.get("/hot.txt").status, 200);
+        // That there are no siblings is to be known to the kernel, or a helper would have to look, and bring the file with it.
+        for suffix in ["br", "zst", "gz"] {
+            assert_eq!(server.get(&format!("/{}.{suffix}", names[0])).status, 404);
+        }
+        slow.hold(&server);
+        let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
+            let begin = Instant::now();
+            assert!(server.get(&format!("/{}", names[0])).body == [0; LENGTH]);
+            begin.elapsed()
+        });
+        println!("{residency} as {user}: cold {cold:?}, hot {hot:?}");
+        assert!(cold > Duration::from_secs(1), "the disk was not slow: {cold:?}");
+        let warned = server.said().contains("residency \"mincore\"");
+        assert_eq!(warned, residency == "mincore" && user == "nobody", "{}", server.said());
+        (cold, hot[0].max)
+    };
+    for (user, residency) in [("root", "mincore"), ("nobody", "nowait"), ("nobody", "clock")] {
+        let (cold, hot) = check(user, residency);
+        assert!(hot < cold / 5, "{residency} as {user}: hot {hot:?} beside cold {cold:?}");
+    }
+    for (user, residency) in [("nobody", "mincore"), ("root", "none")] {
+        let (cold, hot) = check(user, residency);
+        assert!(hot > cold / 2, "{residency} as {user}: hot {hot:?} beside cold {cold:?}");
+    }
+}
+
+/// What the model of the page cache believes to be there although it is not, the loop waits for: once.
+#[test]
+fn alone_the_clock_learns_from_the_disk_reads_that_it_waited_for() {
+    const LENGTH: usize = 256 << 10;
+    let _alone = alone();
+    let site = public_site();
+    let names = cold_files(&site, 8, LENGTH);
+    let server = server_as("root", &site, "[send]\nresidency = 'clock'\nsettle = '0s'");
+    let fetch_all = || {
+        for (n, name) in names.iter().enumerate() {
+            assert!(server.get(&format!("/{name}")).body == vec![n as u8; LENGTH], "{name}");
+        }
+    };
+    fetch_all();
+    fetch_all();
+    assert_eq!((server.report("clock", "faults"), server.report("clock", "believed")), (0, 8 * LENGTH as u64));
+    let before = server.report("clock", "estimate");
+    names.iter().for_each(|name| evict(&site.path().join(name)));
+    let helped = server.report("helpers", "cold_windows");
+    fetch_all();
+    let faults = server.report("clock", "faults");
+    assert!((1..=8).contains(&faults), "{faults}");
+    assert!(server.report("clock", "estimate") < before);
+    assert_eq!(server.report("helpers", "cold_windows"), helped, "all were believed to be there");
+}
+
 #[test]
 fn alone_a_window_with_a_hole_delays_no_hot_file() {
     let _alone = alone();

@@ -26,4 +26,5 @@ pub mod listing;
 pub mod plan;
 pub mod record;
 pub mod reply;
+pub mod residency;
 pub mod site;

@@ -10,6 +10,8 @@ use amped_core::desk::Counts;
 
 use crate::access_log::Writer;
 use crate::helper::HelperCounts;
+use crate::mapped::MappedCounts;
+use crate::residency::ModelCounts;
 
 /// One loop's state, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +32,10 @@ pub struct Snapshot {
     pub helpers: HelperCounts,
     /// Windows of files that were not in memory when they were to be sent.
     pub cold_windows: u64,
+    /// Mapped windows, of the whole process.
+    pub mapped: MappedCounts,
+    /// The model of the page cache, of the whole process.
+    pub model: ModelCounts,
     /// Lines that the log could not keep.
     pub lost_lines: u64,
     /// The names of clients in the log.
@@ -48,6 +54,8 @@ impl Snapshot {
             caches,
             helpers,
             cold_windows,
+            mapped,
+            model,
             lost_lines,
             hostnames,
         } = self;
@@ -65,9 +73,12 @@ impl Snapshot {
             open_files,
         } = caches;
         let HelperCounts { threads, peak, waiting } = helpers;
+        let MappedCounts { chunks, bytes, hits: mapped_hits, misses: mapped_misses, unmapped } = mapped;
+        let ModelCounts { estimate, believed, faults } = model;
         let mut fields = vec![requests, bad_requests, hits, stale_hits, disk_questions, shed];
         fields.extend([accepted, connections, connection_bytes, broken, cold_windows, lost_lines]);
         fields.extend([uri_entries, path_entries, head_bytes, body_bytes, open_files, threads, peak, waiting]);
+        fields.extend([chunks, bytes, mapped_hits, mapped_misses, unmapped, estimate, believed, faults]);
         for StoreCounts { hits, misses, insertions, evictions, refusals } in [uris, paths, heads, bodies, files] {
             fields.extend([hits, misses, insertions, evictions, refusals]);
         }
@@ -96,7 +107,10 @@ impl Snapshot {
         let caches =
             Figures { uri_entries: 0, path_entries: 0, head_bytes: 0, body_bytes: 0, open_files: 0, ..self.caches };
         let hostnames = HostnameCounts { entries: 0, ..self.hostnames };
-        Snapshot { connections: 0, connection_bytes: 0, helpers: HelperCounts::default(), caches, hostnames, ..self }
+        let mapped = MappedCounts { chunks: 0, bytes: 0, ..self.mapped };
+        let model = ModelCounts { estimate: 0, believed: 0, ..self.model };
+        let helpers = HelperCounts::default();
+        Snapshot { connections: 0, connection_bytes: 0, helpers, caches, mapped, model, hostnames, ..self }
     }
 
     /// With what the log has to say.
@@ -118,7 +132,7 @@ impl AddAssign<&Snapshot> for Snapshot {
 impl fmt::Display for Snapshot {
     /// A line a subject, each `name: key=value ...`, for people and for `grep`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Snapshot { counts, caches, helpers, .. } = self;
+        let Snapshot { counts, caches, helpers, mapped, model, .. } = self;
         writeln!(
             f,
             "requests: total={} bad={} hits={} stale_hits={} disk_questions={} shed={}",
@@ -147,6 +161,14 @@ impl fmt::Display for Snapshot {
             "helpers: threads={} peak={} waiting={} cold_windows={}",
             helpers.threads, helpers.peak, helpers.waiting, self.cold_windows
         )?;
+        writeln!(
+            f,
+            "mapped: chunks={} bytes={} hits={} misses={} unmapped={}",
+            mapped.chunks, mapped.bytes, mapped.hits, mapped.misses, mapped.unmapped
+        )?;
+        if model.estimate > 0 {
+            writeln!(f, "clock: estimate={} believed={} faults={}", model.estimate, model.believed, model.faults)?;
+        }
         let HostnameCounts { hits, misses, lookups, failed, timed_out, refused, entries } = &self.hostnames;
         writeln!(
             f,

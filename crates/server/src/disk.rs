@@ -22,9 +22,12 @@ use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
 use amped_http::negotiate::Coding;
 use amped_sys::file::{self, Kind, Patience};
+use amped_sys::mapping::Mapping;
 use amped_sys::process;
 
 use crate::config::SiteRoot;
+use crate::mapped::MappedWindows;
+use crate::residency::Residency;
 
 /// How far ahead of what is being sent the disk is asked for.
 pub const WINDOW: u64 = 256 * 1024;
@@ -34,12 +37,19 @@ pub const WINDOW: u64 = 256 * 1024;
 pub struct OpenFile {
     /// `None` only while it is being dropped.
     descriptor: Option<OwnedFd>,
+    /// Where windows of it are mapped, if any were, and the state in which it was opened.
+    mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
 }
 
 impl OpenFile {
     /// The file behind this descriptor.
     pub fn new(descriptor: OwnedFd) -> OpenFile {
-        OpenFile { descriptor: Some(descriptor) }
+        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new() }
+    }
+
+    /// Windows of it are mapped there, in this state; they go with it.
+    pub fn is_mapped_in(&self, windows: &MappedWindows, version: &FileVersion) {
+        self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
     }
 }
 
@@ -58,17 +68,18 @@ impl FileHandle for OpenFile {
 }
 
 impl Drop for OpenFile {
-    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one. So that
-    /// is left to a thread of its own.
+    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one, as does
+    /// unmapping the last of it. So that is left to a thread of its own.
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else {
             return;
         };
+        let mappings = self.mapped.take().map_or_else(Vec::new, |mapped| mapped.0.take(&mapped.1));
         if file::status(&descriptor).is_ok_and(|status| status.links == 0 && status.size >= CLOSED_ELSEWHERE_MIN)
             && let Some(closer) = closer()
         {
-            // If that thread has ended, the descriptor comes back in the error and is closed here.
-            drop(closer.send(descriptor));
+            // If that thread has ended, both come back in the error and go here.
+            drop(closer.send((mappings, descriptor)));
         }
     }
 }
@@ -76,11 +87,14 @@ impl Drop for OpenFile {
 /// Removed files of this size are closed in another thread.
 const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
 
+/// What holds a file's blocks on the disk.
+type Held = (Vec<Arc<Mapping>>, OwnedFd);
+
 /// The way to the thread that closes; it is started when it is first needed.
-fn closer() -> Option<&'static Sender<OwnedFd>> {
-    static CLOSER: OnceLock<Option<Sender<OwnedFd>>> = OnceLock::new();
+fn closer() -> Option<&'static Sender<Held>> {
+    static CLOSER: OnceLock<Option<Sender<Held>>> = OnceLock::new();
     let start = || {
-        let (to, from) = channel::<OwnedFd>();
+        let (to, from) = channel::<Held>();
         let closing = thread::Builder::new().name("closer".to_owned()).stack_size(64 * 1024);
         closing.spawn(move || from.iter().for_each(drop)).ok().map(|_| to)
     };
@@ -98,6 +112,8 @@ pub struct Disk {
     content_file_max: u64,
     /// A root, or a user's folder, is looked up anew after this time.
     revalidate: Duration,
+    residency: Arc<Residency>,
+    mapped: MappedWindows,
 }
 
 #[derive(Debug)]
@@ -170,7 +186,23 @@ impl Disk {
             Err(error) => Err((root.path.clone(), error)),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate })
+        let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
+        Ok(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate, residency, mapped })
+    }
+
+    /// With another test of residency than `nowait`, and room for mapped windows.
+    pub fn with(self, residency: Arc<Residency>, mapped: MappedWindows) -> Disk {
+        Disk { residency, mapped, ..self }
+    }
+
+    /// How it is found out what is in memory.
+    pub fn residency(&self) -> &Arc<Residency> {
+        &self.residency
+    }
+
+    /// Windows of files that are mapped.
+    pub fn mapped(&self) -> &MappedWindows {
+        &self.mapped
     }
 
     /// Does the work.
@@ -181,7 +213,7 @@ impl Disk {
         let found = match work {
             Work::Name(work) => self.name(work, patience),
             // Reading a directory has no form that does not wait.
-            Work::List(_) if patience == Patience::Now => Err(NoAnswer::WouldWait),
+            Work::List(_) if self.for_names(patience) == Patience::Now => Err(NoAnswer::WouldWait),
             Work::List(work) => self.list(work),
         };
         match found {
@@ -193,7 +225,14 @@ impl Disk {
         }
     }
 
+    /// Whether names may be waited for. Where nothing is tested they are, too; only the pause that a file in motion takes is
+    /// not made in the loop, for that is no work.
+    fn for_names(&self, patience: Patience) -> Patience {
+        if matches!(*self.residency, Residency::None) { Patience::Wait } else { patience }
+    }
+
     fn name(&self, work: &NameWork, patience: Patience) -> Answer<Found<OpenFile>> {
+        let names = self.for_names(patience);
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
@@ -202,7 +241,7 @@ impl Disk {
         {
             return Ok(Found::Missing(opened));
         }
-        let Some(Place { root, path }) = self.place(site, &work.path, patience)? else {
+        let Some(Place { root, path }) = self.place(site, &work.path, names)? else {
             return Ok(Found::Absent);
         };
         let Some(path) = path else {
@@ -211,7 +250,7 @@ impl Disk {
         if path.ends_with(b"/") || path.is_empty() {
             for index in &site.index {
                 let index = index.as_bytes();
-                match open_regular(&root, &[path, index].concat(), patience) {
+                match open_regular(&root, &[path, index].concat(), names) {
                     Ok(Some(opened)) => {
                         let name = [&*work.path, index].concat();
                         return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, patience);
@@ -224,12 +263,12 @@ impl Disk {
         }
         let folder = if path.is_empty() { b"." } else { path };
         let folder = c_string(folder)?;
-        let opened = match file::open_beneath(root.as_fd(), &folder, patience) {
+        let opened = match file::open_beneath(root.as_fd(), &folder, names) {
             // A folder may be open to those who know what is in it, and to no others (mode 711, as homes have).
             Err(error)
                 if error.kind() == io::ErrorKind::PermissionDenied && !path.ends_with(b"/") && !path.is_empty() =>
             {
-                return match file::is_directory_beneath(root.as_fd(), &folder, patience)? {
+                return match file::is_directory_beneath(root.as_fd(), &folder, names)? {
                     true => Ok(Found::NeedsSlash),
                     false => Err(error.into()),
                 };
@@ -247,10 +286,11 @@ impl Disk {
 
     /// The content of a file that is known; `None` if there is another one by now, or none.
     fn missing(&self, site: &Site, missing: &Missing, patience: Patience) -> Answer<Option<Opened<OpenFile>>> {
-        let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, patience)? else {
+        let names = self.for_names(patience);
+        let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
             return Ok(None);
         };
-        match open_regular(&root, &[path, missing.coding.suffix().as_bytes()].concat(), patience) {
+        match open_regular(&root, &[path, missing.coding.suffix().as_bytes()].concat(), names) {
             Ok(Some((opened, status))) if version_of(&status) == missing.version => {
                 let opened = self.bring(missing.coding, opened, status, &[], patience)?;
                 Ok((opened.version == missing.version).then_some(opened))
@@ -277,7 +317,7 @@ impl Disk {
         files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
         for &coding in &site.precompressed {
             let sibling = [path, coding.suffix().as_bytes()].concat();
-            match open_regular(root, &sibling, patience) {
+            match open_regular(root, &sibling, self.for_names(patience)) {
                 // One that is older than its original was made from an earlier version of it.
                 Ok(Some((opened, status))) if status.mtime_ns >= mtime => {
                     files.push(self.bring(coding, opened, status, &work.known, patience)?);
@@ -322,7 +362,7 @@ impl Disk {
             if version.size > self.content_file_max {
                 break;
             }
-            let bytes = read_whole(&opened, version.size, patience)?;
+            let bytes = self.read_whole(&opened, &version, patience)?;
             status = file::status(&opened)?;
             if let Some(bytes) = bytes
                 && version_of(&status) == version
@@ -331,12 +371,38 @@ impl Disk {
             }
         }
         let version = version_of(&status);
-        match patience {
-            Patience::Now if version.size > 0 && !file::is_resident(&opened, 0) => return Err(NoAnswer::WouldWait),
-            Patience::Now => {}
-            Patience::Wait => warm(&opened, 0, WINDOW.min(version.size)),
+        if version.size > 0 {
+            let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
+            match patience {
+                Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), first_page) => {
+                    return Err(NoAnswer::WouldWait);
+                }
+                Patience::Now => {}
+                Patience::Wait => {
+                    let window = 0..WINDOW.min(version.size);
+                    warm(&opened, 0, window.end);
+                    self.residency.was_read(&version, &window);
+                }
+            }
         }
         Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))) })
+    }
+
+    /// `None` if the file is shorter than it was said to be.
+    fn read_whole(&self, file: &OwnedFd, version: &FileVersion, patience: Patience) -> Answer<Option<Box<[u8]>>> {
+        let mut bytes = vec![0; usize::try_from(version.size).map_err(io::Error::other)?];
+        let mut at = 0;
+        while at < bytes.len() {
+            let map = || {
+                let start = at as u64 / WINDOW * WINDOW;
+                Mapping::new(file, start, (version.size - start) as usize).map(Arc::new)
+            };
+            match self.residency.read(file, version, (&mut bytes[at..], at as u64), patience, map)? {
+                0 => return Ok(None),
+                count => at += count,
+            }
+        }
+        Ok(Some(bytes.into_boxed_slice()))
     }
 
     fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {
@@ -499,19 +565,6 @@ fn open_regular(root: &OwnedFd, path: &[u8], patience: Patience) -> Answer<Optio
     let opened = file::open_beneath(root.as_fd(), &c_string(path)?, patience)?;
     let status = file::status(&opened)?;
     Ok((status.kind == Kind::Regular).then_some((opened, status)))
-}
-
-/// `None` if the file is shorter than it was said to be.
-fn read_whole(file: &OwnedFd, size: u64, patience: Patience) -> Answer<Option<Box<[u8]>>> {
-    let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
-    let mut at = 0;
-    while at < bytes.len() {
-        match file::read_at(file, &mut bytes[at..], at as u64, patience)? {
-            0 => return Ok(None),
-            count => at += count,
-        }
-    }
-    Ok(Some(bytes.into_boxed_slice()))
 }
 
 fn c_string(path: &[u8]) -> io::Result<CString> {

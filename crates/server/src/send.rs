@@ -27,6 +27,9 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
 use crate::disk::{OpenFile, WINDOW};
+use crate::mapped::MappedWindows;
+use crate::residency::Residency;
+use crate::worker::Generation;
 
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
 /// entry in the kernel's vector.
@@ -34,10 +37,6 @@ const INLINE_MAX: u64 = 4 * 1024;
 
 /// Windows of files that one turn sends for one connection.
 const WINDOWS_A_TURN: u32 = 2;
-
-/// sendfile waits for any page that is missing, and the kernel drops pages, not windows. A probe costs 0.4 to 1 us, and five
-/// for a window of 256 KiB (18 us to send) is what we pay; a hole that lies between two probes is still waited for.
-const PROBE_STEP: usize = 64 * 1024;
 
 /// Pieces that go into one call.
 const PIECES_MAX: usize = 64;
@@ -100,6 +99,8 @@ pub struct Sender {
     /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
     /// come back within a minute, the default.
     settle: Duration,
+    residency: Arc<Residency>,
+    mapped: MappedWindows,
 }
 
 /// An outbox whose text has grown beyond this is not kept.
@@ -130,14 +131,20 @@ impl Teller<'_> {
 }
 
 impl Sender {
-    /// Means of sending that lend files which have not changed for `settle`.
-    pub fn new(settle: Duration) -> Sender {
-        Sender { spare: Vec::new(), window: vec![0; WINDOW as usize], settle }
+    /// Means of sending under this configuration.
+    pub fn new(generation: &Generation) -> Sender {
+        Sender {
+            spare: Vec::new(),
+            window: vec![0; WINDOW as usize],
+            settle: generation.settings.send.settle,
+            residency: Arc::clone(generation.disk.residency()),
+            mapped: generation.disk.mapped().clone(),
+        }
     }
 
-    /// Another configuration comes into force.
-    pub fn renew(&mut self, settle: Duration) {
-        self.settle = settle;
+    /// Another configuration comes into force. Tests and mappings stay as they are.
+    pub fn renew(&mut self, generation: &Generation) {
+        self.settle = generation.settings.send.settle;
     }
 
     /// An empty outbox.
@@ -415,42 +422,41 @@ fn send_window(
     let more = end < range.end;
     let patience = if probe { Patience::Now } else { Patience::Wait };
 
-    if is_settled(&content.version, sender.settle, wall) {
-        if probe && !is_resident(file, &window) {
+    let Sender { window: buffer, settle, residency, mapped, .. } = sender;
+    let version = &content.version;
+    let map = || mapped.get(file, version, window.start / WINDOW);
+
+    if is_settled(version, *settle, wall) {
+        if probe && !residency.is_resident(file, version, &window, map) {
             // A file that has become shorter looks like one that is not in memory.
-            return Ok(if is_unchanged(file, &content.version)? { Window::Cold(window) } else { Window::Changed });
+            return Ok(if is_unchanged(file, version)? { Window::Cold(window) } else { Window::Changed });
         }
-        if !is_unchanged(file, &content.version)? {
+        if !is_unchanged(file, version)? {
             return Ok(Window::Changed);
         }
-        let mut offset = window.start;
-        let sent = file::send_file(socket, file, &mut offset, (window.end - window.start) as usize)?;
+        let sent = residency.watch(version, &window, probe, || {
+            file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
+        })?;
         let last = window.start + sent as u64 == range.end;
-        if sent == 0 || (last && !is_unchanged(file, &content.version)?) {
+        if sent == 0 || (last && !is_unchanged(file, version)?) {
             return Ok(Window::Changed);
         }
         return Ok(Window::Sent(sent as u64));
     }
 
-    let buffer = &mut sender.window[..(window.end - window.start) as usize];
-    let count = match file::read_at(file, buffer, window.start, patience) {
+    let buffer = &mut buffer[..(window.end - window.start) as usize];
+    let count = match residency.read(file, version, (buffer, window.start), patience, map) {
         Ok(count) => count,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Window::Cold(window)),
         // The disk failed: the client must see that the reply is not whole.
         Err(_) => return Ok(Window::Changed),
     };
     // Checked after reading: the bytes in the buffer are those of this state.
-    if count == 0 || !is_unchanged(file, &content.version)? {
+    if count == 0 || !is_unchanged(file, version)? {
         return Ok(Window::Changed);
     }
     let sent = socket::send(socket, &buffer[..count], more)?;
     Ok(Window::Sent(sent as u64))
-}
-
-/// Whether a window is in memory, as far as a probe in each [`PROBE_STEP`] tells.
-fn is_resident(file: &OpenFile, window: &Range<u64>) -> bool {
-    let mut places = window.clone().step_by(PROBE_STEP).chain([window.end - 1]);
-    places.all(|offset| file::is_resident(file, offset))
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.

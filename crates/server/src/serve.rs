@@ -10,6 +10,7 @@
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,7 +30,9 @@ use crate::disk::Disk;
 use crate::listen::{self, Address};
 use crate::locked;
 use crate::mailbox::{Mailbox, Message};
+use crate::mapped::MappedWindows;
 use crate::processes::{Parts, Pool};
+use crate::residency::Residency;
 use crate::say;
 use crate::shared_cache::SharedCache;
 use crate::worker::{Clock, Generation};
@@ -243,6 +246,8 @@ impl Server {
             ("workers", settings.workers != old.workers),
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
+            ("send.residency", settings.send.residency != old.send.residency),
+            ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
         ] {
             if changed {
                 fixed.push(name);
@@ -415,6 +420,8 @@ fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>)
     if let Some(shared) = &generation.caches {
         sum.caches = shared.figures();
     }
+    sum.mapped = generation.disk.mapped().counts();
+    sum.model = generation.disk.residency().counts();
     sum
 }
 
@@ -483,6 +490,25 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         .try_for_each(|root| enter(&root.path))
         .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
+    if settings.send.residency == config::Residency::Mincore
+        && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
+    {
+        say!(
+            "residency \"mincore\": the files in {} seem to be another user's, and of these the kernel says that all is in \
+             memory (since Linux 5.2), so the loop will wait for the disk; `nowait` tells the truth to everybody",
+            root.path.display()
+        );
+    }
+    // The page cache and what is mapped outlive a configuration.
+    let (residency, mapped) = match old {
+        Some(Generation { disk, .. }) => (Arc::clone(disk.residency()), disk.mapped().clone()),
+        None => {
+            let bytes = settings.send.mapped_bytes.0;
+            let bytes = if form.processes { bytes / settings.workers as u64 } else { bytes * workers as u64 };
+            (Arc::new(Residency::new(settings.send.residency)), MappedWindows::new(bytes))
+        }
+    };
+    let disk = disk.with(residency, mapped);
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.budgets);
         match old {
@@ -496,6 +522,11 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let shared = shared.map_err(|error| format!("cannot share a cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
     Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches, shared })
+}
+
+/// Whether mincore(2) will not tell us the truth about files here, as far as the folder itself shows whose they are.
+fn seems_anothers(folder: &Path) -> bool {
+    !process::is_root() && std::fs::metadata(folder).is_ok_and(|folder| !process::is_user(folder.uid()))
 }
 
 /// Whether we, by now the user who serves, may look up names in this folder; opening it says nothing of that.

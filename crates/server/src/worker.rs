@@ -235,7 +235,7 @@ impl Worker {
             open: 0,
             desk,
             log: AccessLog::new(&settings.log, log),
-            sender: Sender::new(settings.settle),
+            sender: Sender::new(&generation),
             generation,
             wheel: Wheel::default(),
             expired: Vec::new(),
@@ -526,7 +526,7 @@ impl Worker {
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
         self.desk.renew(sites, limits, budgets, generation.caches.as_ref());
         self.log.renew(&settings.log);
-        self.sender.renew(settings.settle);
+        self.sender.renew(&generation);
         self.generation = generation;
     }
 
@@ -555,6 +555,9 @@ impl Worker {
             // Shared ones are told of once for all, by whoever sums up.
             caches: if self.generation.caches.is_some() { Figures::default() } else { self.desk.caches.figures() },
             cold_windows: self.cold_windows,
+            // These are the process's, too: whoever sums up several loops of it puts them right.
+            mapped: self.generation.disk.mapped().counts(),
+            model: self.generation.disk.residency().counts(),
             ..Snapshot::default()
         }
     }

@@ -6,6 +6,7 @@
 pub mod epoll;
 pub mod eventfd;
 pub mod file;
+pub mod mapping;
 pub mod process;
 pub mod resolve;
 pub mod shared;

@@ -182,6 +182,21 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.take(at)
     }
 
+    /// Another budget of weight: evicts until what is there fits.
+    pub fn set_weight_max(&mut self, weight_max: u64) {
+        self.weight_max = weight_max;
+        while self.weight > weight_max {
+            self.evict_one();
+        }
+    }
+
+    /// Takes out the entries with such keys.
+    pub fn remove_where(&mut self, is_gone: impl Fn(&K) -> bool) -> Vec<V> {
+        let gone = |slot: &Option<Slot<K, V>>| matches!(slot, Some(slot) if is_gone(&slot.key));
+        let places: Vec<usize> = (0..self.slots.len()).filter(|&at| gone(&self.slots[at])).collect();
+        places.into_iter().filter_map(|at| self.take(at)).collect()
+    }
+
     /// Takes all entries out; the counts stay.
     pub fn clear(&mut self) {
         self.index.clear();
@@ -276,6 +291,28 @@ mod tests {
         store.insert("c", 3, 1);
         assert_eq!(store.get_at(&hint, &"b"), None);
         assert_eq!(store.get_at(&hint, &"c"), Some(&mut 3));
+    }
+
+    #[test]
+    fn a_smaller_budget_evicts_what_does_not_fit() {
+        let mut store = Store::new(10, 100);
+        (0..10).for_each(|key| store.insert(key, key, 10));
+        assert_eq!(store.get(&0), Some(&mut 0));
+        store.set_weight_max(25);
+        assert_eq!((store.len(), store.weight(), store.counts().evictions), (2, 20, 8));
+        assert_eq!(store.get(&0), Some(&mut 0));
+        store.set_weight_max(0);
+        assert!(store.is_empty());
+    }
+
+    #[test]
+    fn what_is_gone_is_taken_out() {
+        let mut store = Store::new(10, 100);
+        (0..10).for_each(|key| store.insert(key, key * 10, 10));
+        assert_eq!(store.remove_where(|key| key % 4 == 1), [10, 50, 90]);
+        assert_eq!((store.len(), store.weight()), (7, 70));
+        assert_eq!(store.get(&5), None);
+        assert_eq!(store.get(&6), Some(&mut 60));
     }
 
     #[test]

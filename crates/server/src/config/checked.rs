@@ -66,9 +66,8 @@ pub struct Settings {
     pub shared_cache: Option<SharedSettings>,
     /// The optimisations that are on.
     pub optimise: Optimise,
-    /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
-    /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
-    pub settle: Duration,
+    /// How bodies are sent.
+    pub send: SendSettings,
     /// How long replies under way may take once the server is told to stop; default 10 s.
     pub stop_deadline: Duration,
     /// The sites; the first is the default one.
@@ -114,6 +113,34 @@ pub struct HelperSettings {
     pub queue: usize,
     /// A thread without work ends after this; default 10 s.
     pub idle_time: Duration,
+}
+
+/// How bodies are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendSettings {
+    /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
+    /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
+    pub settle: Duration,
+    /// How the loop finds out what is in memory. Fixed at the start.
+    pub residency: Residency,
+    /// Bytes of files that each worker keeps mapped; default 64 MiB, as the bodies in memory have, so that the two can be
+    /// compared. Zero unmaps at once. Fixed at the start.
+    pub mapped_bytes: Bytes,
+}
+
+/// How the loop finds out whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// By preadv2(RWF_NOWAIT), which tells everybody the truth
+    #[default]
+    Nowait,
+    /// By mincore(2) on mapped files, as Flash does; it tells the truth to their owner and to root alone
+    Mincore,
+    /// By a guess: a model of the page cache that learns from page faults and disk reads
+    Clock,
+    /// Not at all: the loop waits for the disk
+    None,
 }
 
 /// The access log.
@@ -231,7 +258,11 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     };
     let holds_any = shared.bytes.0 > 0 && shared.entries > 0;
     let shared_cache = (holds_any && file.cache.shared.unwrap_or(false)).then_some(shared);
-    let settle = or(&file.send.settle, Duration::from_secs(60));
+    let send = SendSettings {
+        settle: or(&file.send.settle, Duration::from_secs(60)),
+        residency: flags.residency.or(file.send.residency).unwrap_or_default(),
+        mapped_bytes: or(&file.cache.mapped_bytes, Bytes::mib(64)),
+    };
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let (sites, roots) = check.sites(flags, file)?;
     Some(Settings {
@@ -247,7 +278,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         budgets,
         shared_cache,
         optimise,
-        settle,
+        send,
         stop_deadline,
         sites: Arc::new(sites),
         roots,

@@ -21,7 +21,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::checked::{Architecture, LogFormat};
+use super::checked::{Architecture, LogFormat, Residency};
 use super::error::{Findings, Source};
 use super::optimise::Optimisation;
 
@@ -121,7 +121,7 @@ pub struct Limits {
     pub pipelined: Key<usize>,
 }
 
-/// `[cache]`: the fields of core's `Budgets`, by the same names.
+/// `[cache]`: the fields of core's `Budgets`, by the same names, and `mapped_bytes`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 #[allow(missing_docs, reason = "core's Budgets says what each means")]
@@ -132,6 +132,7 @@ pub struct Cache {
     pub content_bytes: Key<Size>,
     pub content_file_max: Key<Size>,
     pub descriptors: Key<usize>,
+    pub mapped_bytes: Key<Size>,
     pub revalidate: Key<Lasting>,
     pub stale_max: Key<Lasting>,
     pub shared: Option<bool>,
@@ -181,6 +182,8 @@ impl Optimise {
 pub struct Send {
     /// A file that has not changed for so long is lent to sockets.
     pub settle: Key<Lasting>,
+    /// How the loop finds out what is in memory.
+    pub residency: Option<Residency>,
 }
 
 /// `[stop]`

@@ -19,7 +19,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use checked::{Architecture, HelperSettings, LogFormat, LogSettings, LogTarget, Settings, SiteRoot};
+pub use checked::{
+    Architecture, HelperSettings, LogFormat, LogSettings, LogTarget, Residency, SendSettings, Settings, SiteRoot,
+};
 pub use error::{Error, Problem};
 pub use optimise::{Optimisation, Optimise};
 pub use print::print;

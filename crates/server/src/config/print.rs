@@ -160,6 +160,7 @@ pub fn print(settings: &Settings) -> String {
     page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
     page.key("content_file_max", &budgets.content_file_max, "larger files are sent from the page cache");
     page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
+    page.key("mapped_bytes", &settings.send.mapped_bytes, "parts of files that stay mapped, where files are mapped");
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
     page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
 
@@ -176,9 +177,11 @@ pub fn print(settings: &Settings) -> String {
     page.table("[send]", "");
     page.key(
         "settle",
-        &settings.settle,
+        &settings.send.settle,
         "a large file unchanged for so long is lent to sockets; a younger one is copied",
     );
+    let tests = "how the loop finds out what is in memory: nowait, mincore, clock or none";
+    page.key("residency", &name_of(&settings.send.residency)[..], tests);
 
     page.table("[stop]", "");
     page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");

@@ -122,10 +122,12 @@ fn what_is_printed_reads_back() {
         content_bytes = 0
         content_file_max = 0
         descriptors = 0
+        mapped_bytes = 0
         revalidate = "0s"
         stale_max = "0s"
         [send]
         settle = "0s"
+        residency = "mincore"
         [stop]
         deadline = "0s"
         [[site]]
@@ -174,13 +176,15 @@ fn defaults_are_those_of_core_and_of_the_help() {
     assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
     assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
     assert_eq!((settings.log.hostnames, settings.log.hostname), (false, HostnameLimits::default()));
-    assert_eq!((settings.settle, settings.stop_deadline), (Duration::from_secs(60), Duration::from_secs(10)));
+    assert_eq!((settings.send.settle, settings.stop_deadline), (Duration::from_secs(60), Duration::from_secs(10)));
     let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
     says(format!("[default: {}]", settings.listen[0]));
     says(format!("processes of mp [default: {}, in mt and mp 64]", settings.workers));
     says(format!("in its place [default: {}]", settings.helpers.max));
+    assert_eq!(settings.send.mapped_bytes, Bytes::mib(64));
+    says("wait for the disk [default: nowait]".into());
     says("off` [default: off]".into());
     says("access log [default: combined]".into());
 }

@@ -1,0 +1,192 @@
+//! Whether content is in memory: the test that keeps the loop off the disk, in the forms that Flash had and in today's
+//! (Flash, section 5.7; ARCHITECTURE.md has a table of what each asks when).
+//!
+//! | test | what the loop does |
+//! |---|---|
+//! | nowait | asks by preadv2(RWF_NOWAIT), which reads what is there or says EAGAIN |
+//! | mincore | maps the file and asks mincore(2); the kernel answers "all of it" to those who neither own nor may write it |
+//! | clock | asks nobody, but a model of the page cache, [`Predictor`], and tells it when it had to wait all the same |
+//! | none | asks nothing and waits: AMPED without its helpers, which is SPED |
+//!
+//! Names are tested in all but the last, by openat2(RESOLVE_CACHED); Flash left all that it had not cached to helpers.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use amped_core::file::FileVersion;
+use amped_core::residency::{Part, Predictor};
+use amped_sys::file::{self, Patience};
+use amped_sys::mapping::Mapping;
+use amped_sys::process;
+
+use crate::config;
+use crate::disk::WINDOW;
+
+/// The test of a configuration, shared by loops and helpers.
+pub enum Residency {
+    /// preadv2(RWF_NOWAIT).
+    Nowait,
+    /// mincore(2).
+    Mincore,
+    /// A guess. One model for all loops, as there is one page cache; the lock is held for a lookup.
+    Clock(Mutex<Predictor>),
+    /// No test.
+    None,
+}
+
+/// sendfile waits for any page that is missing, and the kernel drops pages, not windows. A probe costs 0.4 to 1 us, and five
+/// for a window of 256 KiB (18 us to send) is what we pay; a hole that lies between two probes is still waited for.
+const PROBE_STEP: usize = 64 * 1024;
+
+/// How the model of the page cache stands; all zero where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelCounts {
+    /// Bytes that the page cache is thought to hold at most.
+    pub estimate: u64,
+    /// Bytes of files that are thought to be in it.
+    pub believed: u64,
+    /// How often the model was wrong to the cost of a wait.
+    pub faults: u64,
+}
+
+impl Residency {
+    /// The test that is asked for.
+    pub fn new(test: config::Residency) -> Residency {
+        match test {
+            config::Residency::Nowait => Residency::Nowait,
+            config::Residency::Mincore => Residency::Mincore,
+            config::Residency::Clock => Residency::Clock(Mutex::new(Predictor::new(process::memory_bytes()))),
+            config::Residency::None => Residency::None,
+        }
+    }
+
+    /// Whether a range of a file in this state is in memory; it is not empty. The model takes the window in which it begins
+    /// for all of it.
+    ///
+    /// `map` maps the file from the beginning of that window to the end of the range at least.
+    pub fn is_resident(
+        &self,
+        file: impl AsFd,
+        version: &FileVersion,
+        range: &Range<u64>,
+        map: impl FnOnce() -> io::Result<Arc<Mapping>>,
+    ) -> bool {
+        match self {
+            Residency::Nowait => {
+                let mut places = range.clone().step_by(PROBE_STEP).chain([range.end - 1]);
+                places.all(|offset| file::is_resident(&file, offset))
+            }
+            Residency::Mincore => {
+                let start = range.start / WINDOW * WINDOW;
+                // What cannot be mapped is left to whoever may wait.
+                map().is_ok_and(|mapping| {
+                    mapping.is_resident((range.start - start) as usize..(range.end - start) as usize)
+                })
+            }
+            Residency::Clock(_) => self.predict(|predictor| predictor.is_resident(&part(version, range))) == Some(true),
+            Residency::None => true,
+        }
+    }
+
+    /// Reads a range, as far as one call brings it. With [`Patience::Now`] only if the test says that it is in memory; then
+    /// it is read as if it were.
+    ///
+    /// # Errors
+    /// As [`file::read_at`]; [`io::ErrorKind::WouldBlock`] if it is not in memory.
+    pub fn read(
+        &self,
+        file: impl AsFd,
+        version: &FileVersion,
+        (buffer, offset): (&mut [u8], u64),
+        patience: Patience,
+        map: impl FnOnce() -> io::Result<Arc<Mapping>>,
+    ) -> io::Result<usize> {
+        let range = offset..offset + buffer.len() as u64;
+        // Here the reading itself is the test.
+        if matches!(self, Residency::Nowait) {
+            return file::read_at(file, buffer, offset, patience);
+        }
+        let tested = patience == Patience::Now;
+        if tested && !self.is_resident(&file, version, &range, map) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.watch(version, &range, tested, || file::read_at(&file, buffer, offset, Patience::Wait))
+    }
+
+    /// Does something that reads or sends a range, and learns from what it cost. `tested`: the range was said to be in
+    /// memory. Returns the bytes that were read or sent.
+    ///
+    /// # Errors
+    /// Those of `doing`.
+    pub fn watch(
+        &self,
+        version: &FileVersion,
+        range: &Range<u64>,
+        tested: bool,
+        doing: impl FnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        if !matches!(self, Residency::Clock(_)) {
+            return doing();
+        }
+        let before = process::disk_use();
+        let done = doing();
+        let after = process::disk_use();
+        let read = after.major_faults > before.major_faults || after.blocks_read > before.blocks_read;
+        // The kernel reads ahead without anybody waiting; then the thread has not given up the processor.
+        let waited = read && after.waits > before.waits;
+        self.predict(|predictor| match &done {
+            _ if tested && waited => predictor.was_wrong(),
+            Ok(count) if tested => predictor.was_right(*count as u64),
+            _ => {}
+        });
+        if matches!(done, Ok(count) if count > 0) {
+            self.was_read(version, range);
+        }
+        done
+    }
+
+    /// A range was read, and is in memory.
+    pub fn was_read(&self, version: &FileVersion, range: &Range<u64>) {
+        // Of a window that is read in pieces the first makes it known, so it is the whole that counts.
+        let window = version.size.saturating_sub(range.start / WINDOW * WINDOW).min(WINDOW);
+        let bytes = window.max(range.end - range.start);
+        self.predict(|predictor| predictor.was_read(part(version, range), bytes));
+    }
+
+    /// How the model stands.
+    pub fn counts(&self) -> ModelCounts {
+        let counts = |model: &mut Predictor| ModelCounts {
+            estimate: model.estimate(),
+            believed: model.believed(),
+            faults: model.faults(),
+        };
+        self.predict(counts).unwrap_or_default()
+    }
+
+    /// Asks the model, or tells it something. `None`: there is none.
+    fn predict<T>(&self, question: impl FnOnce(&mut Predictor) -> T) -> Option<T> {
+        match self {
+            Residency::Clock(predictor) => {
+                Some(question(&mut predictor.lock().unwrap_or_else(PoisonError::into_inner)))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn part(version: &FileVersion, range: &Range<u64>) -> Part {
+    Part { version: *version, number: range.start / WINDOW }
+}
+
+impl std::fmt::Debug for Residency {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Residency::Nowait => "Nowait",
+            Residency::Mincore => "Mincore",
+            Residency::Clock(_) => "Clock",
+            Residency::None => "None",
+        })
+    }
+}
