@@ -11,17 +11,71 @@ use super::peer;
 /// One to receive, one to send, and a share of the wait for whoever comes next.
 #[test]
 fn a_cached_request_costs_two_system_calls() {
-    const REQUESTS: u64 = 10_000;
     let site = Site::new();
     site.file("small.txt", "small\n");
     let server = Server::serve(&site);
+    let (calls, text) = trace(&server, "/small.txt");
+    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
+    let others = calls.values().sum::<u64>() - waits;
+    println!("{calls:?}");
+    assert!(others <= 2 * REQUESTS + SPARE, "{text}");
+    assert!(waits <= REQUESTS + SPARE, "{text}");
+    // The last reply is here before its call has returned, and strace counts at the return.
+    assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
+}
+
+/// And nothing is mapped or read anew.
+#[test]
+fn a_small_mapped_body_leaves_with_its_head_in_one_call() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let server = Server::start(&[site.path().to_str().unwrap(), "--content", "mmap", "--residency", "mincore"]);
+    // A file as young as this is copied: the head goes first, by itself.
+    let (calls, text) = trace(&server, "/small.txt");
+    assert!(calls["sendto"] + 2 >= 2 * REQUESTS && !calls.contains_key("sendmsg"), "{text}");
+
+    let config = site.path().with_extension("toml");
+    let toml = "[send]\nsettle = '0s'\ncontent = 'mmap'\nresidency = 'mincore'";
+    fs::write(&config, configuration(site.path(), toml)).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let (calls, text) = trace(&server, "/small.txt");
+    println!("{calls:?}");
+    assert!((REQUESTS - 1..=REQUESTS + 1).contains(&calls["sendmsg"]), "{text}");
+    for other in ["sendto", "sendfile", "mmap", "munmap", "preadv2"] {
+        assert!(calls.get(other).is_none_or(|count| *count <= SPARE), "{text}");
+    }
+}
+
+#[test]
+fn sendfile_is_called_unless_it_is_switched_off() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'\ncontent = 'sendfile'")).unwrap();
+    for (flags, expected) in [(&[][..], REQUESTS), (&["--without", "sendfile"], 0)] {
+        let server = Server::start(&[&["--config", config.to_str().unwrap()], flags].concat());
+        let (calls, text) = trace(&server, "/small.txt");
+        assert!(calls.get("sendfile").is_none_or(|count| *count <= expected + 1), "{text}");
+        assert!(calls.get("sendfile").unwrap_or(&0) + 2 >= expected, "{text}");
+    }
+}
+
+const REQUESTS: u64 = 10_000;
+
+/// Once a second a file is looked at again, a handful of calls.
+const SPARE: u64 = 200;
+
+/// The system calls of a loop while a small file is asked for again and again; also as strace prints them.
+fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
     let mut client = server.connect();
-    assert_eq!(client.get("/small.txt").status, 200);
+    assert_eq!(client.get(target).status, 200);
     std::thread::sleep(std::time::Duration::from_millis(100));
-    assert_eq!(client.get("/small.txt").status, 200);
+    assert_eq!(client.get(target).status, 200);
 
     let tid = loop_thread(server.pid());
-    let table = site.path().join("table");
+    let folder = Site::new();
+    let table = folder.path().join("table");
     let mut strace = peer("strace")
         .args(["-c", "-p", &tid.to_string(), "-o", table.to_str().unwrap()])
         .stderr(Stdio::null())
@@ -33,24 +87,14 @@ fn a_cached_request_costs_two_system_calls() {
     };
     wait_until("strace to attach", traced);
     for _ in 0..REQUESTS {
-        assert_eq!(client.get("/small.txt").body, b"small\n");
+        assert_eq!(client.get(target).body, b"small\n");
     }
     // It writes its table at an interrupt, by the shell's kill, of the one process that was started here.
     let interrupt = std::process::Command::new("kill").args(["-INT", &strace.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     strace.wait().unwrap();
-
     let text = fs::read_to_string(&table).unwrap();
-    let calls = read_table(&text);
-    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
-    let others = calls.values().sum::<u64>() - waits;
-    println!("{calls:?}");
-    // Once a second the file is looked at again, a handful of calls.
-    const SPARE: u64 = 200;
-    assert!(others <= 2 * REQUESTS + SPARE, "{text}");
-    assert!(waits <= REQUESTS + SPARE, "{text}");
-    // The last reply is here before its call has returned, and strace counts at the return.
-    assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
+    (read_table(&text), text)
 }
 
 /// Watches are counted for each user of the machine, so others can use them up.

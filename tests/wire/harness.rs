@@ -14,6 +14,10 @@ use tempfile::TempDir;
 /// How long anything may take before a test gives up on it. Nothing is asserted about less.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Values of `send.content`.
+#[allow(dead_code, reason = "the tests with other programs need it not")]
+pub const MODES: [&str; 4] = ["mixed", "copy", "mmap", "sendfile"];
+
 /// The program under test.
 pub fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_amped"))

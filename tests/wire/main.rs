@@ -19,6 +19,7 @@ mod log;
 mod messages;
 mod mirror;
 mod ranges;
+mod sending;
 mod shared_cache;
 mod stop;
 mod switches;

@@ -55,6 +55,21 @@ fn caches_that_hold_next_to_nothing_change_no_byte() {
 }
 
 #[test]
+fn every_way_of_sending_brings_every_byte() {
+    let root = documentation();
+    for (n, mode) in ["copy", "mmap", "sendfile"].into_iter().enumerate() {
+        let files: Vec<PathBuf> = files_below(&root).into_iter().skip(n).step_by(10).collect();
+        let site = Site::new();
+        let toml = format!("[send]\nsettle = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
+        let config = site.file("amped.toml", super::harness::configuration(&root, &toml));
+        let server = Server::start(&["--config", config.to_str().unwrap()]);
+        fetch_all(&server, &root, &files);
+        assert_eq!(server.report("connections", "broken"), 0, "{mode}");
+        assert_eq!(server.report("mapped", "unmapped") > 100, mode == "mmap");
+    }
+}
+
+#[test]
 fn names_of_any_bytes_are_found_when_they_are_encoded() {
     let site = Site::new();
     let names: [&[u8]; 9] = [
@@ -647,6 +662,16 @@ fn replacing_files_cuts_no_reply_short() {
 }
 
 #[test]
+fn replacing_files_cuts_no_reply_short_where_all_are_mapped_or_lent() {
+    for mode in ["mmap", "sendfile"] {
+        let toml = format!("mapped_bytes = '1MiB'\n[send]\nsettle = '0s'\ncontent = '{mode}'");
+        let tally = mirror_while_it_changes(&toml, How::Whole, 3);
+        check_outcomes(&tally);
+        assert_eq!((tally.cut, tally.underway), (0, 0), "{mode}: {tally:?}");
+    }
+}
+
+#[test]
 fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
     const LENGTH: usize = 32 << 20;
     type Edit = fn(&fs::File);
@@ -660,9 +685,9 @@ fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
         }),
         ("rewritten", |mut file| file.write_all(&bytes_of(0, 1, 0..LENGTH)).unwrap()),
     ];
-    for settle in ["60s", "0s"] {
+    for (mode, settle) in [("mixed", "60s"), ("mixed", "0s"), ("copy", "0s"), ("mmap", "0s"), ("sendfile", "0s")] {
         let site = Site::on_disk();
-        let server = Server::configured(&site, &format!("[send]\nsettle = '{settle}'"));
+        let server = Server::configured(&site, &format!("[send]\nsettle = '{settle}'\ncontent = '{mode}'"));
         for (name, edit) in edits {
             let path = site.file(&format!("{name}.bin").replace(' ', "-"), bytes_of(0, 0, 0..LENGTH));
             let target = format!("/{}", path.file_name().unwrap().to_str().unwrap());
@@ -672,10 +697,18 @@ fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
             thread::sleep(Duration::from_millis(200));
             edit(&OpenOptions::new().write(true).open(&path).unwrap());
             let error = client.try_response("GET").expect_err("a whole reply");
-            assert!(error.kind() != std::io::ErrorKind::WouldBlock, "{name}, settle {settle}: the server hangs");
+            assert!(
+                error.kind() != std::io::ErrorKind::WouldBlock,
+                "{name}, {mode}, settle {settle}: the server hangs"
+            );
             let body = client.read_to_end();
-            assert!(body.len() > 100_000 && body.len() < LENGTH, "{name}, settle {settle}: {} bytes", body.len());
-            if settle == "60s" {
+            assert!(
+                body.len() > 100_000 && body.len() < LENGTH,
+                "{name}, {mode}, settle {settle}: {} bytes",
+                body.len()
+            );
+            // What was copied was looked at afterwards.
+            if settle == "60s" || mode == "copy" {
                 let good = State::whole(0, LENGTH).agreement(0, &body, 0);
                 assert_eq!(good, body.len(), "{name}: {}", describe(0, &body, false));
             }

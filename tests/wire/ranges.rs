@@ -6,7 +6,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use super::harness::{Client, Response, Server, Site, find, pattern};
+use super::harness::{Client, MODES, Response, Server, Site, find, pattern};
 
 const SMALL: usize = 1000;
 const LARGE: usize = (3 << 20) + 123;
@@ -198,19 +198,23 @@ fn of_a_large_file() {
     }
 }
 
-/// A file that has been left alone is lent to the socket, a young one is copied (see `send.rs`): two ways to the same
-/// bytes. Nobody can make an old file, since no user can set its ctime, so every file counts as one here.
+/// A file that has been left alone is lent to the socket or mapped, a young one is copied (see `send.rs`): several ways to
+/// the same bytes. Nobody can make an old file, since no user can set its ctime, so every file counts as one here.
 #[test]
-fn of_a_file_that_is_lent_to_the_socket() {
-    let site = Site::new();
-    let content = pattern(LARGE);
-    site.file("large.bin", &content);
-    let server = Server::with_site(&site, "[send]\nsettle = \"0s\"");
-    let mut client = server.connect();
-    for _ in 0..2 {
-        assert!(client.get("/large.bin").body == content);
+fn of_a_file_however_it_is_sent() {
+    for mode in MODES {
+        let site = Site::new();
+        let (small, large) = (pattern(SMALL), pattern(LARGE));
+        site.file("small.bin", &small);
+        site.file("large.bin", &large);
+        let server = Server::with_site(&site, &format!("[send]\nsettle = '0s'\ncontent = '{mode}'"));
+        let mut client = server.connect();
+        for _ in 0..2 {
+            assert!(client.get("/large.bin").body == large, "{mode}");
+        }
+        check_all(&mut client, "/small.bin", &small);
+        check_all(&mut client, "/large.bin", &large);
     }
-    check_all(&mut client, "/large.bin", &content);
 }
 
 #[test]

@@ -3,13 +3,15 @@
 //! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
 //! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
 //! whole pipelined batch with it. Files go out a window at a time, so that one download does not hold up the others, and
-//! only windows that are in memory: for others the loop asks a helper first.
+//! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile,
+//! copied through a buffer, or sent from a mapping, together with the head before it: as the key `send.content` says.
 //!
 //! A file may change while it is sent. Every window is sent only if size and modification time are those of the head,
 //! else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
-//! pages to the socket, where an edit in place still reaches them until the client has them; so a file that changed within
-//! the last minute (the key `send.settle`) is copied instead, which freezes the bytes at the moment they are checked. What
-//! is left: the first edit in place of an older file, while the last of its bytes are on their way.
+//! pages to the socket, where an edit in place still reaches them until the client has them, and a mapping is as live until
+//! the kernel has copied it; so a file that changed within the last minute (the key `send.settle`) is copied instead, which
+//! freezes the bytes at the moment they are checked. What is left: the first edit in place of an older file, while the last
+//! of its bytes are on their way. That a mapped file has become shorter is an error of the call, and no signal.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -22,10 +24,12 @@ use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::record::{Record, Records};
 use amped_core::reply::{Body, Reply, Wall};
 use amped_sys::file::{self, Patience};
+use amped_sys::mapping::Mapping;
 use amped_sys::socket;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
+use crate::config::{ContentMode, Optimisation};
 use crate::disk::{OpenFile, WINDOW};
 use crate::mapped::MappedWindows;
 use crate::residency::Residency;
@@ -99,7 +103,10 @@ pub struct Sender {
     /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
     /// come back within a minute, the default.
     settle: Duration,
+    /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
+    lends: bool,
     residency: Arc<Residency>,
+    content: ContentMode,
     mapped: MappedWindows,
 }
 
@@ -137,7 +144,9 @@ impl Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
             settle: generation.settings.send.settle,
+            lends: generation.settings.optimise.has(Optimisation::Sendfile),
             residency: Arc::clone(generation.disk.residency()),
+            content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
         }
     }
@@ -145,6 +154,7 @@ impl Sender {
     /// Another configuration comes into force. Tests and mappings stay as they are.
     pub fn renew(&mut self, generation: &Generation) {
         self.settle = generation.settings.send.settle;
+        self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
     }
 
     /// An empty outbox.
@@ -248,26 +258,19 @@ impl Outbox {
         let mut windows = 0;
         loop {
             self.tell_ends(teller);
-            let sent = match self.chunks.front() {
-                None => return Progress::Done,
-                Some(Chunk::File(content, range)) => {
-                    if windows == WINDOWS_A_TURN {
-                        return Progress::Yield;
-                    }
-                    let probe = matches!(probes, Probes::AllBut(fetched) if windows >= fetched);
+            if self.chunks.is_empty() {
+                return Progress::Done;
+            }
+            let probe = matches!(probes, Probes::AllBut(fetched) if windows >= fetched);
+            match self.send_front(socket, sender, windows < WINDOWS_A_TURN, probe, teller.wall) {
+                Ok(Front::Sent(count)) => self.advance(count, teller),
+                Ok(Front::SentWindow(count)) => {
                     windows += 1;
-                    let (content, range) = (Arc::clone(content), range.clone());
-                    match send_window(socket, &content, range, sender, probe, teller.wall) {
-                        Ok(Window::Sent(count)) => Ok(count),
-                        Ok(Window::Cold(range)) => return Progress::Cold(content, range),
-                        Ok(Window::Changed) => return Progress::Broken,
-                        Err(error) => Err(error),
-                    }
+                    self.advance(count, teller);
                 }
-                Some(_) => self.send_memory(socket),
-            };
-            match sent {
-                Ok(count) => self.advance(count, teller),
+                Ok(Front::Cold(content, range)) => return Progress::Cold(content, range),
+                Ok(Front::TurnIsOver) => return Progress::Yield,
+                Ok(Front::Changed) => return Progress::Broken,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Full,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Progress::Broken,
@@ -275,17 +278,51 @@ impl Outbox {
         }
     }
 
-    /// Sends what lies in memory at the front, in one call.
-    fn send_memory(&self, socket: &OwnedFd) -> io::Result<u64> {
+    /// Sends what is at the front, in one call: what lies in memory, or the first window of a file, or both.
+    fn send_front(
+        &self,
+        socket: &OwnedFd,
+        sender: &mut Sender,
+        may_send_window: bool,
+        probe: bool,
+        wall: &Wall,
+    ) -> io::Result<Front> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
-            return Ok(socket::send(socket, &self.text[self.text_at..], false)? as u64);
+            return Ok(Front::Sent(socket::send(socket, &self.text[self.text_at..], false)? as u64));
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let (count, next) = self.gather(&mut pieces);
+        let before = &pieces[..count];
+        if let Some((content, range)) = next
+            && (before.is_empty() || sender.content == ContentMode::Mmap)
+        {
+            if may_send_window {
+                match send_window(socket, before, content, range.clone(), sender, probe, wall)? {
+                    Window::Sent(count) => return Ok(Front::SentWindow(count)),
+                    Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
+                    Window::Changed => return Ok(Front::Changed),
+                    Window::NotYet => {}
+                }
+            } else if before.is_empty() {
+                return Ok(Front::TurnIsOver);
+            }
+        }
+        // If a file is next, its first window follows at once; without this the head would be a packet of its own.
+        let more = next.is_some();
+        let sent = match before {
+            [one] => socket::send(socket, one, more)?,
+            several => socket::send_vectored(socket, several, more)?,
+        };
+        Ok(Front::Sent(sent as u64))
+    }
+
+    /// Puts what lies in memory at the front into `pieces`: how many there are, and the range of a file behind them.
+    fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> (usize, Option<FileRange<'a>>) {
         let mut count = 0;
         let mut text_at = self.text_at;
         let mut text_from = text_at;
-        let mut more = false;
+        let mut next = None;
         for chunk in &self.chunks {
             let bytes = match chunk {
                 // Texts lie behind one another: those of a batch of small replies make one piece.
@@ -294,9 +331,8 @@ impl Outbox {
                     continue;
                 }
                 Chunk::End(_) => continue,
-                Chunk::File(..) => {
-                    // The first window follows at once; without this the head would be a packet of its own.
-                    more = true;
+                Chunk::File(content, range) => {
+                    next = Some((content, range));
                     break;
                 }
                 Chunk::Memory(content, range) => match &content.store {
@@ -320,11 +356,7 @@ impl Outbox {
             pieces[count] = IoSlice::new(&self.text[text_from..text_at]);
             count += 1;
         }
-        let sent = match &pieces[..count] {
-            [one] => socket::send(socket, one, more)?,
-            several => socket::send_vectored(socket, several, more)?,
-        };
-        Ok(sent as u64)
+        (count, next)
     }
 
     /// Takes `count` bytes from the front.
@@ -398,15 +430,58 @@ impl Outbox {
     }
 }
 
+type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
+
+/// What came of sending what is at the front.
+enum Front {
+    /// So many bytes went out.
+    Sent(u64),
+    /// The same, some of a window among them.
+    SentWindow(u64),
+    /// This range is not in memory.
+    Cold(Arc<Content<OpenFile>>, Range<u64>),
+    /// The windows of this turn have been sent.
+    TurnIsOver,
+    /// The file is not what the head says.
+    Changed,
+}
+
 enum Window {
     Sent(u64),
     Cold(Range<u64>),
     Changed,
+    /// What is to be sent before it must go by itself.
+    NotYet,
 }
 
-/// Sends the first window of a file's range.
+/// How a window goes out.
+enum Way {
+    /// The page cache's own pages are lent to the socket.
+    Lent,
+    /// The kernel copies it from this mapping.
+    Mapped(Arc<Mapping>),
+    /// It is read into a buffer, looked at, and sent from there.
+    Copied,
+}
+
+impl Sender {
+    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, wall: &Wall) -> Way {
+        match self.content {
+            ContentMode::Copy => Way::Copied,
+            _ if !is_settled(version, self.settle, wall) => Way::Copied,
+            ContentMode::Mixed | ContentMode::Sendfile if self.lends => Way::Lent,
+            ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
+            // What cannot be mapped is copied.
+            ContentMode::Mmap => self.mapped.get(file, version, window.start / WINDOW).map_or(Way::Copied, Way::Mapped),
+        }
+    }
+}
+
+/// Sends the first window of a file's range, and `before` it what is not empty only where files are mapped: then both go
+/// in one call, or nothing does.
 fn send_window(
     socket: &OwnedFd,
+    before: &[IoSlice<'_>],
     content: &Content<OpenFile>,
     range: Range<u64>,
     sender: &mut Sender,
@@ -416,46 +491,62 @@ fn send_window(
     let Stored::File(file) = &content.store else {
         return Ok(Window::Changed);
     };
+    let version = &content.version;
     // Windows begin at multiples of their size, so that a range is read ahead as the whole file is.
     let end = range.end.min((range.start / WINDOW + 1) * WINDOW);
     let window = range.start..end;
     let more = end < range.end;
-    let patience = if probe { Patience::Now } else { Patience::Wait };
+    let way = sender.way(file, version, &window, wall);
+    let Sender { window: buffer, residency, mapped, .. } = sender;
+    let map = || match &way {
+        Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
+        Way::Lent | Way::Copied => mapped.get(file, version, window.start / WINDOW),
+    };
 
-    let Sender { window: buffer, settle, residency, mapped, .. } = sender;
-    let version = &content.version;
-    let map = || mapped.get(file, version, window.start / WINDOW);
-
-    if is_settled(version, *settle, wall) {
-        if probe && !residency.is_resident(file, version, &window, map) {
-            // A file that has become shorter looks like one that is not in memory.
-            return Ok(if is_unchanged(file, version)? { Window::Cold(window) } else { Window::Changed });
+    if matches!(way, Way::Copied) {
+        if !before.is_empty() {
+            return Ok(Window::NotYet);
         }
-        if !is_unchanged(file, version)? {
+        let buffer = &mut buffer[..(window.end - window.start) as usize];
+        let patience = if probe { Patience::Now } else { Patience::Wait };
+        let count = match residency.read(file, version, (buffer, window.start), patience, map) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Window::Cold(window)),
+            // The disk failed: the client must see that the reply is not whole.
+            Err(_) => return Ok(Window::Changed),
+        };
+        // Checked after reading: the bytes in the buffer are those of this state.
+        if count == 0 || !is_unchanged(file, version)? {
             return Ok(Window::Changed);
         }
-        let sent = residency.watch(version, &window, probe, || {
-            file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
-        })?;
-        let last = window.start + sent as u64 == range.end;
-        if sent == 0 || (last && !is_unchanged(file, version)?) {
-            return Ok(Window::Changed);
-        }
-        return Ok(Window::Sent(sent as u64));
+        return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
     }
 
-    let buffer = &mut buffer[..(window.end - window.start) as usize];
-    let count = match residency.read(file, version, (buffer, window.start), patience, map) {
-        Ok(count) => count,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Window::Cold(window)),
-        // The disk failed: the client must see that the reply is not whole.
-        Err(_) => return Ok(Window::Changed),
-    };
-    // Checked after reading: the bytes in the buffer are those of this state.
-    if count == 0 || !is_unchanged(file, version)? {
+    let is_cold = probe && !residency.is_resident(file, version, &window, map);
+    // A file that has become shorter looks like one that is not in memory.
+    let is_changed = !is_unchanged(file, version)?;
+    if is_cold || is_changed {
+        return Ok(match before {
+            [] if is_changed => Window::Changed,
+            [] => Window::Cold(window),
+            // The head goes out while a helper is at it; and whatever else stands there is not to be lost.
+            _ => Window::NotYet,
+        });
+    }
+    let sent = residency.watch(version, &window, probe, || match &way {
+        Way::Mapped(mapping) => {
+            let start = (window.start % WINDOW) as usize;
+            mapping.send(socket, before, start..start + (window.end - window.start) as usize, more)
+        }
+        Way::Lent | Way::Copied => {
+            file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
+        }
+    })?;
+    let before: usize = before.iter().map(|piece| piece.len()).sum();
+    let is_last = window.start + sent.saturating_sub(before) as u64 == range.end;
+    if sent == 0 || (is_last && !is_unchanged(file, version)?) {
         return Ok(Window::Changed);
     }
-    let sent = socket::send(socket, &buffer[..count], more)?;
     Ok(Window::Sent(sent as u64))
 }
 

@@ -247,6 +247,7 @@ impl Server {
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
             ("send.residency", settings.send.residency != old.send.residency),
+            ("send.content", settings.send.content != old.send.content),
             ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
         ] {
             if changed {
@@ -451,6 +452,9 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     settings.budgets = settings.optimise.budgets(settings.budgets);
     settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
+    if !settings.send.content.keeps_bodies() {
+        settings.budgets.content_file_max = Bytes(0);
+    }
     if form.processes {
         // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).
         settings.budgets = settings.budgets.split(settings.workers);

@@ -123,9 +123,33 @@ pub struct SendSettings {
     pub settle: Duration,
     /// How the loop finds out what is in memory. Fixed at the start.
     pub residency: Residency,
+    /// Where bodies are sent from. Fixed at the start.
+    pub content: ContentMode,
     /// Bytes of files that each worker keeps mapped; default 64 MiB, as the bodies in memory have, so that the two can be
     /// compared. Zero unmaps at once. Fixed at the start.
     pub mapped_bytes: Bytes,
+}
+
+/// Where bodies are sent from (Flash, section 5.4, and its outlook on copies).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentMode {
+    /// Small files from memory, large ones from the page cache
+    #[default]
+    Mixed,
+    /// All through memory: small files are kept there, large ones copied piece by piece
+    Copy,
+    /// All from mappings of files, as Flash does; nothing is kept in memory
+    Mmap,
+    /// All from the page cache by sendfile; nothing is kept in memory
+    Sendfile,
+}
+
+impl ContentMode {
+    /// Whether small bodies are kept in memory.
+    pub fn keeps_bodies(self) -> bool {
+        matches!(self, ContentMode::Mixed | ContentMode::Copy)
+    }
 }
 
 /// How the loop finds out whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
@@ -261,6 +285,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let send = SendSettings {
         settle: or(&file.send.settle, Duration::from_secs(60)),
         residency: flags.residency.or(file.send.residency).unwrap_or_default(),
+        content: flags.content.or(file.send.content).unwrap_or_default(),
         mapped_bytes: or(&file.cache.mapped_bytes, Bytes::mib(64)),
     };
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));

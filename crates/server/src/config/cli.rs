@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use super::checked::{Architecture, LogFormat, LogTarget, Residency, parse_listen};
+use super::checked::{Architecture, ContentMode, LogFormat, LogTarget, Residency, parse_listen};
 use super::optimise::{Optimisation, Without};
 
 /// The command to carry out.
@@ -49,6 +49,9 @@ pub struct Serve {
     /// How a loop finds out what is in memory, so that it need not wait for the disk [default: nowait]
     #[arg(long, value_enum, value_name = "TEST")]
     pub residency: Option<Residency>,
+    /// Where bodies are sent from [default: mixed]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub content: Option<ContentMode>,
     /// Where the access log goes: a file, `-` for standard output, or `off` [default: off]
     #[arg(long, value_name = "FILE|-|off", value_parser = log_target())]
     pub access_log: Option<LogTarget>,
@@ -176,6 +179,7 @@ mod tests {
             "--workers=3",
             "--helpers=5",
             "--residency=clock",
+            "--content=mmap",
             "--access-log=-",
             "--log-format=json",
             "--listing",
@@ -190,7 +194,7 @@ mod tests {
         assert_eq!(read.config, Some(PathBuf::from("a.toml")));
         assert_eq!(read.architecture, Some(Architecture::Amped));
         assert_eq!((read.workers, read.helpers), (NonZeroUsize::new(3), NonZeroUsize::new(5)));
-        assert_eq!(read.residency, Some(Residency::Clock));
+        assert_eq!((read.residency, read.content), (Some(Residency::Clock), Some(ContentMode::Mmap)));
         assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
         assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);
         assert_eq!(read.with, [Optimisation::DnsCache]);

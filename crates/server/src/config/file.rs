@@ -21,7 +21,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::checked::{Architecture, LogFormat, Residency};
+use super::checked::{Architecture, ContentMode, LogFormat, Residency};
 use super::error::{Findings, Source};
 use super::optimise::Optimisation;
 
@@ -184,6 +184,8 @@ pub struct Send {
     pub settle: Key<Lasting>,
     /// How the loop finds out what is in memory.
     pub residency: Option<Residency>,
+    /// Where bodies are sent from.
+    pub content: Option<ContentMode>,
 }
 
 /// `[stop]`

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use checked::{
-    Architecture, HelperSettings, LogFormat, LogSettings, LogTarget, Residency, SendSettings, Settings, SiteRoot,
+    Architecture, ContentMode, HelperSettings, LogFormat, LogSettings, LogTarget, Residency, SendSettings, Settings,
+    SiteRoot,
 };
 pub use error::{Error, Problem};
 pub use optimise::{Optimisation, Optimise};

@@ -182,6 +182,8 @@ pub fn print(settings: &Settings) -> String {
     );
     let tests = "how the loop finds out what is in memory: nowait, mincore, clock or none";
     page.key("residency", &name_of(&settings.send.residency)[..], tests);
+    let modes = "where bodies are sent from: mixed, copy, mmap or sendfile";
+    page.key("content", &name_of(&settings.send.content)[..], modes);
 
     page.table("[stop]", "");
     page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");

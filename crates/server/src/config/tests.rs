@@ -128,6 +128,7 @@ fn what_is_printed_reads_back() {
         [send]
         settle = "0s"
         residency = "mincore"
+        content = "mmap"
         [stop]
         deadline = "0s"
         [[site]]
@@ -185,6 +186,7 @@ fn defaults_are_those_of_core_and_of_the_help() {
     says(format!("in its place [default: {}]", settings.helpers.max));
     assert_eq!(settings.send.mapped_bytes, Bytes::mib(64));
     says("wait for the disk [default: nowait]".into());
+    says("sent from [default: mixed]".into());
     says("off` [default: off]".into());
     says("access log [default: combined]".into());
 }
