@@ -183,6 +183,12 @@ impl Conn {
                     self.close(call);
                 }
             }
+            Event::Retire => {
+                self.finishing = true;
+                if self.may_give_way(now) {
+                    self.close(call);
+                }
+            }
         }
     }
 
@@ -192,6 +198,7 @@ impl Conn {
             return self.since + limits.send_idle_time;
         }
         match self.state {
+            State::Reading if self.finishing && self.is_idle() => self.since + FIRST_BYTES.min(limits.head_time),
             State::Reading if self.requests == 0 => self.since + limits.head_time,
             State::Reading if self.partial => self.began + limits.head_time,
             State::Reading => self.since + limits.idle_time,

@@ -34,6 +34,8 @@ pub enum Event<'a, F> {
     Deadline,
     /// The server is about to stop: finish what is under way, begin nothing new.
     Finish,
+    /// Others take its place: as [`Finish`](Event::Finish), but who has begun to ask, or has just come, is answered.
+    Retire,
 }
 
 /// What is to be done, in the order given.

@@ -5,13 +5,15 @@
 //! [`DiskSide`] that each lends it.
 //!
 //! Listeners may be a loop's own, or shared by a *pool* of loops of one connection each, as in MT and MP: then a loop
-//! listens only while it has no connection, and the kernel wakes one of those that do (`EPOLLEXCLUSIVE`).
+//! listens only while it has no connection, and the kernel wakes one of those that do (`EPOLLEXCLUSIVE`). When all are
+//! taken, one whose client is idle lets it go for who waits.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use amped_sys::epoll::{Epoll, Events, Interest};
+use amped_sys::socket;
 use amped_units::Time;
 
 use crate::arch::Start;
@@ -25,6 +27,13 @@ const EVENTS: usize = 256;
 
 /// How long listeners rest when no connection can be accepted: until then one is likely to have closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often a loop of a pool finds somebody waiting, one time after the other, before it takes him in place of its own
+/// client: a loop that is free would have taken him long ago. A look now and then finds one who has just come.
+const LOOKS: u32 = 20;
+
+/// Between these looks.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 const MAILBOX: u64 = Token::FIRST_OTHER;
 const LISTENERS: u64 = Token::FIRST_OTHER + 1;
@@ -88,10 +97,15 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 }
                 Message::Listen(others) => door.change(&epoll, others)?,
                 Message::Stop(deadline) => {
-                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
-                    door.change(&epoll, Vec::new())?;
                     stop_at = Some(deadline);
                     worker.finish(now, &mut disk);
+                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
+                    door.change(&epoll, Vec::new())?;
+                }
+                Message::Retire(deadline) => {
+                    stop_at = Some(deadline);
+                    door.change(&epoll, Vec::new())?;
+                    worker.retire(now, &mut disk);
                 }
                 Message::Report(to) => {
                     // Whoever asked may have gone.
@@ -121,13 +135,15 @@ struct Door {
     begun: bool,
     /// When to try anew, if it is not open.
     again: Time,
+    /// How many looks, the last among them, have found somebody waiting.
+    looks: u32,
     /// The kernel has no room for watches: said once, until it works again.
     no_watches: bool,
 }
 
 impl Door {
     fn new(listeners: Vec<OwnedFd>, pooled: bool) -> Door {
-        Door { listeners, pooled, is_open: false, begun: false, again: Time::START, no_watches: false }
+        Door { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
     }
 
     /// When [`open`](Door::open) has something to do.
@@ -141,16 +157,24 @@ impl Door {
         if self.is_open || self.listeners.is_empty() || (now < self.again && !has_room) {
             return Ok(());
         }
-        if !has_room && (self.pooled || worker.is_exhausted()) {
-            // In a pool the others may be taken too, and an idle connection has to go for who waits. And who is out of
-            // descriptors learns only by accepting that he is no longer: perhaps nobody waits, whom a listener would tell of.
+        if self.pooled && !has_room {
+            let waits = self.listeners.iter().any(socket::has_waiting);
+            self.looks = if waits { self.looks + 1 } else { 0 };
+            self.again = now + if waits { LOOK_PAUSE } else { ACCEPT_PAUSE };
+            if self.looks > LOOKS {
+                self.looks = 0;
+                self.listeners.iter().for_each(|listener| _ = worker.accept(listener, epoll, now));
+            }
+            return Ok(());
+        }
+        if worker.is_exhausted() {
+            // Only accepting tells that there are descriptors again: perhaps nobody waits, whom a listener would tell of.
             for listener in &self.listeners {
                 if matches!(worker.accept(listener, epoll, now), Accepted::Full | Accepted::Exhausted) {
                     self.again = now + ACCEPT_PAUSE;
                 }
             }
-            if self.pooled || now < self.again {
-                self.again = now + ACCEPT_PAUSE;
+            if now < self.again {
                 return Ok(());
             }
         }

@@ -20,6 +20,14 @@ pub struct Address {
     pub listeners: Vec<OwnedFd>,
 }
 
+/// Of each address the listener of the loop of this number; in a pool there is one for all.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
+    addresses.iter().map(|address| address.listeners[n % address.listeners.len()].try_clone()).collect()
+}
+
 impl Address {
     /// The same listeners once more, for another configuration.
     ///

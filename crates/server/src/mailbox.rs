@@ -23,6 +23,8 @@ pub enum Message {
     Listen(Vec<OwnedFd>),
     /// Stop: finish what is under way, at the latest at this moment.
     Stop(Time),
+    /// Others take this loop's place: the same, but nobody who is about to ask is turned away.
+    Retire(Time),
     /// Say how things stand.
     Report(Sender<Snapshot>),
 }

@@ -5,7 +5,6 @@
 //! must have to make copies of itself; what needs more, the log's writer among them, starts in the child.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::exit;
 use std::sync::mpsc::channel;
@@ -20,6 +19,7 @@ use amped_units::Time;
 use crate::access_log::{Sink, Writer};
 use crate::arch::{self, Start};
 use crate::counters::Snapshot;
+use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message};
 use crate::say;
 use crate::serve::{die, end_log};
@@ -29,8 +29,8 @@ use crate::worker::{Clock, Generation};
 pub struct Parts {
     /// The configuration in force.
     pub generation: Arc<Generation>,
-    /// Makes its descriptors for the listeners.
-    pub listeners: Vec<OwnedFd>,
+    /// Where it listens. In the parent these are kept nowhere else: what a child has beside, it could not close.
+    pub addresses: Vec<Address>,
     /// Opens the log: each child has its own writer on the same file.
     pub log: Option<Sink>,
     /// The time, the same for all.
@@ -42,6 +42,8 @@ pub struct Parts {
 /// The children.
 pub struct Pool {
     parts: Parts,
+    /// What was in force before, while that may have to be restored.
+    before: Option<(Arc<Generation>, Vec<Address>)>,
     children: Vec<Child>,
     /// Moments at which a child that died soon after its start is replaced.
     vacancies: Vec<Instant>,
@@ -71,6 +73,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(1);
 const ORDER_BYTES: usize = 9;
 /// Finish what is under way, until this moment (nanoseconds of the common clock).
 const STOP: u8 = b'S';
+/// The same because others take its place.
+const RETIRE: u8 = b'T';
 /// Say how things stand, and that this is the answer to the report of this number.
 const REPORT: u8 = b'R';
 /// Open the log anew.
@@ -85,8 +89,14 @@ impl Pool {
     /// # Errors
     /// When one cannot be started.
     pub fn start(parts: Parts) -> io::Result<Pool> {
-        let mut pool =
-            Pool { parts, children: Vec::new(), vacancies: Vec::new(), ended: Snapshot::default(), report: 0 };
+        let mut pool = Pool {
+            parts,
+            before: None,
+            children: Vec::new(),
+            vacancies: Vec::new(),
+            ended: Snapshot::default(),
+            report: 0,
+        };
         for _ in 0..pool.parts.generation.settings.workers {
             pool.add()?;
         }
@@ -114,6 +124,8 @@ impl Pool {
                 // Its brothers would not see their parent's end as long as one of them held its end of their lines.
                 drop(ours);
                 self.children.clear();
+                // An address that is given up is closed only when nobody has it open.
+                self.before = None;
                 self.run(theirs)
             }
         }
@@ -121,15 +133,15 @@ impl Pool {
 
     /// A child's life.
     fn run(&mut self, line: UnixStream) -> ! {
-        let Parts { generation, listeners, log, clock, signals } = &mut self.parts;
+        let Parts { generation, addresses, log, clock, signals } = &mut self.parts;
         signals.leave_to_parent();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
         let mailbox = Arc::new(mailbox);
-        let log = log.take().map(|sink| Writer::start(sink, &generation.settings.log, *clock));
+        let log = log.take().map(|sink| Writer::start(sink.shared(), &generation.settings.log, *clock));
         let log = log.transpose().unwrap_or_else(|error| die(&format!("cannot start the log: {error}")));
         let start = Start {
             generation: Arc::clone(generation),
-            listeners: std::mem::take(listeners),
+            listeners: std::mem::take(addresses).into_iter().flat_map(|address| address.listeners).collect(),
             mailbox: Arc::clone(&mailbox),
             log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock: *clock,
@@ -158,22 +170,34 @@ impl Pool {
     ///
     /// # Errors
     /// When a new one cannot be started; then the old ones go on.
-    pub fn renew(&mut self, generation: Arc<Generation>, listeners: Vec<OwnedFd>, stop_at: Time) -> io::Result<()> {
+    pub fn renew(&mut self, generation: Arc<Generation>, addresses: Vec<Address>, stop_at: Time) -> io::Result<()> {
         let old = self.children.len();
-        let parts = (
+        self.before = Some((
             std::mem::replace(&mut self.parts.generation, generation),
-            std::mem::replace(&mut self.parts.listeners, listeners),
-        );
-        for _ in 0..self.parts.generation.settings.workers {
-            if let Err(error) = self.add() {
-                (self.parts.generation, self.parts.listeners) = parts;
-                self.order_to(old.., STOP, 0);
-                return Err(error);
+            std::mem::replace(&mut self.parts.addresses, addresses),
+        ));
+        let started = (0..self.parts.generation.settings.workers).try_for_each(|_| self.add());
+        let before = self.before.take();
+        if let Err(error) = started {
+            if let Some(before) = before {
+                (self.parts.generation, self.parts.addresses) = before;
             }
+            self.order_to(old.., RETIRE, stop_at.as_nanos());
+            return Err(error);
         }
         self.vacancies.clear();
-        self.order_to(..old, STOP, stop_at.as_nanos());
+        self.order_to(..old, RETIRE, stop_at.as_nanos());
         Ok(())
+    }
+
+    /// The configuration in force.
+    pub fn generation(&self) -> &Arc<Generation> {
+        &self.parts.generation
+    }
+
+    /// Where the children listen.
+    pub fn addresses(&self) -> &[Address] {
+        &self.parts.addresses
     }
 
     /// The log has been moved away.
@@ -188,7 +212,7 @@ impl Pool {
     pub fn stop(&mut self, at: Time) {
         self.vacancies.clear();
         // Closing them sends new clients elsewhere at once.
-        self.parts.listeners.clear();
+        self.parts.addresses.clear();
         self.order_to(.., STOP, at.as_nanos());
     }
 
@@ -209,7 +233,7 @@ impl Pool {
         let mut order = [what; ORDER_BYTES];
         order[1..].copy_from_slice(&number.to_le_bytes());
         for child in &mut self.children[which] {
-            child.stopping |= what == STOP;
+            child.stopping |= what == STOP || what == RETIRE;
             // One that has died is seen to have.
             let _ = child.line.write_all(&order);
         }
@@ -281,6 +305,7 @@ fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, 
         let number = u64::from_le_bytes(number);
         match what {
             STOP => mailbox.put(Message::Stop(Time::from_nanos(number))),
+            RETIRE => mailbox.put(Message::Retire(Time::from_nanos(number))),
             REPORT => {
                 let (to, from) = channel();
                 mailbox.put(Message::Report(to));

@@ -9,7 +9,6 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,7 +44,6 @@ const DESCRIPTORS_RESERVED: usize = 64;
 struct Server {
     flags: cli::Serve,
     generation: Arc<Generation>,
-    addresses: Vec<Address>,
     crew: Crew,
     clock: Clock,
 }
@@ -58,6 +56,7 @@ enum Crew {
 
 /// Workers that are threads of this process.
 struct Threads {
+    addresses: Vec<Address>,
     mailboxes: Vec<Arc<Mailbox>>,
     loops: Vec<JoinHandle<Snapshot>>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
@@ -119,27 +118,33 @@ impl Server {
         // Threads and processes start when there is nothing left to give up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let crew = if arch::form(generation.settings.architecture).processes {
-            let listeners = listeners_of(&addresses, 0).map_err(cannot_share)?;
-            let parts = Parts { generation: Arc::clone(&generation), listeners, log: sink, clock, signals };
+            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals };
             Crew::Processes(Box::new(Pool::start(parts).map_err(|error| format!("cannot start a process: {error}"))?))
         } else {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
             let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
-            let mut threads = Threads { mailboxes: Vec::new(), loops: Vec::new(), log };
+            let mut threads = Threads { addresses, mailboxes: Vec::new(), loops: Vec::new(), log };
             for n in 0..generation.settings.workers {
-                threads.add(n, &generation, listeners_of(&addresses, n).map_err(cannot_share)?, clock)?;
+                threads.add(n, &generation, clock)?;
             }
             Crew::Threads(threads)
         };
-        Ok(Server { flags: flags.clone(), generation, addresses, crew, clock })
+        Ok(Server { flags: flags.clone(), generation, crew, clock })
+    }
+
+    fn addresses(&self) -> &[Address] {
+        match &self.crew {
+            Crew::Threads(threads) => &threads.addresses,
+            Crew::Processes(pool) => pool.addresses(),
+        }
     }
 
     /// Says where it serves, and how.
     fn greet(&self) {
         let settings = &self.generation.settings;
         let mut text = String::new();
-        for address in &self.addresses {
+        for address in self.addresses() {
             let port = address.bound.port();
             let host = match address.bound.ip() {
                 ip if ip.is_unspecified() => "localhost".to_owned(),
@@ -200,9 +205,12 @@ impl Server {
     }
 
     fn try_reload(&mut self) -> Result<(), String> {
-        let Prepared { generation, addresses, listeners } = self.prepare()?;
+        let (generation, addresses) = self.prepare()?;
         match &mut self.crew {
             Crew::Threads(threads) => {
+                let listeners = (0..threads.mailboxes.len()).map(|n| listen::listeners_of(&addresses, n));
+                let listeners = listeners.collect::<io::Result<Vec<_>>>();
+                let listeners = listeners.map_err(|error| format!("amped: {}\n", cannot_share(error)))?;
                 for (mailbox, listeners) in threads.mailboxes.iter().zip(listeners) {
                     mailbox.put(Message::Renew(Arc::clone(&generation)));
                     mailbox.put(Message::Listen(listeners));
@@ -210,15 +218,17 @@ impl Server {
                 if let Some((writer, _)) = &threads.log {
                     writer.renew(&generation.settings.log);
                 }
+                (self.generation, threads.addresses) = (generation, addresses);
             }
             Crew::Processes(pool) => {
                 let stop_at = self.clock.now() + self.generation.settings.stop_deadline;
-                let listeners = listeners.into_iter().next().unwrap_or_default();
-                pool.renew(Arc::clone(&generation), listeners, stop_at)
-                    .map_err(|error| format!("amped: cannot start a process: {error}\n"))?;
+                // Let go before the children start, lest they keep what it has open.
+                self.generation = Arc::clone(&generation);
+                let renewed = pool.renew(generation, addresses, stop_at);
+                self.generation = Arc::clone(pool.generation());
+                renewed.map_err(|error| format!("amped: cannot start a process: {error}\n"))?;
             }
         }
-        (self.generation, self.addresses) = (generation, addresses);
         Ok(())
     }
 
@@ -237,7 +247,7 @@ impl Server {
     }
 
     /// Everything that a new configuration needs.
-    fn prepare(&self) -> Result<Prepared, String> {
+    fn prepare(&self) -> Result<(Arc<Generation>, Vec<Address>), String> {
         let settings = config::load(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
         let mut fixed = Vec::new();
@@ -257,22 +267,19 @@ impl Server {
         if !fixed.is_empty() {
             return Err(format!("amped: {} cannot change while the server runs: restart it\n", fixed.join(", ")));
         }
-        let workers = settings.workers;
         let line = |message: String| format!("amped: {message}\n");
         let mut addresses = Vec::new();
         // Each old one is taken once: a port of 0 may be asked for several times.
-        let mut old: Vec<&Address> = self.addresses.iter().collect();
+        let mut old: Vec<&Address> = self.addresses().iter().collect();
         for &asked in &settings.listen {
             let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
             addresses.push(match known {
-                Some(known) => known.share().map_err(|error| line(format!("cannot share a listener: {error}")))?,
+                Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
                 None => bind(asked, &settings).map_err(line)?,
             });
         }
         let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
-        let listeners = (0..workers).map(|n| listeners_of(&addresses, n)).collect::<io::Result<_>>();
-        let listeners = listeners.map_err(|error| line(format!("cannot share a listener: {error}")))?;
-        Ok(Prepared { generation, addresses, listeners })
+        Ok((generation, addresses))
     }
 
     /// How things stand, over all workers. One that does not answer within a second is missing from it.
@@ -290,7 +297,6 @@ impl Server {
         let deadline = self.generation.settings.stop_deadline;
         say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
-        drop(self.addresses);
         match self.crew {
             Crew::Threads(threads) => threads.stop(self.generation, at, self.clock, signals),
             Crew::Processes(pool) => stop_processes(*pool, at, self.clock, signals),
@@ -299,13 +305,8 @@ impl Server {
 }
 
 impl Threads {
-    fn add(
-        &mut self,
-        n: usize,
-        generation: &Arc<Generation>,
-        listeners: Vec<OwnedFd>,
-        clock: Clock,
-    ) -> Result<(), String> {
+    fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock) -> Result<(), String> {
+        let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
         let start = arch::Start {
             generation: Arc::clone(generation),
@@ -345,7 +346,8 @@ impl Threads {
         (sum_up(&snapshots, generation, writer), snapshots.len(), self.mailboxes.len())
     }
 
-    fn stop(self, generation: Arc<Generation>, at: Time, clock: Clock, signals: &Signals) -> ! {
+    fn stop(mut self, generation: Arc<Generation>, at: Time, clock: Clock, signals: &Signals) -> ! {
+        self.addresses.clear();
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Stop(at));
         }
@@ -407,14 +409,6 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
     writer
 }
 
-/// A configuration that can come into force.
-struct Prepared {
-    generation: Arc<Generation>,
-    addresses: Vec<Address>,
-    /// Those of each loop.
-    listeners: Vec<Vec<OwnedFd>>,
-}
-
 fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
     let mut sum = Snapshot::default().with_log(log);
     snapshots.iter().for_each(|snapshot| sum += snapshot);
@@ -439,11 +433,6 @@ fn cannot_share(error: io::Error) -> String {
 fn bind(asked: SocketAddr, settings: &Settings) -> Result<Address, String> {
     let pool = arch::form(settings.architecture).pool;
     listen::bind(asked, if pool { 1 } else { settings.workers })
-}
-
-/// A loop's own descriptors for all listeners.
-fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
-    addresses.iter().map(|address| address.listeners[n % address.listeners.len()].try_clone()).collect()
 }
 
 /// Opens what a configuration names.

@@ -520,6 +520,19 @@ impl Worker {
         }
     }
 
+    /// Others take this loop's place: as [`finish`](Worker::finish), but a request that has come is answered.
+    pub fn retire(&mut self, now: Time, disk: &mut impl DiskSide) {
+        for index in 0..self.slots.len() {
+            let token = Token { index: index as u32, generation: self.slots[index].0 };
+            if let Some(connection) = self.get(token) {
+                // Perhaps epoll has not told of it yet.
+                connection.readable = true;
+                self.turn(token, None, now, disk);
+                self.turn(token, Some(Event::Retire), now, disk);
+            }
+        }
+    }
+
     /// Another configuration comes into force; connections stay.
     pub fn renew(&mut self, generation: Arc<Generation>) {
         let settings = &generation.settings;

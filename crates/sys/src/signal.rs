@@ -82,13 +82,13 @@ impl Signals {
         KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
     }
 
-    /// In a child that a parent looks after: what a terminal sends to both is the parent's to obey. SIGTERM ends the
-    /// child, as it does any program.
+    /// In a child that a parent looks after: what a terminal or a supervisor sends to all is the parent's to obey. SIGKILL
+    /// ends the child.
     pub fn leave_to_parent(self) {
         for (number, signal) in KNOWN {
             let disposition = match signal {
-                Signal::Terminate | Signal::Child => libc::SIG_DFL,
-                Signal::Interrupt | Signal::HangUp | Signal::User1 | Signal::User2 => libc::SIG_IGN,
+                Signal::Child => libc::SIG_DFL,
+                Signal::Terminate | Signal::Interrupt | Signal::HangUp | Signal::User1 | Signal::User2 => libc::SIG_IGN,
             };
             // SAFETY: signal(2) with a valid number and one of the two dispositions that are no function.
             unsafe { libc::signal(number, disposition) };

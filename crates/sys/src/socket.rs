@@ -57,6 +57,13 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> 
     Ok((socket, address.and_then(|address| SocketAddr::try_from(address).ok())))
 }
 
+/// Whether a connection waits at a listener.
+pub fn has_waiting(listener: impl AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut asked = [PollFd::new(&listener, PollFlags::IN)];
+    matches!(poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
+
 /// Receives into `buffer`. `Ok(0)`: the peer will send nothing more.
 ///
 /// # Errors

@@ -71,6 +71,8 @@ pub enum Sink {
     Stdout,
     /// A file, open for appending.
     File(File),
+    /// The same where other processes append to it, too.
+    Shared(File),
 }
 
 impl Sink {
@@ -98,10 +100,19 @@ impl Sink {
         Ok(Some(Sink::File(file)))
     }
 
+    /// The same in a process that is not the only one to write.
+    #[must_use]
+    pub fn shared(self) -> Sink {
+        match self {
+            Sink::File(file) => Sink::Shared(file),
+            other => other,
+        }
+    }
+
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         match self {
             Sink::Stdout => io::stdout().lock().write_all(text).map(|()| text.len()),
-            Sink::File(file) => file.write(text),
+            Sink::File(file) | Sink::Shared(file) => file.write(text),
         }
     }
 }
@@ -296,7 +307,7 @@ impl Open {
         let LogTarget::File(path) = &self.target else { return };
         match open(path) {
             Ok(file) => {
-                self.sink = Sink::File(file);
+                self.sink = if matches!(self.sink, Sink::Shared(_)) { Sink::Shared(file) } else { Sink::File(file) };
                 self.torn = false;
             }
             Err(error) => say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display()),
@@ -331,10 +342,11 @@ fn write_all(sink: &mut Sink, text: &[u8], torn: &mut bool) -> Result<(), (io::E
     Ok(())
 }
 
-/// Takes so many bytes from the end of the log; `false` for one that is no regular file.
+/// Takes so many bytes from the end of the log; `false` for one that is no regular file, or whose end may by now be
+/// another process's.
 fn cut_off(sink: &Sink, count: u64) -> bool {
     match sink {
-        Sink::Stdout => false,
+        Sink::Stdout | Sink::Shared(_) => false,
         Sink::File(file) => {
             let length = file.metadata().map(|state| if state.is_file() { state.len() } else { 0 });
             matches!(length, Ok(length) if length >= count && file.set_len(length - count).is_ok())
@@ -400,5 +412,17 @@ mod tests {
             log.write(&record, &peer, 0, &wall, Time::START);
         }
         assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
+    }
+
+    #[test]
+    fn what_others_may_have_written_behind_is_not_cut_off() {
+        let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+        let file = || open(&path).expect("opened");
+        let mut sink = Sink::File(file());
+        sink.write(b"whole\ntorn").expect("written");
+        assert!(!cut_off(&Sink::File(file()).shared(), 4));
+        assert_eq!(std::fs::read(&path).expect("read"), b"whole\ntorn");
+        assert!(cut_off(&sink, 4));
+        assert_eq!(std::fs::read(&path).expect("read"), b"whole\n");
     }
 }
