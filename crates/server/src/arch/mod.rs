@@ -12,11 +12,28 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use clap::ValueEnum;
+use serde::Deserialize;
+
 use crate::access_log::Writer;
-use crate::config::Architecture;
 use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
 use crate::worker::{Clock, Generation};
+
+/// Who waits for the network, and who for the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// One loop for the network, helpers for the disk
+    #[default]
+    Amped,
+    /// One loop for both: all wait when one waits for the disk
+    Sped,
+    /// A thread for each connection, out of a pool
+    Mt,
+    /// A process for each connection, out of a pool
+    Mp,
+}
 
 /// What an architecture is made of, and so what may be asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::arch;
+use crate::arch::{self, Architecture};
 
 use crate::shared_cache::SharedSettings;
 
@@ -84,21 +84,6 @@ const URI_ENTRIES: usize = 8192;
 pub struct SiteRoot {
     /// An absolute path. It was a folder that could be entered when the settings were made.
     pub path: PathBuf,
-}
-
-/// Who waits for the network, and who for the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Architecture {
-    /// One loop for the network, helpers for the disk
-    #[default]
-    Amped,
-    /// One loop for both: all wait when one waits for the disk
-    Sped,
-    /// A thread for each connection, out of a pool
-    Mt,
-    /// A process for each connection, out of a pool
-    Mp,
 }
 
 /// The helpers of one worker: threads that wait for the disk in its place.

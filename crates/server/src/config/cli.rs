@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use super::checked::{Architecture, ContentMode, LogFormat, LogTarget, Residency, parse_listen};
+use super::checked::{ContentMode, LogFormat, LogTarget, Residency, parse_listen};
 use super::optimise::{Optimisation, Without};
+use crate::arch::Architecture;
 
 /// The command to carry out.
 #[derive(Clone, Debug, Subcommand)]

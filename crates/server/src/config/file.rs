@@ -21,9 +21,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::checked::{Architecture, ContentMode, LogFormat, Residency};
+use super::checked::{ContentMode, LogFormat, Residency};
 use super::error::{Findings, Source};
 use super::optimise::Optimisation;
+use crate::arch::Architecture;
 
 /// A key that may be absent, and where its value stands.
 pub type Key<T> = Option<Spanned<T>>;

@@ -20,8 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use checked::{
-    Architecture, ContentMode, HelperSettings, LogFormat, LogSettings, LogTarget, Residency, SendSettings, Settings,
-    SiteRoot,
+    ContentMode, HelperSettings, LogFormat, LogSettings, LogTarget, Residency, SendSettings, Settings, SiteRoot,
 };
 pub use error::{Error, Problem};
 pub use optimise::{Optimisation, Optimise};
