@@ -7,6 +7,9 @@
 #[allow(dead_code, reason = "shared with the wire tests, which use the rest of it")]
 mod harness;
 
+#[path = "../requests.rs"]
+mod requests;
+
 mod curl;
 mod load;
 mod nginx;

@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use super::harness::{Client, Response, Server, Site, wait_until};
 use super::peer;
+use super::requests::{Asked, Random, tree};
 
 /// nginx with a configuration of its own on loopback. Ended when dropped.
 struct Nginx {
@@ -62,25 +63,6 @@ impl Drop for Nginx {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A request to both; conditions are made from each server's own validators.
-#[derive(Clone, Debug)]
-struct Asked {
-    method: &'static str,
-    target: String,
-    range: Option<String>,
-    conditions: Vec<(&'static str, Condition)>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Condition {
-    /// The validator that the server gave: its tag or its date.
-    Own,
-    /// One that never was, or the second before.
-    Other,
-    /// Any tag at all, or the second after.
-    Lenient,
 }
 
 /// What nginx does, what we do, and why.
@@ -191,132 +173,13 @@ fn answers_agree_with_those_of_nginx() {
     }
 }
 
-/// Files of sizes that matter, all of one date, folders with and without an index.
-fn tree(site: &Site) -> Vec<(String, Option<usize>)> {
-    let mut files = Vec::new();
-    for size in [0, 1, 10, 5000, 32 << 10, (32 << 10) + 1, 300 << 10] {
-        let name = format!("files/{size}.txt");
-        let path = site.file(&name, (0..size).map(|n| b'a' + (n % 26) as u8).collect::<Vec<_>>());
-        assert!(Command::new("touch").args(["-d", "2024-01-02 03:04:05Z"]).arg(&path).status().unwrap().success());
-        files.push((format!("/{name}"), Some(size)));
-    }
-    let index = site.file("docs/index.html", "an index");
-    let spaced = site.file("docs/a b.html", "a space");
-    let hidden = site.file("docs/.hidden", "hidden");
-    for path in [index, spaced, hidden] {
-        assert!(Command::new("touch").args(["-d", "2024-01-02 03:04:05Z"]).arg(&path).status().unwrap().success());
-    }
-    fs::create_dir(site.path().join("empty")).unwrap();
-    let others = [
-        "/docs/",
-        "/docs",
-        "/docs?x=1",
-        "/docs/?x=1",
-        "/docs/index.html",
-        "/docs/a%20b.html",
-        "/docs/.hidden",
-        "/empty/",
-        "/empty",
-        "/none",
-        "/docs/none",
-        "/none/none",
-        "/files/10.txt/none",
-        "/docs/./index.html",
-        "/docs/../files/10.txt",
-        "/files//10.txt",
-        "/%66iles/10.txt",
-        "/files/10.txt?query",
-        "/a%00b",
-        "/../files/10.txt",
-        "/docs/%2e%2e/docs/",
-    ];
-    files.extend(others.map(|name| (name.to_owned(), None)));
-    files
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
-
-    fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
-        these[self.below(these.len())]
-    }
-
-    fn request(&mut self, files: &[(String, Option<usize>)]) -> Asked {
-        let (target, size) = files[self.below(files.len())].clone();
-        let method = self.one_of(&["GET", "GET", "GET", "GET", "GET", "GET", "HEAD", "HEAD", "POST", "OPTIONS"]);
-        let mut asked = Asked { method, target, range: None, conditions: Vec::new() };
-        if let Some(size) = size.filter(|_| self.below(2) == 0) {
-            asked.range = Some(self.range(size));
-        }
-        for _ in 0..self.one_of(&[0, 0, 1, 1, 2]) {
-            let names =
-                ["If-None-Match", "If-Modified-Since", "If-Match", "If-Unmodified-Since", "If-Range", "If-Range date"];
-            let name = self.one_of(&names);
-            let clash = asked.conditions.iter().any(|(known, _)| known[..7] == name[..7]);
-            if !clash {
-                let which = self.one_of(&[Condition::Own, Condition::Other, Condition::Lenient]);
-                asked.conditions.push((name, which));
-            }
-        }
-        asked
-    }
-
-    fn range(&mut self, size: usize) -> String {
-        if self.below(8) == 0 {
-            return self.one_of(&["bytes=9-3", "bytes=x-y", "bytes=", "bytes=1", "lines=1-2"]).to_owned();
-        }
-        // In order and apart, so that what is merged and what is left alone is no question; that has tests of its own.
-        let count = self.one_of(&[1, 1, 2, 3]);
-        let mut from = 0;
-        let mut ranges = Vec::new();
-        for _ in 0..count {
-            let start = from + self.below(size / 3 + 3);
-            let end = start + self.below(size / 3 + 3);
-            ranges.push(match self.below(6) {
-                0 if count == 1 => format!("{start}-"),
-                1 if count == 1 => format!("-{}", 1 + end),
-                _ => format!("{start}-{end}"),
-            });
-            from = end + 2;
-        }
-        format!("bytes={}", ranges.join(","))
-    }
-}
-
 /// Asks a server, with its own validators; connects anew where it has closed.
 fn ask(client: &mut Client, address: SocketAddr, asked: &Asked) -> Response {
-    let mut fields = Vec::new();
-    if !asked.conditions.is_empty() {
-        let known = Client::connect(address).get(&asked.target);
-        let tag = known.field("ETag").unwrap_or("\"none\"").to_owned();
-        for (name, which) in &asked.conditions {
-            let date = match which {
-                Condition::Own => "Tue, 02 Jan 2024 03:04:05 GMT",
-                Condition::Other => "Tue, 02 Jan 2024 03:04:04 GMT",
-                Condition::Lenient => "Tue, 02 Jan 2024 03:04:06 GMT",
-            };
-            let value = match (*name, which) {
-                ("If-Modified-Since" | "If-Unmodified-Since" | "If-Range date", _) => date.to_owned(),
-                (_, Condition::Own) => tag.clone(),
-                (_, Condition::Other) => "\"another\"".to_owned(),
-                ("If-Range", Condition::Lenient) => format!("W/{tag}"),
-                (_, Condition::Lenient) => "*".to_owned(),
-            };
-            fields.push((name.trim_end_matches(" date"), value));
-        }
-    }
-    if let Some(range) = &asked.range {
-        fields.push(("Range", range.clone()));
-    }
+    let tag = match asked.conditions.is_empty() {
+        true => String::new(),
+        false => Client::connect(address).get(&asked.target).field("ETag").unwrap_or("\"none\"").to_owned(),
+    };
+    let fields = asked.fields(&tag);
     let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
     client.send_request(asked.method, &asked.target, &fields);
     let response = client.try_response(asked.method);

@@ -103,6 +103,33 @@ fn an_idle_connection_is_closed_when_the_server_stops() {
 }
 
 #[test]
+fn who_has_begun_to_ask_or_has_just_come_is_answered_before_others_take_over() {
+    each_seed(3, |dice| {
+        let mut world = World::new(dice);
+        world.files.replace(world.now, "/a.html", "hello");
+        let [idle, begun, new, silent] = [(); 4].map(|()| world.connect(Link::WHOLE, ""));
+        world.send(idle, GET);
+        world.send(begun, [GET, &GET[..9]].concat());
+        world.settle();
+        for n in [idle, begun, new, silent] {
+            world.handle(n, Event::Retire);
+        }
+        let is_closed = |world: &World, n: usize| world.sessions[n].closed.is_some();
+        assert_eq!([idle, begun, new, silent].map(|n| is_closed(&world, n)), [true, false, false, false]);
+        world.send(begun, &GET[9..]);
+        world.send(new, GET);
+        let now = world.now;
+        world.at(now + Duration::from_millis(900), move |world| assert!(!is_closed(world, silent), "early"));
+        world.at(now + Duration::from_millis(1200), move |world| assert!(is_closed(world, silent), "late"));
+        world.pass_until_closed();
+        for (n, replies) in [(idle, 1), (begun, 2), (new, 1), (silent, 0)] {
+            assert_eq!(world.sessions[n].statuses(), vec![200; replies]);
+            assert!(is_closed(&world, n));
+        }
+    });
+}
+
+#[test]
 fn who_expects_to_be_asked_for_a_body_is_asked() {
     each_seed(10, |dice| {
         let mut world = World::new(dice);

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use super::harness::{Client, Response, Server, Site, find, let_files_settle, pattern, wait_until};
+use super::harness::{Client, Response, Server, Site, find, let_files_settle, one_set_of_caches, pattern, wait_until};
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nstale_max = \"1h\"";
@@ -420,10 +420,9 @@ fn each_cache_counts_its_hits() {
     assert_eq!(server.report("requests", "total"), 77);
 }
 
-/// Descriptors of this file that a process has open.
+/// Descriptors of this file that the server has open.
 fn descriptors(server: &Server, path: &Path) -> usize {
-    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().flatten();
-    open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == path)).count()
+    server.descriptors().iter().filter(|target| *target == path).count()
 }
 
 #[test]
@@ -432,7 +431,7 @@ fn a_large_file_is_kept_open_and_a_small_one_is_not() {
     let (small, large) = (site.file("small", "small"), site.file("large", pattern(300_000)));
     let (small, large) = (fs::canonicalize(small).unwrap(), fs::canonicalize(large).unwrap());
     let_files_settle();
-    let server = Server::configured(&site, NEVER);
+    let server = Server::configured(&site, &[one_set_of_caches(), NEVER].concat());
     for _ in 0..3 {
         assert_eq!((server.get("/small").status, server.get("/large").status), (200, 200));
     }
@@ -455,10 +454,8 @@ fn budgets_hold_under_many_files() {
         site.file(&format!("large/{n}"), version(n, 40_000 + n));
     }
     let_files_settle();
-    let server = Server::configured(
-        &site,
-        "[cache]\npath_entries = 100\nhead_bytes = \"16KiB\"\ncontent_bytes = \"64KiB\"\ndescriptors = 8",
-    );
+    let budgets = "[cache]\npath_entries = 100\nhead_bytes = \"16KiB\"\ncontent_bytes = \"64KiB\"\ndescriptors = 8";
+    let server = Server::configured(&site, &[one_set_of_caches(), budgets].concat());
     let mut client = server.connect();
     for round in 0..3 {
         for n in 0..300 {
@@ -480,8 +477,7 @@ fn budgets_hold_under_many_files() {
             assert!(server.report(subject, "evictions") > 0, "{subject}");
         }
     }
-    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().flatten();
-    let large =
-        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("/large/")));
+    let open = server.descriptors();
+    let large = open.iter().filter(|to| to.to_string_lossy().contains("/large/"));
     assert!(large.count() <= 9, "no more descriptors than the budget and the one in use");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::harness::*;
+use super::harness::*;
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

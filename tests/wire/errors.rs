@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::harness::*;
+use super::harness::*;
 
 /// nobody's number, everywhere on Linux.
 const NOBODY: u32 = 65534;
@@ -218,6 +218,12 @@ fn of_each_thread(pid: u32, key: &str) -> Vec<(String, String)> {
 #[test]
 fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
     need_root("starts the server as root, to give it up");
+    for architecture in ["amped", "mp"] {
+        give_up_root(architecture);
+    }
+}
+
+fn give_up_root(architecture: &str) {
     let (site, logs) = (Site::new(), Site::new());
     open_to_all(&site);
     open_to_all(&logs);
@@ -228,7 +234,7 @@ fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     let log = logs.path().join("access.log");
     let config = format!(
-        "user = \"nobody\"\nworkers = 2\n[log]\naccess = {:?}\nflush = \"20ms\"\n[[site]]\nroot = {:?}\nlisting = true\nhosts = [\"x.test\"]",
+        "architecture = {architecture:?}\nuser = \"nobody\"\nworkers = 2\n[log]\naccess = {:?}\nflush = \"20ms\"\n[[site]]\nroot = {:?}\nlisting = true\nhosts = [\"x.test\"]",
         log.to_str().unwrap(),
         path(&site)
     );
@@ -250,8 +256,8 @@ fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
         ("CapEff", none.clone()),
         ("CapAmb", none),
     ] {
-        let found = of_each_thread(server.pid(), key);
-        // The main one, two loops, the log's, a helper.
+        let found: Vec<_> = server.pids().into_iter().flat_map(|pid| of_each_thread(pid, key)).collect();
+        // The main one, two loops, the log's, a helper; each process has a log of its own, and a line to its parent.
         assert!(found.len() >= 5, "{found:?}");
         for (thread, value) in found {
             assert_eq!(value, expected, "{key} of the thread {thread}");

@@ -23,6 +23,35 @@ pub fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_amped"))
 }
 
+/// The architecture under test, in a harness that is part of the suite (`wire::mt::harness`); `None` elsewhere: the default.
+pub fn architecture() -> Option<&'static str> {
+    module_path!().split("::").nth(1).filter(|&module| module != "harness")
+}
+
+/// Whether the workers are a pool, each with one connection at a time.
+pub fn is_pool() -> bool {
+    matches!(architecture(), Some("mt" | "mp"))
+}
+
+/// Whether the workers are processes.
+pub fn has_processes() -> bool {
+    architecture() == Some("mp")
+}
+
+/// Workers of a pool, unless a test says how many: more than any test has connections, and few enough to start at once.
+const POOL: usize = 32;
+
+/// Numbers of workers to try: one loop and two, or pools that have room for all clients of a test.
+pub fn crews() -> [usize; 2] {
+    if is_pool() { [24, 32] } else { [1, 2] }
+}
+
+/// Put in front of a configuration for a test about what is in the caches: where each process has its own, there is only
+/// one process. All that the test asks for goes over one connection at a time.
+pub fn one_set_of_caches() -> &'static str {
+    if has_processes() { "workers = 1\n" } else { "" }
+}
+
 /// A folder with files, gone at the end.
 pub struct Site {
     pub folder: TempDir,
@@ -103,8 +132,14 @@ impl Server {
         Server::spawn(command)
     }
 
-    /// Starts a command that is, or becomes, the server.
+    /// Starts a command that is, or becomes, the server, in the architecture under test.
     pub fn spawn(mut command: Command) -> Server {
+        if let Some(architecture) = architecture() {
+            command.args(["--architecture", architecture]);
+        }
+        if is_pool() && !says_how_many_workers(&command) {
+            command.args(["--workers", &POOL.to_string()]);
+        }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let said = Arc::new(Mutex::new(String::new()));
         let (to, from) = std::sync::mpsc::channel();
@@ -139,6 +174,36 @@ impl Server {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The processes under it (proc_pid_task_children(5)).
+    pub fn children(&self) -> Vec<u32> {
+        let text = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap_or_default();
+        text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    /// All its processes.
+    pub fn pids(&self) -> Vec<u32> {
+        [&[self.pid()], &*self.children()].concat()
+    }
+
+    /// Processor time of all its processes (proc_pid_stat(5), fields 14 and 15).
+    pub fn cpu_time(&self) -> Duration {
+        let of = |pid: u32| {
+            // One that has ended meanwhile uses none.
+            let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The name, in parentheses, may hold anything; the third field follows it.
+            let fields = text.rsplit(") ").next().unwrap().split(' ');
+            let ticks: u64 = fields.skip(14 - 3).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+            // USER_HZ is 100 on every Linux that we run on.
+            Duration::from_millis(ticks * 10)
+        };
+        self.pids().into_iter().map(of).sum()
+    }
+
+    /// What the descriptors of all its processes are open on.
+    pub fn descriptors(&self) -> Vec<PathBuf> {
+        self.pids().into_iter().flat_map(descriptors_of).collect()
     }
 
     /// Sends a signal by name, as `kill -HUP`.
@@ -186,11 +251,27 @@ impl Server {
     }
 }
 
+/// What the descriptors of a process are open on, in order.
+pub fn descriptors_of(pid: u32) -> Vec<PathBuf> {
+    let folder = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = folder.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
+    all.sort();
+    all
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether the arguments of a server, or the configuration that they name, do.
+fn says_how_many_workers(command: &Command) -> bool {
+    let arguments: Vec<_> = command.get_args().collect();
+    let config = arguments.iter().skip_while(|argument| **argument != "--config").nth(1);
+    let config = config.map(|path| fs::read_to_string(path).unwrap()).unwrap_or_default();
+    arguments.iter().any(|argument| *argument == "--workers") || config.lines().any(|line| line.starts_with("workers"))
 }
 
 /// A configuration for this root on a free port.

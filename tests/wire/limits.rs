@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::*;
+use super::harness::*;
 
 fn small_site() -> Site {
     let site = Site::new();

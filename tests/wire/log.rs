@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::*;
+use super::harness::*;
 
 /// A line in Common or Combined format, its escapes undone.
 #[derive(Debug, PartialEq)]
@@ -168,9 +168,11 @@ fn json_adds_host_time_taken_and_what_the_caches_did() {
     assert_eq!(of("status"), [200, 200, 200, 204, 404]);
     assert_eq!(of("host")[1..], ["x.test", "x.test", "localhost", "localhost"]);
     assert_eq!(of("body_bytes")[..2], [5, 5]);
-    // A file is looked up without waiting where the kernel has its name; a folder is always read by a helper.
-    assert!(["probe", "helper"].contains(&of("cache")[0].as_str().unwrap()), "{:?}", of("cache"));
-    assert_eq!(of("cache")[1..], ["hit", "helper", "none", "none"]);
+    // A file is looked up without waiting where the kernel has its name. A folder is always read by a helper, where there
+    // are any: without them the answer comes at once, however long that takes.
+    let reader = if matches!(architecture(), Some("amped")) { "helper" } else { "probe" };
+    assert!(["probe", reader].contains(&of("cache")[0].as_str().unwrap()), "{:?}", of("cache"));
+    assert_eq!(of("cache")[1..], ["hit", reader, "none", "none"]);
     assert_eq!((&found[0]["referer"], &found[0]["user_agent"]), (&"http://y.test/".into(), &"me".into()));
     assert!(of("took_us").iter().all(|time| (1..60_000_000).contains(&time.as_u64().unwrap())), "{:?}", of("took_us"));
     // 2026-01-31T12:00:00+01:00
@@ -192,6 +194,8 @@ fn whatever_a_client_sends_is_one_line_for_each_request() {
             client.send(request);
             assert_eq!(client.response("GET").status, 200, "{text:?}");
         }
+        // The workers of a pool write in no common order.
+        wait_for_lines(&place.log(), hostile.len());
         // In a target, or a method, most of these are refused; the line is written all the same, and it is one.
         let mut bad: Vec<Vec<u8>> = hostile.iter().map(|text| [b"GET /", *text, b" HTTP/1.1"].concat()).collect();
         bad.extend([
@@ -229,10 +233,15 @@ fn whatever_a_client_sends_is_one_line_for_each_request() {
 fn requests_that_are_refused_or_never_completed_are_logged() {
     let place = Place::new();
     let server = place.start(&format!("{SOON}[limits]\nhead_time = \"200ms\"\nbody = 10\nrequest_line = 100"));
-    let say = |bytes: &[u8]| {
+    let mut said = 0;
+    let mut say = |bytes: &[u8]| {
         let mut client = server.connect();
         client.send(bytes);
-        client.response("GET").status
+        let status = client.response("GET").status;
+        // The workers of a pool write in no common order.
+        said += 1;
+        wait_for_lines(&place.log(), said);
+        status
     };
     assert_eq!(say(b"no request\r\n\r\n"), 400);
     assert_eq!(say(b"GET /half HTTP/1.1\r\nHost: x"), 408);
@@ -442,7 +451,11 @@ fn a_full_disk_costs_lines_that_are_counted_and_no_replies() {
     let said = server.said();
     let lost: usize = said.rsplit_once("lost_lines=").unwrap().1.trim().parse().unwrap();
     // What is there is whole, in order, and all but what was counted.
-    let found = lines(&place.log());
+    let mut found = lines(&place.log());
+    if has_processes() {
+        // Behind a line that was torn another process may have written, so it is ended and not taken out. It counts as lost.
+        found.retain(|line| line.ends_with(" \"-\" \"-\""));
+    }
     let numbers: Vec<usize> = found
         .iter()
         .map(|line| {
@@ -468,8 +481,12 @@ fn standard_output_takes_the_log_too() {
     assert_eq!(server.wait().code(), Some(0));
     let mut text = String::new();
     stdout.read_to_string(&mut text).unwrap();
-    let targets: Vec<Value> =
+    let mut targets: Vec<Value> =
         text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["target"].clone()).collect();
+    if is_pool() {
+        // Each worker gathers the lines of its own connections, and hands them over when it likes.
+        targets.sort_by_key(Value::to_string);
+    }
     assert_eq!(targets, (0..10).map(|n| format!("/a.txt?{n}")).collect::<Vec<_>>());
 }
 

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{Client, PATIENCE, Response, Server, Site, find};
+use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
 
 // The tree at rest.
 
@@ -536,14 +536,17 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
         let request = |file: &usize| format!("GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\n\r\n");
         let sent = Instant::now();
         client.send(batch.iter().map(request).collect::<String>());
-        for file in batch {
+        for (n, file) in batch.into_iter().enumerate() {
+            let first = n == 0;
             match client.try_response("GET") {
                 Ok(Response { status, body, .. }) => tally.judge(tree, file, status, &body, true, sent),
                 Err(error) => {
                     // The head has gone by if the body was being read.
                     let rest = client.read_to_end();
                     assert!(error.kind() != std::io::ErrorKind::WouldBlock, "the server hangs");
-                    if find(&rest, b"HTTP/1.1").is_none() {
+                    // On a busy machine the free ones of a pool may be so late that an idle client has to go for who waits.
+                    let gave_way = is_pool() && rest.is_empty() && first;
+                    if !gave_way && find(&rest, b"HTTP/1.1").is_none() {
                         tally.judge(tree, file, 200, &rest, false, sent);
                     }
                     client = Client::connect(address);

@@ -1,6 +1,5 @@
 //! MP with a cache in shared memory.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,11 +23,6 @@ fn site() -> Site {
 }
 
 const CONFIG: &str = "architecture = \"mp\"\nworkers = 6\n[cache]\nshared = true\ncontent_bytes = \"1MiB\"";
-
-fn children(server: &Server) -> Vec<u32> {
-    let path = format!("/proc/{0}/task/{0}/children", server.pid());
-    fs::read_to_string(path).unwrap().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
-}
 
 #[test]
 fn what_one_process_has_read_the_others_know() {
@@ -89,7 +83,7 @@ fn processes_that_are_killed_spoil_nothing() {
         while begin.elapsed() < Duration::from_secs(4) {
             // Knuth's MMIX generator; the low bits are the weak ones.
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let children = children(&server);
+            let children = server.children();
             if let Some(pid) = children.get((seed >> 33) as usize % children.len().max(1)) {
                 let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -99,7 +93,7 @@ fn processes_that_are_killed_spoil_nothing() {
         }
         done.store(true, Ordering::Relaxed);
     });
-    wait_until("the pool to be whole again", || children(&server).len() == 6);
+    wait_until("the pool to be whole again", || server.children().len() == 6);
     let mut client = server.connect();
     for n in 0..FILES {
         assert_eq!(client.get(&format!("/{n}.bin")).body, body(n));

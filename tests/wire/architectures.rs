@@ -1,0 +1,273 @@
+//! What is one architecture's alone: several loops, pools, and processes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::ARCHITECTURES;
+use crate::harness::*;
+
+const HUGE: u64 = 16 << 20;
+
+/// A small file, and one that fits in no socket's buffer and takes no room on the disk.
+fn site() -> Site {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    fs::File::create(site.path().join("huge.bin")).unwrap().set_len(HUGE).unwrap();
+    site
+}
+
+fn start(site: &Site, architecture: &str, workers: usize) -> Server {
+    Server::configured(site, &format!("architecture = {architecture:?}\nworkers = {workers}"))
+}
+
+/// A download that has begun and cannot go on before its client reads.
+fn begin_download(server: &Server) -> Client {
+    let mut client = Client::connect_narrow(server.address, 64 * 1024);
+    client.send_request("GET", "/huge.bin", &[]);
+    client.wait_for_bytes();
+    client
+}
+
+fn end_download(client: &mut Client) {
+    let head = client.read_head();
+    assert!(head.contains(&format!("Content-Length: {HUGE}\r\n")), "{head}");
+    client.read_body(HUGE as usize).unwrap();
+}
+
+/// Whether a process is there and has not ended; one that has may wait for whoever is to take note of it.
+fn lives(pid: u32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    text.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+fn kill(signal: &str, target: &str) {
+    assert!(Command::new("kill").args([&format!("-{signal}"), "--", target]).status().unwrap().success());
+}
+
+#[test]
+fn with_two_workers_both_loops_serve() {
+    for architecture in ["amped", "sped"] {
+        both_loops_serve(architecture);
+    }
+}
+
+fn both_loops_serve(architecture: &str) {
+    let site = site();
+    let server = start(&site, architecture, 2);
+    // How often each loop has waited: it waits after each event.
+    let waits = || -> Vec<u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+        let mut found = Vec::new();
+        for task in tasks {
+            let task = task.unwrap().path();
+            if fs::read_to_string(task.join("comm")).unwrap().starts_with("loop-") {
+                let status = fs::read_to_string(task.join("status")).unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                found.push(line.unwrap().trim().parse().unwrap());
+            }
+        }
+        found
+    };
+    // A thread gives itself its name.
+    wait_until("two loops", || waits().len() == 2);
+    let before = waits();
+    // Kept open, so that a loop has work of its own for each.
+    let mut clients: Vec<Client> = (0..100).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/a.txt").text(), "hello");
+    }
+    for (before, after) in before.iter().zip(waits()) {
+        // A hundred connections spread by a hash: that one of two has fewer than ten is a matter of 10^-17.
+        assert!(after >= before + 10, "{before} {after}");
+    }
+    assert_eq!(server.report("connections", "open"), 100);
+    assert_eq!(server.report("requests", "total"), 100);
+}
+
+#[test]
+fn a_pool_serves_as_many_at_a_time_as_it_has_workers_and_others_wait() {
+    for architecture in ["mt", "mp"] {
+        let site = site();
+        let server = start(&site, architecture, 2);
+        let mut busy = [begin_download(&server), begin_download(&server)];
+        let mut waiting = server.connect();
+        waiting.send_request("GET", "/a.txt", &[]);
+        assert!(waiting.is_quiet(Duration::from_millis(300)), "{architecture}");
+        end_download(&mut busy[0]);
+        assert_eq!(waiting.response("GET").text(), "hello");
+        // All are taken, and now one is idle: it has to go for who waits.
+        let mut another = server.connect();
+        assert_eq!(another.get("/a.txt").text(), "hello");
+        end_download(&mut busy[1]);
+        assert_eq!(server.report("connections", "broken"), 0);
+    }
+}
+
+#[test]
+fn a_pool_that_has_room_closes_no_idle_connection() {
+    for architecture in ["mt", "mp"] {
+        let site = site();
+        let server = start(&site, architecture, 8);
+        let mut idle: Vec<Client> = (0..4).map(|_| server.connect()).collect();
+        idle.iter_mut().for_each(|client| assert_eq!(client.get("/a.txt").text(), "hello"));
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while begin.elapsed() < Duration::from_secs(2) {
+                        assert_eq!(server.get("/a.txt").text(), "hello");
+                    }
+                });
+            }
+        });
+        for client in &mut idle {
+            assert_eq!(client.get("/a.txt").text(), "hello", "{architecture}");
+        }
+    }
+}
+
+#[test]
+fn more_workers_than_connections_may_be_are_not_started() {
+    for (architecture, what) in [("mt", "3 threads"), ("mp", "3 processes")] {
+        let site = site();
+        let config = format!("architecture = {architecture:?}\nworkers = 8\n[limits]\nconnections = 3");
+        let server = Server::configured(&site, &config);
+        server.wait_for(&format!("architecture {architecture}, {what}"));
+    }
+}
+
+#[test]
+fn a_process_that_dies_is_replaced_and_it_is_said_why() {
+    let site = site();
+    let server = start(&site, "mp", 6);
+    let before: BTreeSet<u32> = server.children().into_iter().collect();
+    assert_eq!(before.len(), 6);
+    // A process that has not lived a second is replaced later.
+    let victim = *before.first().unwrap();
+    let (done, served, lost) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    match server.connect().try_get("/a.txt") {
+                        Some(response) => {
+                            _ = (served.fetch_add(1, Ordering::Relaxed), assert_eq!(response.status, 200))
+                        }
+                        None => _ = lost.fetch_add(1, Ordering::Relaxed),
+                    }
+                }
+            });
+        }
+        wait_until("requests", || served.load(Ordering::Relaxed) > 100);
+        kill("KILL", &victim.to_string());
+        server.wait_for(&format!("process {victim} was killed by signal 9 (Killed); another"));
+        // The one that died is taken note of, so that nothing is left of it, and there are as many as before.
+        wait_until("the pool to be whole", || {
+            server.children().len() == 6 && server.children().iter().all(|&pid| lives(pid))
+        });
+        let before = served.load(Ordering::Relaxed);
+        wait_until("requests to go on", || served.load(Ordering::Relaxed) > before + 100);
+        done.store(true, Ordering::Relaxed);
+    });
+    let after: BTreeSet<u32> = server.children().into_iter().collect();
+    assert_eq!(after.intersection(&before).count(), 5, "{before:?} {after:?}");
+    assert!(lost.load(Ordering::Relaxed) <= 1, "more than the request of the one that died: {lost:?}");
+    assert_eq!(server.said().matches("was killed").count(), 1, "{}", server.said());
+}
+
+#[test]
+fn processes_end_with_their_parent_however_it_ends() {
+    for end in ["KILL", "TERM", "TERM INT"] {
+        let site = site();
+        let mut server = start(&site, "mp", 4);
+        let children = server.children();
+        let download = begin_download(&server);
+        let mut signals = end.split(' ');
+        server.signal(signals.next().unwrap());
+        match signals.next() {
+            Some(second) => {
+                server.wait_for("finishing the replies under way");
+                server.signal(second);
+            }
+            None if end == "TERM" => drop(download),
+            None => {}
+        }
+        server.wait();
+        wait_until(&format!("all to end with their parent ({end})"), || !children.iter().any(|&pid| lives(pid)));
+        let refused = TcpStream::connect(server.address).map_err(|error| error.kind());
+        assert_eq!(refused.map(drop), Err(ErrorKind::ConnectionRefused));
+    }
+}
+
+#[test]
+fn twenty_reloads_leave_no_descriptor_in_parent_or_children() {
+    let site = site();
+    let server = start(&site, "mp", 4);
+    let reload = |n: usize| {
+        server.signal("HUP");
+        wait_until("the new configuration", || server.said().matches("the new configuration is in force").count() == n);
+        // The old ones have nothing to finish.
+        wait_until("the old ones to end", || server.children().len() == 4);
+        let of = |pid: u32| {
+            let name = |target: &std::path::PathBuf| {
+                // Sockets and pipes are numbered.
+                target.to_string_lossy().split('[').next().unwrap().to_owned()
+            };
+            descriptors_of(pid).iter().map(name).collect::<Vec<_>>()
+        };
+        // A thread of a child may not have begun.
+        wait_until("an answer of all", || server.report("loops", "answered") == 4);
+        (of(server.pid()), server.children().into_iter().map(of).collect::<BTreeSet<_>>())
+    };
+    let first = reload(1);
+    assert_eq!(first.1.len(), 1, "children that differ: {first:#?}");
+    for n in 2..=20 {
+        assert_eq!(reload(n), first, "reload {n}");
+    }
+}
+
+#[test]
+fn counters_are_sums_also_over_processes_that_have_ended() {
+    let site = site();
+    let server = start(&site, "mp", 4);
+    for requests in [10, 20] {
+        let mut clients: Vec<Client> = (0..2).map(|_| server.connect()).collect();
+        for _ in 0..5 {
+            clients.iter_mut().for_each(|client| assert_eq!(client.get("/a.txt").text(), "hello"));
+        }
+        assert_eq!(server.report("requests", "total"), requests);
+        assert_eq!(server.report("connections", "open"), 2);
+        let old = server.children();
+        server.signal("HUP");
+        // Taken note of, and so among the sums.
+        wait_until("the old ones to end", || server.children().iter().all(|pid| !old.contains(pid)));
+        wait_until("their counts", || server.report("requests", "total") == requests);
+        assert_eq!(server.report("connections", "open"), 0);
+    }
+}
+
+#[test]
+fn a_signal_to_the_whole_process_group_finishes_the_replies_under_way() {
+    // Ctrl-C in a terminal, and a supervisor that signals all processes of a service.
+    for signal in ["INT", "TERM"] {
+        for architecture in ARCHITECTURES {
+            let site = site();
+            let mut command = program();
+            command.args(["serve", site.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--workers", "4"]);
+            command.args(["--architecture", architecture]).process_group(0);
+            let mut server = Server::spawn(command);
+            let mut client = begin_download(&server);
+            kill(signal, &format!("-{}", server.pid()));
+            server.wait_for("finishing the replies under way");
+            end_download(&mut client);
+            assert_eq!(server.wait().code(), Some(0), "{architecture}, {signal}: {}", server.said());
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Many connections at once: what they cost, and what happens when no more are to be had.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::harness::*;
+
+/// Memory of a process that is in RAM, in bytes.
+fn resident_bytes(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Sets the limit on descriptors of a running process. `prlimit` is in util-linux, which Debian always has.
+fn limit_descriptors(pid: u32, soft: usize) {
+    let limit = format!("--nofile={soft}:");
+    let status = Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_answered() {
+    const CONNECTIONS: usize = 10_000;
+    const THREADS: usize = 4;
+    const NEEDED: u64 = CONNECTIONS as u64 + 2000;
+    let limit = getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(u64::MAX);
+    assert!(
+        hard >= NEEDED,
+        "this test opens {CONNECTIONS} connections, and the hard limit on open files is {hard}: raise it to {NEEDED} \
+         (`ulimit -Hn {NEEDED}` as root, or --ulimit nofile={NEEDED} for a container)"
+    );
+    // Here and in the server, which takes over the hard limit and raises the other itself.
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let server = Server::configured(&site, "[limits]\nidle_time = \"1h\"\nhead_time = \"1h\"");
+    assert_eq!(server.get("/a.txt").status, 200);
+    let resident_before = resident_bytes(server.pid());
+    let mut clients: Vec<Client> = thread::scope(|scope| {
+        let open = || -> Vec<Client> {
+            let one = |_| {
+                let mut client = server.connect();
+                assert_eq!(client.get("/a.txt").text(), "hello");
+                client
+            };
+            (0..CONNECTIONS / THREADS).map(one).collect()
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    wait_until("all of them", || server.report("connections", "open") == CONNECTIONS as u64);
+    let bytes = server.report("connections", "bytes") / CONNECTIONS as u64;
+    let resident = resident_bytes(server.pid()).saturating_sub(resident_before) / CONNECTIONS as u64;
+    println!("{bytes} bytes a connection by the server's own count, {resident} by the growth of its resident memory");
+    assert!(bytes <= 512, "{bytes} bytes a connection");
+
+    let mut seed: u64 = 20_260_101;
+    println!("seed {seed}");
+    let mut sample = vec![0, CONNECTIONS - 1];
+    for _ in 0..500 {
+        // Knuth's MMIX generator; the low bits are the weak ones.
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        sample.push((seed >> 33) as usize % CONNECTIONS);
+    }
+    for n in sample {
+        assert_eq!(clients[n].get("/a.txt").text(), "hello", "connection {n}");
+    }
+    for client in &clients {
+        // A reset: ten thousand ports in TIME_WAIT would be in the way of other tests.
+        rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+    }
+    drop(clients);
+    wait_until("all to be gone", || server.report("connections", "open") == 0);
+}
+
+#[test]
+fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_it_can() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let server =
+        Server::configured(&site, "[limits]\nconnections = 1000\n[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"");
+    let_files_settle();
+    let mut clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/a.txt").text(), "hello");
+    }
+    // Ten more, and then no more.
+    limit_descriptors(server.pid(), descriptors_of(server.pid()).len() + 10);
+    let mut crowd: Vec<Client> = (0..40).map(|_| server.connect()).collect();
+    for client in &mut crowd {
+        client.send_request("GET", "/a.txt", &[]);
+    }
+    let exhausted = "amped: cannot accept connections: Too many open files";
+    server.wait_for(exhausted);
+    let (begin, cpu_before) = (Instant::now(), server.cpu_time());
+    while begin.elapsed() < Duration::from_secs(1) {
+        for client in &mut clients {
+            assert_eq!(client.get("/a.txt").text(), "hello");
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let (time, cpu) = (begin.elapsed(), server.cpu_time() - cpu_before);
+    assert!(cpu < time * 3 / 10, "{cpu:?} of CPU in {time:?}: it spins");
+    // The limit is on the number of the highest one: gaps below it are filled too.
+    let open = server.report("connections", "open");
+    assert!((9..30).contains(&open), "{open}");
+
+    // Those of the crowd that were let in have been answered; as they go, the others are.
+    let mut answered = 0;
+    for mut client in crowd {
+        assert_eq!(client.response("GET").text(), "hello");
+        answered += 1;
+    }
+    assert_eq!(answered, 40);
+    server.wait_for("amped: descriptors are to be had again; accepting connections");
+    for client in &mut clients {
+        assert_eq!(client.get("/a.txt").text(), "hello");
+    }
+}
+
+#[test]
+fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let server = Server::configured(&site, "[limits]\nconnections = 1000");
+    limit_descriptors(server.pid(), descriptors_of(server.pid()).len() + 10);
+    // The last that finds room is accepted, and nobody waits behind it.
+    let mut clients = Vec::new();
+    while !server.said().contains("amped: cannot accept connections: Too many open files") {
+        assert!(clients.len() < 100, "{}", server.said());
+        let mut client = server.connect();
+        client.send_request("GET", "/a.txt", &[]);
+        clients.push(client);
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop(clients);
+    server.wait_for("amped: descriptors are to be had again; accepting connections");
+    assert_eq!(server.get("/a.txt").text(), "hello");
+}
+
+#[test]
+fn while_it_is_out_of_descriptors_it_says_so_exactly_once() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let server = Server::configured(&site, "[limits]\nconnections = 1000");
+    let mut client = server.connect();
+    assert_eq!(client.get("/a.txt").text(), "hello");
+    limit_descriptors(server.pid(), descriptors_of(server.pid()).len());
+    let _crowd: Vec<Client> = (0..40).map(|_| server.connect()).collect();
+    server.wait_for("amped: cannot accept connections");
+    thread::sleep(Duration::from_secs(1));
+    let said = server.said();
+    assert_eq!(said.matches("cannot accept connections").count(), 1, "{said}");
+    assert_eq!(said.matches("are to be had again").count(), 0, "{said}");
+}
+
+#[test]
+fn a_low_limit_of_descriptors_bounds_connections_before_they_run_out() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 80; exec \"$0\" \"$@\"", program().get_program().to_str().unwrap()]);
+    command.args(["serve", site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let server = Server::spawn(command);
+    let mut clients: Vec<Client> = (0..10).map(|_| server.connect()).collect();
+    for _ in 0..2 {
+        for client in &mut clients {
+            assert_eq!(client.get("/a.txt").text(), "hello", "it bears ten, {}", server.said());
+        }
+    }
+    // Idle ones make room for new ones, and files can still be opened.
+    for n in 0..200 {
+        site.file(&format!("{n}.txt"), "new");
+        let mut client = server.connect();
+        assert_eq!(client.get(&format!("/{n}.txt")).text(), "new");
+        clients.push(client);
+    }
+    assert!(!server.said().contains("cannot accept"), "{}", server.said());
+}
+
+#[test]
+fn more_connections_than_descriptors_bear_are_announced_and_not_taken() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let config = site.file("amped.toml", configuration(site.path(), "[limits]\nconnections = 10000"));
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 200; exec \"$0\" \"$@\"", program().get_program().to_str().unwrap()]);
+    command.args(["serve", "--config", config.to_str().unwrap()]);
+    let server = Server::spawn(command);
+    let said = server.said();
+    assert!(said.contains("limits.connections is 10000, but the limit on open files (200) bears about"), "{said}");
+    assert!(said.contains("ulimit -n"), "{said}");
+    let mut clients = Vec::new();
+    for n in 0..300 {
+        site.file(&format!("{n}.txt"), "new");
+        let mut client = server.connect();
+        assert_eq!(client.get(&format!("/{n}.txt")).text(), "new");
+        clients.push(client);
+    }
+    assert!(!server.said().contains("cannot accept"), "{}", server.said());
+}

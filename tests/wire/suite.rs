@@ -1,0 +1,16 @@
+//! What all architectures must do alike. `main` makes a module of this for each, and `harness` starts that one.
+//!
+//! Where an architecture must differ, the test says so and why: there only, so that what is not said is the same.
+
+mod harness;
+
+mod caches;
+mod conditions;
+mod connections;
+mod files;
+mod limits;
+mod log;
+mod messages;
+mod mirror;
+mod ranges;
+mod stop;
