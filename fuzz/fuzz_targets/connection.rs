@@ -36,7 +36,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
             for action in std::mem::take(&mut actions) {
                 match action {
                     Action::Send(reply) => {
-                        reply.head.get().write(&mut sent, &desk.wall.date, reply.connection);
+                        reply.head.get().write(&mut sent, &desk.wall.date, reply.connection, 1);
                         if let Body::Text(text) = reply.body {
                             sent.extend_from_slice(&text);
                         }

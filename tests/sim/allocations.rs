@@ -47,7 +47,7 @@ impl Driver {
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
                 Action::Send(reply) => {
-                    reply.head.get().write(&mut self.sent, &self.desk.wall.date, reply.connection);
+                    reply.head.get().write(&mut self.sent, &self.desk.wall.date, reply.connection, 1);
                     self.desk.records.give_back(reply.record);
                 }
                 Action::Disk(ticket, work) => {

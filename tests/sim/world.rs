@@ -390,7 +390,7 @@ impl World {
                     assert!(session.half_closed.is_none(), "a reply after the half close");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
                     let mut head = Vec::new();
-                    reply.head.get().write(&mut head, &self.desk.wall.date, reply.connection);
+                    reply.head.get().write(&mut head, &self.desk.wall.date, reply.connection, 1);
                     if session.outbox.is_empty() {
                         session.write_at = self.now;
                     }

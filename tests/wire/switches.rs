@@ -142,3 +142,23 @@ fn without_a_delayed_log_each_line_is_written_at_once() {
     let of = |what: &str| lines.lines().filter(|line| line.contains(what)).count();
     assert_eq!((of("\"GET /small.css HTTP/1.1\" 200 3 "), of("\"GET /nothing HTTP/1.1\" 404 ")), (10, 10), "{lines}");
 }
+
+#[test]
+fn heads_are_aligned_on_demand() {
+    let site = site();
+    let root = site.path().to_str().unwrap();
+    let lengths = |flags: &[&str]| {
+        let server = Server::start(&[&[root], flags].concat());
+        let mut client = server.connect();
+        let targets = ["/small.css", "/index.html", "/nothing", "/sub", "/large.bin"];
+        targets.map(|target| {
+            client.send_request("GET", target, &[]);
+            let head = client.read_head();
+            let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+            client.read_body(length.trim_end().parse().unwrap()).unwrap();
+            head.len()
+        })
+    };
+    assert!(lengths(&["--with", "header-alignment"]).iter().all(|length| length.is_multiple_of(32)));
+    assert!(!lengths(&[]).iter().all(|length| length.is_multiple_of(32)));
+}

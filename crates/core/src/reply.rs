@@ -539,7 +539,7 @@ mod tests {
     /// The head as it is sent, and the body's length.
     fn shown((head, body): (ReplyHead, Body<()>)) -> (String, u64) {
         let mut bytes = Vec::new();
-        head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists);
+        head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists, 1);
         (String::from_utf8(bytes).expect("ASCII"), body.len())
     }
 

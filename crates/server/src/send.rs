@@ -29,7 +29,7 @@ use amped_sys::socket;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::config::{ContentMode, Optimisation};
+use crate::config::{ContentMode, Optimisation, Optimise};
 use crate::disk::{OpenFile, WINDOW};
 use crate::mapped::MappedWindows;
 use crate::residency::Residency;
@@ -105,10 +105,32 @@ pub struct Sender {
     settle: Duration,
     /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
     lends: bool,
+    style: Style,
     residency: Arc<Residency>,
     content: ContentMode,
     mapped: MappedWindows,
 }
+
+/// How heads are written: two of the papers' optimisations.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// The date is that of the loop, made once a second, and not made for each reply (Hu, Nanda and Yang, 5.3.2).
+    string_caches: bool,
+    /// Heads are padded to a multiple of [`ALIGNMENT`], so that a body behind one begins at such an address (Flash, 5.5).
+    aligned: bool,
+}
+
+impl Style {
+    fn of(optimise: &Optimise) -> Style {
+        Style {
+            string_caches: optimise.has(Optimisation::StringCaches),
+            aligned: optimise.has(Optimisation::HeaderAlignment),
+        }
+    }
+}
+
+/// Bytes to which heads are aligned: those of the cache lines of the paper's day.
+const ALIGNMENT: usize = 32;
 
 /// An outbox whose text has grown beyond this is not kept.
 const SPARE_TEXT_MAX: usize = 256 * 1024;
@@ -145,16 +167,23 @@ impl Sender {
             window: vec![0; WINDOW as usize],
             settle: generation.settings.send.settle,
             lends: generation.settings.optimise.has(Optimisation::Sendfile),
+            style: Style::of(&generation.settings.optimise),
             residency: Arc::clone(generation.disk.residency()),
             content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
         }
     }
 
+    /// How heads are written.
+    pub fn style(&self) -> Style {
+        self.style
+    }
+
     /// Another configuration comes into force. Tests and mappings stay as they are.
     pub fn renew(&mut self, generation: &Generation) {
         self.settle = generation.settings.send.settle;
         self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
+        self.style = Style::of(&generation.settings.optimise);
     }
 
     /// An empty outbox.
@@ -174,10 +203,11 @@ impl Sender {
 
 impl Outbox {
     /// Puts a reply behind what is there.
-    pub fn put(&mut self, reply: Reply<OpenFile>, wall: &Wall) {
+    pub fn put(&mut self, reply: Reply<OpenFile>, wall: &Wall, style: Style) {
         let Reply { head, connection, body, mut record } = reply;
         let start = self.text.len();
-        head.get().write(&mut self.text, &wall.date, connection);
+        let date = if style.string_caches { wall.date } else { Wall::at(wall.seconds).date };
+        head.get().write(&mut self.text, &date, connection, if style.aligned { ALIGNMENT } else { 1 });
         record.head_bytes = self.text.len() - start;
         self.put_body(start, body);
         self.chunks.push_back(Chunk::End(record));

@@ -851,7 +851,8 @@ fn carry_out<D: DiskSide>(
     while at < actions.len() {
         match std::mem::replace(&mut actions[at], Action::Close) {
             Action::Send(reply) => {
-                connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, &desk.wall);
+                let style = sender.style();
+                connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, &desk.wall, style);
             }
             Action::Interim(bytes) => connection.outbox.get_or_insert_with(|| sender.outbox()).put_interim(bytes),
             Action::Disk(ticket, work) => {

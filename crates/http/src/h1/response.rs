@@ -88,12 +88,19 @@ impl Head {
         self.bytes.is_empty()
     }
 
-    /// Appends the head to `out`, dated and complete with its Connection field and empty line.
-    pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection) {
+    /// Appends the head to `out`, dated and complete with its Connection field and empty line. It is made as long as a
+    /// multiple of `alignment`, at least 1, by blanks behind the last value (RFC 9112, 5.1: they are not part of it).
+    pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection, alignment: usize) {
         let start = out.len();
         out.extend_from_slice(&self.bytes);
         out[start + self.date_at..start + self.date_at + date::LEN].copy_from_slice(date);
         out.extend_from_slice(connection.line());
+        let lacks = (out.len() + 2 - start).wrapping_neg() % alignment;
+        if lacks > 0 {
+            out.truncate(out.len() - 2);
+            out.resize(out.len() + lacks, b' ');
+            out.extend_from_slice(b"\r\n");
+        }
         out.extend_from_slice(b"\r\n");
     }
 }
@@ -128,10 +135,27 @@ mod tests {
         let mut head = Head::new(Status::OK);
         head.number("Content-Length", 5).field("ETag", "\"x\"");
         let mut out = b"before ".to_vec();
-        head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close);
+        head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close, 1);
         let expected = b"before HTTP/1.1 200 OK\r\nServer: amped\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
             Content-Length: 5\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
         assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    }
+
+    #[test]
+    fn a_head_may_be_as_long_as_is_wanted() {
+        for length in 0..100 {
+            let mut head = Head::new(Status::OK);
+            head.field("ETag", "x".repeat(length));
+            for connection in [Connection::Close, Connection::Persists] {
+                let (mut plain, mut aligned) = (Vec::new(), b"before".to_vec());
+                head.write(&mut plain, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, 1);
+                head.write(&mut aligned, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, 32);
+                let aligned = &aligned[b"before".len()..];
+                assert!(aligned.len().is_multiple_of(32) && aligned.len() < plain.len() + 32);
+                let without = core::str::from_utf8(aligned).unwrap().replacen(" \r\n\r\n", "\r\n\r\n", 1);
+                assert_eq!(without.trim_end().trim_end(), core::str::from_utf8(&plain).unwrap().trim_end());
+            }
+        }
     }
 
     #[test]
@@ -140,7 +164,7 @@ mod tests {
             let mut head = Head::new(Status::OK);
             head.field("ETag", "\"x\"").server("first").server(name);
             let mut out = Vec::new();
-            head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Persists);
+            head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Persists, 1);
             let expected = alloc::format!(
                 "HTTP/1.1 200 OK\r\nServer: {name}\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nETag: \"x\"\r\n\r\n"
             );
