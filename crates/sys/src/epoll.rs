@@ -1,7 +1,7 @@
 //! epoll(7), edge-triggered: who has something to read or room to write.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
@@ -38,6 +38,8 @@ pub enum Interest {
     Connection,
     /// A listener or an eventfd: told as long as there is something.
     Readable,
+    /// A socket with something left to write: told as long as there is something to read or room to write.
+    Both,
     /// A listener that many sets wait for: one of them, or a few, is told (`EPOLLEXCLUSIVE`).
     OneOfMany,
 }
@@ -56,13 +58,15 @@ impl Epoll {
     /// # Errors
     /// When the kernel is out of memory or of watches (`fs.epoll.max_user_watches`).
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
-        use epoll::EventFlags as Flags;
-        let flags = match interest {
-            Interest::Connection => Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET,
-            Interest::Readable => Flags::IN,
-            Interest::OneOfMany => Flags::IN | Flags::EXCLUSIVE,
-        };
-        Ok(epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags)?)
+        Ok(epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags(interest))?)
+    }
+
+    /// Waits for `fd` in another way from now on; not for [`Interest::OneOfMany`].
+    ///
+    /// # Errors
+    /// When it is not in the set.
+    pub fn change(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&self.fd, fd, epoll::EventData::new_u64(token), flags(interest))?)
     }
 
     /// Waits for `fd` no longer. Closing the last descriptor of a file does the same.
@@ -88,6 +92,23 @@ impl Epoll {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// A set can be waited for in another set: it is readable when something has happened in it.
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn flags(interest: Interest) -> epoll::EventFlags {
+    use epoll::EventFlags as Flags;
+    match interest {
+        Interest::Connection => Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET,
+        Interest::Readable => Flags::IN,
+        Interest::Both => Flags::IN | Flags::OUT,
+        Interest::OneOfMany => Flags::IN | Flags::EXCLUSIVE,
     }
 }
 

@@ -244,7 +244,7 @@ pub fn is_no_file(error: &io::Error) -> bool {
 
 /// Whether an error says that the process or the machine is out of descriptors or memory.
 pub fn is_exhaustion(error: &io::Error) -> bool {
-    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS]
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::TOOMANYREFS]
         .iter()
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

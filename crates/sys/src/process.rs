@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -165,20 +165,60 @@ impl std::fmt::Display for Ending {
 pub fn ended_child() -> Option<(u32, Ending)> {
     use rustix::process::{WaitOptions, wait};
     let (pid, status) = wait(WaitOptions::NOHANG).ok()??;
-    let ending = match (status.exit_status(), status.terminating_signal()) {
-        (Some(status), _) => Ending::Status(status),
-        (None, Some(signal)) => Ending::Signal(signal),
-        (None, None) => return None,
-    };
-    Some((pid.as_raw_nonzero().get().unsigned_abs(), ending))
+    Some((pid.as_raw_nonzero().get().unsigned_abs(), ending(status)?))
+}
+
+/// How this child has ended; `None` if it has not. Does not wait.
+pub fn has_ended(child: u32) -> Option<Ending> {
+    use rustix::process::{WaitOptions, waitpid};
+    waitpid(Some(pid(child).ok()?), WaitOptions::NOHANG).ok()?.and_then(|(_, status)| ending(status))
+}
+
+/// Waits until this child has ended, and says how.
+///
+/// # Errors
+/// When it is no child of this process, or was waited for already.
+pub fn wait_for(child: u32) -> io::Result<Ending> {
+    use rustix::process::{WaitOptions, waitpid};
+    loop {
+        let waited = rustix::io::retry_on_intr(|| waitpid(Some(pid(child)?), WaitOptions::empty()))?;
+        if let Some(ending) = waited.and_then(|(_, status)| ending(status)) {
+            return Ok(ending);
+        }
+    }
+}
+
+fn ending(status: rustix::process::WaitStatus) -> Option<Ending> {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(status), _) => Some(Ending::Status(status)),
+        (None, Some(signal)) => Some(Ending::Signal(signal)),
+        (None, None) => None,
+    }
+}
+
+fn pid(number: u32) -> rustix::io::Result<rustix::process::Pid> {
+    i32::try_from(number).ok().and_then(rustix::process::Pid::from_raw).ok_or(rustix::io::Errno::SRCH)
+}
+
+/// A descriptor that becomes readable when this child has ended (pidfd_open(2)), for epoll.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn watch(child: u32) -> io::Result<OwnedFd> {
+    use rustix::process::{PidfdFlags, pidfd_open};
+    Ok(pidfd_open(pid(child)?, PidfdFlags::empty())?)
+}
+
+/// Names this thread, and with it a process of one thread, for `ps` and `top`; of the name 15 bytes are kept.
+pub fn set_name(name: &CStr) {
+    // It is for eyes alone.
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Ends a child at once (SIGKILL). That it has ended already is no error.
 pub fn kill(child: u32) {
-    use rustix::process::{Pid, Signal, kill_process};
-    if let Some(pid) = i32::try_from(child).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::KILL);
-    }
+    use rustix::process::{Signal, kill_process};
+    let _ = pid(child).and_then(|pid| kill_process(pid, Signal::KILL));
 }
 
 /// Raises the limit on descriptors as far as this process may, and returns it.

@@ -1,11 +1,16 @@
-//! Stream sockets: listening, accepting, receiving, sending.
+//! Stream sockets: listening, accepting, receiving, sending; and pairs, over which processes pass descriptors.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::cmsg_space;
+use rustix::io::retry_on_intr;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+
+use crate::file::Patience;
 
 /// A socket that listens at `address`, not blocking.
 ///
@@ -116,4 +121,147 @@ pub fn unacknowledged(socket: impl AsFd) -> u64 {
     // writable for the call; the descriptor is open as it is borrowed. JUSTIFICATION: rustix has no such ioctl.
     let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
     if result == 0 { u64::try_from(count).unwrap_or(0) } else { 0 }
+}
+
+/// Two sockets that are connected to each other (unix(7)): bytes in their order, and descriptors with them. The end of
+/// one is seen by the other.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Most descriptors that are sent at once. The kernel takes up to 253 (`SCM_MAX_FD`).
+pub const DESCRIPTORS_MAX: usize = 64;
+
+/// Sends `bytes`, or as many as there is room for, and with the first of them these descriptors (`SCM_RIGHTS`): the
+/// receiver gets descriptors of its own of the same open files, in this order. There must be a byte to go with them, and
+/// no more than [`DESCRIPTORS_MAX`].
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is no room; when more descriptors are on their way than
+/// this user may have open (`ETOOMANYREFS`); else the peer is gone. Nothing was sent then.
+pub fn send_with_descriptors(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    patience: Patience,
+) -> io::Result<usize> {
+    let flags = match patience {
+        Patience::Wait => SendFlags::NOSIGNAL,
+        Patience::Now => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    };
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut with = net::SendAncillaryBuffer::new(&mut space);
+    // Padding may leave room for one more.
+    let fits = descriptors.is_empty()
+        || descriptors.len() <= DESCRIPTORS_MAX && with.push(net::SendAncillaryMessage::ScmRights(descriptors));
+    if !fits {
+        return Err(io::Error::other("too many descriptors to send at once"));
+    }
+    Ok(retry_on_intr(|| net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut with, flags))?)
+}
+
+/// What [`receive_with_descriptors`] received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes; 0: the peer is gone.
+    pub bytes: usize,
+    /// Descriptors came with them of which some were lost, since this process can have no more (`MSG_CTRUNC`).
+    pub lost_descriptors: bool,
+}
+
+/// Receives into `buffer`, and puts the descriptors that came with these bytes behind `descriptors`. They are closed on
+/// exec. Never brings bytes from behind those that descriptors came with, so these are in the order of the bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is nothing yet; else the peer is gone.
+pub fn receive_with_descriptors(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    descriptors: &mut impl Extend<OwnedFd>,
+    patience: Patience,
+) -> io::Result<Received> {
+    let flags = match patience {
+        Patience::Wait => RecvFlags::CMSG_CLOEXEC,
+        Patience::Now => RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+    };
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut with = net::RecvAncillaryBuffer::new(&mut space);
+    let received = retry_on_intr(|| net::recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut with, flags))?;
+    for message in with.drain() {
+        if let net::RecvAncillaryMessage::ScmRights(came) = message {
+            descriptors.extend(came);
+        }
+    }
+    let lost_descriptors = received.flags.contains(net::ReturnFlags::CTRUNC);
+    Ok(Received { bytes: received.bytes, lost_descriptors })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file;
+    use std::fs::File;
+
+    fn receive_now(socket: &OwnedFd, length: usize) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let (mut buffer, mut descriptors) = (vec![0; length], Vec::new());
+        let received = receive_with_descriptors(socket, &mut buffer, &mut descriptors, Patience::Now)?;
+        assert!(!received.lost_descriptors);
+        buffer.truncate(received.bytes);
+        Ok((buffer, descriptors))
+    }
+
+    #[test]
+    fn descriptors_go_with_their_bytes() {
+        let (ours, theirs) = pair().expect("made");
+        let [first, second] = ["Cargo.toml", "src/lib.rs"].map(|name| File::open(name).expect("there"));
+        let send = |bytes: &[u8], descriptors: &[BorrowedFd<'_>]| {
+            send_with_descriptors(&ours, bytes, descriptors, Patience::Now).expect("sent")
+        };
+        assert_eq!(receive_now(&theirs, 100).expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
+        send(b"plain ", &[]);
+        send(b"two", &[first.as_fd(), second.as_fd()]);
+        send(b"one", &[first.as_fd()]);
+        // What came before may be glued to it, what comes after is not.
+        let (bytes, came) = receive_now(&theirs, 100).expect("received");
+        assert_eq!(bytes, b"plain two");
+        let inode = |file: BorrowedFd<'_>| file::status(file).expect("open").inode;
+        let inodes: Vec<u64> = came.iter().map(|file| inode(file.as_fd())).collect();
+        assert_eq!(inodes, [inode(first.as_fd()), inode(second.as_fd())]);
+        for file in &came {
+            let flags = rustix::io::fcntl_getfd(file).expect("open");
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        let (bytes, came) = receive_now(&theirs, 100).expect("received");
+        assert_eq!((&*bytes, came.len()), (&b"one"[..], 1));
+        drop(ours);
+        assert_eq!(receive_now(&theirs, 100).expect("the end").0, b"");
+    }
+
+    #[test]
+    fn as_many_as_may_be_are_sent_and_no_more() {
+        let (ours, theirs) = pair().expect("made");
+        let file = File::open("Cargo.toml").expect("there");
+        let many = [file.as_fd(); DESCRIPTORS_MAX + 1];
+        assert!(send_with_descriptors(&ours, b"x", &many, Patience::Now).is_err());
+        assert_eq!(send_with_descriptors(&ours, b"x", &many[1..], Patience::Now).expect("sent"), 1);
+        assert_eq!(receive_now(&theirs, 100).expect("received").1.len(), DESCRIPTORS_MAX);
+    }
+
+    #[test]
+    fn a_full_socket_takes_a_part_and_says_so() {
+        let (ours, theirs) = pair().expect("made");
+        let much = vec![1; 4 << 20];
+        let sent = send_with_descriptors(&ours, &much, &[theirs.as_fd()], Patience::Now).expect("a part");
+        assert!(sent > 0 && sent < much.len(), "{sent}");
+        let again = send_with_descriptors(&ours, &much, &[], Patience::Now).expect_err("it is full");
+        assert_eq!(again.kind(), io::ErrorKind::WouldBlock);
+        let (mut came, mut descriptors) = (0, 0);
+        while let Ok((bytes, with)) = receive_now(&theirs, 1 << 20) {
+            (came, descriptors) = (came + bytes.len(), descriptors + with.len());
+        }
+        assert_eq!((came, descriptors), (sent, 1));
+    }
 }
