@@ -43,6 +43,7 @@ fn flags_and_a_file_that_says_the_same_mean_the_same() {
         "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:82\", \"*:83\"]",
     );
     check(&[dir, "--workers", "3", "--helpers", "5"], "root = \".\"\nworkers = 3\n[helpers]\nmax = 5");
+    check(&[dir, "--helpers-as", "processes"], "root = \".\"\n[helpers]\nas = \"processes\"");
     check(&[dir, "--helpers", "1"], "root = \".\"\n[helpers]\nmax = 1\nreserve = 1");
     check(
         &[dir, "--architecture", "amped", "--user", "nobody"],

@@ -16,23 +16,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{Client, Server, Site, configuration};
+use super::harness::{Client, Server, Site, children_of, configuration};
 
 /// What one test throws out of the kernel's caches would be missing in another. `cargo nextest` runs them by themselves
 /// anyway, for their names; plain `cargo test` does not.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A control group with a slow disk. Removed when dropped, once the server in it is gone: declare it before the server.
-struct SlowDisk {
+pub struct SlowDisk {
     group: PathBuf,
 }
 
 impl SlowDisk {
     /// The disk that `folder` lies on, at so many bytes a second.
-    fn new(folder: &Path, bytes_a_second: u64) -> SlowDisk {
+    pub fn new(folder: &Path, bytes_a_second: u64) -> SlowDisk {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("amped-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let disk = disk_of(folder);
@@ -53,9 +53,15 @@ impl SlowDisk {
         slow
     }
 
-    /// Puts a server into it.
-    fn hold(&self, server: &Server) {
-        fs::write(self.group.join("cgroup.procs"), server.pid().to_string()).unwrap();
+    /// Puts a server into it, with its processes; those that they start later are in it too.
+    pub fn hold(&self, server: &Server) {
+        let mut family = vec![server.pid()];
+        let mut at = 0;
+        while at < family.len() {
+            fs::write(self.group.join("cgroup.procs"), family[at].to_string()).unwrap();
+            family.extend(children_of(family[at]));
+            at += 1;
+        }
     }
 }
 
@@ -106,7 +112,7 @@ fn server_as(user: &str, site: &Site, toml: &str) -> Server {
 }
 
 /// Throws a file out of the page cache, which it first has to reach the disk for.
-fn evict(path: &Path) {
+pub fn evict(path: &Path) {
     let of = format!("of={}", path.display());
     let args = ["if=/dev/null", &of, "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"];
     assert!(Command::new("dd").args(args).status().unwrap().success());
@@ -118,7 +124,7 @@ fn drop_names() {
 }
 
 /// Cold files of one size; each has its number as contents.
-fn cold_files(site: &Site, count: usize, length: usize) -> Vec<String> {
+pub fn cold_files(site: &Site, count: usize, length: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|n| format!("cold-{n}.bin")).collect();
     let paths: Vec<PathBuf> =
         names.iter().enumerate().map(|(n, name)| site.file(name, vec![n as u8; length])).collect();
@@ -168,7 +174,7 @@ fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T,
     })
 }
 
-fn check_cold_downloads(user: &str) {
+fn check_cold_downloads(user: &str, toml: &str) {
     // More than one window of 256 KiB, each of which takes a second.
     const LENGTH: usize = 320 << 10;
     let _alone = alone();
@@ -177,7 +183,7 @@ fn check_cold_downloads(user: &str) {
     site.file("hot.bin", vec![7; 300 << 10]);
     let names = cold_files(&site, 4, LENGTH);
     let slow = SlowDisk::new(site.path(), 256 << 10);
-    let server = server_as(user, &site, "");
+    let server = server_as(user, &site, toml);
     // What the server itself consists of is to be in memory.
     assert_eq!(server.get("/hot.txt").status, 200);
     slow.hold(&server);
@@ -208,13 +214,18 @@ fn check_cold_downloads(user: &str) {
 
 #[test]
 fn alone_cold_downloads_delay_no_hot_file() {
-    check_cold_downloads("root");
+    check_cold_downloads("root", "");
 }
 
 #[test]
 fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
     // mincore(2) and cachestat(2) tell nothing to a process that could not write the file; our probes do.
-    check_cold_downloads("nobody");
+    check_cold_downloads("nobody", "");
+}
+
+#[test]
+fn alone_cold_downloads_by_helper_processes_delay_no_hot_file() {
+    check_cold_downloads("nobody", "[helpers]\nas = 'processes'");
 }
 
 /// Flash's test of residency, and what became of it: mincore(2) tells a process that does not own the files that all of
@@ -337,6 +348,15 @@ fn alone_a_disk_that_does_not_answer_in_time_is_given_up() {
 
 #[test]
 fn alone_cold_names_delay_no_hot_file() {
+    check_cold_names("");
+}
+
+#[test]
+fn alone_cold_names_looked_up_by_helper_processes_delay_no_hot_file() {
+    check_cold_names("[helpers]\nas = 'processes'");
+}
+
+fn check_cold_names(toml: &str) {
     const FOLDERS: usize = 8;
     let _alone = alone();
     let site = public_site();
@@ -345,7 +365,7 @@ fn alone_cold_names_delay_no_hot_file() {
         (0..FOLDERS).map(|n| site.file(&format!("{n}/deep/deeper/page.html"), n.to_string())).collect();
     let slow = SlowDisk::new(site.path(), 16 << 10);
     // So short a time that the hot file's own name, which is cold as well, is asked for throughout.
-    let server = server_as("root", &site, "[cache]\nrevalidate = '50ms'");
+    let server = server_as("root", &site, &format!("[cache]\nrevalidate = '50ms'\n{toml}"));
     assert_eq!(server.get("/hot.txt").status, 200);
     slow.hold(&server);
     let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {

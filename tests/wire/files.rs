@@ -417,7 +417,7 @@ fn what_is_no_file_is_forbidden_and_stops_nobody() {
     pipe("file.gz");
     let _socket = UnixListener::bind(site.path().join("socket")).unwrap();
     // One helper, so that a single request that hangs would hang them all.
-    let server = Server::start(&[site.path().to_str().unwrap(), "--helpers", "1"]);
+    let server = Server::configured(&site, "[helpers]\nmax = 1");
     let mut client = server.connect();
     for _ in 0..2 {
         for target in ["/pipe", "/socket", "/folder/"] {

@@ -328,6 +328,21 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// State and parent of a process (proc_pid_stat(5), fields 3 and 4); `None` if it has ended, waited for or not.
+pub fn parent_of(pid: u32) -> Option<(char, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    (!matches!(state, 'Z' | 'X')).then_some((state, parent))
+}
+
+/// Processes that this one has started, and that have not ended.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.filter(|child| parent_of(*child).is_some_and(|(_, parent)| parent == pid)).collect()
+}
+
 /// A connection from the client's side.
 pub struct Client {
     stream: TcpStream,

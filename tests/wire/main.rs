@@ -36,6 +36,7 @@ mod config;
 mod descriptors;
 mod disk;
 mod errors;
+mod helpers;
 mod hostnames;
 mod sending;
 mod shared_cache;

@@ -72,12 +72,13 @@ impl Snapshot {
             files,
             open_files,
         } = caches;
-        let HelperCounts { threads, peak, waiting } = helpers;
+        let HelperCounts { threads, processes, peak, waiting, died } = helpers;
         let MappedCounts { chunks, bytes, hits: mapped_hits, misses: mapped_misses, unmapped } = mapped;
         let ModelCounts { estimate, believed, faults } = model;
         let mut fields = vec![requests, bad_requests, hits, stale_hits, disk_questions, shed];
         fields.extend([accepted, connections, connection_bytes, broken, cold_windows, lost_lines]);
-        fields.extend([uri_entries, path_entries, head_bytes, body_bytes, open_files, threads, peak, waiting]);
+        fields.extend([uri_entries, path_entries, head_bytes, body_bytes, open_files]);
+        fields.extend([threads, processes, peak, waiting, died]);
         fields.extend([chunks, bytes, mapped_hits, mapped_misses, unmapped, estimate, believed, faults]);
         for StoreCounts { hits, misses, insertions, evictions, refusals } in [uris, paths, heads, bodies, files] {
             fields.extend([hits, misses, insertions, evictions, refusals]);
@@ -158,8 +159,8 @@ impl fmt::Display for Snapshot {
         }
         writeln!(
             f,
-            "helpers: threads={} peak={} waiting={} cold_windows={}",
-            helpers.threads, helpers.peak, helpers.waiting, self.cold_windows
+            "helpers: threads={} processes={} peak={} waiting={} died={} cold_windows={}",
+            helpers.threads, helpers.processes, helpers.peak, helpers.waiting, helpers.died, self.cold_windows
         )?;
         writeln!(
             f,

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -116,6 +116,15 @@ pub struct Disk {
     mapped: MappedWindows,
 }
 
+/// What a [`Disk`] goes by on all sites.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Files up to this size are read whole, bytes.
+    pub content_file_max: u64,
+    /// A root, or a user's folder, is looked up anew after this time.
+    pub revalidate: Duration,
+}
+
 #[derive(Debug)]
 struct Root {
     path: PathBuf,
@@ -125,7 +134,8 @@ struct Root {
 #[derive(Debug)]
 struct CurrentRoot {
     folder: Arc<OwnedFd>,
-    checked: Instant,
+    /// `None`: not by this process.
+    checked: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -180,7 +190,7 @@ impl Disk {
                     );
                     return Err((root.path.clone(), io::Error::other(why)));
                 }
-                let current = CurrentRoot { folder: Arc::new(folder), checked: Instant::now() };
+                let current = CurrentRoot { folder: Arc::new(folder), checked: Some(Instant::now()) };
                 Ok(Root { path: root.path.clone(), current: Mutex::new(current) })
             }
             Err(error) => Err((root.path.clone(), error)),
@@ -203,6 +213,55 @@ impl Disk {
     /// Windows of files that are mapped.
     pub fn mapped(&self) -> &MappedWindows {
         &self.mapped
+    }
+
+    /// The sites as this process knows them, and where their roots lie now, for [`of_parts`](Disk::of_parts).
+    pub fn parts(&self) -> impl Iterator<Item = (&Site, &Path, Arc<OwnedFd>)> {
+        let sites = (0..).map_while(|number| self.sites.get(number));
+        sites.zip(&self.roots).map(|(site, root)| {
+            let current = root.current.lock().unwrap_or_else(PoisonError::into_inner);
+            (site, &*root.path, Arc::clone(&current.folder))
+        })
+    }
+
+    /// What goes for all sites.
+    pub fn rules(&self) -> Rules {
+        Rules { content_file_max: self.content_file_max, revalidate: self.revalidate }
+    }
+
+    /// The same in another process, without anything that was learnt. `None`: there is no site.
+    pub fn of_parts(rules: Rules, parts: Vec<(Site, PathBuf, OwnedFd)>) -> Option<Disk> {
+        let (sites, roots) = parts
+            .into_iter()
+            .map(|(site, path, folder)| {
+                let current = CurrentRoot { folder: Arc::new(folder), checked: None };
+                (site, Root { path, current: Mutex::new(current) })
+            })
+            .unzip();
+        let Rules { content_file_max, revalidate } = rules;
+        let sites = Arc::new(Sites::new(sites)?);
+        let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
+        Some(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate, residency, mapped })
+    }
+
+    /// A helper of another process has brought this: what it read is in memory.
+    pub fn was_brought(&self, found: &Found<OpenFile>) {
+        let files = match found {
+            Found::File { files, .. } => &files[..],
+            Found::Missing(opened) => std::slice::from_ref(opened),
+            Found::NeedsSlash | Found::Directory | Found::Listing(_) | Found::Absent | Found::Forbidden => return,
+            Found::Trouble(_) => return,
+        };
+        for Opened { version, content, .. } in files {
+            let end = match content {
+                Some(Stored::Memory(_)) => version.size,
+                Some(Stored::File(_)) => version.size.min(WINDOW),
+                None => continue,
+            };
+            if end > 0 {
+                self.residency.was_read(version, &(0..end));
+            }
+        }
     }
 
     /// Does the work.
@@ -465,7 +524,7 @@ impl Disk {
             let current = lock();
             (Arc::clone(&current.folder), current.checked)
         };
-        if checked.elapsed() < self.revalidate {
+        if checked.is_some_and(|checked| checked.elapsed() < self.revalidate) {
             return Ok(known);
         }
         let asked = Instant::now();
@@ -482,8 +541,8 @@ impl Disk {
             Err(_) => {}
         }
         let mut current = lock();
-        if current.checked < asked {
-            *current = CurrentRoot { folder: Arc::clone(&folder), checked: asked };
+        if current.checked < Some(asked) {
+            *current = CurrentRoot { folder: Arc::clone(&folder), checked: Some(asked) };
         }
         Ok(folder)
     }
@@ -596,7 +655,7 @@ mod tests {
     use std::fs;
 
     /// Descriptors of this process on removed files in this folder.
-    fn removed_and_open(folder: &std::path::Path) -> usize {
+    fn removed_and_open(folder: &Path) -> usize {
         let links =
             fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
         links.filter(|link| link.starts_with(folder) && link.to_string_lossy().ends_with(" (deleted)")).count()

@@ -36,16 +36,18 @@ const LOOKS: u32 = 20;
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 const MAILBOX: u64 = Token::FIRST_OTHER;
-const LISTENERS: u64 = Token::FIRST_OTHER + 1;
+const DISK: u64 = Token::FIRST_OTHER + 1;
+const LISTENERS: u64 = Token::FIRST_OTHER + 2;
 
 /// Runs the loop; returns how things stood at its end.
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
-    let Start { generation, listeners, mailbox, log, clock } = start;
+    let Start { generation, listeners, mailbox, log, clock, .. } = start;
     let epoll = Epoll::new()?;
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
+    disk.register(&epoll, DISK)?;
     let mut door = Door::new(listeners, generation.pooled());
     let mut worker = Worker::new(generation, log, clock);
     let mut events = Events::with_capacity(EVENTS);
@@ -73,6 +75,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         for ready in events.iter() {
             match ready.token {
                 MAILBOX => mailbox.take(&mut messages),
+                DISK => disk.ready(now, &mut worker),
                 token if token >= LISTENERS => {
                     if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
                         match worker.accept(listener, &epoll, now) {

@@ -1,4 +1,4 @@
-//! Questions and answers as bytes, so that they can cross to another process.
+//! Questions and answers as bytes, so that they can cross to another process; and sites, which it has to know for that.
 //!
 //! Before it: [`Work`] and [`Found`], which are plain data beside opened files. After it: whatever takes bytes, a socket
 //! between a loop and a helper in a process of its own, or memory that processes share (`shared_cache`).
@@ -12,13 +12,20 @@
 //! Both ends are the same program, of the same start. All the same the reader trusts nothing: what a dying process left
 //! behind is [`Malformed`], never a panic and never an allocation larger than what was handed in.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileVersion, Stored};
 use amped_core::listing::{ListForm, ListKey, ListOrder};
+use amped_core::site::Site;
 use amped_http::negotiate::Coding;
+
+use crate::disk::Rules;
 
 /// Counts the forms: whoever changes one, changes this.
 const FORM: u8 = 1;
@@ -209,6 +216,61 @@ pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Fou
         None => bodies.end().map(|()| found),
         Some(_) => Err(Malformed),
     }
+}
+
+/// What goes for all sites, as bytes.
+pub fn write_rules(rules: Rules) -> Vec<u8> {
+    let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
+    [&[FORM][..], &rules.content_file_max.to_le_bytes(), &revalidate.to_le_bytes()].concat()
+}
+
+/// The rules that [`write_rules`] wrote.
+///
+/// # Errors
+/// When they are none.
+pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
+    let mut from = Reader::of(bytes)?;
+    let rules = Rules { content_file_max: from.u64()?, revalidate: Duration::from_nanos(from.u64()?) };
+    from.end()?;
+    Ok(rules)
+}
+
+/// Sites as bytes, as far as the disk side has to know them (`Disk::of_parts`); their roots go beside them.
+pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) -> Vec<u8> {
+    let mut out = vec![FORM];
+    for (site, root) in sites {
+        let Site { index, dotfiles, precompressed, user_dir, .. } = site;
+        put_text(&mut out, root.as_os_str().as_bytes());
+        put_count(&mut out, index.len());
+        index.iter().for_each(|name| put_text(&mut out, name.as_bytes()));
+        put_count(&mut out, precompressed.len());
+        out.extend(precompressed.iter().map(|&coding| coding as u8));
+        out.extend([u8::from(*dotfiles), u8::from(user_dir.is_some())]);
+        put_text(&mut out, user_dir.as_deref().unwrap_or_default().as_bytes());
+    }
+    out
+}
+
+/// The sites that [`write_sites`] wrote, each with the path of its root.
+///
+/// # Errors
+/// When they are none.
+pub fn read_sites(bytes: &[u8]) -> Result<Vec<(Site, PathBuf)>, Malformed> {
+    let mut from = Reader::of(bytes)?;
+    let text = |from: &mut Reader<'_>| {
+        let text = String::from_utf8(from.text()?.to_vec()).map_err(|_| Malformed)?;
+        Ok(text.into_boxed_str())
+    };
+    let mut sites = Vec::new();
+    while !from.0.is_empty() {
+        let root = PathBuf::from(OsStr::from_bytes(from.text()?));
+        let index = (0..from.u32()?).map(|_| text(&mut from)).collect::<Result<_, _>>()?;
+        let precompressed = (0..from.u32()?).map(|_| from.coding()).collect::<Result<_, _>>()?;
+        let (dotfiles, has_user_dir) = (from.one_of(&[false, true])?, from.one_of(&[false, true])?);
+        let user_dir = Some(text(&mut from)?).filter(|_| has_user_dir);
+        sites.push((Site { index, dotfiles, precompressed, user_dir, ..Site::default() }, root));
+    }
+    Ok(sites)
 }
 
 fn put_name(out: &mut Vec<u8>, generation: u32, site: u16, path: &[u8]) {
@@ -409,6 +471,30 @@ pub(crate) mod tests {
             }
             let _ = read_work(&question);
             let _ = unpack(&answer, files());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_site_comes_back_as_the_disk_side_needs_it(
+            sites in prop::collection::vec(
+                (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
+            rules in any::<(u64, u64)>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let sites: Vec<(Site, PathBuf)> = sites.into_iter().map(|(index, dotfiles, user_dir, root)| {
+                let precompressed = if dotfiles { vec![Coding::Brotli, Coding::Gzip] } else { Vec::new() };
+                let index = index.into_iter().map(String::into_boxed_str).collect();
+                let user_dir = user_dir.map(String::into_boxed_str);
+                let site = Site { index, dotfiles, precompressed, user_dir, ..Site::default() };
+                (site, PathBuf::from(OsStr::from_bytes(&root)))
+            }).collect();
+            let bytes = write_sites(sites.iter().map(|(site, root)| (site, &**root)));
+            prop_assert_eq!(format!("{:?}", read_sites(&bytes)), format!("{:?}", Ok::<_, Malformed>(sites)));
+            // Cut between two of them it is whole, which the number of descriptors beside it tells.
+            let _ = read_sites(&bytes[..cut.index(bytes.len())]);
+            let rules = Rules { content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
+            prop_assert_eq!(read_rules(&write_rules(rules)), Ok(rules));
         }
     }
 

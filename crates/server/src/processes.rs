@@ -145,6 +145,7 @@ impl Pool {
             mailbox: Arc::clone(&mailbox),
             log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock: *clock,
+            nursery: None,
         };
         let orders = line.try_clone().unwrap_or_else(|error| die(&format!("cannot share a line: {error}")));
         let line = Arc::new(Mutex::new(line));

@@ -1,7 +1,7 @@
 //! The life of the server: open, give up root, start the loops, obey signals, end.
 //!
 //! The order at the start is the order of what can only be done earlier: signals are kept back before there is a second
-//! thread; ports and the log are opened while we may; then the user changes; then the sites' roots are opened, as the user
+//! thread; the process that helper processes come from splits off before there is anything that it should not have; ports and the log are opened while we may; then the user changes; then the sites' roots are opened, as the user
 //! who will serve them, so that what he may not read is noticed now.
 //!
 //! This thread then waits for signals. What it does for one it prepares here, where waiting is harmless, and gives the
@@ -23,9 +23,10 @@ use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
 use crate::arch;
-use crate::config::{self, LogTarget, Optimisation, Settings, cli};
+use crate::config::{self, HelperKind, LogTarget, Optimisation, Settings, cli};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
+use crate::helper::nursery::{self, Nursery};
 use crate::listen::{self, Address};
 use crate::locked;
 use crate::mailbox::{Mailbox, Message};
@@ -59,6 +60,8 @@ struct Threads {
     addresses: Vec<Address>,
     mailboxes: Vec<Arc<Mailbox>>,
     loops: Vec<JoinHandle<Snapshot>>,
+    /// Where helpers come from, if these are processes.
+    nursery: Option<Nursery>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
 }
 
@@ -103,15 +106,21 @@ impl Server {
     fn start(flags: &cli::Serve, settings: Settings, signals: Signals) -> Result<Server, String> {
         process::raise_descriptor_limit();
         let owner = owner(&settings)?;
+        // Before there is anything that these processes should not have.
+        let nursery = match settings.helpers.kind {
+            HelperKind::Processes if arch::form(settings.architecture).helpers => {
+                let nursery = nursery::start(settings.workers, signals, || become_owner(owner.as_ref()));
+                Some(nursery.map_err(|error| format!("cannot start the process that helpers come from: {error}"))?)
+            }
+            HelperKind::Processes | HelperKind::Threads => None,
+        };
         let addresses: Vec<Address> =
             settings.listen.iter().map(|&asked| bind(asked, &settings)).collect::<Result<_, _>>()?;
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let sink = Sink::open(target, owner.as_ref().map(|(_, user, gid)| (user.uid, *gid))).map_err(cannot_log)?;
-        if let Some((name, user, gid)) = &owner {
-            process::become_user(name, user.uid, *gid)
-                .map_err(|error| format!("cannot become the user {}: {error}", name.to_string_lossy()))?;
-        } else if process::is_root() {
+        become_owner(owner.as_ref())?;
+        if owner.is_none() && process::is_root() {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
         }
 
@@ -124,7 +133,7 @@ impl Server {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
             let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
-            let mut threads = Threads { addresses, mailboxes: Vec::new(), loops: Vec::new(), log };
+            let mut threads = Threads { addresses, mailboxes: Vec::new(), loops: Vec::new(), nursery, log };
             for n in 0..generation.settings.workers {
                 threads.add(n, &generation, clock)?;
             }
@@ -169,7 +178,11 @@ impl Server {
         let what = format!("{:?}, {} {}{plural}", settings.architecture, settings.workers, form.worker);
         text += &format!("amped: architecture {}", what.to_lowercase());
         if form.helpers {
-            text += &format!(", up to {} helpers a loop", settings.helpers.max);
+            let what = match settings.helpers.kind {
+                HelperKind::Threads => "helpers",
+                HelperKind::Processes => "helper processes",
+            };
+            text += &format!(", up to {} {what} a loop", settings.helpers.max);
         }
         text += "\n";
         // To standard error: standard output may be the log's.
@@ -188,6 +201,12 @@ impl Server {
                 Some(Signal::User1) => self.reopen_log(),
                 Some(Signal::User2) => say::plain(&self.report()),
                 Some(Signal::Child) | None => {}
+            }
+            // Without it no helper could be started any more; a supervisor that sees the server end starts it anew.
+            if let Crew::Threads(Threads { nursery: Some(nursery), .. }) = &self.crew
+                && let Some(ending) = process::has_ended(nursery.pid)
+            {
+                die(&format!("the process that helpers come from {ending}"));
             }
             if let Crew::Processes(pool) = &mut self.crew {
                 pool.look_after();
@@ -256,6 +275,7 @@ impl Server {
             ("workers", settings.workers != old.workers),
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
+            ("helpers.as", settings.helpers.kind != old.helpers.kind),
             ("send.residency", settings.send.residency != old.send.residency),
             ("send.content", settings.send.content != old.send.content),
             ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
@@ -314,6 +334,7 @@ impl Threads {
             mailbox: Arc::clone(&mailbox),
             log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock,
+            nursery: self.nursery.as_mut().and_then(|nursery| nursery.links.pop()),
         };
         let architecture = generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
@@ -561,6 +582,15 @@ fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, 
         };
     }
     Ok(Some((c_name(name)?, user, gid)))
+}
+
+/// Gives up root, if somebody else is to serve.
+fn become_owner(owner: Option<&(std::ffi::CString, User, u32)>) -> Result<(), String> {
+    let Some((name, user, gid)) = owner else {
+        return Ok(());
+    };
+    process::become_user(name, user.uid, *gid)
+        .map_err(|error| format!("cannot become the user {}: {error}", name.to_string_lossy()))
 }
 
 fn cannot_log(target: &LogTarget, error: &io::Error) -> String {

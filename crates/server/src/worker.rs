@@ -96,6 +96,17 @@ pub trait DiskSide {
     /// called without [`PROBES`](DiskSide::PROBES).
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 
+    /// Has what is not heard of by the mailbox waited for in the loop, under this number.
+    ///
+    /// # Errors
+    /// As [`Epoll::add`].
+    fn register(&mut self, _: &Epoll, _token: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// What was registered has something to say.
+    fn ready(&mut self, _now: Time, _: &mut Worker) {}
+
     /// A helper has done something.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
 
@@ -436,6 +447,11 @@ impl Worker {
         connection.warmed = true;
         // The wait was ours, so the client's time starts anew.
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
+    }
+
+    /// What a connection is to send next cannot be had: it was promised, so the connection is cut.
+    pub fn give_up(&mut self, token: Token) {
+        self.remove(token);
     }
 
     /// A helper has become free: those who were turned away ask again, until one finds no room.

@@ -2,7 +2,7 @@
 //!
 //! One loop waits for the network, helpers wait for the disk. A question for the disk is tried in the loop first, in a way that cannot wait; only if that fails does a helper get
 //! it. So what is cached, by us or by the kernel, is served at the speed of a loop that knows no disk, and what is not
-//! delays nobody but the one who asked.
+//! delays nobody but the one who asked. Helpers are threads, or processes as they were in Flash (`helper`).
 //!
 //! Several connections that ask the same while a helper is at it wait for one answer.
 
@@ -14,13 +14,17 @@ use std::sync::Arc;
 use amped_core::desk::Desk;
 use amped_core::event::{Delay, Found, Ticket, Work};
 use amped_core::file::Content;
+use amped_sys::epoll::Epoll;
 use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
+use crate::config::HelperKind;
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
+use crate::helper::processes::Processes;
+use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
 use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 
@@ -28,16 +32,28 @@ use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
-pub fn run(start: Start) -> io::Result<Snapshot> {
-    let helpers = Helpers::new(start.generation.settings.helpers.clone(), Arc::clone(&start.mailbox));
-    let helped = Helped { disk: Arc::clone(&start.generation.disk), helpers, waiting: HashMap::new() };
-    event_loop::run(start, helped)
+pub fn run(mut start: Start) -> io::Result<Snapshot> {
+    let settings = &start.generation.settings.helpers;
+    let disk = Arc::clone(&start.generation.disk);
+    match (settings.kind, start.nursery.take()) {
+        (HelperKind::Threads, _) => {
+            let helpers = Threads::new(settings.clone(), Arc::clone(&start.mailbox));
+            event_loop::run(start, Helped::new(disk, helpers))
+        }
+        (HelperKind::Processes, Some(nursery)) => {
+            let helpers = Processes::new(&start.generation, nursery, start.clock)?;
+            event_loop::run(start, Helped::new(disk, helpers))
+        }
+        (HelperKind::Processes, None) => Err(io::Error::other("nothing that helper processes could come from")),
+    }
 }
 
 /// The disk side of AMPED.
-struct Helped {
+struct Helped<H> {
     disk: Arc<Disk>,
-    helpers: Helpers,
+    helpers: H,
+    /// What they have done, on its way to those who asked.
+    done: Vec<Done>,
     /// What helpers are at.
     waiting: HashMap<Work, Waiting>,
 }
@@ -53,7 +69,7 @@ struct Waiting {
 /// Most who wait for one answer. A disk may hang for hours, and clients come, ask, and go.
 const ASKERS_MAX: usize = 64 * 1024;
 
-impl DiskSide for Helped {
+impl<H: Helpers> DiskSide for Helped<H> {
     const PROBES: bool = true;
 
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
@@ -96,12 +112,36 @@ impl DiskSide for Helped {
         match done {
             Done::Work(work, found) => self.learn(work, found, now, worker),
             Done::Warm(token) => worker.warmed(token, now, self),
+            Done::Failed(token) => worker.give_up(token),
         }
+    }
+
+    fn register(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        self.helpers.register(epoll, token)
+    }
+
+    fn ready(&mut self, now: Time, worker: &mut Worker) {
+        let mut all = std::mem::take(&mut self.done);
+        self.helpers.ready(&mut all);
+        let one_is_free = !all.is_empty();
+        all.drain(..).for_each(|done| self.done(done, now, worker));
+        self.done = all;
+        if one_is_free {
+            worker.helper_is_free(now, self);
+        }
+    }
+
+    fn next_due(&self) -> Time {
+        self.helpers.next_due()
+    }
+
+    fn take_due(&mut self, now: Time, _: &mut Worker) {
+        self.helpers.take_due(now);
     }
 
     fn renew(&mut self, generation: &Generation) {
         self.disk = Arc::clone(&generation.disk);
-        self.helpers.renew(generation.settings.helpers.clone());
+        self.helpers.renew(generation);
     }
 
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
@@ -109,7 +149,11 @@ impl DiskSide for Helped {
     }
 }
 
-impl Helped {
+impl<H: Helpers> Helped<H> {
+    fn new(disk: Arc<Disk>, helpers: H) -> Helped<H> {
+        Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new() }
+    }
+
     /// A helper has answered: the caches take note, and all who asked are told.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
         let Some(Waiting { since, askers, .. }) = self.waiting.remove(&work) else {
@@ -144,16 +188,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = SiteRoot { path: folder.path().to_owned() };
         let disk = Disk::open(Arc::clone(&sites), &[root], 0, Duration::ZERO).expect("opened");
-        let settings = HelperSettings { max: 1, reserve: 0, queue: 1, idle_time: Duration::from_secs(1) };
-        let helpers = Helpers::new(settings, Arc::new(Mailbox::new().expect("made")));
-        let mut helped = Helped { disk: Arc::new(disk), helpers, waiting: HashMap::new() };
+        let idle_time = Duration::from_secs(1);
+        let settings = HelperSettings { kind: HelperKind::Threads, max: 1, reserve: 0, queue: 1, idle_time };
+        let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
+        let mut helped = Helped::new(Arc::new(disk), helpers);
         let mut desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
         // A listing always takes a helper; nobody takes its answer out of the mailbox here.
         let order = ListOrder { key: ListKey::Name, descending: false };
         let path = Arc::from(&b"/"[..]);
         let work = Work::List(ListWork { generation: 0, site: 0, path, order, form: ListForm::Html });
         let token = |n: u64| Token::from_number(n);
-        let mut ask = |helped: &mut Helped, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut desk);
+        let mut ask = |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut desk);
         for n in 0..10 {
             assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
             if n != 3 {

@@ -76,6 +76,8 @@ pub struct Start {
     pub log: Option<Arc<Writer>>,
     /// The time, the same for all loops.
     pub clock: Clock,
+    /// Where its helpers come from, if these are processes (`helper::nursery`).
+    pub nursery: Option<OwnedFd>,
 }
 
 /// Runs one loop until it is told to stop; returns how things stood at its end.

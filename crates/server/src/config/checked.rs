@@ -86,18 +86,31 @@ pub struct SiteRoot {
     pub path: PathBuf,
 }
 
-/// The helpers of one worker: threads that wait for the disk in its place.
+/// The helpers of one worker: they wait for the disk in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HelperSettings {
-    /// Most threads, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
+    /// What they are; default threads.
+    pub kind: HelperKind,
+    /// Most helpers, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
     pub max: usize,
-    /// Threads that are kept when there is nothing to do, so that the next cold request finds one; default 2.
+    /// Helpers that are kept when there is nothing to do, so that the next cold request finds one; default 2.
     /// `reserve <= max`
     pub reserve: usize,
     /// Work that may wait for a helper, 1 or more; default 512. Beyond it requests are answered 503.
     pub queue: usize,
-    /// A thread without work ends after this; default 10 s.
+    /// A helper without work ends after this; default 10 s.
     pub idle_time: Duration,
+}
+
+/// What helpers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum HelperKind {
+    /// Threads of the server: nothing is copied
+    #[default]
+    Threads,
+    /// Processes beside it, as in Flash: one that dies takes only its task with it, which is asked again
+    Processes,
 }
 
 /// How bodies are sent.
@@ -251,6 +264,12 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         check.findings.at(key.span(), "`group` is given without `user`".to_owned(), help);
     }
     let helpers = check.helpers(flags, &file.helpers);
+    let given = [("--helpers", flags.helpers.is_some()), ("--helpers-as", flags.helpers_as.is_some())];
+    for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && !form.helpers) {
+        let help = "take it out, or serve with `--architecture amped`, whose loops have helpers";
+        let name = architecture.to_possible_value().map_or_else(String::new, |name| name.get_name().to_owned());
+        check.findings.usage(format!("`{flag}` is given, but the architecture {name} has no helpers"), help);
+    }
     let optimise = Optimise::settle(&file.optimise, &flags.without, &flags.with);
     let log = check.log(flags, &file.log, &optimise);
     let limits = check.limits(&file.limits);
@@ -404,6 +423,7 @@ impl Checker<'_> {
         }
         self.at_most(("reserve", &file.reserve, &mut reserve), ("max", max_place, max));
         HelperSettings {
+            kind: flags.helpers_as.or(file.kind).unwrap_or_default(),
             max,
             reserve,
             queue: self.positive(&file.queue, "queue", 512),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use super::checked::{ContentMode, LogFormat, LogTarget, Residency, parse_listen};
+use super::checked::{ContentMode, HelperKind, LogFormat, LogTarget, Residency, parse_listen};
 use super::optimise::{Optimisation, Without};
 use crate::arch::Architecture;
 
@@ -44,9 +44,12 @@ pub struct Serve {
     /// Workers: event loops of amped and sped, threads of mt, processes of mp [default: 1, in mt and mp 64]
     #[arg(long, value_name = "N")]
     pub workers: Option<NonZeroUsize>,
-    /// Most helpers of a worker: threads that wait for the disk in its place [default: 16]
+    /// Most helpers of a loop of amped, which wait for the disk in its place [default: 16]
     #[arg(long, value_name = "N")]
     pub helpers: Option<NonZeroUsize>,
+    /// What helpers are [default: threads]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub helpers_as: Option<HelperKind>,
     /// How a loop finds out what is in memory, so that it need not wait for the disk [default: nowait]
     #[arg(long, value_enum, value_name = "TEST")]
     pub residency: Option<Residency>,
@@ -179,6 +182,7 @@ mod tests {
             "--architecture=amped",
             "--workers=3",
             "--helpers=5",
+            "--helpers-as=processes",
             "--residency=clock",
             "--content=mmap",
             "--access-log=-",
@@ -195,6 +199,7 @@ mod tests {
         assert_eq!(read.config, Some(PathBuf::from("a.toml")));
         assert_eq!(read.architecture, Some(Architecture::Amped));
         assert_eq!((read.workers, read.helpers), (NonZeroUsize::new(3), NonZeroUsize::new(5)));
+        assert_eq!(read.helpers_as, Some(HelperKind::Processes));
         assert_eq!((read.residency, read.content), (Some(Residency::Clock), Some(ContentMode::Mmap)));
         assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
         assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);

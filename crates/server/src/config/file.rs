@@ -21,7 +21,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::checked::{ContentMode, LogFormat, Residency};
+use super::checked::{ContentMode, HelperKind, LogFormat, Residency};
 use super::error::{Findings, Source};
 use super::optimise::Optimisation;
 use crate::arch::Architecture;
@@ -67,13 +67,16 @@ pub struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Helpers {
-    /// Most threads.
+    /// What they are.
+    #[serde(rename = "as")]
+    pub kind: Option<HelperKind>,
+    /// Most of them.
     pub max: Key<usize>,
-    /// Threads that stay when there is nothing to do.
+    /// Those that stay when there is nothing to do.
     pub reserve: Key<usize>,
     /// Longest queue before them.
     pub queue: Key<usize>,
-    /// An idle thread ends after this.
+    /// An idle one ends after this.
     pub idle_time: Key<Lasting>,
 }
 

@@ -108,11 +108,12 @@ pub fn print(settings: &Settings) -> String {
     page.maybe("user", settings.user.as_deref(), "www-data", "user to become once the ports are open");
     page.maybe("group", settings.group.as_deref(), "www-data", "group to become; without it the user's own");
 
-    page.table("[helpers]", "of each worker: threads that wait for the disk in its place");
-    page.key("max", &settings.helpers.max, "most threads");
-    page.key("reserve", &settings.helpers.reserve, "threads that are kept when there is nothing to do");
+    page.table("[helpers]", "of each loop of amped: they wait for the disk in its place");
+    page.key("as", &name_of(&settings.helpers.kind)[..], "threads, or processes beside the server");
+    page.key("max", &settings.helpers.max, "most of them");
+    page.key("reserve", &settings.helpers.reserve, "of these, kept when there is nothing to do");
     page.key("queue", &settings.helpers.queue, "work that may wait for a helper; beyond it 503");
-    page.key("idle_time", &settings.helpers.idle_time, "a thread without work ends after this");
+    page.key("idle_time", &settings.helpers.idle_time, "one without work ends after this");
 
     page.table("[log]", "");
     match &settings.log.access {

@@ -184,6 +184,8 @@ fn defaults_are_those_of_core_and_of_the_help() {
     says(format!("[default: {}]", settings.listen[0]));
     says(format!("processes of mp [default: {}, in mt and mp 64]", settings.workers));
     says(format!("in its place [default: {}]", settings.helpers.max));
+    says("What helpers are [default: threads]".into());
+    assert_eq!(settings.helpers.kind, HelperKind::Threads);
     assert_eq!(settings.send.mapped_bytes, Bytes::mib(64));
     says("wait for the disk [default: nowait]".into());
     says("sent from [default: mixed]".into());

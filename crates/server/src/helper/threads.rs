@@ -1,48 +1,21 @@
-//! Helpers: threads that wait for the disk in a loop's place (Flash, section 3.4).
-//!
-//! Each loop has its own. They are started when work is waiting and none is idle, up to a limit; a few are kept in
-//! reserve when there is nothing to do, the others end. Work waits in one bounded queue: when that is full, the loop is
-//! told so at once and sheds the request, since a queue that only grows turns a slow disk into a slow server.
-//!
-//! What they are told and what they answer is plain data and descriptors, so that they could as well be processes.
+//! Helpers that are threads of the server. What they have done comes to the loop by its mailbox.
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use amped_core::event::{Found, Trouble, Work};
-use amped_core::file::{Content, Stored};
-use amped_sys::file::Patience;
+use amped_core::file::Stored;
 
+use super::{Busy, Done, HelperCounts, Helpers, Task, perform};
 use crate::config::HelperSettings;
-use crate::disk::{self, Disk, OpenFile};
+use crate::disk;
 use crate::mailbox::{Mailbox, Message};
 use crate::say;
-use crate::worker::Token;
-
-/// Something to do that may wait for the disk.
-#[derive(Debug)]
-pub enum Task {
-    /// Answer a connection's question.
-    Work(Arc<Disk>, Work),
-    /// Bring a range of a file into memory, for the connection that sends it.
-    Warm(Token, Arc<Content<OpenFile>>, Range<u64>),
-}
-
-/// What came of a task.
-#[derive(Debug)]
-pub enum Done {
-    /// The answer to the question.
-    Work(Work, Found<OpenFile>),
-    /// The range is in memory, or cannot be brought there: whoever sends it will see.
-    Warm(Token),
-}
+use crate::worker::Generation;
 
 /// The helpers of one loop.
 #[derive(Debug)]
-pub struct Helpers {
+pub struct Threads {
     shared: Arc<Shared>,
 }
 
@@ -68,24 +41,9 @@ struct State {
     cannot_start: bool,
 }
 
-/// How the helpers stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HelperCounts {
-    /// Threads now.
-    pub threads: u64,
-    /// Most threads at once.
-    pub peak: u64,
-    /// Tasks that wait for one.
-    pub waiting: u64,
-}
-
-/// The queue is full.
-#[derive(Debug)]
-pub struct Busy;
-
-impl Helpers {
+impl Threads {
     /// Helpers that put what they have done into `mailbox`. None is started yet.
-    pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox>) -> Helpers {
+    pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox>) -> Threads {
         let state = State {
             settings,
             queue: VecDeque::new(),
@@ -96,14 +54,12 @@ impl Helpers {
             cannot_start: false,
         };
         let shared = Shared { state: Mutex::new(state), wake: Condvar::new(), mailbox };
-        Helpers { shared: Arc::new(shared) }
+        Threads { shared: Arc::new(shared) }
     }
+}
 
-    /// Gives them a task.
-    ///
-    /// # Errors
-    /// [`Busy`] when the queue is full, or no helper can be started at all.
-    pub fn ask(&self, task: Task) -> Result<(), Busy> {
+impl Helpers for Threads {
+    fn ask(&mut self, task: Task) -> Result<(), Busy> {
         let mut state = self.shared.lock();
         if state.queue.len() >= state.settings.queue {
             return Err(Busy);
@@ -130,21 +86,19 @@ impl Helpers {
         Ok(())
     }
 
-    /// Other settings come into force; those that are at work finish first.
-    pub fn renew(&self, settings: HelperSettings) {
-        self.shared.lock().settings = settings;
+    fn renew(&mut self, generation: &Generation) {
+        self.shared.lock().settings = generation.settings.helpers.clone();
         self.shared.wake.notify_all();
     }
 
-    /// How they stand.
-    pub fn counts(&self) -> HelperCounts {
+    fn counts(&self) -> HelperCounts {
         let state = self.shared.lock();
         let [threads, peak, waiting] = [state.threads, state.peak, state.queue.len()].map(|count| count as u64);
-        HelperCounts { threads, peak, waiting }
+        HelperCounts { threads, peak, waiting, ..HelperCounts::default() }
     }
 }
 
-impl Drop for Helpers {
+impl Drop for Threads {
     /// Lets them end. They are not waited for: one may hang on a dead disk.
     fn drop(&mut self) {
         self.shared.lock().stopping = true;
@@ -160,7 +114,19 @@ impl Shared {
     /// A helper's life.
     fn help(&self) {
         while let Some(task) = self.next_task() {
-            self.mailbox.put(Message::Done(perform(task)));
+            let done = match task {
+                Task::Work(disk, work) => {
+                    let found = perform(&disk, &work);
+                    Done::Work(work, found)
+                }
+                Task::Warm(token, content, range) => {
+                    if let Stored::File(file) = &content.store {
+                        disk::warm(file, range.start, range.end - range.start);
+                    }
+                    Done::Warm(token)
+                }
+            };
+            self.mailbox.put(Message::Done(done));
         }
     }
 
@@ -189,31 +155,16 @@ impl Shared {
     }
 }
 
-fn perform(task: Task) -> Done {
-    match task {
-        Task::Work(disk, work) => {
-            // Whoever asked must hear something, even of a bug: a panic is told on standard error and answered 500.
-            let found = catch_unwind(AssertUnwindSafe(|| disk.perform(&work, Patience::Wait)));
-            Done::Work(work, found.ok().and_then(Result::ok).unwrap_or(Found::Trouble(Trouble::Failed)))
-        }
-        Task::Warm(token, content, range) => {
-            if let Stored::File(file) = &content.store {
-                disk::warm(file, range.start, range.end - range.start);
-            }
-            Done::Warm(token)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{cli, load};
-    use amped_core::event::ListWork;
+    use crate::config::{HelperKind, cli, load};
+    use crate::disk::Disk;
+    use amped_core::event::{ListWork, Work};
     use amped_core::listing::{ListForm, ListOrder};
     use std::time::{Duration, Instant};
 
-    fn helpers(settings: HelperSettings) -> (Helpers, Arc<Mailbox>, Task) {
+    fn helpers(settings: HelperSettings) -> (Threads, Arc<Mailbox>, Task) {
         let folder = tempfile::tempdir().unwrap();
         let flags = cli::Serve { dir: Some(folder.path().into()), ..cli::Serve::default() };
         let settings_of_all = load(&flags).unwrap();
@@ -221,7 +172,7 @@ mod tests {
         let (order, form) = (ListOrder::of(None), ListForm::Json);
         let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), order, form });
         let mailbox = Arc::new(Mailbox::new().unwrap());
-        (Helpers::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work))
+        (Threads::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work))
     }
 
     fn again(task: &Task) -> Task {
@@ -242,7 +193,8 @@ mod tests {
     #[test]
     fn helpers_start_with_work_and_a_few_stay_in_reserve() {
         let idle_time = Duration::from_millis(30);
-        let (helpers, mailbox, task) = helpers(HelperSettings { max: 4, reserve: 2, queue: 1000, idle_time });
+        let (mut helpers, mailbox, task) =
+            helpers(HelperSettings { kind: HelperKind::Threads, max: 4, reserve: 2, queue: 1000, idle_time });
         assert_eq!(helpers.counts(), HelperCounts::default());
         (0..500).for_each(|_| helpers.ask(again(&task)).unwrap());
         let (mut done, mut messages) = (0, Vec::new());
@@ -261,7 +213,8 @@ mod tests {
     #[test]
     fn a_full_queue_is_said_at_once() {
         let idle_time = Duration::from_secs(10);
-        let (helpers, _mailbox, task) = helpers(HelperSettings { max: 1, reserve: 0, queue: 3, idle_time });
+        let (mut helpers, _mailbox, task) =
+            helpers(HelperSettings { kind: HelperKind::Threads, max: 1, reserve: 0, queue: 3, idle_time });
         // The one helper may take some in the meantime, but not thousands before this loop is through.
         let refused = (0..10_000).filter(|_| helpers.ask(again(&task)).is_err()).count();
         assert!(refused > 0);

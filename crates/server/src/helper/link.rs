@@ -1,0 +1,300 @@
+//! A link: frames, with descriptors, over a pair of sockets between two processes of the server.
+//!
+//! A frame is its length, its kind, the number of its descriptors, and its bytes, which `portable` writes and reads. The
+//! descriptors go with the first byte, and the kernel hands none over before its byte, so they come in the order of the
+//! frames. A loop never waits here: what the socket does not take stays in a queue, what has not come yet is not a frame.
+//! The other side may wait, and does.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use amped_core::file::{Content, Stored};
+use amped_sys::epoll::{Epoll, Interest};
+use amped_sys::file::Patience;
+use amped_sys::socket;
+
+use crate::disk::OpenFile;
+
+/// What a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// To the nursery: start a helper of this number, on this socket.
+    Start,
+    /// From the nursery: the helper of this number has ended, or could not be started.
+    Ended,
+    /// To a helper: from here on follow the sites of another configuration.
+    Begin,
+    /// To a helper: some of these sites, with their roots.
+    Sites,
+    /// To a helper: a question.
+    Work,
+    /// To a helper: a file, and a range of it to bring into memory.
+    Warm,
+    /// From a helper: the answer.
+    Answer,
+    /// From a helper: the range was read.
+    Warmed,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] =
+        [Kind::Start, Kind::Ended, Kind::Begin, Kind::Sites, Kind::Work, Kind::Warm, Kind::Answer, Kind::Warmed];
+}
+
+/// A frame that has come.
+#[derive(Debug)]
+pub(super) struct Frame {
+    /// `None`: of a kind that is not known here.
+    pub kind: Option<Kind>,
+    pub bytes: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+    /// Descriptors were sent with it that this process had no room for.
+    pub incomplete: bool,
+}
+
+/// A descriptor that is kept open until it is sent.
+#[derive(Debug)]
+pub(super) enum Lent {
+    Descriptor(Arc<OwnedFd>),
+    Content(Arc<Content<OpenFile>>),
+}
+
+/// One end of a link.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: OwnedFd,
+    /// Frames that have not come as a whole, and descriptors that belong to them.
+    input: Vec<u8>,
+    came: VecDeque<OwnedFd>,
+    /// Some were lost, so that it is not known which of them belong to which frame.
+    lost: bool,
+    /// Frames that have not gone as a whole, and how much of the first has.
+    output: VecDeque<(Vec<u8>, Vec<Lent>)>,
+    gone: usize,
+    /// Room to write is waited for.
+    waits_for_room: bool,
+}
+
+/// Length, kind, number of descriptors.
+const HEADER: usize = 6;
+
+/// Bytes that are received at once.
+const PIECE: usize = 64 * 1024;
+
+impl Link {
+    pub(super) fn new(socket: OwnedFd) -> Link {
+        let (input, came, output) = Default::default();
+        Link { socket, input, came, lost: false, output, gone: 0, waits_for_room: false }
+    }
+
+    /// Puts a frame behind those that are still to be sent.
+    pub(super) fn put(&mut self, kind: Kind, bytes: &[u8], lent: Vec<Lent>) {
+        self.output.push_back((with_header(kind, bytes, lent.len()), lent));
+    }
+
+    /// Sends what there is room for; the rest when `epoll`, where this link has the number `token`, says that there is.
+    ///
+    /// # Errors
+    /// The other side is gone, or descriptors cannot be sent.
+    pub(super) fn flush(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        while let Some((bytes, lent)) = self.output.front() {
+            let descriptors: Vec<BorrowedFd<'_>> = match self.gone {
+                0 => lent.iter().filter_map(Lent::descriptor).collect(),
+                _ => Vec::new(),
+            };
+            match socket::send_with_descriptors(&self.socket, &bytes[self.gone..], &descriptors, Patience::Now) {
+                Ok(count) => self.gone += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+            if self.gone == bytes.len() {
+                self.output.pop_front();
+                self.gone = 0;
+            }
+        }
+        let waits = !self.output.is_empty();
+        if waits != self.waits_for_room {
+            self.waits_for_room = waits;
+            epoll.change(&self.socket, token, if waits { Interest::Both } else { Interest::Readable })?;
+        }
+        Ok(())
+    }
+
+    /// Sends a frame as a whole, however long it takes.
+    ///
+    /// # Errors
+    /// As [`flush`](Link::flush).
+    pub(super) fn say(&self, kind: Kind, bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = with_header(kind, bytes, descriptors.len());
+        let mut gone = 0;
+        while gone < bytes.len() {
+            gone += socket::send_with_descriptors(&self.socket, &bytes[gone..], descriptors, Patience::Wait)?;
+            descriptors = &[];
+        }
+        Ok(())
+    }
+
+    /// Receives once. `Ok(false)`: there is nothing yet, which comes with [`Patience::Now`] alone.
+    ///
+    /// # Errors
+    /// The other side is gone.
+    pub(super) fn receive(&mut self, patience: Patience) -> io::Result<bool> {
+        let at = self.input.len();
+        self.input.resize(at + PIECE, 0);
+        let received = socket::receive_with_descriptors(&self.socket, &mut self.input[at..], &mut self.came, patience);
+        self.input.truncate(at + received.as_ref().map_or(0, |received| received.bytes));
+        match received {
+            Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(received) => {
+                self.lost |= received.lost_descriptors;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next frame, if all of it has come.
+    pub(super) fn take(&mut self) -> Option<Frame> {
+        let (&[a, b, c, d, kind, count], rest) = self.input.split_first_chunk::<HEADER>()?;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if rest.len() < length {
+            return None;
+        }
+        let rest = self.input.split_off(HEADER + length);
+        let mut bytes = std::mem::replace(&mut self.input, rest);
+        bytes.drain(..HEADER);
+        // Another frame may have come behind it only where several are sent ahead, which is to helpers; one that lost any
+        // gives up.
+        let lost = std::mem::take(&mut self.lost);
+        let there = if lost { self.came.len() } else { usize::from(count).min(self.came.len()) };
+        Some(Frame {
+            kind: Kind::ALL.get(usize::from(kind)).copied(),
+            bytes,
+            descriptors: self.came.drain(..there).collect(),
+            incomplete: lost || there < usize::from(count),
+        })
+    }
+
+    /// Says nothing more, which the other side sees as the end.
+    pub(super) fn end(&self) {
+        // One that has gone sees nothing.
+        let _ = socket::half_close(&self.socket);
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Lent {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Lent::Descriptor(descriptor) => Some(descriptor.as_fd()),
+            Lent::Content(content) => match &content.store {
+                Stored::File(file) => Some(file.as_fd()),
+                Stored::Memory(_) => None,
+            },
+        }
+    }
+}
+
+fn with_header(kind: Kind, bytes: &[u8], descriptors: usize) -> Vec<u8> {
+    let length = u32::try_from(bytes.len()).expect("a frame is shorter than 4 GiB");
+    let count = u8::try_from(descriptors).expect("no more than are sent at once");
+    let mut frame = Vec::with_capacity(HEADER + bytes.len());
+    frame.extend(length.to_le_bytes());
+    frame.extend([kind as u8, count]);
+    frame.extend_from_slice(bytes);
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_sys::epoll::Events;
+    use std::time::Duration;
+
+    fn links() -> (Link, Link, Epoll) {
+        let (ours, theirs) = socket::pair().expect("made");
+        let epoll = Epoll::new().expect("made");
+        epoll.add(&ours, 7, Interest::Readable).expect("added");
+        (Link::new(ours), Link::new(theirs), epoll)
+    }
+
+    fn lent(name: &str) -> Lent {
+        Lent::Descriptor(Arc::new(std::fs::File::open(name).expect("there").into()))
+    }
+
+    /// Receives all there is.
+    fn frames(link: &mut Link) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        while link.receive(Patience::Now).expect("open") {
+            frames.extend(std::iter::from_fn(|| link.take()));
+        }
+        frames
+    }
+
+    #[test]
+    fn frames_come_with_their_descriptors() {
+        let (mut ours, mut theirs, epoll) = links();
+        ours.put(Kind::Begin, b"", vec![]);
+        ours.put(Kind::Sites, b"a", vec![lent("Cargo.toml"), lent("src/lib.rs")]);
+        ours.put(Kind::Warm, b"bc", vec![lent("Cargo.toml")]);
+        ours.flush(&epoll, 7).expect("sent");
+        let frames = frames(&mut theirs);
+        let shape = |frame: &Frame| (frame.kind, frame.bytes.clone(), frame.descriptors.len(), frame.incomplete);
+        let expected = [
+            (Some(Kind::Begin), vec![], 0, false),
+            (Some(Kind::Sites), b"a".to_vec(), 2, false),
+            (Some(Kind::Warm), b"bc".to_vec(), 1, false),
+        ];
+        assert_eq!(frames.iter().map(shape).collect::<Vec<_>>(), expected);
+        drop(ours);
+        assert!(theirs.receive(Patience::Wait).is_err(), "the end");
+    }
+
+    #[test]
+    fn what_the_socket_does_not_take_goes_when_there_is_room() {
+        let (mut ours, mut theirs, epoll) = links();
+        let large = vec![5; 3 << 20];
+        for _ in 0..3 {
+            ours.put(Kind::Work, &large, vec![lent("Cargo.toml")]);
+        }
+        ours.flush(&epoll, 7).expect("a part");
+        let mut events = Events::with_capacity(4);
+        let mut came = Vec::new();
+        let mut rounds = 0;
+        while came.len() < 3 {
+            came.extend(frames(&mut theirs));
+            epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
+            if !ours.output.is_empty() {
+                assert!(
+                    events.iter().any(|ready| ready.token == 7 && ready.writable),
+                    "nobody says that there is room"
+                );
+                ours.flush(&epoll, 7).expect("a part");
+            }
+            rounds += 1;
+        }
+        assert!(rounds > 2, "it was taken at once");
+        assert!(came.iter().all(|frame| frame.bytes == large && frame.descriptors.len() == 1));
+        epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
+        assert!(events.is_empty(), "room is waited for although nothing is left");
+    }
+
+    #[test]
+    fn a_frame_that_lacks_descriptors_says_so() {
+        let (ours, mut theirs, _) = links();
+        // As if two had been sent, of which the kernel had room for none.
+        let frame = with_header(Kind::Answer, b"x", 2);
+        socket::send_with_descriptors(&ours.socket, &frame, &[], Patience::Now).expect("sent");
+        ours.say(Kind::Warmed, b"", &[]).expect("sent");
+        let frames = frames(&mut theirs);
+        assert_eq!(frames.iter().map(|frame| frame.incomplete).collect::<Vec<_>>(), [true, false]);
+    }
+}

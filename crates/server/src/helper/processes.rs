@@ -1,0 +1,417 @@
+//! Helpers that are processes, from the loop's side (Flash, section 5.1).
+//!
+//! Each has a socket, and one task at a time; the queue stays here. What they say is waited for in a set of its own, which
+//! the loop waits for in turn, so that it need not know how many there are. Nothing here waits: neither for a helper, nor
+//! for the [`nursery`](super::nursery) that they come from, and a helper that was just ordered can be given work at once,
+//! since the loop has its end of the socket before the process is there.
+//!
+//! The nursery says how a helper ended, and only then is its task dealt with: it is asked once more, and if another helper
+//! dies of it, it is given up.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use amped_core::event::{Found, Trouble, Work};
+use amped_sys::epoll::{Epoll, Events, Interest, Ready};
+use amped_sys::file::Patience;
+use amped_sys::socket;
+use amped_units::Time;
+
+use super::link::{Kind, Lent, Link};
+use super::nursery::{self, Fate};
+use super::{Busy, Done, HelperCounts, Helpers, Task};
+use crate::config::HelperSettings;
+use crate::disk::{Disk, OpenFile};
+use crate::portable;
+use crate::say;
+use crate::worker::{Clock, Generation};
+
+/// The helpers of one loop.
+pub struct Processes {
+    settings: HelperSettings,
+    /// In force: those who have no work are to know it, so that they keep no root that is not served any more.
+    disk: Weak<Disk>,
+    nursery: Link,
+    /// The nursery has ended; the server is about to.
+    orphaned: bool,
+    clock: Clock,
+    /// Where the nursery and all helpers are waited for.
+    epoll: Epoll,
+    events: Events,
+    /// `queue.len() <= settings.queue`, but for those that are asked once more.
+    queue: VecDeque<Job>,
+    /// By number, counted from the first. `helpers.len() <= settings.max`, but for a moment after `max` was lowered.
+    helpers: BTreeMap<u64, Helper>,
+    next: u64,
+    /// Most at once.
+    peak: usize,
+    died: u64,
+    /// None could be started: when it is tried again.
+    barren: Option<Time>,
+    /// That was said.
+    cannot_start: bool,
+}
+
+/// A task, and whether a helper has died of it.
+#[derive(Debug)]
+struct Job {
+    task: Task,
+    again: bool,
+}
+
+#[derive(Debug)]
+struct Helper {
+    link: Link,
+    job: Option<Job>,
+    /// Whose sites it knows.
+    disk: Weak<Disk>,
+    /// Since when it has had nothing to do, while it has not.
+    idle_since: Time,
+    /// It is not spoken with any more. How it has ended, the nursery will say.
+    ended: bool,
+}
+
+/// The nursery's number among the helpers'.
+const NURSERY: u64 = u64::MAX;
+
+/// When no helper can be started, it is tried again after this.
+const START_AGAIN: Duration = Duration::from_millis(100);
+
+impl Processes {
+    /// Helpers that come from the nursery behind `link`. None is started yet.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new(generation: &Generation, link: OwnedFd, clock: Clock) -> io::Result<Processes> {
+        let epoll = Epoll::new()?;
+        epoll.add(&link, NURSERY, Interest::Readable)?;
+        Ok(Processes {
+            settings: generation.settings.helpers.clone(),
+            disk: Arc::downgrade(&generation.disk),
+            nursery: Link::new(link),
+            orphaned: false,
+            clock,
+            epoll,
+            events: Events::with_capacity(64),
+            queue: VecDeque::new(),
+            helpers: BTreeMap::new(),
+            next: 0,
+            peak: 0,
+            died: 0,
+            barren: None,
+            cannot_start: false,
+        })
+    }
+
+    /// Gives what waits to those who have nothing to do, and starts others as far as may be.
+    fn give_out(&mut self) {
+        while !self.queue.is_empty() {
+            let Some(number) = self.idle().or_else(|| self.start()) else {
+                return;
+            };
+            if let (Some(helper), Some(job)) = (self.helpers.get_mut(&number), self.queue.pop_front())
+                && helper.give(job, number, &self.epoll).is_err()
+            {
+                // It has ended before, so it has not died of this.
+                helper.job.take().into_iter().for_each(|job| self.queue.push_front(job));
+                self.lose(number);
+            }
+        }
+    }
+
+    /// The one that has been idle for the shortest time, so that the others come to their end.
+    fn idle(&self) -> Option<u64> {
+        let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
+        idle.max_by_key(|(_, helper)| helper.idle_since).map(|(number, _)| *number)
+    }
+
+    /// Starts one, if there may be more.
+    fn start(&mut self) -> Option<u64> {
+        if self.helpers.len() >= self.settings.max || self.barren.is_some() {
+            return None;
+        }
+        let number = self.next;
+        let started = if self.orphaned { Err(io::ErrorKind::BrokenPipe.into()) } else { self.try_start(number) };
+        match started {
+            Ok(link) => {
+                let (job, disk, idle_since) = (None, Weak::new(), self.clock.now());
+                self.helpers.insert(number, Helper { link, job, disk, idle_since, ended: false });
+                self.next += 1;
+                self.peak = self.peak.max(self.helpers.len());
+                Some(number)
+            }
+            Err(error) => {
+                self.cannot_start(&error);
+                None
+            }
+        }
+    }
+
+    fn try_start(&mut self, number: u64) -> io::Result<Link> {
+        let (ours, theirs) = socket::pair()?;
+        self.epoll.add(&ours, number, Interest::Readable)?;
+        let theirs = vec![Lent::Descriptor(Arc::new(theirs))];
+        self.nursery.put(Kind::Start, &nursery::write_order(number), theirs);
+        self.nursery.flush(&self.epoll, NURSERY)?;
+        Ok(Link::new(ours))
+    }
+
+    fn cannot_start(&mut self, error: &io::Error) {
+        self.barren = Some(self.clock.now() + START_AGAIN);
+        if !std::mem::replace(&mut self.cannot_start, true) {
+            say!(
+                "cannot start a helper: {error}; as long as there is none, requests that need the disk are answered 503"
+            );
+        }
+    }
+
+    /// A helper is not spoken with any more.
+    fn lose(&mut self, number: u64) {
+        if let Some(helper) = self.helpers.get_mut(&number)
+            && !std::mem::replace(&mut helper.ended, true)
+        {
+            helper.link.end();
+            // It would be told of for ever.
+            let _ = self.epoll.remove(&helper.link);
+        }
+    }
+
+    /// A helper has said something, or can take more.
+    fn hear(&mut self, number: u64, ready: Ready, done: &mut Vec<Done>) {
+        let Some(helper) = self.helpers.get_mut(&number).filter(|helper| !helper.ended) else {
+            return;
+        };
+        let flushed = if ready.writable { helper.link.flush(&self.epoll, number) } else { Ok(()) };
+        // Once, so that a large answer does not keep the loop from others.
+        let received = if ready.readable { helper.link.receive(Patience::Now) } else { Ok(false) };
+        self.take_answer(number, done);
+        if flushed.and(received).is_err() {
+            self.lose(number);
+        }
+    }
+
+    /// What a helper has said, if it is a whole answer.
+    fn take_answer(&mut self, number: u64, done: &mut Vec<Done>) {
+        let Some(helper) = self.helpers.get_mut(&number) else {
+            return;
+        };
+        let Some(frame) = helper.link.take() else {
+            return;
+        };
+        let job = helper.job.take();
+        let came = match (&job, frame.kind) {
+            (Some(Job { task: Task::Work(disk, work), .. }), Some(Kind::Answer)) => {
+                let files = frame.descriptors.into_iter().map(OpenFile::new);
+                match frame.incomplete {
+                    true => Ok(Found::Trouble(Trouble::Exhausted)),
+                    false => portable::unpack(&frame.bytes, files),
+                }
+                .map(|found| {
+                    disk.was_brought(&found);
+                    Done::Work(work.clone(), found)
+                })
+            }
+            (Some(Job { task: Task::Warm(token, ..), .. }), Some(Kind::Warmed)) => Ok(Done::Warm(*token)),
+            _ => Err(portable::Malformed),
+        };
+        match came {
+            Ok(came) => {
+                helper.idle_since = self.clock.now();
+                done.push(came);
+            }
+            Err(error) => {
+                say!("a helper says what cannot be read ({error}); this is a bug of amped's");
+                helper.job = job;
+                self.lose(number);
+            }
+        }
+    }
+
+    /// The nursery tells how helpers have ended.
+    fn hear_nursery(&mut self, ready: Ready, done: &mut Vec<Done>) {
+        let flushed = if ready.writable { self.nursery.flush(&self.epoll, NURSERY) } else { Ok(()) };
+        let received = if ready.readable { self.nursery.receive(Patience::Now) } else { Ok(false) };
+        while let Some(frame) = self.nursery.take() {
+            if let Some((number, fate)) = Fate::read(&frame.bytes).filter(|_| frame.kind == Some(Kind::Ended)) {
+                self.bury(number, fate, done);
+            }
+        }
+        if flushed.and(received).is_err() {
+            self.orphaned = true;
+            let _ = self.epoll.remove(&self.nursery);
+        }
+    }
+
+    /// A helper has ended. One that was let go is not known any more.
+    fn bury(&mut self, number: u64, fate: Fate, done: &mut Vec<Done>) {
+        // It may have answered before.
+        while let Some(helper) = self.helpers.get_mut(&number)
+            && !helper.ended
+            && matches!(helper.link.receive(Patience::Now), Ok(true))
+        {}
+        self.take_answer(number, done);
+        let Some(Helper { job, .. }) = self.helpers.remove(&number) else {
+            return;
+        };
+        let (pid, ending) = match fate {
+            Fate::Ended(pid, ending) => (pid, ending),
+            Fate::NotStarted(error) => {
+                job.into_iter().for_each(|job| self.queue.push_front(job));
+                return self.cannot_start(&io::Error::from_raw_os_error(error));
+            }
+        };
+        self.died += 1;
+        match job {
+            None => say!("helper {pid} {ending}, having nothing to do"),
+            Some(Job { task, again: false }) => {
+                say!("helper {pid} {ending} at its work: {}; it is asked once more", name_of(&task));
+                self.queue.push_front(Job { task, again: true });
+            }
+            Some(Job { task, again: true }) => {
+                say!("helper {pid} {ending} at the same work: {}; it is given up", name_of(&task));
+                done.push(match task {
+                    Task::Work(_, work) => Done::Work(work, Found::Trouble(Trouble::Failed)),
+                    Task::Warm(token, ..) => Done::Failed(token),
+                });
+            }
+        }
+    }
+
+    /// Those who have nothing to do hear of the configuration in force.
+    fn spread_the_news(&mut self) {
+        let Some(disk) = self.disk.upgrade() else {
+            return;
+        };
+        let mut lost = Vec::new();
+        for (&number, helper) in self.helpers.iter_mut().filter(|(_, helper)| helper.is_idle()) {
+            helper.equip(&disk);
+            if helper.link.flush(&self.epoll, number).is_err() {
+                lost.push(number);
+            }
+        }
+        lost.into_iter().for_each(|number| self.lose(number));
+    }
+
+    /// When the next of those that are not needed has been idle for long enough, and which it is.
+    fn superfluous(&self) -> Option<(Time, u64)> {
+        let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
+        let first = idle.map(|(&number, helper)| (helper.idle_since + self.settings.idle_time, number)).min();
+        first.filter(|_| self.helpers.len() > self.settings.reserve)
+    }
+}
+
+impl Helpers for Processes {
+    fn ask(&mut self, task: Task) -> Result<(), Busy> {
+        if self.queue.len() >= self.settings.queue {
+            return Err(Busy);
+        }
+        self.queue.push_back(Job { task, again: false });
+        self.give_out();
+        if self.helpers.is_empty() {
+            // Nobody would take it.
+            self.queue.pop_back();
+            return Err(Busy);
+        }
+        Ok(())
+    }
+
+    fn renew(&mut self, generation: &Generation) {
+        self.settings = generation.settings.helpers.clone();
+        self.disk = Arc::downgrade(&generation.disk);
+        self.spread_the_news();
+        self.give_out();
+    }
+
+    fn counts(&self) -> HelperCounts {
+        let [processes, peak, waiting] = [self.helpers.len(), self.peak, self.queue.len()].map(|count| count as u64);
+        HelperCounts { threads: 0, processes, peak, waiting, died: self.died }
+    }
+
+    fn register(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        epoll.add(&self.epoll, token, Interest::Readable)
+    }
+
+    fn ready(&mut self, done: &mut Vec<Done>) {
+        if self.epoll.wait(&mut self.events, Some(Duration::ZERO)).is_err() {
+            return;
+        }
+        let ready: Vec<Ready> = self.events.iter().collect();
+        for ready in ready {
+            match ready.token {
+                NURSERY => self.hear_nursery(ready, done),
+                number => self.hear(number, ready, done),
+            }
+        }
+        self.give_out();
+        self.spread_the_news();
+    }
+
+    fn next_due(&self) -> Time {
+        self.superfluous().map_or(Time::NEVER, |(due, _)| due).min(self.barren.unwrap_or(Time::NEVER))
+    }
+
+    fn take_due(&mut self, now: Time) {
+        self.barren = self.barren.filter(|until| *until > now);
+        self.give_out();
+        while let Some((due, number)) = self.superfluous()
+            && due <= now
+        {
+            // It sees the end of its socket.
+            self.helpers.remove(&number);
+        }
+    }
+}
+
+impl Helper {
+    fn is_idle(&self) -> bool {
+        self.job.is_none() && !self.ended
+    }
+
+    /// Gives it a job.
+    ///
+    /// # Errors
+    /// It is gone.
+    fn give(&mut self, job: Job, number: u64, epoll: &Epoll) -> io::Result<()> {
+        match &job.task {
+            Task::Work(disk, work) => {
+                self.equip(disk);
+                self.link.put(Kind::Work, &portable::write_work(work), Vec::new());
+            }
+            Task::Warm(_, content, range) => {
+                let range = [range.start.to_le_bytes(), range.end.to_le_bytes()].concat();
+                self.link.put(Kind::Warm, &range, vec![Lent::Content(Arc::clone(content))]);
+            }
+        }
+        self.job = Some(job);
+        self.link.flush(epoll, number)
+    }
+
+    /// Sees to it that it follows this configuration.
+    fn equip(&mut self, disk: &Arc<Disk>) {
+        let disk_of_it = Arc::downgrade(disk);
+        if Weak::ptr_eq(&self.disk, &disk_of_it) {
+            return;
+        }
+        self.disk = disk_of_it;
+        self.link.put(Kind::Begin, &portable::write_rules(disk.rules()), Vec::new());
+        let parts: Vec<_> = disk.parts().collect();
+        for parts in parts.chunks(socket::DESCRIPTORS_MAX) {
+            let sites = portable::write_sites(parts.iter().map(|(site, root, _)| (*site, *root)));
+            let roots = parts.iter().map(|(_, _, folder)| Lent::Descriptor(Arc::clone(folder))).collect();
+            self.link.put(Kind::Sites, &sites, roots);
+        }
+    }
+}
+
+fn name_of(task: &Task) -> String {
+    match task {
+        Task::Work(_, Work::Name(work)) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
+        Task::Work(_, Work::List(work)) => format!("to list {}", String::from_utf8_lossy(&work.path).escape_debug()),
+        Task::Warm(_, content, range) => {
+            format!("to read bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
+        }
+    }
+}

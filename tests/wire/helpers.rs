@@ -1,0 +1,441 @@
+//! Helpers that are processes: what they bring, what happens when they die, and that none is left behind.
+//!
+//! They are told from the server by `/proc`: the nursery is its child, helpers are the nursery's. One that is stopped
+//! (SIGSTOP) has work for as long as a test wants.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use super::disk::{SlowDisk, alone, cold_files, evict};
+use super::harness::{
+    Client, Server, Site, children_of, configuration, let_files_settle, need_root, parent_of, pattern, run, wait_until,
+};
+
+/// A server whose helpers are processes, at most `max` of them.
+fn serve(site: &Site, max: usize, toml: &str) -> Server {
+    serve_with(site, &[], &format!("[helpers]\nas = 'processes'\nmax = {max}\nreserve = {max}\n{toml}"))
+}
+
+/// One with these flags and this configuration.
+fn serve_with(site: &Site, flags: &[&str], toml: &str) -> Server {
+    // Another user is to enter it.
+    fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), toml)).unwrap();
+    Server::start(&[&["--listing", "--config", config.to_str().unwrap()], flags].concat())
+}
+
+fn nursery_of(server: &Server) -> u32 {
+    let children = children_of(server.pid());
+    assert_eq!(children.len(), 1, "{children:?}");
+    children[0]
+}
+
+fn helpers_of(server: &Server) -> Vec<u32> {
+    children_of(nursery_of(server))
+}
+
+fn signal(name: &str, pid: u32) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
+}
+
+fn descriptors_of(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// A field of `/proc/pid/status`.
+fn status_of(pid: u32, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix(field).map(str::to_owned)).expect("the field")
+}
+
+/// Stops the only helper, and asks for something that only a helper can do. Returns with the question under way.
+fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
+    assert_eq!(client.get("/").status, 200);
+    let [helper] = helpers_of(server)[..] else { panic!("one helper") };
+    signal("STOP", helper);
+    wait_until("it to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
+    let asked = server.report("requests", "disk_questions");
+    client.send_request("GET", "/folder/", &[]);
+    wait_until("the question", || server.report("requests", "disk_questions") > asked);
+    assert_eq!(server.report("helpers", "waiting"), 0, "it has the work");
+    helper
+}
+
+#[test]
+fn what_helper_processes_bring_arrives_whole() {
+    let site = Site::on_disk();
+    let small = pattern(10 << 10);
+    // As a body far larger than a socket holds, and as a descriptor with several windows.
+    let (body, large) = (pattern(3 << 20), pattern((5 << 20) + 17));
+    for (name, content) in [
+        ("small.txt", &small),
+        ("small.txt.gz", &body),
+        ("small.txt.br", &small),
+        ("body.bin", &body),
+        ("large.bin", &large),
+    ] {
+        evict(&site.file(name, content));
+    }
+    (0..3000).for_each(|n| drop(site.file(&format!("many/a file with a name that is rather long, number {n}"), "")));
+    let_files_settle();
+    let server = serve(&site, 4, "[cache]\ncontent_file_max = '4MiB'\ncontent_bytes = '32MiB'");
+    let mut client = server.connect();
+    for (target, content) in [("/small.txt", &small), ("/body.bin", &body), ("/large.bin", &large)] {
+        let response = client.get(target);
+        assert!(response.status == 200 && response.body == *content, "{target}: {}", response.status);
+    }
+    let zipped = client.request("GET", "/small.txt", &[("Accept-Encoding", "gzip")]);
+    assert_eq!((zipped.field("Content-Encoding"), zipped.body == body), (Some("gzip"), true));
+    let listing = client.get("/many/");
+    assert_eq!((listing.status, listing.text().matches("number ").count() >= 3000), (200, true));
+    assert!(listing.body.len() > 400_000, "more than a socket holds: {}", listing.body.len());
+    assert_eq!(client.get("/missing").status, 404);
+    assert_eq!(client.get("/many").status, 301);
+    assert_eq!(server.report("helpers", "threads"), 0);
+    assert!(server.report("helpers", "processes") > 0);
+    assert!(server.report("helpers", "cold_windows") > 0, "large.bin was in memory");
+    assert_eq!(server.report("helpers", "died"), 0);
+}
+
+#[test]
+fn what_helper_processes_have_read_is_believed_to_be_in_memory() {
+    let site = Site::new();
+    site.file("small.txt", pattern(10 << 10));
+    let_files_settle();
+    let server = serve(&site, 1, "[send]\nresidency = 'clock'");
+    assert_eq!(server.report("clock", "believed"), 0);
+    assert_eq!(server.get("/small.txt").body, pattern(10 << 10));
+    assert!(server.report("clock", "believed") >= 10 << 10);
+}
+
+#[test]
+fn a_helper_that_is_killed_at_its_work_is_replaced_and_its_work_asked_again() {
+    let site = Site::new();
+    site.file("folder/file", "");
+    let server = serve(&site, 1, "");
+    let mut client = server.connect();
+    let helper = give_work_to_a_stopped_one(&server, &mut client);
+    signal("KILL", helper);
+    let response = client.response("GET");
+    assert_eq!((response.status, response.text().contains("file")), (200, true));
+    server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) at its work: "));
+    server.wait_for("/folder/; it is asked once more");
+    assert_eq!(server.report("helpers", "died"), 1);
+    assert_eq!(helpers_of(&server).len(), 1);
+}
+
+#[test]
+fn a_helper_that_is_killed_while_idle_costs_nothing() {
+    let site = Site::new();
+    let server = serve(&site, 1, "");
+    let mut client = server.connect();
+    for died in 1..4 {
+        assert_eq!(client.get("/").status, 200);
+        let [helper] = helpers_of(&server)[..] else { panic!("one helper") };
+        signal("KILL", helper);
+        server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed), having nothing to do"));
+        assert_eq!(server.report("helpers", "died"), died);
+    }
+    assert_eq!(client.get("/").status, 200);
+    assert!(!server.said().contains("asked once more"), "{}", server.said());
+}
+
+#[test]
+fn alone_work_that_two_helpers_die_of_is_given_up() {
+    let _alone = alone();
+    let site = Site::on_disk();
+    let names = cold_files(&site, 2, 512 << 10);
+    // A window takes many seconds.
+    let slow = SlowDisk::new(site.path(), 16 << 10);
+    let server = serve(&site, 1, "");
+    let [begun, cold] = [&names[0], &names[1]].map(|name| format!("/{name}"));
+    assert_eq!(server.get(&begun).body.len(), 512 << 10);
+    // Its first window stays in memory.
+    let input = format!("if={}", site.path().join(&names[0]).display());
+    let range = ["iflag=nocache,skip_bytes,count_bytes", "bs=64K", "skip=262144", "count=262144"];
+    assert!(Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap().success());
+    slow.hold(&server);
+    let kill_two = |work: &str| {
+        for (n, what_then) in ["it is asked once more", "it is given up"].into_iter().enumerate() {
+            let died = server.report("helpers", "died");
+            wait_until("a helper", || !helpers_of(&server).is_empty());
+            let helper = helpers_of(&server)[0];
+            // One that waits for the disk has begun.
+            wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
+            signal("KILL", helper);
+            wait_until("its end", || server.report("helpers", "died") > died);
+            let which = if n == 0 { "its" } else { "the same" };
+            let line = format!("helper {helper} was killed by signal 9 (Killed) at {which} work: {work}");
+            wait_until("the reason", || {
+                server.said().lines().any(|said| said.contains(&line) && said.ends_with(what_then))
+            });
+        }
+    };
+    let mut client = server.connect();
+    client.send_request("GET", &cold, &[]);
+    kill_two(&cold);
+    assert_eq!(client.response("GET").status, 500);
+
+    // A download that goes on has its promise, which cannot be kept.
+    let mut client = server.connect();
+    client.send_request("GET", &begun, &[]);
+    kill_two("to read bytes 262144 to 524288 of inode");
+    assert!(client.try_response("GET").is_err(), "a download that cannot go on is cut");
+    assert_eq!(server.report("connections", "broken"), 1);
+    assert_eq!(server.get("/missing").status, 404, "the server lives on");
+}
+
+#[test]
+fn a_thousand_cold_requests_leave_no_descriptor_open() {
+    const CLIENTS: usize = 10;
+    let site = Site::new();
+    // What was just written goes to a helper, which waits until it holds still.
+    let server = serve(&site, 16, "[cache]\ndescriptors = 0\ncontent_file_max = '1KiB'");
+    let ask = |round: usize, n: usize, client: &mut Client| {
+        let name = format!("{round}-{n}.bin");
+        let path = site.file(&name, vec![n as u8; 40 << 10]);
+        site.file(&format!("{name}.gz"), "x");
+        let response = client.get(&format!("/{name}"));
+        assert_eq!((response.status, response.body.len()), (200, 40 << 10));
+        fs::remove_file(path).unwrap();
+    };
+    let all = |rounds: usize| {
+        thread::scope(|scope| {
+            for n in 0..CLIENTS {
+                let (server, ask) = (&server, &ask);
+                scope.spawn(move || {
+                    let mut client = server.connect();
+                    (0..rounds).for_each(|round| ask(round, n, &mut client));
+                });
+            }
+        });
+        wait_until("the connections' end", || server.report("connections", "open") == 0);
+    };
+    all(1);
+    let processes = |server: &Server| [vec![server.pid(), nursery_of(server)], helpers_of(server)].concat();
+    let count = || processes(&server).into_iter().map(|pid| (pid, descriptors_of(pid))).collect::<Vec<_>>();
+    // Ten clients at once have as many helpers, which stay.
+    let before = count();
+    all(1000 / CLIENTS);
+    assert!(server.report("requests", "disk_questions") >= 1000);
+    let mut after = Vec::new();
+    wait_until("the descriptors to be closed", || {
+        after = count();
+        after[0].1 <= before[0].1 + after.len() - before.len()
+    });
+    for &(pid, descriptors) in &after[1..] {
+        let (name, most) = match before.iter().find(|(known, _)| *known == pid) {
+            // One for each helper that came since.
+            Some((_, known)) if pid == after[1].0 => ("nursery", known + after.len() - before.len()),
+            Some((_, known)) => ("helper", *known),
+            None => ("helper", before[2].1),
+        };
+        assert!(descriptors <= most, "{name} {pid}: {descriptors}; before {before:?}, after {after:?}");
+    }
+}
+
+#[test]
+fn a_reload_reaches_helper_processes() {
+    let [old, new] = [Site::new(), Site::new()];
+    old.file("which/old", "");
+    new.file("which/new", "");
+    new.file("index.htm", "index");
+    let server = serve(&old, 2, "");
+    let mut client = server.connect();
+    assert!(client.get("/which/").text().contains("old"));
+    let root_of = |helper: u32| {
+        let links = fs::read_dir(format!("/proc/{helper}/fd")).unwrap();
+        let mut links = links.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.find(|link| [old.path(), new.path()].contains(&&**link))
+    };
+    let helper = helpers_of(&server)[0];
+    assert_eq!(root_of(helper).as_deref(), Some(old.path()));
+    let config = old.path().with_extension("toml");
+    fs::write(&config, configuration(new.path(), "[helpers]\nas = 'processes'\nmax = 3")).unwrap();
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    // Also one that has nothing to do lets go of what is not served any more.
+    wait_until("the helper to hear of it", || root_of(helper).as_deref() == Some(new.path()));
+    assert!(client.get("/which/").text().contains("new"));
+    assert_eq!(client.get("/").text(), "index");
+    assert_eq!(helpers_of(&server), [helper], "the helper stayed");
+
+    fs::write(&config, configuration(new.path(), "[helpers]\nas = 'threads'")).unwrap();
+    server.signal("HUP");
+    server.wait_for("helpers.as cannot change while the server runs");
+    assert!(client.get("/which/").text().contains("new"));
+}
+
+#[test]
+fn as_many_sites_as_take_several_messages_are_all_known_to_helpers() {
+    const SITES: usize = 150;
+    let site = Site::new();
+    let mut toml = "listen = ['127.0.0.1:0']\n[helpers]\nas = 'processes'\n".to_owned();
+    for n in 0..SITES {
+        site.file(&format!("{n}/sub/this is {n}."), "");
+        let root = site.path().join(n.to_string());
+        toml += &format!("[[site]]\nroot = {root:?}\nhosts = ['s{n}.example']\nlisting = true\n");
+    }
+    let config = site.path().with_extension("toml");
+    fs::write(&config, toml).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    for n in 0..SITES {
+        let listing = client.request("GET", "/sub/", &[("Host", &format!("s{n}.example"))]);
+        assert!(listing.text().contains(&format!("this is {n}.")), "{n}: {}", listing.text());
+    }
+}
+
+#[test]
+fn no_helper_process_outlives_its_server() {
+    let site = Site::new();
+    site.file("folder/file", "");
+    for how in ["KILL", "TERM"] {
+        let mut server = serve(&site, 3, "");
+        let family = {
+            let mut client = server.connect();
+            // One is stopped in the middle of its work, another has nothing to do.
+            let helper = give_work_to_a_stopped_one(&server, &mut client);
+            assert_eq!(server.get("/").status, 200);
+            let family = [vec![nursery_of(&server)], helpers_of(&server)].concat();
+            assert_eq!(family.len(), 3);
+            server.signal(how);
+            signal("CONT", helper);
+            family
+        };
+        server.wait();
+        wait_until("all to end", || family.iter().all(|pid| parent_of(*pid).is_none()));
+    }
+}
+
+#[test]
+fn helper_processes_come_with_work_and_a_few_stay_in_reserve() {
+    let site = Site::new();
+    site.file("folder/file", "");
+    let toml = "[helpers]\nas = 'processes'\nmax = 3\nreserve = 1\nidle_time = '50ms'";
+    let server = serve_with(&site, &[], toml);
+    assert!(helpers_of(&server).is_empty());
+    let mut client = server.connect();
+    let stopped = give_work_to_a_stopped_one(&server, &mut client);
+    assert_eq!(server.get("/").status, 200);
+    let helpers = helpers_of(&server);
+    assert_eq!(helpers.len(), 2);
+    // Whoever is at work stays, and no more than that.
+    wait_until("the other to end", || helpers_of(&server) == [stopped]);
+    assert_eq!((server.report("helpers", "processes"), server.report("helpers", "peak")), (1, 2));
+    signal("CONT", stopped);
+    assert_eq!(client.response("GET").status, 200);
+    thread::sleep(Duration::from_millis(150));
+    assert_eq!(helpers_of(&server), [stopped], "the reserve stays");
+    assert_eq!(server.report("helpers", "died"), 0, "none that was let go is counted");
+}
+
+#[test]
+fn where_no_helper_process_can_be_started_cold_requests_are_answered_503_until_one_can() {
+    need_root("takes the right to have processes from another user");
+    let site = Site::new();
+    site.file("hot.txt", "hot");
+    let_files_settle();
+    let toml = "[helpers]\nas = 'processes'\n[limits]\ndisk_time = '300ms'";
+    let server = serve_with(&site, &["--user", "nobody"], toml);
+    assert_eq!(server.get("/hot.txt").status, 200);
+    let nursery = nursery_of(&server).to_string();
+    // The soft limit alone, and as the user himself, which needs no right that a container may lack.
+    let number = |field| status_of(nursery_of(&server), field).trim().split('\t').next().unwrap().parse().unwrap();
+    let allow = |processes: &str| {
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--pid", &nursery, &format!("--nproc={processes}:")]).uid(number("Uid:")).gid(number("Gid:"));
+        assert!(prlimit.status().unwrap().success());
+    };
+    allow("0");
+    // That of the first request.
+    helpers_of(&server).into_iter().for_each(|helper| signal("KILL", helper));
+    wait_until("its end", || server.report("helpers", "processes") == 0);
+    for _ in 0..3 {
+        assert_eq!(server.get("/").status, 503);
+        assert_eq!(server.get("/hot.txt").status, 200);
+    }
+    server.wait_for("cannot start a helper: Resource temporarily unavailable");
+    assert_eq!(server.said().matches("cannot start a helper").count(), 1);
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
+    allow(&most.map_or("unlimited".to_owned(), |most| most.to_string()));
+    wait_until("a helper", || server.get("/").status == 200);
+}
+
+#[test]
+fn signals_are_left_to_the_server() {
+    let site = Site::new();
+    let server = serve(&site, 1, "");
+    assert_eq!(server.get("/").status, 200);
+    let family = [vec![nursery_of(&server)], helpers_of(&server)].concat();
+    assert_eq!(family.len(), 2);
+    for name in ["INT", "HUP", "USR1", "USR2", "TERM"] {
+        family.iter().for_each(|pid| signal(name, *pid));
+    }
+    assert_eq!(server.get("/").status, 200);
+    assert_eq!([vec![nursery_of(&server)], helpers_of(&server)].concat(), family);
+    assert_eq!(server.report("helpers", "died"), 0);
+}
+
+#[test]
+fn a_server_without_its_nursery_ends_and_says_why() {
+    let site = Site::new();
+    let mut server = serve(&site, 1, "");
+    signal("KILL", nursery_of(&server));
+    assert_eq!(server.wait().code(), Some(1));
+    server.wait_for("the process that helpers come from was killed by signal 9 (Killed)");
+}
+
+#[test]
+fn helper_processes_are_the_user_who_serves_and_have_no_listener() {
+    need_root("becomes another user");
+    let site = Site::new();
+    let server = serve_with(&site, &["--user", "nobody", "--helpers-as", "processes"], "");
+    assert_eq!(server.get("/").status, 200);
+    for pid in [vec![nursery_of(&server)], helpers_of(&server)].concat() {
+        for name in ["Uid:", "Gid:", "Groups:", "NoNewPrivs:", "CapEff:"] {
+            assert_eq!(status_of(pid, name), status_of(server.pid(), name), "{name} of {pid}");
+        }
+        assert_ne!(status_of(pid, "Uid:").trim().split('\t').next(), Some("0"));
+        // Its link, and no port that would stay taken.
+        let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let links = links.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        assert_eq!(links.filter(|link| link.to_string_lossy().starts_with("socket:")).count(), 1);
+    }
+}
+
+#[test]
+fn flags_of_helpers_without_helpers_are_refused() {
+    let site = Site::new();
+    let root = site.path().to_str().unwrap();
+    for (flag, value) in [("--helpers", "4"), ("--helpers-as", "processes")] {
+        for architecture in ["sped", "mt", "mp"] {
+            let ended = run(&["serve", root, "--architecture", architecture, flag, value]);
+            assert_eq!(ended.status, 2, "{ended:?}");
+            let says = format!("`{flag}` is given, but the architecture {architecture} has no helpers");
+            assert!(ended.stderr.contains(&says), "{}", ended.stderr);
+            assert!(ended.stderr.contains("--architecture amped"), "{}", ended.stderr);
+        }
+    }
+    let ended = run(&["serve", root, "--helpers-as", "processes", "--print-config"]);
+    assert!(ended.stdout.contains("as = \"processes\""), "{}", ended.stdout);
+}
+
+#[test]
+fn a_helper_that_hangs_delays_nobody_else() {
+    let site = Site::new();
+    site.file("folder/file", "");
+    let server = serve(&site, 2, "[limits]\ndisk_time = '300ms'");
+    let mut client = server.connect();
+    let helper = give_work_to_a_stopped_one(&server, &mut client);
+    // The other's.
+    (0..20).for_each(|_| assert_eq!(server.get("/").status, 200));
+    assert_eq!(client.response("GET").status, 503);
+    signal("CONT", helper);
+    assert_eq!(client.get("/folder/").status, 200);
+}
