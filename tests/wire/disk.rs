@@ -456,6 +456,51 @@ fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
     assert!(used < elapsed / 2, "{used:?} of CPU time in {elapsed:?} of waiting");
 }
 
+/// What the architectures are about (Flash, sections 3 and 6): cold files at the speed of the disk in all of them, and what is
+/// hot delayed where the loop itself waits.
+#[test]
+fn alone_only_sped_stalls_on_a_slow_disk() {
+    const LENGTH: usize = 200 << 10;
+    let _alone = alone();
+    let check = |architecture: &str| {
+        let site = public_site();
+        site.file("hot.txt", "hot");
+        let names = cold_files(&site, 16, LENGTH);
+        let slow = SlowDisk::new(site.path(), 1 << 20);
+        let server = server_as("nobody", &site, &format!("architecture = '{architecture}'"));
+        assert_eq!(server.get("/hot.txt").status, 200);
+        slow.hold(&server);
+        for child in server.children() {
+            fs::write(slow.group.join("cgroup.procs"), child.to_string()).unwrap();
+        }
+        let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
+            let begin = Instant::now();
+            thread::scope(|scope| {
+                for (n, names) in names.chunks(4).enumerate() {
+                    let mut client = server.connect();
+                    scope.spawn(move || {
+                        for (m, name) in names.iter().enumerate() {
+                            assert!(client.get(&format!("/{name}")).body == vec![(4 * n + m) as u8; LENGTH], "{name}");
+                        }
+                    });
+                }
+            });
+            begin.elapsed()
+        });
+        let [hot] = hot.try_into().unwrap();
+        println!("{architecture}: cold {cold:?}, hot {hot:?}");
+        assert!(cold > Duration::from_secs(2), "the disk was not slow: {cold:?}");
+        (cold, hot)
+    };
+    let [amped, sped, mt, mp] = ["amped", "sped", "mt", "mp"].map(check);
+    assert!(amped.1.p99 * 10 < sped.1.p99, "a hot request waits as long as in SPED");
+    assert!(amped.1.count > 5 * sped.1.count, "no more hot requests than in SPED");
+    for (name, (cold, hot)) in [("mt", mt), ("mp", mp)] {
+        assert!(hot.p99 * 10 < sped.1.p99, "{name} stalls");
+        assert!(amped.0 < cold * 5 / 4, "the disk is used less well than in {name}");
+    }
+}
+
 /// User and system time of a server so far.
 fn cpu_time(server: &Server) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
