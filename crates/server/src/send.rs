@@ -18,14 +18,14 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::record::{Record, Records};
 use amped_core::reply::{Body, Reply, Wall};
 use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
-use amped_sys::socket;
+use amped_sys::{process, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
@@ -89,8 +89,12 @@ pub enum Progress {
 pub enum Probes {
     /// None: sending may wait for the disk.
     None,
-    /// All but so many at the front, which were fetched for this.
-    AllBut(u32),
+    /// All. That at the front has been fetched so often already, without any of it having been sent since: a few times it
+    /// is believed to be there, and at last waited for.
+    All {
+        /// How often.
+        fetched: u8,
+    },
 }
 
 /// A loop's means of sending, shared by its connections.
@@ -106,9 +110,51 @@ pub struct Sender {
     /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
     lends: bool,
     style: Style,
+    wary: Wary,
+    /// The moment of this turn.
+    now: Time,
     residency: Arc<Residency>,
     content: ContentMode,
     mapped: MappedWindows,
+}
+
+/// Whether windows have lost pages in their middle of late.
+///
+/// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
+/// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
+/// send them. So the loop notices that it has waited, and from then on, for a while, reads windows into memory of its own
+/// by a read that never waits, which looks at every page: dearer than lending by half, where the disk is what counts.
+#[derive(Debug, Default)]
+struct Wary {
+    until: Time,
+    /// Blocks that this thread had read when it looked last.
+    blocks_read: i64,
+}
+
+/// A window takes 18 to 60 us to send. For longer than this it waits for the disk, or the thread had lost the processor.
+const SUSPICIOUS: Duration = Duration::from_millis(1);
+
+/// For how long nothing is lent after a wait, or after the last window that was not there.
+const WARY: Duration = Duration::from_secs(10);
+
+/// How often a window is fetched before the loop waits for it: it must come forward at some time.
+const FETCHES_MAX: u8 = 3;
+
+impl Wary {
+    /// Sending has taken suspiciously long.
+    fn suspect(&mut self, now: Time) {
+        let blocks_read = process::disk_use().blocks_read;
+        if std::mem::replace(&mut self.blocks_read, blocks_read) < blocks_read {
+            self.until = now + WARY;
+        }
+    }
+
+    /// Something was not in memory.
+    fn go_on(&mut self, now: Time) {
+        if now < self.until {
+            self.until = now + WARY;
+        }
+    }
 }
 
 /// How heads are written: two of the papers' optimisations.
@@ -168,6 +214,8 @@ impl Sender {
             settle: generation.settings.send.settle,
             lends: generation.settings.optimise.has(Optimisation::Sendfile),
             style: Style::of(&generation.settings.optimise),
+            wary: Wary::default(),
+            now: Time::START,
             residency: Arc::clone(generation.disk.residency()),
             content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
@@ -286,13 +334,17 @@ impl Outbox {
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
     pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probes: Probes, teller: &mut Teller<'_>) -> Progress {
         let mut windows = 0;
+        sender.now = teller.now;
         loop {
             self.tell_ends(teller);
             if self.chunks.is_empty() {
                 return Progress::Done;
             }
-            let probe = matches!(probes, Probes::AllBut(fetched) if windows >= fetched);
-            match self.send_front(socket, sender, windows < WINDOWS_A_TURN, probe, teller.wall) {
+            let probes = match probes {
+                Probes::All { .. } if windows > 0 => Probes::All { fetched: 0 },
+                probes => probes,
+            };
+            match self.send_front(socket, sender, windows < WINDOWS_A_TURN, probes, teller.wall) {
                 Ok(Front::Sent(count)) => self.advance(count, teller),
                 Ok(Front::SentWindow(count)) => {
                     windows += 1;
@@ -314,7 +366,7 @@ impl Outbox {
         socket: &OwnedFd,
         sender: &mut Sender,
         may_send_window: bool,
-        probe: bool,
+        probes: Probes,
         wall: &Wall,
     ) -> io::Result<Front> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
@@ -328,7 +380,7 @@ impl Outbox {
             && (before.is_empty() || sender.content == ContentMode::Mmap)
         {
             if may_send_window {
-                match send_window(socket, before, content, range.clone(), sender, probe, wall)? {
+                match send_window(socket, before, content, range.clone(), sender, probes, wall)? {
                     Window::Sent(count) => return Ok(Front::SentWindow(count)),
                     Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
                     Window::Changed => return Ok(Front::Changed),
@@ -498,6 +550,7 @@ impl Sender {
     fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, wall: &Wall) -> Way {
         match self.content {
             ContentMode::Copy => Way::Copied,
+            _ if self.now < self.wary.until => Way::Copied,
             _ if !is_settled(version, self.settle, wall) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
@@ -515,7 +568,7 @@ fn send_window(
     content: &Content<OpenFile>,
     range: Range<u64>,
     sender: &mut Sender,
-    probe: bool,
+    probes: Probes,
     wall: &Wall,
 ) -> io::Result<Window> {
     let Stored::File(file) = &content.store else {
@@ -527,7 +580,7 @@ fn send_window(
     let window = range.start..end;
     let more = end < range.end;
     let way = sender.way(file, version, &window, wall);
-    let Sender { window: buffer, residency, mapped, .. } = sender;
+    let Sender { window: buffer, residency, mapped, wary, now, .. } = sender;
     let map = || match &way {
         Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
         Way::Lent | Way::Copied => mapped.get(file, version, window.start / WINDOW),
@@ -538,10 +591,15 @@ fn send_window(
             return Ok(Window::NotYet);
         }
         let buffer = &mut buffer[..(window.end - window.start) as usize];
+        // Part of what was fetched may have gone again, and part is enough to go on.
+        let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
         let count = match residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Window::Cold(window)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wary.go_on(*now);
+                return Ok(Window::Cold(window));
+            }
             // The disk failed: the client must see that the reply is not whole.
             Err(_) => return Ok(Window::Changed),
         };
@@ -552,6 +610,7 @@ fn send_window(
         return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
     }
 
+    let probe = probes == Probes::All { fetched: 0 };
     let is_cold = probe && !residency.is_resident(file, version, &window, map);
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = !is_unchanged(file, version)?;
@@ -563,6 +622,7 @@ fn send_window(
             _ => Window::NotYet,
         });
     }
+    let begun = Instant::now();
     let sent = residency.watch(version, &window, probe, || match &way {
         Way::Mapped(mapping) => {
             let start = (window.start % WINDOW) as usize;
@@ -572,6 +632,9 @@ fn send_window(
             file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
         }
     })?;
+    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && matches!(**residency, Residency::Nowait) {
+        wary.suspect(*now);
+    }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
     let is_last = window.start + sent.saturating_sub(before) as u64 == range.end;
     if sent == 0 || (is_last && !is_unchanged(file, version)?) {

@@ -180,8 +180,8 @@ struct Connection {
     writable: bool,
     /// Since when a helper has been fetching what is to be sent next; [`Time::NEVER`]: none is.
     cold: Time,
-    /// It has, and that was not sent yet.
-    warmed: bool,
+    /// How often that has been done without any of it having been sent since, and where in its file it begins.
+    fetched: (u8, u64),
     /// It is in the queue of those that come again.
     queued: bool,
 }
@@ -376,7 +376,7 @@ impl Worker {
             ending: false,
             writable: true,
             cold: Time::NEVER,
-            warmed: false,
+            fetched: (0, 0),
             queued: false,
         });
         self.open += 1;
@@ -444,7 +444,7 @@ impl Worker {
             return;
         };
         connection.cold = Time::NEVER;
-        connection.warmed = true;
+        connection.fetched.0 = connection.fetched.0.saturating_add(1);
         // The wait was ours, so the client's time starts anew.
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
@@ -713,9 +713,13 @@ impl Worker {
         };
         // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
         // some file systems cannot tell, but a window must come forward at some time.
-        let probes =
-            if D::PROBES { Probes::AllBut(u32::from(std::mem::take(&mut connection.warmed))) } else { Probes::None };
+        let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
         let progress = outbox.pump(&connection.socket, &mut self.sender, probes, &mut teller);
+        match &progress {
+            Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
+            Progress::Cold(_, range) => connection.fetched = (0, range.start),
+            _ => connection.fetched.0 = 0,
+        }
         let all = matches!(progress, Progress::Done);
         connection.conn.handle(now, Event::Sent { all }, &mut self.desk, actions);
         match progress {
