@@ -1,10 +1,11 @@
 //! `cargo xtask`: what a developer of the project runs, in one place and one language.
 //!
 //! Each task is one file here with one `run`; this file reads the command line and holds what they share: where the
-//! project lies, and how to start a program so that its failure says what was started. Only clap and `std`, since
-//! every task waits until this is built.
+//! project lies, and how to start a program so that its failure says what was started. Little but clap
+//! and what the server itself brings, since every task waits until this is built.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod fuzz;
 mod man;
 mod setup;
@@ -30,10 +31,13 @@ struct Args {
 enum Task {
     /// Install what the tests need: Debian packages, and Cargo tools into target/tools
     Setup(setup::Args),
-    /// Run everything that CI runs: setup, format, tidy, clippy, deny, tests, release build, fuzzing
+    /// Run everything that CI runs: setup, format, tidy, clippy, deny, tests, release build, a short measurement, fuzzing
     Test(test::Args),
     /// Run each fuzz target for a short time, beginning with the inputs that once crashed
     FuzzSmoke(fuzz::Args),
+    /// Measure what optimisations and architectures are worth, as the papers did
+    #[command(subcommand)]
+    Bench(bench::Args),
     /// Check the house rules that a machine can check
     Tidy,
     /// Write manual pages and shell completions
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
         Task::Setup(args) => setup::run(&args),
         Task::Test(args) => test::run(&args),
         Task::FuzzSmoke(args) => fuzz::run(&args),
+        Task::Bench(args) => bench::run(&args),
         Task::Tidy => tidy::run(),
         Task::Man(args) => man::run(&args),
     };

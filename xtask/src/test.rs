@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::setup::{DENY, NEXTEST};
-use crate::{Outcome, cargo, fuzz, output, root, run as run_command, setup, tidy};
+use crate::{Outcome, bench, cargo, fuzz, output, root, run as run_command, setup, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -36,6 +36,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
         ("dependencies of the server", Box::new(server_dependencies)),
         ("release build", Box::new(|| run_cargo(&["build", "--release", "--package", "amped"]))),
+        ("measuring", Box::new(bench::smoke)),
         ("fuzz", Box::new(move || fuzz::smoke(fuzz_seconds, &[]))),
     ];
 

@@ -1,0 +1,75 @@
+//! Flash, the real workload over data set sizes: the four architectures, from a data set that is in memory to one that is
+//! three times as large.
+
+use super::super::files::{FileSpec, data_set, zipf_targets};
+use super::super::load::{Load, Targets};
+use super::super::report::Metric;
+use super::super::stats::Random;
+use super::{Arm, CONNECTIONS, Exhibit, Point, Scale, Shape, SmallMachine};
+
+const STORY: &str = "\
+Flash and its variants replayed the log of a web server, cut so that the files asked for had a total size below, near
+and above the memory of the machine. In memory AMPED was close to SPED, the best. Beyond it SPED fell steeply, since
+each read of the disk stopped all its clients; AMPED did as well as MP or better, whose processes took memory from the
+page cache; MT was close to AMPED.
+
+Here a control group is the small machine: 128 MiB for the server and the page cache of its files, and a disk that
+reads 32 MiB/s. Files are of 8 to 256 KiB, asked for with Zipf-like popularity (exponent 0.8) over 48 connections. The
+most popular ones that fit are in memory when a measurement begins; names are known to the kernel throughout, so it is
+contents that are cold. Beside the load, 200 times a second, one small cached file is asked for: how long that takes
+at the 99th percentile shows whether those who need no disk wait for it. The limit of the disk is one of bytes, so
+several reads at once gain nothing here, as they would on a disk that can order them.";
+
+/// Asked for beside the load.
+const HOT: &str = "hot.html";
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn exhibit(scale: Scale, seed: u64) -> Exhibit {
+    let (memory, sizes): (u64, &[u64]) = match scale {
+        Scale::Full => (128, &[32, 96, 160, 256, 384]),
+        Scale::Quick => (64, &[16, 128]),
+        Scale::Smoke => (64, &[16]),
+    };
+    let files = data_set(sizes[sizes.len() - 1] * MIB, 8 << 10, 256 << 10, &mut Random(seed));
+    let mut arms = Arm::architectures();
+    arms.push(Arm::new("amped, helper processes", &["--helpers-as", "processes"]));
+    Exhibit {
+        name: "flash-data-set",
+        title: "Four architectures, data sets below and above the memory",
+        story: STORY,
+        config: "cache.content_bytes = '16MiB'\n",
+        arms,
+        points: sizes.iter().map(|size| point(scale, seed, *size, memory * MIB, &files)).collect(),
+        files: files.iter().cloned().chain([FileSpec { name: HOT.to_owned(), bytes: 1024 }]).collect(),
+        machine: Some(SmallMachine { memory: memory * MIB, disk: 32 * MIB }),
+        metrics: &[Metric::Throughput, Metric::HotP99, Metric::Cpu],
+        shape: Shape::Lines { x_title: "data set, MiB", logarithmic: false },
+        rounds: scale.rounds(6),
+    }
+}
+
+fn point(scale: Scale, seed: u64, mib: u64, memory: u64, files: &[FileSpec]) -> Point {
+    let files = &files[..until(files, mib * MIB)];
+    let targets = zipf_targets(files, 0.8, 30_000, &mut Random(seed));
+    // The most popular last, and no more than there is room for.
+    let warm = files[..until(files, memory)].iter().rev().map(|file| format!("/{}", file.name));
+    let load = Load {
+        targets: Targets::List(format!("zipf-{mib}"), targets),
+        connections: CONNECTIONS,
+        fresh: false,
+        seconds: if scale == Scale::Full { 2 } else { 1 },
+        hot: Some(format!("/{HOT}")),
+    };
+    let warm = warm.chain([format!("/{HOT}")]).collect();
+    Point { group: "", label: format!("{mib} MiB"), x: mib as f64, load, warm }
+}
+
+/// How many of the first files have this many bytes, or all.
+fn until(files: &[FileSpec], bytes: u64) -> usize {
+    let sums = files.iter().scan(0, |sum, file| {
+        *sum += file.bytes;
+        Some(*sum)
+    });
+    (sums.take_while(|sum| *sum < bytes).count() + 1).min(files.len())
+}

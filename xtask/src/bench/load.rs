@@ -1,0 +1,249 @@
+//! Load, by other people's generators: wrk asks as fast as it is answered, h2load asks at a pace and writes down how long
+//! each answer took.
+//!
+//! wrk is a closed loop and corrects the latencies that it prints by ones that it invents, so its counts are used alone. The
+//! latencies are h2load's: a few connections ask for one cached file at times that do not depend on the load beside them.
+//! Each of these connections still waits for its answer before it asks again, so a stall counts once for each of them, not
+//! for each request that would have fallen into it: long stalls are understated, never overstated.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::group::Group;
+use crate::{Outcome, output, shown};
+
+/// What is asked of a server.
+#[derive(Clone, Debug)]
+pub(super) struct Load {
+    /// One target for all requests, or a file of targets that are asked for in their order, again and again.
+    pub(super) targets: Targets,
+    /// Requests under way at once, each on its own connection.
+    pub(super) connections: usize,
+    /// A new connection for each request.
+    pub(super) fresh: bool,
+    /// Whole seconds: wrk knows no others.
+    pub(super) seconds: u32,
+    /// A cached target whose latency is measured beside the load.
+    pub(super) hot: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Targets {
+    /// The path, and how many bytes its body has.
+    One(String, u64),
+    /// A name for the list, and its paths.
+    List(String, Vec<String>),
+}
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heard {
+    /// Answered, the paced ones included.
+    pub(super) requests: u64,
+    /// Of the load, without the paced ones.
+    pub(super) seconds: f64,
+    pub(super) bytes: u64,
+    /// Of the paced requests, sorted, in microseconds.
+    pub(super) hot_us: Vec<u64>,
+}
+
+/// The connections that ask at a pace, and the requests of each in a second.
+const PACED: (usize, usize) = (8, 25);
+
+/// Prints what wrk has counted in one line. wrk counts as `status` what is neither 2xx nor 3xx.
+const DONE: &str = r#"
+function done(summary, latency, requests)
+   local e = summary.errors
+   print(string.format("counted requests=%d us=%d bytes=%d connect=%d read=%d write=%d status=%d timeout=%d",
+      summary.requests, summary.duration, summary.bytes, e.connect, e.read, e.write, e.status, e.timeout))
+end
+"#;
+
+/// Asks for the lines of a file in their order, from the one whose number is given.
+const LIST: &str = r#"
+local requests, at = {}, 0
+function init(args)
+   for line in io.lines(args[1]) do requests[#requests + 1] = wrk.format("GET", line) end
+   at = tonumber(args[2]) % #requests
+end
+function request()
+   at = at % #requests + 1
+   return requests[at]
+end
+"#;
+
+/// The generators, in a group of their own on a core of their own.
+pub(super) struct Client {
+    pub(super) group: Group,
+    core: usize,
+    folder: PathBuf,
+}
+
+impl Client {
+    /// Writes what wrk needs into `folder`.
+    pub(super) fn new(folder: &Path, core: usize) -> Outcome<Client> {
+        let client = Client { group: Group::new(None)?, core, folder: folder.to_owned() };
+        client.write("one.lua", DONE)?;
+        client.write("list.lua", &format!("{LIST}{DONE}"))?;
+        Ok(client)
+    }
+
+    /// Asks for each of these on one of so many connections.
+    pub(super) fn warm(&self, address: SocketAddr, targets: &[String], connections: usize) -> Outcome {
+        self.write("warm.txt", &(targets.join("\n") + "\n"))?;
+        let [count, connections] = [targets.len(), connections].map(|number| number.to_string());
+        let base = format!("http://{address}/");
+        let list = self.path("warm.txt");
+        let words = ["h2load", "--h1", "-c", &connections, "-n", &count, "-B", &base, "-i", &list];
+        let said = output(&mut self.group.command(self.core, &words))?;
+        if said.contains(&format!("status codes: {count} 2xx")) { Ok(()) } else { Err(unanswered(&said)) }
+    }
+
+    /// Puts the load on the server, from the request number `from` of a list on. What is not a whole answer is an error.
+    pub(super) fn run(&self, address: SocketAddr, load: &Load, from: usize) -> Outcome<Heard> {
+        let paced = load.hot.as_ref().map(|hot| self.start_paced(address, hot, load.seconds)).transpose()?;
+        let counted = self.run_wrk(address, load, from);
+        // Waited for whatever wrk said: it would be in the next measurement.
+        let hot_us = paced.map(|paced| self.paced(paced)).transpose();
+        let (mut heard, hot_us) = (counted?, hot_us?.unwrap_or_default());
+        heard.requests += hot_us.len() as u64;
+        heard.hot_us = hot_us;
+        Ok(heard)
+    }
+
+    fn run_wrk(&self, address: SocketAddr, load: &Load, from: usize) -> Outcome<Heard> {
+        let (connections, duration) = (load.connections.to_string(), format!("{}s", load.seconds));
+        let mut words = vec!["wrk", "-t", "1", "-c", &connections, "-d", &duration, "--timeout", "30s"];
+        if load.fresh {
+            words.extend(["-H", "Connection: close"]);
+        }
+        let script = self.path(if matches!(load.targets, Targets::One(..)) { "one.lua" } else { "list.lua" });
+        let (url, list, from) = match &load.targets {
+            Targets::One(path, _) => (format!("http://{address}{path}"), None, from),
+            Targets::List(name, paths) => {
+                let file = format!("{name}.txt");
+                if !Path::new(&self.path(&file)).exists() {
+                    self.write(&file, &(paths.join("\n") + "\n"))?;
+                }
+                (format!("http://{address}/"), Some(self.path(&file)), from)
+            }
+        };
+        let from = from.to_string();
+        words.extend(["-s", &script, &url]);
+        if let Some(list) = &list {
+            words.extend(["--", list, &from]);
+        }
+        let heard = counted(&output(&mut self.group.command(self.core, &words))?)?;
+        match load.targets {
+            Targets::One(_, bytes) if heard.bytes < heard.requests * bytes => {
+                Err(format!("bodies were cut: {} bytes in {} answers of {bytes}", heard.bytes, heard.requests))
+            }
+            _ => Ok(heard),
+        }
+    }
+
+    fn start_paced(&self, address: SocketAddr, hot: &str, seconds: u32) -> Outcome<Child> {
+        let _ = fs::remove_file(self.path("paced.tsv"));
+        let (url, log) = (format!("http://{address}{hot}"), format!("--log-file={}", self.path("paced.tsv")));
+        let [connections, pace, seconds] = [PACED.0, PACED.1, seconds as usize].map(|number| number.to_string());
+        // Before wrk, which takes the core whenever it is let: a probe that had to wait for it would measure it.
+        let words = ["chrt", "--fifo", "10", "h2load", "--h1", "-c", &connections, "--rps", &pace, "-D", &seconds];
+        let mut command = self.group.command(self.core, &[&words[..], &[&log, &url]].concat());
+        start(&mut command)
+    }
+
+    fn paced(&self, child: Child) -> Outcome<Vec<u64>> {
+        let ended = child.wait_with_output().map_err(|error| format!("h2load: {error}"))?;
+        let said = String::from_utf8_lossy(&ended.stdout);
+        // What is under way when the time is over is not counted as done, nor as failed.
+        if !ended.status.success() || !said.contains(" 0 failed, 0 errored, 0 timeout") {
+            return Err(unanswered(&said));
+        }
+        let text = fs::read_to_string(self.path("paced.tsv")).map_err(|error| format!("the log of h2load: {error}"))?;
+        latencies(&text)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).to_string_lossy().into_owned()
+    }
+
+    fn write(&self, name: &str, text: &str) -> Outcome {
+        fs::write(self.path(name), text).map_err(|error| format!("cannot write {}: {error}", self.path(name)))
+    }
+}
+
+/// The lines of h2load that count.
+fn unanswered(said: &str) -> String {
+    let lines = said.lines().filter(|line| line.starts_with("requests:") || line.starts_with("status codes:"));
+    format!("h2load was not answered everything: {}", lines.collect::<Vec<_>>().join(", "))
+}
+
+fn start(command: &mut Command) -> Outcome<Child> {
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    piped.spawn().map_err(|error| format!("cannot start `{}`: {error}", shown(command)))
+}
+
+/// Reads the line that [`DONE`] printed.
+fn counted(said: &str) -> Outcome<Heard> {
+    let line = said.lines().find_map(|line| line.strip_prefix("counted ")).ok_or_else(|| format!("wrk said {said}"))?;
+    let figure = |key: &str| -> Outcome<u64> {
+        let value = line.split(' ').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')?.parse().ok());
+        value.ok_or_else(|| format!("no {key} in what wrk said: {line}"))
+    };
+    for what in ["connect", "read", "write", "status", "timeout"] {
+        if figure(what)? > 0 {
+            return Err(format!("wrk met errors: {line}"));
+        }
+    }
+    let duration = Duration::from_micros(figure("us")?);
+    match figure("requests")? {
+        0 => Err("wrk was answered nothing".to_owned()),
+        requests => {
+            Ok(Heard { requests, seconds: duration.as_secs_f64(), bytes: figure("bytes")?, hot_us: Vec::new() })
+        }
+    }
+}
+
+/// Reads the log of h2load: start in microseconds, status, microseconds until the end of the answer.
+fn latencies(log: &str) -> Outcome<Vec<u64>> {
+    let read = |line: &str| {
+        let mut columns = line.split('\t').skip(1);
+        (columns.next()? == "200").then(|| columns.next()?.trim().parse().ok())?
+    };
+    let us = log.lines().map(|line| read(line).ok_or_else(|| format!("the hot file was answered: {line}")));
+    let mut us = us.collect::<Outcome<Vec<u64>>>()?;
+    us.sort_unstable();
+    if us.is_empty() { Err("h2load was answered nothing".to_owned()) } else { Ok(us) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_wrk_counted() {
+        let good =
+            "Running 1s test\ncounted requests=10 us=2000000 bytes=5000 connect=0 read=0 write=0 status=0 timeout=0";
+        let heard = counted(good).unwrap();
+        assert_eq!((heard.requests, heard.seconds, heard.bytes), (10, 2.0, 5000));
+        let check = |from: &str, to: &str, says: &str| {
+            let error = counted(&good.replace(from, to)).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        };
+        check("status=0", "status=3", "status=3");
+        check("read=0", "read=1", "errors");
+        check("requests=10", "requests=0", "answered nothing");
+        check("bytes", "octets", "no bytes");
+        check("counted", "", "wrk said");
+    }
+
+    #[test]
+    fn reads_the_log_of_h2load() {
+        assert_eq!(latencies("17\t200\t458\n17\t200\t107\n").unwrap(), [107, 458]);
+        assert!(latencies("17\t503\t458\n").unwrap_err().contains("503"));
+        assert!(latencies("").is_err());
+    }
+}

@@ -1,0 +1,425 @@
+//! `cargo xtask bench ablation`: what each optimisation and each architecture is worth on this machine, as the papers
+//! measured it.
+//!
+//! 1. The server is built, nothing is built afterwards, and a copy of it is what is measured.
+//! 2. Each exhibit (`exhibit/`) is a list of servers (arms) and loads (points). In each round every point is
+//!    measured with every arm, in an order drawn from a seed; what is compared was measured within seconds. The first arm
+//!    goes twice, which shows what the noise alone makes of no difference at all.
+//! 3. A measurement starts a server in a control group of its own (`server`, `group`), warms it, puts a load on it (`load`)
+//!    and takes CPU time, rate and latency. One that met an error is refused and made again.
+//! 4. Medians, intervals and ratios within a round (`stats`) become a table, a plot and a file of all samples
+//!    (`report`, `plot`) in `experiments/NAME`. What they mean a person writes there.
+//!
+//! CPU time for a request is what is compared in the first place: it holds still while neighbours come and go, and can be
+//! told where the client is slower than the server, as it is here for small files. A rate stands beside it.
+
+mod exhibit;
+mod files;
+mod group;
+mod host;
+mod load;
+mod plot;
+mod report;
+mod server;
+mod stats;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amped_sys::signal::{Signal, Signals};
+use exhibit::{Arm, Exhibit, Point, Scale};
+use group::Group;
+use load::{Client, Targets};
+use report::{AGAIN, LeftOut, Record, Sample};
+use server::Server;
+use stats::Random;
+
+use crate::{Outcome, cargo, root, run as run_command, target_dir};
+
+#[derive(clap::Subcommand)]
+pub(crate) enum Args {
+    /// What each optimisation and architecture is worth: Hu's figure 12, Flash's experiments, and ours
+    #[command(after_help = EXAMPLES)]
+    Ablation(Ablation),
+    /// Make tables and plots again from results that are there
+    Redraw(Chosen),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask bench ablation --quick                                 everything once, in about two minutes
+  cargo xtask bench ablation                                         for results, about half an hour on a quiet machine
+  cargo xtask bench ablation --only flash-single-file,residency";
+
+#[derive(clap::Args)]
+pub(crate) struct Ablation {
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Seed of the files, of what is asked for, and of the order of measurements
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Core of the server; the load generator has the next one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    core: usize,
+    /// Only that the instrument works, in seconds
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    smoke: bool,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Chosen {
+    /// Each arm once and few points: that everything works, not what it is worth
+    #[arg(long)]
+    quick: bool,
+    /// Only these exhibits
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Where each exhibit gets its folder [default: experiments, with --quick target/experiments]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    match args {
+        Args::Ablation(args) => ablation(args),
+        Args::Redraw(chosen) => redraw(chosen),
+    }
+}
+
+/// The short form, as `cargo xtask test` runs it.
+pub(crate) fn smoke() -> Outcome {
+    let only = vec!["alignment".to_owned(), "flash-data-set".to_owned()];
+    let chosen = Chosen { quick: false, only, out: Some(target_dir().join("experiments-smoke")) };
+    ablation(&Ablation { chosen, seed: 1, core: 0, smoke: true })
+}
+
+impl Chosen {
+    fn scale(&self) -> Scale {
+        if self.quick { Scale::Quick } else { Scale::Full }
+    }
+
+    fn out(&self) -> PathBuf {
+        let usual = || if self.quick { target_dir().join("experiments") } else { root().join("experiments") };
+        self.out.clone().unwrap_or_else(usual)
+    }
+
+    fn exhibits(&self, scale: Scale, seed: u64) -> Outcome<Vec<Exhibit>> {
+        let mut exhibits = exhibit::all(scale, seed);
+        let names: Vec<&str> = exhibits.iter().map(|exhibit| exhibit.name).collect();
+        if let Some(unknown) = self.only.iter().find(|name| !names.contains(&&name[..])) {
+            return Err(format!("there is no exhibit {unknown}; there are {}", names.join(", ")));
+        }
+        exhibits.retain(|exhibit| self.only.is_empty() || self.only.iter().any(|name| name == exhibit.name));
+        Ok(exhibits)
+    }
+}
+
+/// How it is said that a server does not know a flag.
+const REFUSES: &str = "cannot be so";
+
+fn ablation(args: &Ablation) -> Outcome {
+    let scale = if args.smoke { Scale::Smoke } else { args.chosen.scale() };
+    let exhibits = args.chosen.exhibits(scale, args.seed)?;
+    run_command(&mut cargo(&["build", "--release", "--package", "amped"]))?;
+    let bench = Bench::new(args.core)?;
+    let mut host = host::Host::now()?;
+
+    let mut troubles = Vec::new();
+    let mut able = Vec::new();
+    for mut exhibit in exhibits {
+        let left_out = bench.leave_out(&mut exhibit)?;
+        for LeftOut { arms, why } in &left_out {
+            troubles.push(format!("{}: {}: this server {REFUSES}: {why}", exhibit.name, arms.join(", ")));
+        }
+        if exhibit.arms.len() > 1 {
+            able.push((exhibit, left_out));
+        }
+    }
+    troubles.iter().for_each(|trouble| println!("left out: {trouble}"));
+
+    let mut progress = Progress::new(able.iter().map(|(exhibit, _)| exhibit));
+    for (exhibit, left_out) in able {
+        println!("\n==== {}: {} ====", exhibit.name, exhibit.title);
+        host.load_before = host::load()?;
+        let measured = bench.measure_all(&exhibit, args.seed, &mut progress);
+        host.load_after = host::load()?;
+        match measured {
+            Err(text) => {
+                println!("{}: {text}", exhibit.name);
+                troubles.push(format!("{}: {text}", exhibit.name));
+            }
+            Ok((samples, refused)) => {
+                let host = host.clone();
+                let quick = scale != Scale::Full;
+                let record = Record { quick, seed: args.seed, host, left_out, refused, samples };
+                let folder = args.chosen.out().join(exhibit.name);
+                println!("\n{}", report::tables(&exhibit, &record));
+                report::write(&folder, &exhibit, &record)?;
+                println!("written: {}", folder.display());
+            }
+        }
+    }
+    match (troubles.len(), args.smoke) {
+        (0, _) => Ok(()),
+        // What the server cannot do yet is no fault of the instrument.
+        (_, true) if troubles.iter().all(|trouble| trouble.contains(REFUSES)) => Ok(()),
+        _ => Err(format!("not everything was measured:\n  {}", troubles.join("\n  "))),
+    }
+}
+
+fn redraw(chosen: &Chosen) -> Outcome {
+    for exhibit in chosen.exhibits(chosen.scale(), 1)? {
+        let folder = chosen.out().join(exhibit.name);
+        if folder.join("result.json").exists() {
+            let record = report::read(&folder)?;
+            report::write(&folder, &exhibit, &record)?;
+            println!("{}", folder.display());
+        }
+    }
+    Ok(())
+}
+
+/// What all measurements share. Dropped, it takes its files along.
+struct Bench {
+    /// The copy of the server that is measured.
+    binary: PathBuf,
+    folder: PathBuf,
+    core: usize,
+    client: Client,
+}
+
+/// The access log of exhibits that have one, beside the configuration.
+const LOG: &str = "access.log";
+
+/// What the names of our folders begin with; the number of the process follows.
+const FOLDER: &str = "bench-";
+
+impl Bench {
+    fn new(core: usize) -> Outcome<Bench> {
+        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+        if core + 1 >= cores {
+            return Err(format!("the server is to have core {core} and its load {}, but there are {cores}", core + 1));
+        }
+        group::end_stale();
+        end_stale_folders();
+        let folder = target_dir().join(format!("{FOLDER}{}", std::process::id()));
+        end_on_signals(folder.clone())?;
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        let binary = folder.join("amped");
+        let built = target_dir().join("release/amped");
+        let copied = fs::copy(&built, &binary).map_err(|error| format!("cannot copy {}: {error}", built.display()));
+        let bench = Bench { binary, core, client: Client::new(&folder, core + 1)?, folder };
+        copied.map(|_| bench)
+    }
+
+    fn site(&self) -> PathBuf {
+        self.folder.join("site")
+    }
+
+    /// Writes the configuration of an arm.
+    fn configure(&self, exhibit: &Exhibit, arm: &Arm) -> Outcome<PathBuf> {
+        let path = self.folder.join("amped.toml");
+        // Files that were just written would otherwise be copied for a minute in place of being lent (`send.settle`).
+        let common = format!("root = {:?}\nlisten = ['127.0.0.1:0']\nsend.settle = '0s'\n", self.site());
+        let text = format!("{common}{}{}", exhibit.config, arm.config);
+        fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Takes out of an exhibit the arms that this server cannot be, and says why, in the server's own words.
+    fn leave_out(&self, exhibit: &mut Exhibit) -> Outcome<Vec<LeftOut>> {
+        fs::create_dir_all(self.site()).map_err(|error| format!("cannot make {}: {error}", self.site().display()))?;
+        let mut left_out = Vec::new();
+        for arm in std::mem::take(&mut exhibit.arms) {
+            let config = self.configure(exhibit, &arm)?;
+            let mut command = Command::new(&self.binary);
+            command.args(["serve", "--print-config", "--config"]).arg(&config).args(&arm.flags);
+            let said = command.output().map_err(|error| format!("cannot start {}: {error}", self.binary.display()))?;
+            if said.status.success() {
+                exhibit.arms.push(arm);
+                continue;
+            }
+            let text = String::from_utf8_lossy(&said.stderr);
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            // What follows is clap's guess at what was meant instead.
+            let why = lines.take_while(|line| !line.starts_with("tip:") && !line.starts_with("Usage:"));
+            let why = why.take(3).collect::<Vec<_>>().join(" ");
+            match left_out.iter_mut().find(|known: &&mut LeftOut| known.why == why) {
+                Some(known) => known.arms.push(arm.name),
+                None => left_out.push(LeftOut { arms: vec![arm.name], why }),
+            }
+        }
+        Ok(left_out)
+    }
+
+    /// Carries an exhibit out; also returns why measurements were refused.
+    fn measure_all(
+        &self,
+        exhibit: &Exhibit,
+        seed: u64,
+        progress: &mut Progress,
+    ) -> Outcome<(Vec<Sample>, Vec<String>)> {
+        let _ = fs::remove_dir_all(self.site());
+        files::write(&self.site(), &exhibit.files, exhibit.machine.is_some())?;
+        let mut random = Random(seed);
+        let mut arms: Vec<(&str, &Arm)> = exhibit.arms.iter().map(|arm| (&arm.name[..], arm)).collect();
+        arms.push((AGAIN, &exhibit.arms[0]));
+        let mut points: Vec<&Point> = exhibit.points.iter().collect();
+        let (mut samples, mut refused) = (Vec::new(), Vec::new());
+        for round in 0..exhibit.rounds {
+            random.shuffle(&mut points);
+            for point in &points {
+                // The same requests for all arms, others in each round.
+                let from = random.below(10_000);
+                random.shuffle(&mut arms);
+                for (name, arm) in &arms {
+                    let key = point.key();
+                    progress.begin(&format!("{key:24} {name:24}"));
+                    let sample = retried(&mut refused, || self.measure(exhibit, point, arm, from))
+                        .map_err(|text| format!("{key}, {name}: {text}"))?;
+                    progress.end(seconds_of(point), &sample.shown());
+                    samples.push(Sample { round, point: key, arm: (*name).to_owned(), ..sample });
+                }
+            }
+        }
+        Ok((samples, refused))
+    }
+
+    fn measure(&self, exhibit: &Exhibit, point: &Point, arm: &Arm, from: usize) -> Outcome<Sample> {
+        let config = self.configure(exhibit, arm)?;
+        // Where there is a log, each server begins one, so that the last has no more to write than the first.
+        let _ = fs::remove_file(self.folder.join(LOG));
+        let group = Group::new(exhibit.machine.map(|machine| machine.memory))?;
+        let mut server = Server::start(group, self.core, &self.binary, &config, &arm.flags)?;
+        match &point.load.targets {
+            // Each of a pool keeps what it has learnt to itself.
+            Targets::One(path, _) => self.client.warm(server.address, &vec![path.clone(); 480], 48)?,
+            Targets::List(..) => self.client.warm(server.address, &point.warm, 1)?,
+        }
+        if let Some(machine) = exhibit.machine {
+            server.group.slow_disk(&files::disk_of(&self.site())?, machine.disk)?;
+        }
+
+        let clocks =
+            || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, host::busy_ns()?]) };
+        let (begin, before) = (Instant::now(), clocks()?);
+        let heard = self.client.run(server.address, &point.load, from)?;
+        let (elapsed, after) = (begin.elapsed(), clocks()?);
+        server.check()?;
+
+        let [cpu, client, busy] = std::array::from_fn(|at| (after[at] - before[at]) as f64);
+        let rounded = |figure: f64| (figure * 1e4).round() / 1e4;
+        let share = |ns: f64| rounded(ns / elapsed.as_nanos() as f64);
+        Ok(Sample {
+            cpu_us: rounded(cpu / 1e3 / heard.requests as f64),
+            rate: rounded(heard.requests as f64 / heard.seconds),
+            mib_s: rounded(heard.bytes as f64 / heard.seconds / f64::from(1 << 20)),
+            hot_us: (!heard.hot_us.is_empty()).then(|| report::HotLatency::of(&heard.hot_us)),
+            server_share: share(cpu),
+            client_share: share(client),
+            others_share: share(busy - cpu - client).max(0.0),
+            ..Sample::default()
+        })
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Times a measurement is made before its exhibit is given up.
+const TRIES: usize = 3;
+
+/// What met an error is no measurement: it is made again, and told.
+fn retried<T>(refused: &mut Vec<String>, mut measure: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+    for _ in 1..TRIES {
+        match measure() {
+            Ok(sample) => return Ok(sample),
+            Err(text) => refused.push(text),
+        }
+    }
+    measure()
+}
+
+/// What a run that was killed left behind.
+fn end_stale_folders() {
+    for entry in fs::read_dir(target_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(FOLDER)?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Ctrl-C ends everything that was started, not only us.
+fn end_on_signals(folder: PathBuf) -> Outcome {
+    let signals = Signals::block().map_err(|error| format!("cannot take signals: {error}"))?;
+    thread::spawn(move || {
+        while !matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::HangUp) {}
+        // Twice: the other thread may be about to start something.
+        group::end_all();
+        thread::sleep(Duration::from_millis(100));
+        group::end_all();
+        let _ = fs::remove_dir_all(folder);
+        std::process::exit(130);
+    });
+    Ok(())
+}
+
+/// What a measurement is expected to take, in seconds: its load, the start of a server, the warming.
+fn seconds_of(point: &Point) -> f64 {
+    f64::from(point.load.seconds) + 0.2 + point.warm.len() as f64 * 0.000_3
+}
+
+/// What is done and what is left, told before and after each measurement.
+struct Progress {
+    began: Instant,
+    count: usize,
+    done: usize,
+    seconds: f64,
+    seconds_done: f64,
+}
+
+impl Progress {
+    fn new<'a>(exhibits: impl Iterator<Item = &'a Exhibit>) -> Progress {
+        let (mut count, mut seconds) = (0, 0.0);
+        for exhibit in exhibits {
+            let times = exhibit.rounds * (exhibit.arms.len() + 1);
+            count += times * exhibit.points.len();
+            seconds += times as f64 * exhibit.points.iter().map(seconds_of).sum::<f64>();
+        }
+        Progress { began: Instant::now(), count, done: 0, seconds, seconds_done: 0.0 }
+    }
+
+    fn begin(&mut self, what: &str) {
+        self.done += 1;
+        eprint!("[{:>4}/{}] {what} ", self.done, self.count);
+    }
+
+    fn end(&mut self, seconds: f64, result: &str) {
+        self.seconds_done += seconds;
+        let left = self.began.elapsed().as_secs_f64() / self.seconds_done * (self.seconds - self.seconds_done);
+        eprintln!("{result}  {:>2.0} min {:02.0} s left", (left / 60.0).floor(), left % 60.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_again_and_told() {
+        let mut refused = Vec::new();
+        let mut results = vec![Ok(7), Err("second".to_owned()), Err("first".to_owned())];
+        assert_eq!(retried(&mut refused, || results.pop().unwrap()), Ok(7));
+        assert_eq!(refused, ["first", "second"]);
+        let always: Outcome = retried(&mut refused, || Err("always".to_owned()));
+        assert_eq!((always, refused.len()), (Err("always".to_owned()), 4));
+    }
+}

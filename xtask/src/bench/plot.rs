@@ -1,0 +1,247 @@
+//! A plot as SVG: panels side by side for the groups of points, below each other for the figures.
+//!
+//! Written by hand, since a plotting crate would take longer to compile than all of xtask, which every task waits for. It
+//! draws what exhibits need: lines over file or data set sizes, or bars for steps; medians with their intervals; the axis
+//! of figures from 0, or logarithmic where they span orders of magnitude.
+
+use std::fmt::Write;
+
+use super::exhibit::{Exhibit, Point, Shape};
+use super::report::{Metric, Record, figure};
+use super::stats::Summary;
+
+/// Colours that people who cannot tell all colours can still tell apart (Okabe and Ito).
+const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
+
+/// A panel's frame, and what lies around it, in pixels.
+const WIDTH: f64 = 430.0;
+const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 64.0;
+const TOP: f64 = 44.0;
+const BELOW: f64 = 52.0;
+const LEGEND: f64 = 190.0;
+
+/// Draws an exhibit.
+pub(super) fn svg(exhibit: &Exhibit, record: &Record) -> String {
+    match exhibit.shape {
+        Shape::Steps => bars(exhibit, record),
+        Shape::Lines { x_title, logarithmic } => lines(exhibit, record, x_title, logarithmic),
+    }
+}
+
+/// The beginning, and a text of the middle size.
+fn start(width: f64, height: f64, title: &str) -> String {
+    let size = format!("width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\"");
+    let mut out =
+        format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {size} font-family=\"sans-serif\" font-size=\"12\">\n");
+    out += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
+    text(&mut out, 12.0, 20.0, "start", &format!("<tspan font-weight=\"bold\">{}</tspan>", escaped(title)));
+    out
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+/// A text; `inside` is markup already.
+fn text(out: &mut String, x: f64, y: f64, anchor: &str, inside: &str) {
+    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{inside}</text>");
+}
+
+fn segment(out: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
+    let ((x1, y1), (x2, y2)) = (from, to);
+    let _ = writeln!(out, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" {style}/>");
+}
+
+const GRID: &str = "stroke=\"#dddddd\"";
+const FRAME: &str = "stroke=\"#444444\"";
+
+/// An axis of figures: where a value stands between 0 and 1, and the values that are named.
+struct Axis {
+    low: f64,
+    high: f64,
+    is_wide: bool,
+    ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// For all these figures.
+    fn of(values: &[Summary], is_wide: bool) -> Axis {
+        let most = values.iter().map(|summary| summary.high).fold(f64::MIN_POSITIVE, f64::max);
+        if is_wide {
+            let least = values.iter().map(|summary| summary.low).filter(|low| *low > 0.0).fold(most, f64::min);
+            let (from, to) = (least.log10().floor() as i32, most.log10().ceil() as i32);
+            let to = to.max(from + 1);
+            let ticks = (from..=to).map(|power| 10f64.powi(power)).collect();
+            return Axis { low: 10f64.powi(from), high: 10f64.powi(to), is_wide, ticks };
+        }
+        // 1, 2 or 5 of a power of ten, so that there are 4 to 10 of them.
+        let power = 10f64.powf((most / 5.0).log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|part| part * power).into_iter().find(|step| most / step <= 6.0);
+        let step = step.unwrap_or(most);
+        let count = (most / step).ceil() as usize;
+        let ticks: Vec<f64> = (0..=count).map(|n| n as f64 * step).collect();
+        Axis { low: 0.0, high: count as f64 * step, is_wide, ticks }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        let place = if self.is_wide {
+            (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        };
+        place.clamp(0.0, 1.0)
+    }
+}
+
+/// A tick without digits that say nothing.
+fn tick(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let text = figure(value);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+fn lines(exhibit: &Exhibit, record: &Record, x_title: &str, logarithmic: bool) -> String {
+    let mut groups: Vec<&str> = exhibit.points.iter().map(|point| point.group).collect();
+    groups.dedup();
+    let arms = record.arms(exhibit);
+    let (columns, rows) = (groups.len() as f64, exhibit.metrics.len() as f64);
+    let (width, height) = (columns * (LEFT + WIDTH) + LEGEND, rows * (TOP + HEIGHT + BELOW) + 16.0);
+    let mut out = start(width, height, exhibit.title);
+    for (row, metric) in exhibit.metrics.iter().enumerate() {
+        for (column, group) in groups.iter().enumerate() {
+            let points: Vec<&Point> = exhibit.points.iter().filter(|point| point.group == *group).collect();
+            let corner = (LEFT + column as f64 * (LEFT + WIDTH), 16.0 + TOP + row as f64 * (TOP + HEIGHT + BELOW));
+            let title = if group.is_empty() { String::new() } else { format!(": {group}") };
+            text(&mut out, corner.0, corner.1 - 8.0, "start", &escaped(&format!("{}{title}", metric.title())));
+            text(&mut out, corner.0 + WIDTH / 2.0, corner.1 + HEIGHT + 36.0, "middle", &escaped(x_title));
+            panel(&mut out, corner, record, *metric, &points, &arms, logarithmic);
+        }
+    }
+    for (at, arm) in arms.iter().enumerate() {
+        let (x, y) = (columns * (LEFT + WIDTH) + 16.0, 16.0 + TOP + 10.0 + at as f64 * 20.0);
+        segment(&mut out, (x, y - 4.0), (x + 22.0, y - 4.0), &stroke(at));
+        text(&mut out, x + 28.0, y, "start", &escaped(arm));
+    }
+    out + "</svg>\n"
+}
+
+fn stroke(arm: usize) -> String {
+    let dash = ["", " stroke-dasharray=\"6 3\""][arm % 2];
+    format!("fill=\"none\" stroke-width=\"2\" stroke=\"{}\"{dash}", COLOURS[arm % COLOURS.len()])
+}
+
+fn panel(
+    out: &mut String,
+    (left, top): (f64, f64),
+    record: &Record,
+    metric: Metric,
+    points: &[&Point],
+    arms: &[&str],
+    logarithmic: bool,
+) {
+    let all: Vec<Summary> =
+        points.iter().flat_map(|point| arms.iter().filter_map(|arm| record.summary(metric, point, arm))).collect();
+    let axis = Axis::of(&all, metric.is_wide());
+    let y = |value: f64| top + HEIGHT * (1.0 - axis.place(value));
+    for value in &axis.ticks {
+        segment(out, (left, y(*value)), (left + WIDTH, y(*value)), GRID);
+        text(out, left - 6.0, y(*value) + 4.0, "end", &tick(*value));
+    }
+    let scaled = |x: f64| if logarithmic { x.ln() } else { x };
+    let xs = points.iter().map(|point| scaled(point.x));
+    let (least, most) = xs.fold((f64::MAX, f64::MIN), |(least, most), x| (least.min(x), most.max(x)));
+    // A little room on both sides, and a single point in the middle.
+    let x = |point: &Point| {
+        let place = if most > least { (scaled(point.x) - least) / (most - least) } else { 0.5 };
+        left + 12.0 + place * (WIDTH - 24.0)
+    };
+    for point in points {
+        segment(out, (x(point), top + HEIGHT), (x(point), top + HEIGHT + 4.0), FRAME);
+        text(out, x(point), top + HEIGHT + 18.0, "middle", &tick(point.x));
+    }
+    for (at, arm) in arms.iter().enumerate() {
+        let mut path = String::new();
+        for point in points {
+            let Some(Summary { low, median, high, .. }) = record.summary(metric, point, arm) else { continue };
+            // Side by side, or intervals of equal arms would hide each other.
+            let x = x(point) + (at as f64 - (arms.len() - 1) as f64 / 2.0) * 2.0;
+            let _ = write!(path, "{}{x:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, y(median));
+            let colour = COLOURS[at % COLOURS.len()];
+            segment(out, (x, y(low)), (x, y(high)), &format!("stroke=\"{colour}\" stroke-width=\"1.5\""));
+            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\"/>", y(median));
+        }
+        let _ = writeln!(out, "<path d=\"{path}\" {}/>", stroke(at));
+    }
+    segment(out, (left, top), (left, top + HEIGHT), FRAME);
+    segment(out, (left, top + HEIGHT), (left + WIDTH, top + HEIGHT), FRAME);
+}
+
+/// A bar for each arm and figure, the arms below each other.
+fn bars(exhibit: &Exhibit, record: &Record) -> String {
+    const NAMES: f64 = 150.0;
+    const BAR: f64 = 24.0;
+    let arms = record.arms(exhibit);
+    let tall = arms.len() as f64 * BAR;
+    let width = NAMES + exhibit.metrics.len() as f64 * (WIDTH + 24.0);
+    let mut out = start(width, 16.0 + TOP + tall + BELOW, exhibit.title);
+    let top = 16.0 + TOP;
+    let Some(point) = exhibit.points.first() else { return out + "</svg>\n" };
+    for (column, metric) in exhibit.metrics.iter().enumerate() {
+        let left = NAMES + column as f64 * (WIDTH + 24.0);
+        let of = |arm: &&str| record.summary(*metric, point, arm);
+        let axis = Axis::of(&arms.iter().filter_map(of).collect::<Vec<_>>(), metric.is_wide());
+        let x = |value: f64| left + axis.place(value) * (WIDTH - 50.0);
+        text(&mut out, left, top - 8.0, "start", &escaped(metric.title()));
+        for value in &axis.ticks {
+            segment(&mut out, (x(*value), top), (x(*value), top + tall), GRID);
+            text(&mut out, x(*value), top + tall + 16.0, "middle", &tick(*value));
+        }
+        for (at, arm) in arms.iter().enumerate() {
+            let middle = top + (at as f64 + 0.5) * BAR;
+            if column == 0 {
+                text(&mut out, NAMES - 8.0, middle + 4.0, "end", &escaped(arm));
+            }
+            let Some(Summary { low, median, high, .. }) = of(arm) else { continue };
+            let (wide, y) = (x(median) - left, middle - 8.0);
+            let _ = writeln!(
+                out,
+                "<rect x=\"{left:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"16\" fill=\"{}\"/>",
+                COLOURS[5]
+            );
+            segment(&mut out, (x(low), middle), (x(high), middle), "stroke=\"black\" stroke-width=\"1.5\"");
+            text(&mut out, x(high) + 6.0, middle + 4.0, "start", &figure(median));
+        }
+        segment(&mut out, (left, top), (left, top + tall), FRAME);
+    }
+    out + "</svg>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_have_round_ticks() {
+        let check = |values: &[f64], is_wide: bool, ticks: &[&str]| {
+            let values: Vec<Summary> = values.iter().filter_map(|value| Summary::of([*value])).collect();
+            let axis = Axis::of(&values, is_wide);
+            assert_eq!(axis.ticks.iter().map(|value| tick(*value)).collect::<Vec<_>>(), ticks);
+            assert!(values.iter().all(|value| (0.0..=1.0).contains(&axis.place(value.median))));
+        };
+        check(&[3.0, 4.9], false, &["0", "1", "2", "3", "4", "5"]);
+        check(&[61.0], false, &["0", "20", "40", "60", "80"]);
+        check(&[0.3, 80.0], true, &["0.1", "1", "10", "100"]);
+        check(&[1.0], true, &["1", "10"]);
+    }
+
+    #[test]
+    fn a_logarithmic_axis_is_one() {
+        let values: Vec<Summary> = [0.1, 100.0].into_iter().filter_map(|value| Summary::of([value])).collect();
+        let axis = Axis::of(&values, true);
+        assert!((axis.place(1.0) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!((axis.place(0.1), axis.place(100.0), axis.place(0.0)), (0.0, 1.0, 0.0));
+    }
+}

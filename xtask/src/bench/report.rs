@@ -1,0 +1,434 @@
+//! What was measured, as a table for people, a file of all samples for programs, and a plot.
+//!
+//! An exhibit's folder has `result.json`, `plot.svg` and `README.md`. In the last one everything between two marks is
+//! written anew each time; what stands outside them is a person's, who has looked at it.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::exhibit::{Exhibit, Point, Shape};
+use super::host::Host;
+use super::plot;
+use super::stats::Summary;
+use crate::Outcome;
+
+/// The arm that is the first one once more.
+pub(super) const AGAIN: &str = "the same again";
+
+/// All that is known of a run of an exhibit.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) quick: bool,
+    pub(super) seed: u64,
+    pub(super) host: Host,
+    pub(super) left_out: Vec<LeftOut>,
+    /// Why measurements were made again.
+    pub(super) refused: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) samples: Vec<Sample>,
+}
+
+/// Arms that the server cannot be, and what it says to that.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftOut {
+    pub(super) arms: Vec<String>,
+    pub(super) why: String,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Sample {
+    /// What has the same number and point was measured within seconds of each other, and is compared in pairs.
+    pub(super) round: usize,
+    pub(super) point: String,
+    pub(super) arm: String,
+    /// CPU time of the server for a request, user and system, in microseconds.
+    pub(super) cpu_us: f64,
+    /// Requests a second.
+    pub(super) rate: f64,
+    /// What came over the sockets, in MiB/s.
+    pub(super) mib_s: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hot_us: Option<HotLatency>,
+    /// Of one core; both have one.
+    pub(super) server_share: f64,
+    pub(super) client_share: f64,
+    /// Of one core, all others together, the kernel's own work included.
+    pub(super) others_share: f64,
+}
+
+/// How long a cached file took beside the load, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct HotLatency {
+    pub(super) count: usize,
+    pub(super) p50: u64,
+    pub(super) p99: u64,
+    pub(super) max: u64,
+}
+
+impl HotLatency {
+    /// Of sorted times, of which there is at least one.
+    pub(super) fn of(us: &[u64]) -> HotLatency {
+        // The smallest value that is not exceeded by more than 1 % (nearest rank).
+        let at = |percent: usize| us[(us.len() * percent).div_ceil(100).max(1) - 1];
+        HotLatency { count: us.len(), p50: at(50), p99: at(99), max: us[us.len() - 1] }
+    }
+}
+
+/// A figure that is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Metric {
+    /// Server CPU time a request.
+    Cpu,
+    /// Requests a second.
+    Rate,
+    /// Bytes a second.
+    Throughput,
+    /// The 99th percentile of the cached file beside the load.
+    HotP99,
+}
+
+impl Metric {
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Metric::Cpu => "server CPU, µs a request",
+            Metric::Rate => "rate, 1000 requests/s",
+            Metric::Throughput => "throughput, MiB/s",
+            Metric::HotP99 => "99th percentile of a cached file, ms",
+        }
+    }
+
+    pub(super) fn of(self, sample: &Sample) -> Option<f64> {
+        match self {
+            Metric::Cpu => Some(sample.cpu_us),
+            Metric::Rate => Some(sample.rate / 1e3),
+            Metric::Throughput => Some(sample.mib_s),
+            Metric::HotP99 => Some(sample.hot_us?.p99 as f64 / 1e3),
+        }
+    }
+
+    /// Whether it spans orders of magnitude.
+    pub(super) fn is_wide(self) -> bool {
+        matches!(self, Metric::Throughput | Metric::HotP99)
+    }
+
+    /// Whether a client that has no time left is what limits it.
+    fn has_ceiling(self) -> bool {
+        matches!(self, Metric::Rate | Metric::Throughput)
+    }
+}
+
+impl Sample {
+    /// In a line, while it is measured.
+    pub(super) fn shown(&self) -> String {
+        let hot = self.hot_us.map_or(String::new(), |hot| format!("  p99 {:>8.2} ms", hot.p99 as f64 / 1e3));
+        format!("{:>8.2} µs {:>7.1} k/s {:>7.1} MiB/s{hot}", self.cpu_us, self.rate / 1e3, self.mib_s)
+    }
+}
+
+impl Record {
+    fn samples_of(&self, point: &Point, arm: &str) -> impl Iterator<Item = &Sample> {
+        let key = point.key();
+        self.samples.iter().filter(move |sample| sample.point == key && sample.arm == arm)
+    }
+
+    /// The median of a figure.
+    pub(super) fn summary(&self, metric: Metric, point: &Point, arm: &str) -> Option<Summary> {
+        Summary::of(self.samples_of(point, arm).filter_map(|sample| metric.of(sample)))
+    }
+
+    /// The median of the ratios to another arm, each within a round.
+    fn ratio(&self, metric: Metric, point: &Point, arm: &str, to: &str) -> Option<Summary> {
+        let ratio = |sample: &Sample| {
+            let other = self.samples_of(point, to).find(|other| other.round == sample.round)?;
+            Some(metric.of(sample)? / metric.of(other)?)
+        };
+        Summary::of(self.samples_of(point, arm).filter_map(ratio))
+    }
+
+    /// The arms that were measured, in the order of the exhibit.
+    pub(super) fn arms<'a>(&self, exhibit: &'a Exhibit) -> Vec<&'a str> {
+        let names = exhibit.arms.iter().map(|arm| &arm.name[..]);
+        names.filter(|name| self.samples.iter().any(|sample| sample.arm == *name)).collect()
+    }
+}
+
+/// Everything that is said of a run, as Markdown that can be read as it is.
+pub(super) fn tables(exhibit: &Exhibit, record: &Record) -> String {
+    let mut text = String::new();
+    let mut groups: Vec<&str> = exhibit.points.iter().map(|point| point.group).collect();
+    groups.dedup();
+    let arms = record.arms(exhibit);
+    let [first, ..] = exhibit.metrics else { return text };
+    for group in groups {
+        let points: Vec<&Point> = exhibit.points.iter().filter(|point| point.group == group).collect();
+        let heading = if group.is_empty() { String::new() } else { format!(", {group}") };
+        if exhibit.shape == Shape::Steps {
+            for point in &points {
+                text += &steps(exhibit, record, point, &arms);
+            }
+            continue;
+        }
+        let labels: Vec<&str> = points.iter().map(|point| &point.label[..]).collect();
+        for metric in exhibit.metrics {
+            text += &row("", &labels, &format!("{}{heading}", metric.title()));
+            let cells =
+                |arm: &&str| -> Vec<String> { points.iter().map(|point| cell(record, *metric, point, arm)).collect() };
+            arms.iter().for_each(|arm| text += &line(arm, &cells(arm)));
+            text += "\n";
+        }
+        text += &row("", &labels, &format!("ratio to {}: {}{heading}", arms[0], first.title()));
+        for arm in arms[1..].iter().chain([&AGAIN]) {
+            let cells: Vec<String> =
+                points.iter().map(|point| ratio_cell(record, *first, point, arm, arms[0], arms[0])).collect();
+            text += &line(arm, &cells);
+        }
+        text += "\n";
+    }
+    text + &notes(exhibit, record)
+}
+
+/// The table of steps: each against the first and against the one before.
+fn steps(exhibit: &Exhibit, record: &Record, point: &Point, arms: &[&str]) -> String {
+    let [first, others @ ..] = exhibit.metrics else { return String::new() };
+    let mut columns = vec![first.title(), "ratio to the first", "ratio to the one before"];
+    columns.extend(others.iter().map(|metric| metric.title()));
+    let mut text = row("", &columns, &point.label);
+    for (at, arm) in arms.iter().chain([&AGAIN]).enumerate() {
+        let before = if *arm == AGAIN { 0 } else { at.saturating_sub(1) };
+        let mut cells = vec![cell(record, *first, point, arm)];
+        cells.extend([0, before].map(|to| match *arm == arms[to] {
+            true => String::new(),
+            false => ratio_cell(record, *first, point, arm, arms[to], arms[0]),
+        }));
+        cells.extend(others.iter().map(|metric| cell(record, *metric, point, arm)));
+        text += &line(arm, &cells);
+    }
+    text + "\n"
+}
+
+fn row(corner: &str, columns: &[&str], title: &str) -> String {
+    let dashes = "---|".repeat(columns.len() + 1);
+    format!("**{title}**\n\n| {corner} | {} |\n|{dashes}\n", columns.join(" | "))
+}
+
+fn line(name: &str, cells: &[String]) -> String {
+    format!("| {name} | {} |\n", cells.join(" | "))
+}
+
+/// Three digits that count.
+pub(super) fn figure(value: f64) -> String {
+    let decimals = match value.abs() {
+        100.0.. => 0,
+        10.0..100.0 => 1,
+        1.0..10.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// From this share of its core on a client is thought to have been too slow for the server.
+const CLIENT_FULL: f64 = 0.95;
+
+fn cell(record: &Record, metric: Metric, point: &Point, arm: &str) -> String {
+    let Some(Summary { low, median, high, coverage }) = record.summary(metric, point, arm) else {
+        return String::new();
+    };
+    let client = Summary::of(record.samples_of(point, arm).map(|sample| sample.client_share));
+    let least = metric.has_ceiling() && client.is_some_and(|client| client.median > CLIENT_FULL);
+    let least = if least { "≥ " } else { "" };
+    let interval = if coverage > 0.0 { format!(" ({}-{})", figure(low), figure(high)) } else { String::new() };
+    format!("{least}{}{interval}", figure(median))
+}
+
+/// A ratio, with a mark where it is none that can be told from what the first arm makes with itself.
+fn ratio_cell(record: &Record, metric: Metric, point: &Point, arm: &str, to: &str, first: &str) -> String {
+    let Some(ratio) = record.ratio(metric, point, arm, to) else { return String::new() };
+    let Summary { low, median, high, coverage } = ratio;
+    if coverage == 0.0 {
+        return format!("{median:.3}");
+    }
+    let noise = record.ratio(metric, point, AGAIN, first);
+    let is_noise = low <= 1.0 && 1.0 <= high || noise.is_some_and(|noise| noise.meets(&ratio));
+    let mark = if is_noise && arm != AGAIN { " ~" } else { "" };
+    format!("{median:.3} ({low:.3}-{high:.3}){mark}")
+}
+
+/// How to read the tables, and what else is known of the run.
+fn notes(exhibit: &Exhibit, record: &Record) -> String {
+    let Record { quick, seed, host, left_out, refused, samples } = record;
+    let share = |of: fn(&Sample) -> f64| Summary::of(samples.iter().map(of)).map_or(0.0, |share| share.median * 100.0);
+    let rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or_default();
+    let coverage = Summary::of((0..rounds).map(|round| round as f64)).map_or(0.0, |summary| summary.coverage * 100.0);
+    let medians = match rounds {
+        1 => "Measured once, which shows that it works and not what it is worth".to_owned(),
+        _ => format!("Medians of {rounds} rounds, and the {coverage:.0} % interval of the median (order statistics)"),
+    };
+    let only = format!("--only {}{}", exhibit.name, if *quick { " --quick" } else { "" });
+    let mut text = format!(
+        "{medians}. Ratios are those within a round. `~`: not to be told from 1, or from what \"{AGAIN}\", the first arm once more, \
+         makes. `≥`: the client had no time left, so the server could do more.\n\n\
+         `cargo xtask bench ablation {only} --seed {seed}`, commit {commit}, {date}: {cpu}, {cores} cores, one for the server \
+         and one for the client (medians: server {server:.0} %, client {client:.0} %, all others {others:.0} % of a core), \
+         Linux {kernel}, {wrk}, congestion control {congestion}, loopback; load average {before} before, {after} after.\n",
+        commit = host.commit,
+        date = host.date,
+        cpu = host.cpu,
+        cores = host.cores,
+        server = share(|sample| sample.server_share),
+        client = share(|sample| sample.client_share),
+        others = share(|sample| sample.others_share),
+        kernel = host.kernel,
+        wrk = host.wrk,
+        congestion = host.congestion_control,
+        before = host.load_before,
+        after = host.load_after,
+    );
+    for LeftOut { arms, why } in left_out {
+        text += &format!("\nNot measured: {}. The server of that commit says: {why}\n", arms.join(", "));
+    }
+    if !refused.is_empty() {
+        text += &format!("\nMeasurements made again: {}. The first: {}\n", refused.len(), refused[0]);
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- What follows is written anew by each run. -->";
+const END: &str = "<!-- From here on it is a person who writes. -->";
+const FINDINGS: &str = "## What agrees with the paper, and what no longer does\n";
+
+/// Writes the three files of an exhibit.
+pub(super) fn write(folder: &Path, exhibit: &Exhibit, record: &Record) -> Outcome {
+    let at = |error: std::io::Error| format!("cannot write into {}: {error}", folder.display());
+    fs::create_dir_all(folder).map_err(at)?;
+    let readme = folder.join("README.md");
+    let before = fs::read_to_string(&readme).unwrap_or_default();
+    let measured = format!("{}\n\n![plot](plot.svg)\n\n{}", exhibit.story, tables(exhibit, record));
+    fs::write(&readme, with_measured(&before, exhibit.title, &measured)).map_err(at)?;
+    fs::write(folder.join("plot.svg"), plot::svg(exhibit, record)).map_err(at)?;
+    fs::write(folder.join("result.json"), json(record)?).map_err(at)
+}
+
+/// Puts what was measured between the marks of a text; a new one gets a heading, and a place for findings.
+fn with_measured(text: &str, title: &str, measured: &str) -> String {
+    let new = format!("# {title}\n\n{BEGIN}\n{END}\n\n{FINDINGS}");
+    let text = if text.contains(BEGIN) && text.contains(END) { text } else { &new };
+    let (head, rest) = text.split_once(BEGIN).expect("it contains the mark");
+    let (_, tail) = rest.split_once(END).expect("it contains the mark");
+    format!("{head}{BEGIN}\n\n{}\n\n{END}{tail}", measured.trim_end())
+}
+
+/// The record with a line for each sample, so that a difference shows which have changed.
+fn json(record: &Record) -> Outcome<String> {
+    let failed = |error: serde_json::Error| format!("the result cannot be written as JSON: {error}");
+    let Record { quick, seed, host, left_out, refused, samples } = record;
+    let line = |sample: &Sample| serde_json::to_string(sample).map_err(failed);
+    let lines = samples.iter().map(line).collect::<Outcome<Vec<String>>>()?;
+    let head = serde_json::json!({
+        "quick": quick, "seed": seed, "host": host, "left_out": left_out, "refused": refused
+    });
+    let head = serde_json::to_string_pretty(&head).map_err(failed)?;
+    let head = head.strip_suffix("\n}").unwrap_or(&head);
+    Ok(format!("{head},\n  \"samples\": [\n    {}\n  ]\n}}\n", lines.join(",\n    ")))
+}
+
+/// Reads what [`write`] has written.
+pub(super) fn read(folder: &Path) -> Outcome<Record> {
+    let path = folder.join("result.json");
+    let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::exhibit::{Scale, all};
+    use super::*;
+
+    fn exhibit(name: &str) -> Exhibit {
+        all(Scale::Quick, 1).into_iter().find(|exhibit| exhibit.name == name).unwrap()
+    }
+
+    /// Six rounds in which the n-th arm takes 1 + n/2 times as long as the first, which becomes slower and slower.
+    fn record(exhibit: &Exhibit) -> Record {
+        let names: Vec<&str> = exhibit.arms.iter().map(|arm| &arm.name[..]).collect();
+        let mut samples = Vec::new();
+        for round in 0..6 {
+            for point in exhibit.points.iter().map(Point::key) {
+                for (at, name) in names.iter().enumerate().chain([(0, &AGAIN)]) {
+                    let cpu_us = (10.0 + round as f64) * (1.0 + at as f64 / 2.0);
+                    let arm = (*name).to_owned();
+                    let sample = Sample { round, point: point.clone(), arm, cpu_us, ..Sample::default() };
+                    samples.push(Sample { rate: 1e6 / cpu_us, client_share: at as f64, ..sample });
+                }
+            }
+        }
+        let host = Host::default();
+        Record { quick: false, seed: 1, host, left_out: Vec::new(), refused: vec!["wrk met errors".into()], samples }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let exhibit = exhibit("alignment");
+        let tables = tables(&exhibit, &record(&exhibit));
+        let has = |line: &str| assert!(tables.contains(line), "{line} is not in\n{tables}");
+        has("| as they come | 12.5 (10.0-15.0) |");
+        has("| multiple of 32 | 18.8 (15.0-22.5) |");
+        // The drift over the rounds is in the medians, and not in the ratios.
+        has("| multiple of 32 | 1.500 (1.500-1.500) |");
+        has("| the same again | 1.000 (1.000-1.000) |");
+        has("| multiple of 32 | ≥ 53.4 (44.4-66.7) |");
+        has("Medians of 6 rounds, and the 97 % interval of the median");
+        has("Measurements made again: 1. The first: wrk met errors");
+    }
+
+    #[test]
+    fn steps_are_compared_with_the_one_before() {
+        let exhibit = exhibit("hu-figure-12");
+        let tables = tables(&exhibit, &record(&exhibit));
+        let line = tables.lines().find(|line| line.starts_with("| + string caches |")).unwrap();
+        assert!(line.contains("| 2.000 (2.000-2.000) | 1.333 (1.333-1.333) |"), "{line}");
+    }
+
+    #[test]
+    fn what_cannot_be_told_from_noise_is_marked() {
+        let exhibit = exhibit("alignment");
+        let mut record = record(&exhibit);
+        let noisy = |sample: &mut Sample| {
+            let up = if sample.round.is_multiple_of(2) { 1.0 } else { 2.0 };
+            sample.cpu_us *= if sample.arm == AGAIN { up } else { 1.0 };
+        };
+        record.samples.iter_mut().for_each(noisy);
+        assert!(tables(&exhibit, &record).contains("| multiple of 32 | 1.500 (1.500-1.500) ~ |"));
+    }
+
+    #[test]
+    fn a_person_keeps_what_a_person_wrote() {
+        let first = with_measured("", "Title", "figures 1");
+        assert!(first.starts_with("# Title\n") && first.contains("figures 1") && first.ends_with(FINDINGS));
+        let edited = first.replace(FINDINGS, "It agrees.\n").replace("# Title", "# My title");
+        let second = with_measured(&edited, "Title", "figures 2");
+        assert!(second.contains("figures 2") && !second.contains("figures 1"));
+        assert!(second.starts_with("# My title\n") && second.ends_with("It agrees.\n"));
+    }
+
+    #[test]
+    fn a_result_is_read_as_it_was_written() {
+        let exhibit = exhibit("alignment");
+        let folder = std::env::temp_dir().join(format!("amped-report-{}", std::process::id()));
+        let record = record(&exhibit);
+        write(&folder, &exhibit, &record).unwrap();
+        let read = read(&folder).unwrap();
+        let _ = fs::remove_dir_all(&folder);
+        assert_eq!(tables(&exhibit, &read), tables(&exhibit, &record));
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let us: Vec<u64> = (1..=200).collect();
+        let HotLatency { count, p50, p99, max } = HotLatency::of(&us);
+        assert_eq!((count, p50, p99, max), (200, 100, 198, 200));
+        assert_eq!(HotLatency::of(&[7]).p99, 7);
+    }
+}

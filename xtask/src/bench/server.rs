@@ -1,0 +1,91 @@
+//! A server under measurement: started in a group of its own on a core of its own, and gone with it.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::group::Group;
+use crate::Outcome;
+
+/// A busy machine takes its time, a server that does not start does not.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running server.
+pub(super) struct Server {
+    child: Child,
+    /// Where it listens.
+    pub(super) address: SocketAddr,
+    /// Its group, by which its CPU time is read and its disk slowed.
+    pub(super) group: Group,
+    said: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts `binary serve` with this configuration file and these flags; returns once it listens.
+    pub(super) fn start(group: Group, core: usize, binary: &Path, config: &Path, flags: &[String]) -> Outcome<Server> {
+        let (binary, config) = (binary.to_string_lossy(), config.to_string_lossy());
+        let mut words: Vec<&str> = vec![&binary, "serve", "--config", &config];
+        words.extend(flags.iter().map(String::as_str));
+        let mut command = group.command(core, &words);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", words.join(" ")))?;
+        let lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (heard, listens) = mpsc::channel();
+        let keep = Arc::clone(&said);
+        // Read to its end, or a server that has much to say would wait for us.
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Some(address) = line.split_once("serving on http://").and_then(|(_, url)| url.strip_suffix('/'))
+                    && let Ok(address) = address.parse::<SocketAddr>()
+                {
+                    let _ = heard.send(address);
+                }
+                let mut said = keep.lock().unwrap_or_else(PoisonError::into_inner);
+                said.push_str(&line);
+                said.push('\n');
+            }
+        });
+        let address = listens.recv_timeout(PATIENCE);
+        let mut server = Server { child, address: SocketAddr::from(([0; 4], 0)), group, said };
+        server.address = address.map_err(|error| match error {
+            RecvTimeoutError::Disconnected => server.ended(),
+            RecvTimeoutError::Timeout => format!("the server does not listen; it said {}", server.said()),
+        })?;
+        Ok(server)
+    }
+
+    /// That it is still there.
+    pub(super) fn check(&mut self) -> Outcome {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            _ => Err(self.ended()),
+        }
+    }
+
+    fn ended(&mut self) -> String {
+        let status = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        format!("the server has ended ({status}); it said: {}", self.said())
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).trim_end().to_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The group ends the others of a pool. There is nothing to finish: all replies have been counted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,146 @@
+//! What is said of a handful of repetitions: the median, and an interval for it that supposes nothing about their
+//! distribution; and the random numbers that put measurements in an order, from a seed that is recorded.
+//!
+//! Runs on a machine with neighbours have outliers on one side, so neither mean nor deviation describes them. The interval
+//! is that of order statistics: the true median lies below the k-th smallest of n values only if fewer than k of n tosses of
+//! a coin fall on one side, whatever the distribution (Conover, Practical Nonparametric Statistics, section 3.2).
+
+/// The level that an interval is to reach where there are values enough: 6 of them.
+const COVERAGE_MIN: f64 = 0.95;
+
+/// A median and its interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Summary {
+    pub(super) low: f64,
+    pub(super) median: f64,
+    pub(super) high: f64,
+    /// With which probability such an interval contains the true median; 0 for a single value.
+    pub(super) coverage: f64,
+}
+
+impl Summary {
+    /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and its coverage below
+    /// 95 %.
+    pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let n = values.len();
+        let median = f64::midpoint(*values.get(n.checked_sub(1)? / 2)?, values[n / 2]);
+        let (mut cut, mut coverage) = (0, coverage(n, 0));
+        while cut + 1 < n.div_ceil(2) && self::coverage(n, cut + 1) >= COVERAGE_MIN {
+            cut += 1;
+            coverage = self::coverage(n, cut);
+        }
+        Some(Summary { low: values[cut], median, high: values[n - 1 - cut], coverage })
+    }
+
+    /// Whether the two intervals have a value in common.
+    pub(super) fn meets(&self, other: &Summary) -> bool {
+        self.low <= other.high && other.low <= self.high
+    }
+}
+
+/// The probability that the median lies between the values number `cut` of `n`, from below and from above, counted from 0:
+/// 1 - 2 * sum of C(n, i) / 2^n for i from 0 to `cut`.
+fn coverage(n: usize, cut: usize) -> f64 {
+    let (mut term, mut sum) = (0.5f64.powi(n as i32), 0.0);
+    for i in 0..=cut {
+        sum += term;
+        term *= (n - i) as f64 / (i + 1) as f64;
+    }
+    (1.0 - 2.0 * sum).max(0.0)
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): good enough to shuffle and to draw, and the same on every machine.
+#[derive(Clone, Debug)]
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1, without 1.
+    pub(super) fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Below `end`, which is not 0. Its bias is below `end` / 2^53.
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        (self.fraction() * end as f64) as usize
+    }
+
+    /// Puts items in random order (Fisher and Yates).
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for end in (1..items.len()).rev() {
+            items.swap(end, self.below(end + 1));
+        }
+    }
+
+    /// The number of an item, each drawn in proportion to its weight, of which `sums` are the running sums.
+    pub(super) fn weighted(&mut self, sums: &[f64]) -> usize {
+        let at = self.fraction() * sums.last().copied().unwrap_or_default();
+        sums.partition_point(|sum| *sum <= at).min(sums.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_their_intervals() {
+        let check = |values: &[f64], low: f64, median: f64, high: f64, coverage: f64| {
+            let found = Summary::of(values.iter().copied()).unwrap();
+            assert_eq!((found.low, found.median, found.high), (low, median, high), "{values:?}");
+            assert!((found.coverage - coverage).abs() < 1e-4, "{values:?}: {found:?}");
+        };
+        assert_eq!(Summary::of([]), None);
+        check(&[3.0], 3.0, 3.0, 3.0, 0.0);
+        check(&[5.0, 3.0], 3.0, 4.0, 5.0, 0.5);
+        // Tables of order statistics: 5 values reach 93.75 %, 6 values 96.88 %, the 2nd to the 8th of 9 96.09 %.
+        check(&[5.0, 1.0, 2.0, 4.0, 3.0], 1.0, 3.0, 5.0, 0.9375);
+        check(&[6.0, 5.0, 1.0, 2.0, 4.0, 3.0], 1.0, 3.5, 6.0, 0.9688);
+        check(&[9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 2.0, 5.0, 8.0, 0.9609);
+        // The 6th to the 15th of 20 is in every textbook.
+        let twenty: Vec<f64> = (1..=20).map(f64::from).collect();
+        check(&twenty, 6.0, 10.5, 15.0, 0.9586);
+    }
+
+    #[test]
+    fn an_interval_contains_the_median_as_often_as_it_says() {
+        let mut random = Random(1);
+        let hits = (0..2000).filter(|_| {
+            // A skewed distribution whose median is ln 2.
+            let found = Summary::of((0..9).map(|_| -random.fraction().ln())).unwrap();
+            found.low <= 2f64.ln() && 2f64.ln() <= found.high
+        });
+        let share = hits.count() as f64 / 2000.0;
+        assert!((share - 0.9609).abs() < 0.02, "{share}");
+    }
+
+    #[test]
+    fn random_numbers_are_those_of_the_seed() {
+        // The first two of SplitMix64 from 1234567, as in the test vectors of the xoshiro generators.
+        let mut random = Random(1_234_567);
+        assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        let mut items: Vec<usize> = (0..100).collect();
+        random.shuffle(&mut items);
+        assert_ne!(items, (0..100).collect::<Vec<_>>());
+        items.sort_unstable();
+        assert_eq!(items, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn draws_follow_their_weights() {
+        let mut random = Random(7);
+        let mut counts = [0; 3];
+        (0..10_000).for_each(|_| counts[random.weighted(&[0.5, 0.5, 2.0])] += 1);
+        assert_eq!(counts[1], 0, "its weight is 0");
+        assert!((2300..2700).contains(&counts[0]), "{counts:?}");
+    }
+}
