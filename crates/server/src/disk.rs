@@ -27,7 +27,7 @@ use amped_sys::process;
 
 use crate::config::SiteRoot;
 use crate::mapped::MappedWindows;
-use crate::residency::Residency;
+use crate::residency::{Residency, Resident};
 
 /// How far ahead of what is being sent the disk is asked for.
 pub const WINDOW: u64 = 256 * 1024;
@@ -433,7 +433,9 @@ impl Disk {
         if version.size > 0 {
             let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
             match patience {
-                Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), first_page) => {
+                Patience::Now
+                    if self.residency.is_resident(&opened, &version, &(0..1), first_page) != Resident::All =>
+                {
                     return Err(NoAnswer::WouldWait);
                 }
                 Patience::Now => {}
