@@ -94,6 +94,9 @@ pub struct NameWork {
     pub site: u16,
     /// The clean path.
     pub path: Arc<[u8]>,
+    /// How often the name had been forgotten when the question was asked: one that is asked after that is another, which
+    /// neither waits for this one's answer nor is overtaken by it.
+    pub edition: u32,
     /// States whose content is at hand already and need not be brought again.
     pub known: Vec<FileVersion>,
     /// What the name means is known, and only this content is missing: if it is still to be had, nothing else is looked for.

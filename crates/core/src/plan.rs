@@ -75,22 +75,35 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, sc
     }
     let site = sites.for_host(request.host);
     let sent = path;
-    let path = match uri::clean_path(path, scratch) {
+    let path = match name_of(site, path, scratch) {
         Ok(path) => path,
-        // A slash inside a name can be no file's, and must not be mistaken for one between names.
-        Err(PathError::EncodedSlash) => return refuse(Status::NOT_FOUND, "no file has a slash in its name"),
-        Err(PathError::BadEscape) => {
-            return refuse(Status::BAD_REQUEST, "a % in the path is not followed by two digits");
-        }
-        Err(PathError::Nul) => return refuse(Status::BAD_REQUEST, "no path holds a NUL"),
-        Err(PathError::AboveRoot) => return refuse(Status::BAD_REQUEST, "the path leads above the root"),
+        Err((status, why)) => return refuse(status, why),
     };
-    if !site.dotfiles && uri::hidden(path) {
-        // Not 403, which would tell that something is there.
-        return Plan::Refuse { status: Status::NOT_FOUND, why: NOT_FOUND };
-    }
     uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
     Plan::Look(Look { site, path, query })
+}
+
+/// The clean path that a path, as it was sent, stands for on this site.
+///
+/// # Errors
+/// The answer, and the reason for people, if it stands for none, or for one that is hidden.
+pub fn name_of<'a>(
+    site: &Site,
+    path: &'a [u8],
+    scratch: &'a mut Vec<u8>,
+) -> Result<&'a [u8], (Status, &'static str)> {
+    let path = uri::clean_path(path, scratch).map_err(|error| match error {
+        // A slash inside a name can be no file's, and must not be mistaken for one between names.
+        PathError::EncodedSlash => (Status::NOT_FOUND, "no file has a slash in its name"),
+        PathError::BadEscape => (Status::BAD_REQUEST, "a % in the path is not followed by two digits"),
+        PathError::Nul => (Status::BAD_REQUEST, "no path holds a NUL"),
+        PathError::AboveRoot => (Status::BAD_REQUEST, "the path leads above the root"),
+    })?;
+    if !site.dotfiles && uri::hidden(path) {
+        // Not 403, which would tell that something is there.
+        return Err((Status::NOT_FOUND, NOT_FOUND));
+    }
+    Ok(path)
 }
 
 /// The path by which rules for headers find a reply that is no file's: clean, as for every other; `/` where there is none.

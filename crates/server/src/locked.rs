@@ -72,8 +72,14 @@ mod tests {
                 scope.spawn(move || {
                     for n in 0..1000 {
                         let path: Arc<[u8]> = format!("/{thread}/{n}").into_bytes().into();
-                        let work =
-                            Work::Name(NameWork { generation: 0, site: 0, path, known: Vec::new(), missing: None });
+                        let work = Work::Name(NameWork {
+                            generation: 0,
+                            site: 0,
+                            path,
+                            edition: 0,
+                            known: Vec::new(),
+                            missing: None,
+                        });
                         caches.learn(Time::START, &work, Found::Absent, sites);
                     }
                 });
@@ -97,7 +103,8 @@ mod tests {
             let sites = Sites::new(vec![Site::default()]).unwrap();
             for n in 0..2 * path_entries {
                 let path: Arc<[u8]> = format!("/{n}").into_bytes().into();
-                let work = Work::Name(NameWork { generation: 0, site: 0, path, known: Vec::new(), missing: None });
+                let work =
+                    Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known: Vec::new(), missing: None });
                 caches.learn(Time::START, &work, Found::Absent, &sites);
             }
             let held = caches.figures().path_entries as usize;

@@ -57,9 +57,10 @@ pub enum Place {
 pub fn write_work(work: &Work) -> Vec<u8> {
     let mut out = vec![FORM];
     match work {
-        Work::Name(NameWork { generation, site, path, known, missing }) => {
+        Work::Name(NameWork { generation, site, path, edition, known, missing }) => {
             out.push(0);
             put_name(&mut out, *generation, *site, path);
+            out.extend(edition.to_le_bytes());
             put_count(&mut out, known.len());
             known.iter().for_each(|version| put_version(&mut out, version));
             out.push(u8::from(missing.is_some()));
@@ -89,12 +90,13 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
     let path = from.text()?.into();
     let work = match variant {
         0 => {
+            let edition = from.u32()?;
             let known = (0..from.u32()?).map(|_| from.version()).collect::<Result<_, _>>()?;
             let missing = match from.one_of(&[false, true])? {
                 true => Some(Missing { name: from.text()?.into(), coding: from.coding()?, version: from.version()? }),
                 false => None,
             };
-            Work::Name(NameWork { generation, site, path, known, missing })
+            Work::Name(NameWork { generation, site, path, edition, known, missing })
         }
         1 => {
             let key = from.one_of(&[ListKey::Name, ListKey::Size, ListKey::Time])?;
@@ -390,8 +392,8 @@ pub(crate) mod tests {
         let keys = prop::sample::select(vec![ListKey::Name, ListKey::Size, ListKey::Time]);
         let forms = prop::sample::select(vec![ListForm::Html, ListForm::Json]);
         prop_oneof![
-            (name(), known, missing).prop_map(|((generation, site, path), known, missing)| {
-                Work::Name(NameWork { generation, site, path, known, missing })
+            (name(), any::<u32>(), known, missing).prop_map(|((generation, site, path), edition, known, missing)| {
+                Work::Name(NameWork { generation, site, path, edition, known, missing })
             }),
             (name(), keys, any::<bool>(), forms).prop_map(|((generation, site, path), key, descending, form)| {
                 Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })

@@ -23,7 +23,7 @@ use amped_units::{Bytes, Time};
 
 use crate::event::{Answer, Found, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
-use crate::site::Sites;
+use crate::site::{Site, Sites};
 use content::ContentCache;
 use head::{HeadCache, HeadKey};
 use path::{Known, Meaning, PathCache, Representation, Resource};
@@ -173,6 +173,35 @@ impl AddAssign<&Figures> for Figures {
     }
 }
 
+/// A name whose file may have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The site's number.
+    pub site: u16,
+    /// The clean path.
+    pub path: Arc<[u8]>,
+    /// What lies beneath may have changed too: it is, was or becomes a folder, or leads to one.
+    pub beneath: bool,
+}
+
+/// All names by which a request reaches, or learns of, the file at `path`: itself, with and without a final slash; what it
+/// is a sibling or the index of; and, for a folder, its index.
+fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
+    let bare = path.strip_suffix(b"/").unwrap_or(path);
+    let originals = site.precompressed.iter().filter_map(|coding| bare.strip_suffix(coding.suffix().as_bytes()));
+    for name in core::iter::once(bare).chain(originals) {
+        f(name);
+        f(&[name, b"/"].concat());
+        let last = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+        if site.index.iter().any(|index| index.as_bytes() == &name[last..]) {
+            f(&name[..last]);
+        }
+    }
+    if path.ends_with(b"/") {
+        site.index.iter().for_each(|index| f(&[path, index.as_bytes()].concat()));
+    }
+}
+
 /// All caches of a loop.
 pub struct Caches<F> {
     /// What targets stand for. Each loop's own, also where the others are shared: entries never change, so nobody has to
@@ -274,13 +303,18 @@ impl<F> Caches<F> {
             states
                 .extend(versions.filter(|version| self.contents.at(version.inode, |contents| contents.holds(version))));
         }
-        NameWork { generation: self.generation, site, path, known: states, missing: None }
+        self.work(site, path, states, None)
     }
 
     /// The work that brings the content of one representation, of which all else is known.
-    pub fn content_work(&self, site: u16, path: Arc<[u8]>, resource: &Resource, one: &Representation) -> NameWork {
+    pub fn content_work(&mut self, site: u16, path: Arc<[u8]>, resource: &Resource, one: &Representation) -> NameWork {
         let missing = Missing { name: Arc::clone(&resource.name), coding: one.coding, version: one.version };
-        NameWork { generation: self.generation, site, path, known: Vec::new(), missing: Some(missing) }
+        self.work(site, path, Vec::new(), Some(missing))
+    }
+
+    fn work(&mut self, site: u16, path: Arc<[u8]>, known: Vec<FileVersion>, missing: Option<Missing>) -> NameWork {
+        let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
+        NameWork { generation: self.generation, site, path, edition, known, missing }
     }
 
     /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
@@ -321,7 +355,7 @@ impl<F> Caches<F> {
             Work::Name(work) => {
                 let key = (work.site, &*work.path);
                 let (meaning, replaced) =
-                    self.paths.at(key, |paths| paths.learn(asked, work.site, &work.path, meaning));
+                    self.paths.at(key, |paths| paths.learn((asked, work.edition), work.site, &work.path, meaning));
                 if let Some(replaced) = replaced {
                     self.forget_contents(&replaced, &meaning);
                 }
@@ -343,6 +377,43 @@ impl<F> Caches<F> {
         match self.paths.at(key, |paths| paths.meaning(work.site, &work.path)) {
             Some(meaning) => Answer::Name(meaning, alloc::vec![content]),
             None => Answer::Outdated,
+        }
+    }
+
+    /// Forgets what names mean, in every spelling that these changes may have touched, so that the next request for one
+    /// asks the file system, however young the entry was. Answers to questions that were asked before are not kept.
+    pub fn forget(&mut self, changes: &[Change], sites: &Sites) {
+        let mut meanings = Vec::new();
+        let mut beneath = Vec::new();
+        for Change { site, path, beneath: all } in changes {
+            let Some(site) = sites.get(*site) else { continue };
+            each_spelling(site, path, |path| {
+                let key = (site.number, path);
+                meanings.extend(self.paths.at(key, |paths| paths.forget(site.number, path)));
+            });
+            if *all {
+                beneath.push((site.number, [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat()));
+            }
+        }
+        if !beneath.is_empty() {
+            let gone = |site, path: &[u8]| beneath.iter().any(|(of, folder)| *of == site && path.starts_with(folder));
+            self.paths.change(|paths| meanings.extend(paths.forget_if(gone)));
+        }
+        self.let_go(meanings);
+    }
+
+    /// Forgets what all names mean, as [`forget`](Caches::forget) does.
+    pub fn flush(&mut self) {
+        let mut meanings = Vec::new();
+        self.paths.change(|paths| meanings.extend(paths.forget_if(|_, _| true)));
+        self.let_go(meanings);
+    }
+
+    fn let_go(&mut self, meanings: Vec<Meaning>) {
+        for meaning in meanings {
+            if let Meaning::File(resource) = meaning {
+                self.forget_contents(&resource, &Meaning::Absent);
+            }
         }
     }
 
@@ -386,6 +457,82 @@ impl<F: FileHandle> Caches<F> {
         match brought.iter().find(same) {
             Some(content) => Some(Arc::clone(content)),
             None => self.content(representation),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_http::negotiate::Coding;
+
+    fn sites() -> Sites {
+        let one = Site { precompressed: alloc::vec![Coding::Gzip], ..Site::default() };
+        Sites::new(alloc::vec![one.clone(), one]).expect("some")
+    }
+
+    /// A new cache in which these names of the first site are absent, and the names that it still knows after `f`.
+    fn known_after<'a>(names: &[&'a str], f: impl FnOnce(&mut Caches<()>, &Sites)) -> Vec<&'a str> {
+        let (mut caches, sites) = (Caches::new(Budgets::default()), sites());
+        for name in names {
+            let work = Work::Name(caches.name_work(0, name.as_bytes().into(), None));
+            caches.learn(Time::START, &work, Found::Absent, &sites);
+        }
+        f(&mut caches, &sites);
+        names.iter().copied().filter(|name| caches.find(Time::START, 0, name.as_bytes()).is_some()).collect()
+    }
+
+    #[test]
+    fn a_change_reaches_every_spelling() {
+        let all = ["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"];
+        let check = |path: &str, beneath: bool, left: &[&str]| {
+            let change = Change { site: 0, path: path.as_bytes().into(), beneath };
+            let known = known_after(&all, |caches, sites| caches.forget(core::slice::from_ref(&change), sites));
+            assert_eq!(known, left, "{change:?}");
+            let elsewhere = Change { site: 1, ..change };
+            assert_eq!(known_after(&all, |caches, sites| caches.forget(&[elsewhere], sites)), all);
+        };
+        check("/a", false, &["/", "/index.html", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"]);
+        check("/a/", false, &["/", "/index.html", "/a.gz", "/a/b", "/a/b/c", "/ab"]);
+        check("/a.gz", false, &["/", "/index.html", "/a/index.html", "/a/b", "/a/b/c", "/ab"]);
+        check("/a/index.html", false, &["/", "/index.html", "/a", "/a.gz", "/a/b", "/a/b/c", "/ab"]);
+        check("/index.html.gz", false, &["/a", "/a/", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"]);
+        check("/a", true, &["/", "/index.html", "/a.gz", "/ab"]);
+        check("/a/b", true, &["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/ab"]);
+        check("/", true, &[]);
+        assert!(known_after(&all, |caches, _| caches.flush()).is_empty());
+    }
+
+    #[test]
+    fn an_answer_to_a_question_from_before_the_forgetting_is_not_kept() {
+        let sites = sites();
+        let change = |path: &str, beneath| Change { site: 0, path: path.as_bytes().into(), beneath };
+        for forget in [
+            |caches: &mut Caches<()>, sites: &Sites, (exact, _): &(Change, Change)| {
+                caches.forget(core::slice::from_ref(exact), sites);
+            },
+            |caches: &mut Caches<()>, sites: &Sites, (_, above): &(Change, Change)| {
+                caches.forget(core::slice::from_ref(above), sites);
+            },
+            |caches: &mut Caches<()>, _: &Sites, _: &(Change, Change)| caches.flush(),
+        ] {
+            let changes = (change("/a/b", false), change("/a", true));
+            let mut caches = Caches::new(Budgets::default());
+            let ask = |caches: &mut Caches<()>| Work::Name(caches.name_work(0, b"/a/b"[..].into(), None));
+            let before = ask(&mut caches);
+            forget(&mut caches, &sites, &changes);
+            let after = ask(&mut caches);
+            assert_ne!(before, after, "who asks now must not wait for the old answer");
+            // The later question is answered first, and the answers come at the same moment.
+            let meaning = |caches: &mut Caches<()>| caches.find(Time::START, 0, b"/a/b").map(|known| known.meaning);
+            caches.learn(Time::START, &after, Found::Absent, &sites);
+            let answer = caches.learn(Time::START, &before, Found::Forbidden, &sites);
+            assert!(matches!(answer, Answer::Name(Meaning::Forbidden, _)), "those who asked get it");
+            assert!(matches!(meaning(&mut caches), Some(Meaning::Absent)));
+            // The earlier one is answered first.
+            forget(&mut caches, &sites, &changes);
+            caches.learn(Time::START, &after, Found::Forbidden, &sites);
+            assert!(meaning(&mut caches).is_none());
         }
     }
 }

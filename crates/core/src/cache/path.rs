@@ -106,6 +106,9 @@ pub struct Known {
 /// The cache.
 pub struct PathCache {
     store: Store<Name, Entry>,
+    /// How often a name has been forgotten. Names share these counts, by their hash: there is no end to names, and whoever
+    /// shares one is at worst asked about once more.
+    editions: [u32; 64],
 }
 
 struct Entry {
@@ -175,7 +178,8 @@ const OVERHEAD: u64 = 200;
 impl PathCache {
     /// An empty cache of so many names; 0 switches it off.
     pub fn new(entries_max: usize) -> PathCache {
-        PathCache { store: Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES)) }
+        let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
+        PathCache { store, editions: [0; 64] }
     }
 
     /// What `path` means, as far as is known.
@@ -189,16 +193,46 @@ impl PathCache {
         self.store.peek(&(site, path) as &dyn NameRef).map(|entry| entry.meaning.clone())
     }
 
+    /// Which edition of a name a question is about: it changes each time that the name is forgotten.
+    pub fn edition(&self, site: u16, path: &[u8]) -> u32 {
+        self.editions[self.shared_count(site, path)]
+    }
+
+    fn shared_count(&self, site: u16, path: &[u8]) -> usize {
+        let hash = self.store.hash(&(site, path) as &dyn NameRef);
+        // The upper half: the lower bits are those by which the store finds its entries.
+        (hash >> 32) as usize % self.editions.len()
+    }
+
+    /// Forgets what a name means. An answer to a question that was asked before is not kept. Returns what it meant.
+    pub fn forget(&mut self, site: u16, path: &[u8]) -> Option<Meaning> {
+        let count = self.shared_count(site, path);
+        self.editions[count] = self.editions[count].wrapping_add(1);
+        self.store.remove(&(site, path) as &dyn NameRef).map(|entry| entry.meaning)
+    }
+
+    /// Forgets all names of which `gone` says so, as [`forget`](PathCache::forget) does one. What it says is not asked of
+    /// names that are being looked up now: none of these answers is kept.
+    pub fn forget_if(&mut self, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<Meaning> {
+        self.editions.iter_mut().for_each(|edition| *edition = edition.wrapping_add(1));
+        let entries = self.store.remove_where(|name| gone(name.site, &name.path));
+        entries.into_iter().map(|entry| entry.meaning).collect()
+    }
+
     /// Keeps the file system's answer to a question of the moment `asked`. A file that has not changed keeps its
     /// [`Resource`], and with it the hints to its heads and contents. Returns the meaning to be used, and the resource that
-    /// the name meant before, if it is no longer the same.
+    /// the name meant before, if it is no longer the same. If the name has been forgotten since it was of this `edition`,
+    /// the answer is for those who asked it, and not kept.
     pub fn learn(
         &mut self,
-        asked: Time,
+        (asked, edition): (Time, u32),
         site: u16,
         path: &Arc<[u8]>,
         meaning: Meaning,
     ) -> (Meaning, Option<Arc<Resource>>) {
+        if edition != self.edition(site, path) {
+            return (meaning, None);
+        }
         if let Some(entry) = self.store.peek(&(site, &**path) as &dyn NameRef) {
             if entry.checked > asked {
                 // A later question was answered earlier.
@@ -252,11 +286,12 @@ mod tests {
         let mut cache = PathCache::new(100);
         for n in 0..1000 {
             let path: Arc<[u8]> = alloc::format!("/{n}{}", "x".repeat(8000)).into_bytes().into();
-            cache.learn(Time::START, 0, &path, Meaning::Absent);
+            cache.learn((Time::START, 0), 0, &path, Meaning::Absent);
         }
         assert!(cache.len() * 8000 <= 100 * 512, "{} of 8000 bytes", cache.len());
         for n in 0..1000 {
-            cache.learn(Time::START, 0, &alloc::format!("/{n}").into_bytes().into(), Meaning::Absent);
+            let path = alloc::format!("/{n}").into_bytes().into();
+            cache.learn((Time::START, 0), 0, &path, Meaning::Absent);
         }
         assert_eq!(cache.len(), 100);
     }

@@ -197,6 +197,14 @@ impl<K: Hash + Eq, V> Store<K, V> {
         places.into_iter().filter_map(|at| self.take(at)).collect()
     }
 
+    /// A number that goes with a key, the same as long as the store lives, for tables beside it.
+    pub fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
+    where
+        K: Borrow<Q>,
+    {
+        self.hasher.hash_one(key)
+    }
+
     /// Takes all entries out; the counts stay.
     pub fn clear(&mut self) {
         self.index.clear();
