@@ -38,6 +38,7 @@ mod disk;
 mod errors;
 mod helpers;
 mod hostnames;
+mod preload;
 mod sending;
 mod shared_cache;
 mod switches;

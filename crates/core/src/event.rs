@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::negotiate::Coding;
+use amped_http::status::Status;
 
 use crate::cache::path::Meaning;
 use crate::file::{Content, FileVersion, Stored};
@@ -189,6 +190,73 @@ pub enum Answer<F> {
     Trouble(Trouble),
     /// The question has lost its sense, since something else is known by now. Ask anew.
     Outdated,
+}
+
+/// What an answer comes to, in short: for whoever asked without a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Brief {
+    /// Which of [`Brief::KINDS`].
+    kind: u8,
+    /// Bytes of the file; 0 if it is none.
+    pub size: u64,
+}
+
+impl Brief {
+    /// The status that a request would be answered with, and why not with a file.
+    const KINDS: [(Status, &str); 9] = [
+        (Status::OK, ""),
+        (Status::OK, "a listing, which is made for each request"),
+        (Status::MOVED_PERMANENTLY, "a folder: add a slash for its index page"),
+        (Status::FORBIDDEN, "a folder without an index page"),
+        (Status::FORBIDDEN, "not for reading"),
+        (Status::NOT_FOUND, ""),
+        (Status::INTERNAL_SERVER_ERROR, "it could not be read"),
+        (Status::SERVICE_UNAVAILABLE, "too much is waiting for the disk, or descriptors are short: try again"),
+        (Status::SERVICE_UNAVAILABLE, "the configuration has changed meanwhile: try again"),
+    ];
+
+    /// Too much is waiting for the disk.
+    pub const BUSY: Brief = Brief { kind: 7, size: 0 };
+
+    /// What this answer comes to; `listing`: whether folders are listed.
+    pub fn of<F>(answer: &Answer<F>, listing: bool) -> Brief {
+        let (kind, size) = match answer {
+            Answer::Name(Meaning::File(resource), _) => (0, resource.representations[0].version.size),
+            Answer::Name(Meaning::Directory, _) if listing => (1, 0),
+            Answer::Listing(_) => (1, 0),
+            Answer::Name(Meaning::NeedsSlash, _) => (2, 0),
+            Answer::Name(Meaning::Directory, _) => (3, 0),
+            Answer::Name(Meaning::Forbidden, _) => (4, 0),
+            Answer::Name(Meaning::Absent, _) => (5, 0),
+            Answer::Trouble(Trouble::Failed) => (6, 0),
+            Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
+            Answer::Outdated => (8, 0),
+        };
+        Brief { kind, size }
+    }
+
+    /// As bytes, for another process of the same program.
+    pub fn to_bytes(self) -> [u8; 9] {
+        let mut bytes = [self.kind; 9];
+        bytes[1..].copy_from_slice(&self.size.to_le_bytes());
+        bytes
+    }
+
+    /// Back from these bytes; `None` if they are none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Brief> {
+        let [kind, size @ ..]: [u8; 9] = bytes.try_into().ok()?;
+        (usize::from(kind) < Brief::KINDS.len()).then_some(Brief { kind, size: u64::from_le_bytes(size) })
+    }
+
+    /// The status that a request would be answered with.
+    pub fn status(self) -> Status {
+        Brief::KINDS[usize::from(self.kind)].0
+    }
+
+    /// Why there is no file, for people; empty if there is, or if the status says it all.
+    pub fn why(self) -> &'static str {
+        Brief::KINDS[usize::from(self.kind)].1
+    }
 }
 
 impl<F> Clone for Answer<F> {

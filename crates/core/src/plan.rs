@@ -87,11 +87,7 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, sc
 ///
 /// # Errors
 /// The answer, and the reason for people, if it stands for none, or for one that is hidden.
-pub fn name_of<'a>(
-    site: &Site,
-    path: &'a [u8],
-    scratch: &'a mut Vec<u8>,
-) -> Result<&'a [u8], (Status, &'static str)> {
+pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], (Status, &'static str)> {
     let path = uri::clean_path(path, scratch).map_err(|error| match error {
         // A slash inside a name can be no file's, and must not be mistaken for one between names.
         PathError::EncodedSlash => (Status::NOT_FOUND, "no file has a slash in its name"),

@@ -11,6 +11,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -110,10 +111,13 @@ pub struct Disk {
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
     /// Files up to this size are read whole.
     content_file_max: u64,
-    /// A root, or a user's folder, is looked up anew after this time.
+    /// A root, or a user's folder, is looked up anew after this time,
     revalidate: Duration,
     residency: Arc<Residency>,
     mapped: MappedWindows,
+    /// and if it was looked up before this moment: nanoseconds since `start`.
+    forgotten_ns: AtomicU64,
+    start: Instant,
 }
 
 /// What a [`Disk`] goes by on all sites.
@@ -181,6 +185,7 @@ impl Disk {
         content_file_max: u64,
         revalidate: Duration,
     ) -> Result<Disk, (PathBuf, io::Error)> {
+        let start = Instant::now();
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
@@ -197,7 +202,8 @@ impl Disk {
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
         let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
-        Ok(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate, residency, mapped })
+        let (users, forgotten_ns) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start })
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -241,7 +247,8 @@ impl Disk {
         let Rules { content_file_max, revalidate } = rules;
         let sites = Arc::new(Sites::new(sites)?);
         let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
-        Some(Disk { sites, roots, users: Mutex::default(), content_file_max, revalidate, residency, mapped })
+        let (users, forgotten_ns, start) = (Mutex::default(), AtomicU64::new(0), Instant::now());
+        Some(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start })
     }
 
     /// A helper of another process has brought this: what it read is in memory.
@@ -262,6 +269,22 @@ impl Disk {
                 self.residency.was_read(version, &(0..end));
             }
         }
+    }
+
+    /// From now on roots and users' folders are looked up anew, once.
+    pub fn forget_folders(&self) {
+        let since = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.forgotten_ns.fetch_max(since, Ordering::Relaxed);
+    }
+
+    /// When that was asked for last; it changes each time.
+    pub fn folders_forgotten(&self) -> Duration {
+        Duration::from_nanos(self.forgotten_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether what was looked up then is still believed.
+    fn believes(&self, checked: Instant) -> bool {
+        checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.revalidate
     }
 
     /// Does the work.
@@ -526,7 +549,7 @@ impl Disk {
             let current = lock();
             (Arc::clone(&current.folder), current.checked)
         };
-        if checked.is_some_and(|checked| checked.elapsed() < self.revalidate) {
+        if checked.is_some_and(|checked| self.believes(checked)) {
             return Ok(known);
         }
         let asked = Instant::now();
@@ -553,7 +576,7 @@ impl Disk {
     fn user_root(&self, name: &[u8], folder: &str, patience: Patience) -> Answer<Option<Arc<OwnedFd>>> {
         let lock = || self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(name)
-            && known.checked.elapsed() < self.revalidate
+            && self.believes(known.checked)
         {
             return Ok(known.folder.clone());
         }
@@ -561,12 +584,13 @@ impl Disk {
             return Err(NoAnswer::WouldWait);
         }
         // The lock is not held while the directory service is asked: it may take seconds.
+        let asked = Instant::now();
         let found = open_user_root(name, folder);
         let mut users = lock();
         if users.len() >= USERS_MAX {
             users.clear();
         }
-        users.insert(name.to_vec(), UserRoot { folder: found.clone(), checked: Instant::now() });
+        users.insert(name.to_vec(), UserRoot { folder: found.clone(), checked: asked });
         Ok(found)
     }
 }

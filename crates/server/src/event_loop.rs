@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use amped_sys::epoll::{Epoll, Events, Interest};
@@ -109,6 +110,11 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                     stop_at = Some(deadline);
                     door.change(&epoll, Vec::new())?;
                     worker.retire(now, &mut disk);
+                }
+                Message::Preload(order) => {
+                    if let Some(order) = order.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                        worker.preload(order, now, &mut disk);
+                    }
                 }
                 Message::Report(to) => {
                     // Whoever asked may have gone.

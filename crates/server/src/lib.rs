@@ -7,6 +7,7 @@
 pub mod access_log;
 pub mod arch;
 pub mod config;
+pub mod control;
 pub mod counters;
 pub mod disk;
 pub mod event_loop;
@@ -16,6 +17,7 @@ pub mod locked;
 pub mod mailbox;
 pub mod mapped;
 pub mod portable;
+pub mod preload;
 pub mod processes;
 pub mod residency;
 pub mod say;

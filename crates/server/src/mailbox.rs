@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use amped_core::event::Brief;
 use amped_sys::eventfd::EventFd;
 use amped_units::Time;
 
@@ -25,8 +26,26 @@ pub enum Message {
     Stop(Time),
     /// Others take this loop's place: the same, but nobody who is about to ask is turned away.
     Retire(Time),
+    /// Forget a name and look it up anew. Workers that share their caches share the order too: the first takes it.
+    Preload(Arc<Mutex<Option<Preload>>>),
     /// Say how things stand.
     Report(Sender<Snapshot>),
+}
+
+/// A name that is to be looked up anew.
+pub struct Preload {
+    /// The site's number.
+    pub site: u16,
+    /// The clean path.
+    pub path: Arc<[u8]>,
+    /// Whom to tell what was found.
+    pub tell: Box<dyn FnOnce(Brief) + Send>,
+}
+
+impl std::fmt::Debug for Preload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Preload").field("site", &self.site).field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 /// Messages, and a bell that rings in epoll when there are any.

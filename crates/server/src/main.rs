@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
-use amped::{config, say, serve};
+use amped::{config, preload, say, serve};
 
 fn main() -> ExitCode {
     let command = match cli::parse(std::env::args_os()) {
@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Serve(flags) => serve::serve(&flags),
+        Command::Preload(flags) => preload::preload(&flags),
         Command::Check(flags) => match config::check(&flags) {
             Ok(summary) => serve::print(&summary),
             Err(error) => {

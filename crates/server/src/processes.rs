@@ -5,6 +5,7 @@
 //! must have to make copies of itself; what needs more, the log's writer among them, starts in the child.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::exit;
 use std::sync::mpsc::channel;
@@ -12,15 +13,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use amped_core::event::Brief;
+use amped_sys::poll;
 use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
 use amped_units::Time;
 
 use crate::access_log::{Sink, Writer};
 use crate::arch::{self, Start};
+use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::listen::Address;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::{Mailbox, Message, Preload};
 use crate::say;
 use crate::serve::{die, end_log};
 use crate::worker::{Clock, Generation};
@@ -44,6 +48,8 @@ pub struct Pool {
     parts: Parts,
     /// What was in force before, while that may have to be restored.
     before: Option<(Arc<Generation>, Vec<Address>)>,
+    /// The parent's alone: a client that a child held too would not see its end.
+    pub control: Option<Control>,
     children: Vec<Child>,
     /// Moments at which a child that died soon after its start is replaced.
     vacancies: Vec<Instant>,
@@ -59,9 +65,20 @@ struct Child {
     started: Instant,
     /// It has been told to stop.
     stopping: bool,
+    /// It has said all that it will say.
+    ended: bool,
     /// The last that it has said, at its end.
     last_words: Option<Snapshot>,
+    /// What it has said in its last report, and the number of that.
+    report: Option<(u64, Snapshot)>,
+    /// What it has found for orders, and their numbers.
+    found: Vec<(u64, Brief)>,
+    /// Orders to look a name up that it has not answered. `unanswered <= UNANSWERED_MAX`
+    unanswered: usize,
 }
+
+/// A child that has so many names to look up is given no more: the line must never be full.
+const UNANSWERED_MAX: usize = 4;
 
 /// A child that lives shorter than this is replaced only after it: what kills it at once would kill the next one too.
 const LIFE_MIN: Duration = Duration::from_secs(1);
@@ -80,6 +97,13 @@ const REPORT: u8 = b'R';
 /// Open the log anew.
 const REOPEN_LOG: u8 = b'L';
 
+/// Look up a name anew, and say what it is as the answer to the order of this number. Behind it come the site's number, the
+/// length of the path (4 bytes), and the path.
+const PRELOAD: u8 = b'P';
+
+/// The longest path that is passed on; the control socket takes none that is longer.
+const PATH_MAX: usize = 64 * 1024;
+
 /// The number of the report that a child makes unasked, at its end.
 const LAST_WORDS: u64 = u64::MAX;
 
@@ -88,15 +112,10 @@ impl Pool {
     ///
     /// # Errors
     /// When one cannot be started.
-    pub fn start(parts: Parts) -> io::Result<Pool> {
-        let mut pool = Pool {
-            parts,
-            before: None,
-            children: Vec::new(),
-            vacancies: Vec::new(),
-            ended: Snapshot::default(),
-            report: 0,
-        };
+    pub fn start(parts: Parts, control: Option<Control>) -> io::Result<Pool> {
+        let (children, vacancies) = (Vec::new(), Vec::new());
+        let mut pool =
+            Pool { parts, before: None, control, children, vacancies, ended: Snapshot::default(), report: 0 };
         for _ in 0..pool.parts.generation.settings.workers {
             pool.add()?;
         }
@@ -116,7 +135,11 @@ impl Pool {
                     line: ours,
                     started: Instant::now(),
                     stopping: false,
+                    ended: false,
                     last_words: None,
+                    report: None,
+                    found: Vec::new(),
+                    unanswered: 0,
                 });
                 Ok(())
             }
@@ -126,6 +149,7 @@ impl Pool {
                 self.children.clear();
                 // An address that is given up is closed only when nobody has it open.
                 self.before = None;
+                self.control = None;
                 self.run(theirs)
             }
         }
@@ -163,7 +187,7 @@ impl Pool {
             Err(_) => die("a loop has failed; this is a bug of amped's"),
         };
         let log = log.map(|log| end_log(log, clock, Time::START));
-        tell(&line, LAST_WORDS, snapshot.with_log(log.as_deref()));
+        tell(&line, REPORT, LAST_WORDS, &snapshot.with_log(log.as_deref()).to_bytes());
         exit(0)
     }
 
@@ -248,7 +272,8 @@ impl Pool {
         let mut answered = 0;
         let until = Instant::now() + ANSWER_TIME;
         for child in &mut self.children {
-            if let Some(snapshot) = child.hear(self.report, until) {
+            while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.hear(until) {}
+            if let Some((_, snapshot)) = child.report.take_if(|(number, _)| *number == self.report) {
                 sum += &snapshot;
                 answered += 1;
             }
@@ -268,7 +293,7 @@ impl Pool {
                 continue;
             };
             let mut child = self.children.swap_remove(n);
-            child.hear(LAST_WORDS, Instant::now());
+            while child.hear(Instant::now()) {}
             if let Some(last) = child.last_words {
                 self.ended += &last.after_the_end();
             }
@@ -298,8 +323,47 @@ impl Pool {
     }
 }
 
+impl Orders for Pool {
+    fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
+        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let order = [&[PRELOAD], &number.to_le_bytes()[..], &site.to_le_bytes(), &length, path].concat();
+        let serving = self.children.iter_mut().filter(|child| !child.stopping);
+        let mut of = 0;
+        for child in serving {
+            of += 1;
+            // One that has not done the last ones is not going to do this one in time.
+            if child.unanswered < UNANSWERED_MAX && child.line.write_all(&order).is_ok() {
+                child.unanswered += 1;
+            }
+        }
+        of
+    }
+
+    fn answers(&mut self, number: u64) -> Vec<Brief> {
+        let mut found = Vec::new();
+        for child in &mut self.children {
+            if poll::wait_readable(&[child.line.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
+                // Each time one: what comes behind it keeps the line readable. It was written at once, so it is there.
+                child.hear(Instant::now());
+            }
+            found.extend(child.found.drain(..).filter(|(of, _)| *of == number).map(|(_, found)| found));
+        }
+        found
+    }
+
+    fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        self.children.iter().filter(|child| !child.ended).map(|child| child.line.as_fd()).collect()
+    }
+}
+
 /// A child's thread that does what the parent orders.
-fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, log: Option<&Writer>, clock: Clock) {
+fn obey(
+    mut orders: UnixStream,
+    answers: &Arc<Mutex<UnixStream>>,
+    mailbox: &Mailbox,
+    log: Option<&Writer>,
+    clock: Clock,
+) {
     let mut order = [0; ORDER_BYTES];
     while orders.read_exact(&mut order).is_ok() {
         let [what, number @ ..] = order;
@@ -312,8 +376,14 @@ fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, 
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
-                    tell(answers, number, snapshot.with_log(log));
+                    tell(answers, REPORT, number, &snapshot.with_log(log).to_bytes());
                 }
+            }
+            PRELOAD => {
+                let Ok((site, path)) = read_name(&mut orders) else { break };
+                let answers = Arc::clone(answers);
+                let tell = Box::new(move |found: Brief| tell(&answers, PRELOAD, number, &found.to_bytes()));
+                mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
             }
             REOPEN_LOG => {
                 if let Some(log) = log {
@@ -327,30 +397,56 @@ fn obey(mut orders: UnixStream, answers: &Mutex<UnixStream>, mailbox: &Mailbox, 
     mailbox.put(Message::Stop(clock.now()));
 }
 
-fn tell(line: &Mutex<UnixStream>, number: u64, snapshot: Snapshot) {
-    let bytes = [&number.to_le_bytes()[..], &snapshot.to_bytes()].concat();
+/// Reads the name that is to be looked up.
+fn read_name(orders: &mut UnixStream) -> io::Result<(u16, Arc<[u8]>)> {
+    let (mut site, mut length) = ([0; 2], [0; 4]);
+    orders.read_exact(&mut site)?;
+    orders.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > PATH_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut path = vec![0; length];
+    orders.read_exact(&mut path)?;
+    Ok((u16::from_le_bytes(site), path.into()))
+}
+
+/// Says something to the parent: what it is, as the answer to which number, and how long.
+fn tell(line: &Mutex<UnixStream>, what: u8, number: u64, said: &[u8]) {
+    let length = u16::try_from(said.len()).unwrap_or(u16::MAX).to_le_bytes();
+    let bytes = [&[what], &number.to_le_bytes()[..], &length, said].concat();
     // A parent that has gone hears nothing.
     let _ = line.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes);
 }
 
 impl Child {
-    /// What it says in its report of this number, if it does in time. Answers that came too late are passed over.
-    fn hear(&mut self, number: u64, until: Instant) -> Option<Snapshot> {
-        let length = size_of::<u64>() + Snapshot::default().to_bytes().len();
-        let mut bytes = vec![0; length];
-        loop {
-            // A timeout of zero would be none.
-            let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            self.line.set_read_timeout(Some(patience)).ok()?;
-            self.line.read_exact(&mut bytes).ok()?;
-            let (said, snapshot) = bytes.split_first_chunk()?;
-            let (said, snapshot) = (u64::from_le_bytes(*said), Snapshot::from_bytes(snapshot));
-            if said == LAST_WORDS {
-                self.last_words = Some(snapshot.clone());
-            }
-            if said == number {
-                return Some(snapshot);
+    /// Takes in what it says next, if it does in time.
+    fn hear(&mut self, until: Instant) -> bool {
+        let heard = self.try_hear(until);
+        if let Err(error) = &heard {
+            self.ended |= error.kind() != io::ErrorKind::WouldBlock;
+        }
+        heard.is_ok()
+    }
+
+    fn try_hear(&mut self, until: Instant) -> io::Result<()> {
+        // A timeout of zero would be none.
+        let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.line.set_read_timeout(Some(patience))?;
+        let mut head = [0; 11];
+        self.line.read_exact(&mut head)?;
+        let [what, number @ .., low, high] = head;
+        let number = u64::from_le_bytes(number);
+        let mut said = vec![0; u16::from_le_bytes([low, high]).into()];
+        self.line.read_exact(&mut said)?;
+        match what {
+            REPORT if number == LAST_WORDS => self.last_words = Some(Snapshot::from_bytes(&said)),
+            REPORT => self.report = Some((number, Snapshot::from_bytes(&said))),
+            _ => {
+                self.unanswered = self.unanswered.saturating_sub(1);
+                self.found.extend(Brief::from_bytes(&said).map(|found| (number, found)));
             }
         }
+        Ok(())
     }
 }

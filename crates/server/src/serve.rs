@@ -9,14 +9,16 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use amped_core::event::Brief;
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
@@ -24,12 +26,13 @@ use amped_units::{Bytes, Time};
 use crate::access_log::{Sink, Writer};
 use crate::arch;
 use crate::config::{self, HelperKind, LogTarget, Optimisation, Settings, cli};
+use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::helper::nursery::{self, Nursery};
 use crate::listen::{self, Address};
 use crate::locked;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::{Mailbox, Message, Preload};
 use crate::mapped::MappedWindows;
 use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
@@ -51,13 +54,18 @@ struct Server {
 
 /// The workers.
 enum Crew {
-    Threads(Threads),
+    Threads(Box<Threads>),
     Processes(Box<Pool>),
 }
 
 /// Workers that are threads of this process.
 struct Threads {
     addresses: Vec<Address>,
+    control: Option<Control>,
+    /// What they found for orders.
+    answers: Arc<Answers>,
+    /// They share their caches, so that it is enough if one of them carries an order out.
+    shared_caches: bool,
     mailboxes: Vec<Arc<Mailbox>>,
     loops: Vec<JoinHandle<Snapshot>>,
     /// Where helpers come from, if these are processes.
@@ -118,7 +126,9 @@ impl Server {
             settings.listen.iter().map(|&asked| bind(asked, &settings)).collect::<Result<_, _>>()?;
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
-        let sink = Sink::open(target, owner.as_ref().map(|(_, user, gid)| (user.uid, *gid))).map_err(cannot_log)?;
+        let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
+        let sink = Sink::open(target, whose).map_err(cannot_log)?;
+        let control = settings.control.as_ref().map(|path| Control::open(path, whose, &signals)).transpose()?;
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
@@ -128,16 +138,20 @@ impl Server {
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let crew = if arch::form(generation.settings.architecture).processes {
             let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals };
-            Crew::Processes(Box::new(Pool::start(parts).map_err(|error| format!("cannot start a process: {error}"))?))
+            let pool = Pool::start(parts, control).map_err(|error| format!("cannot start a process: {error}"))?;
+            Crew::Processes(Box::new(pool))
         } else {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
             let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
-            let mut threads = Threads { addresses, mailboxes: Vec::new(), loops: Vec::new(), nursery, log };
+            let answers = Answers::new().map_err(|error| format!("cannot make a mailbox: {error}"))?;
+            let shared_caches = generation.caches.is_some();
+            let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
+            let mut threads = Threads { addresses, control, answers, shared_caches, mailboxes, loops, nursery, log };
             for n in 0..generation.settings.workers {
                 threads.add(n, &generation, clock)?;
             }
-            Crew::Threads(threads)
+            Crew::Threads(Box::new(threads))
         };
         Ok(Server { flags: flags.clone(), generation, crew, clock })
     }
@@ -195,6 +209,13 @@ impl Server {
                 Crew::Threads(_) => Duration::MAX,
                 Crew::Processes(pool) => pool.patience(),
             };
+            let patience = match self.crew.control() {
+                Some(control) => {
+                    control.wait(&self.crew, patience);
+                    Duration::ZERO
+                }
+                None => patience,
+            };
             match signals.wait_for(patience) {
                 Some(Signal::Terminate | Signal::Interrupt) => return self.stop(signals),
                 Some(Signal::HangUp) => self.reload(),
@@ -203,13 +224,18 @@ impl Server {
                 Some(Signal::Child) | None => {}
             }
             // Without it no helper could be started any more; a supervisor that sees the server end starts it anew.
-            if let Crew::Threads(Threads { nursery: Some(nursery), .. }) = &self.crew
+            if let Crew::Threads(threads) = &self.crew
+                && let Some(nursery) = &threads.nursery
                 && let Some(ending) = process::has_ended(nursery.pid)
             {
                 die(&format!("the process that helpers come from {ending}"));
             }
             if let Crew::Processes(pool) = &mut self.crew {
                 pool.look_after();
+            }
+            if let Some(mut control) = self.crew.control_mut().take() {
+                control.turn(&self.generation.settings.sites, &mut self.crew);
+                *self.crew.control_mut() = Some(control);
             }
         }
     }
@@ -279,6 +305,7 @@ impl Server {
             ("send.residency", settings.send.residency != old.send.residency),
             ("send.content", settings.send.content != old.send.content),
             ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
+            ("control.socket", settings.control != old.control),
         ] {
             if changed {
                 fixed.push(name);
@@ -309,11 +336,16 @@ impl Server {
             Crew::Processes(pool) => pool.report(),
         };
         let shared = self.generation.shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
-        format!("{sum}{shared}loops: answered={answered} of={of}\n")
+        let control =
+            self.crew.control().map_or(String::new(), |control| format!("control: orders={}\n", control.orders()));
+        format!("{sum}{shared}{control}loops: answered={answered} of={of}\n")
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
-    fn stop(self, signals: &Signals) -> ExitCode {
+    fn stop(mut self, signals: &Signals) -> ExitCode {
+        if let Some(control) = self.crew.control_mut().take() {
+            control.close();
+        }
         let deadline = self.generation.settings.stop_deadline;
         say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
@@ -324,7 +356,59 @@ impl Server {
     }
 }
 
+impl Crew {
+    fn control(&self) -> Option<&Control> {
+        match self {
+            Crew::Threads(threads) => threads.control.as_ref(),
+            Crew::Processes(pool) => pool.control.as_ref(),
+        }
+    }
+
+    fn control_mut(&mut self) -> &mut Option<Control> {
+        match self {
+            Crew::Threads(threads) => &mut threads.control,
+            Crew::Processes(pool) => &mut pool.control,
+        }
+    }
+}
+
+impl Orders for Crew {
+    fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
+        match self {
+            Crew::Threads(threads) => threads.preload(number, site, path),
+            Crew::Processes(pool) => pool.preload(number, site, path),
+        }
+    }
+
+    fn answers(&mut self, number: u64) -> Vec<Brief> {
+        match self {
+            Crew::Threads(threads) => threads.answers.take(number),
+            Crew::Processes(pool) => pool.answers(number),
+        }
+    }
+
+    fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Crew::Threads(threads) => vec![threads.answers.as_fd()],
+            Crew::Processes(pool) => pool.bells(),
+        }
+    }
+}
+
 impl Threads {
+    fn preload(&self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
+        let order = || {
+            let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
+            let tell = Box::new(move |found| answers.put(number, found));
+            Arc::new(Mutex::new(Some(Preload { site, path, tell })))
+        };
+        let shared = self.shared_caches.then(order);
+        for mailbox in &self.mailboxes {
+            mailbox.put(Message::Preload(shared.clone().unwrap_or_else(order)));
+        }
+        if self.shared_caches { 1 } else { self.mailboxes.len() }
+    }
+
     fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);

@@ -7,7 +7,7 @@
 //! Turns are short, so that everybody gets one: a turn receives one buffer, answers a bounded batch, sends a bounded
 //! number of windows. Whoever is not finished then comes again, behind the others.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::cache::{Caches, Figures, SharedCaches};
+use amped_core::cache::{Caches, Change, Figures, SharedCaches};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
-use amped_core::event::{Action, Answer, Delay, Event, Ticket, Trouble, Work};
+use amped_core::event::{Action, Answer, Brief, Delay, Event, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_core::reply::Wall;
 use amped_sys::epoll::{Epoll, Interest, Ready};
@@ -32,6 +32,7 @@ use crate::config::{LogFormat, Settings};
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
+use crate::mailbox::Preload;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 use crate::shared_cache::SharedCache;
@@ -76,6 +77,11 @@ impl Token {
         Token { index: number as u32, generation: (number >> 32) as u32 }
     }
 
+    /// One that is no connection's, for an errand.
+    fn of_errand(index: u32) -> Token {
+        Token { index, generation: u32::MAX }
+    }
+
     /// Numbers from here on are free for what is no connection.
     pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
 }
@@ -106,6 +112,8 @@ pub trait DiskSide {
 
     /// What was registered has something to say.
     fn ready(&mut self, _now: Time, _: &mut Worker) {}
+    /// These names are forgotten: what this side knows of them in common with others is to go too.
+    fn forget(&mut self, _: &[Change], _: &Desk<OpenFile>) {}
 
     /// A helper has done something.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
@@ -212,6 +220,9 @@ pub struct Worker {
     wall_checked: Time,
     /// The slot that is looked at next for an idle connection to close.
     hand: usize,
+    /// Questions that no connection asked, and who is told what comes of them.
+    errands: HashMap<u32, Preload>,
+    next_errand: u32,
     accepted: u64,
     broken: u64,
     cold_windows: u64,
@@ -258,6 +269,8 @@ impl Worker {
             clock,
             wall_checked: Time::START,
             hand: 0,
+            errands: HashMap::new(),
+            next_errand: 0,
             accepted: 0,
             broken: 0,
             cold_windows: 0,
@@ -435,7 +448,40 @@ impl Worker {
         now: Time,
         disk: &mut impl DiskSide,
     ) {
+        if token.generation == Token::of_errand(0).generation {
+            return self.end_errand(token.index, &answer);
+        }
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
+    }
+
+    /// Forgets what names mean that these changes touch.
+    pub fn forget(&mut self, changes: &[Change], now: Time, disk: &mut impl DiskSide) {
+        let sites = Arc::clone(&self.desk.sites);
+        self.desk.caches.forget(now, changes, &sites);
+        disk.forget(changes, &self.desk);
+    }
+
+    /// Forgets what is known of a name, and has it looked up as for a request. Whoever ordered it is told when that is done.
+    pub fn preload(&mut self, order: Preload, now: Time, disk: &mut impl DiskSide) {
+        let Preload { site, path, .. } = &order;
+        self.generation.disk.forget_folders();
+        self.forget(&[Change { site: *site, path: Arc::clone(path), beneath: false }], now, disk);
+        let work = Work::Name(self.desk.caches.name_work(*site, Arc::clone(path), None));
+        let index = self.next_errand;
+        self.next_errand = index.wrapping_add(1);
+        self.errands.insert(index, order);
+        match disk.ask(now, Token::of_errand(index), Ticket::default(), &work, &mut self.desk) {
+            Asked::Answered(answer) => self.end_errand(index, &answer),
+            Asked::Later(_) => {}
+            Asked::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
+        }
+    }
+
+    fn end_errand(&mut self, index: u32, answer: &Answer<OpenFile>) {
+        let Some(Preload { site, tell, .. }) = self.errands.remove(&index) else {
+            return;
+        };
+        tell(Brief::of(answer, self.desk.sites.get(site).is_some_and(|site| site.listing)));
     }
 
     /// What was to be sent next is in memory, or as near to it as can be.

@@ -6,7 +6,9 @@
 pub mod epoll;
 pub mod eventfd;
 pub mod file;
+pub mod local;
 pub mod mapping;
+pub mod poll;
 pub mod process;
 pub mod resolve;
 pub mod shared;

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// A signal that the server knows.
@@ -80,6 +81,21 @@ impl Signals {
         // SAFETY: sigtimedwait(2) reads the set, initialised by `block`, and the time; the details are not asked for.
         let number = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
         KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
+    }
+
+    /// A descriptor that can be read while one waits to be taken by [`wait_for`](Signals::wait_for): for who waits for
+    /// other things too (signalfd(2)).
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn bell(&self) -> io::Result<OwnedFd> {
+        // SAFETY: signalfd(2) reads the set, initialised by `block`. JUSTIFICATION: neither std nor rustix has it.
+        let bell = unsafe { libc::signalfd(-1, &raw const self.set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if bell < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it was made a moment ago, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(bell) })
     }
 
     /// In a child that a parent looks after: what a terminal or a supervisor sends to all is the parent's to obey. SIGKILL

@@ -186,7 +186,7 @@ pub struct Change {
 
 /// All names by which a request reaches, or learns of, the file at `path`: itself, with and without a final slash; what it
 /// is a sibling or the index of; and, for a folder, its index.
-fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
+pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
     let bare = path.strip_suffix(b"/").unwrap_or(path);
     let originals = site.precompressed.iter().filter_map(|coding| bare.strip_suffix(coding.suffix().as_bytes()));
     for name in core::iter::once(bare).chain(originals) {
@@ -306,6 +306,11 @@ impl<F> Caches<F> {
         self.work(site, path, states, None)
     }
 
+    /// When the name that this work asks for was forgotten last: what was learnt elsewhere before that is not to be used.
+    pub fn forgotten_at(&mut self, work: &NameWork) -> Time {
+        self.paths.at((work.site, &*work.path), |paths| paths.forgotten_at(work.site, &work.path))
+    }
+
     /// The work that brings the content of one representation, of which all else is known.
     pub fn content_work(&mut self, site: u16, path: Arc<[u8]>, resource: &Resource, one: &Representation) -> NameWork {
         let missing = Missing { name: Arc::clone(&resource.name), coding: one.coding, version: one.version };
@@ -382,14 +387,14 @@ impl<F> Caches<F> {
 
     /// Forgets what names mean, in every spelling that these changes may have touched, so that the next request for one
     /// asks the file system, however young the entry was. Answers to questions that were asked before are not kept.
-    pub fn forget(&mut self, changes: &[Change], sites: &Sites) {
+    pub fn forget(&mut self, now: Time, changes: &[Change], sites: &Sites) {
         let mut meanings = Vec::new();
         let mut beneath = Vec::new();
         for Change { site, path, beneath: all } in changes {
             let Some(site) = sites.get(*site) else { continue };
             each_spelling(site, path, |path| {
                 let key = (site.number, path);
-                meanings.extend(self.paths.at(key, |paths| paths.forget(site.number, path)));
+                meanings.extend(self.paths.at(key, |paths| paths.forget(now, site.number, path)));
             });
             if *all {
                 beneath.push((site.number, [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat()));
@@ -397,15 +402,15 @@ impl<F> Caches<F> {
         }
         if !beneath.is_empty() {
             let gone = |site, path: &[u8]| beneath.iter().any(|(of, folder)| *of == site && path.starts_with(folder));
-            self.paths.change(|paths| meanings.extend(paths.forget_if(gone)));
+            self.paths.change(|paths| meanings.extend(paths.forget_if(now, gone)));
         }
         self.let_go(meanings);
     }
 
     /// Forgets what all names mean, as [`forget`](Caches::forget) does.
-    pub fn flush(&mut self) {
+    pub fn flush(&mut self, now: Time) {
         let mut meanings = Vec::new();
-        self.paths.change(|paths| meanings.extend(paths.forget_if(|_, _| true)));
+        self.paths.change(|paths| meanings.extend(paths.forget_if(now, |_, _| true)));
         self.let_go(meanings);
     }
 
@@ -487,10 +492,11 @@ mod tests {
         let all = ["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"];
         let check = |path: &str, beneath: bool, left: &[&str]| {
             let change = Change { site: 0, path: path.as_bytes().into(), beneath };
-            let known = known_after(&all, |caches, sites| caches.forget(core::slice::from_ref(&change), sites));
+            let known =
+                known_after(&all, |caches, sites| caches.forget(Time::START, core::slice::from_ref(&change), sites));
             assert_eq!(known, left, "{change:?}");
             let elsewhere = Change { site: 1, ..change };
-            assert_eq!(known_after(&all, |caches, sites| caches.forget(&[elsewhere], sites)), all);
+            assert_eq!(known_after(&all, |caches, sites| caches.forget(Time::START, &[elsewhere], sites)), all);
         };
         check("/a", false, &["/", "/index.html", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"]);
         check("/a/", false, &["/", "/index.html", "/a.gz", "/a/b", "/a/b/c", "/ab"]);
@@ -500,7 +506,7 @@ mod tests {
         check("/a", true, &["/", "/index.html", "/a.gz", "/ab"]);
         check("/a/b", true, &["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/ab"]);
         check("/", true, &[]);
-        assert!(known_after(&all, |caches, _| caches.flush()).is_empty());
+        assert!(known_after(&all, |caches, _| caches.flush(Time::START)).is_empty());
     }
 
     #[test]
@@ -509,12 +515,12 @@ mod tests {
         let change = |path: &str, beneath| Change { site: 0, path: path.as_bytes().into(), beneath };
         for forget in [
             |caches: &mut Caches<()>, sites: &Sites, (exact, _): &(Change, Change)| {
-                caches.forget(core::slice::from_ref(exact), sites);
+                caches.forget(Time::START, core::slice::from_ref(exact), sites);
             },
             |caches: &mut Caches<()>, sites: &Sites, (_, above): &(Change, Change)| {
-                caches.forget(core::slice::from_ref(above), sites);
+                caches.forget(Time::START, core::slice::from_ref(above), sites);
             },
-            |caches: &mut Caches<()>, _: &Sites, _: &(Change, Change)| caches.flush(),
+            |caches: &mut Caches<()>, _: &Sites, _: &(Change, Change)| caches.flush(Time::START),
         ] {
             let changes = (change("/a/b", false), change("/a", true));
             let mut caches = Caches::new(Budgets::default());

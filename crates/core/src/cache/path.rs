@@ -108,7 +108,20 @@ pub struct PathCache {
     store: Store<Name, Entry>,
     /// How often a name has been forgotten. Names share these counts, by their hash: there is no end to names, and whoever
     /// shares one is at worst asked about once more.
-    editions: [u32; 64],
+    editions: [Edition; 64],
+}
+
+/// How often names have been forgotten, and when last.
+#[derive(Clone, Copy)]
+struct Edition {
+    number: u32,
+    since: Time,
+}
+
+impl Edition {
+    fn end(&mut self, now: Time) {
+        *self = Edition { number: self.number.wrapping_add(1), since: now };
+    }
 }
 
 struct Entry {
@@ -179,7 +192,7 @@ impl PathCache {
     /// An empty cache of so many names; 0 switches it off.
     pub fn new(entries_max: usize) -> PathCache {
         let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
-        PathCache { store, editions: [0; 64] }
+        PathCache { store, editions: [Edition { number: 0, since: Time::START }; 64] }
     }
 
     /// What `path` means, as far as is known.
@@ -195,7 +208,12 @@ impl PathCache {
 
     /// Which edition of a name a question is about: it changes each time that the name is forgotten.
     pub fn edition(&self, site: u16, path: &[u8]) -> u32 {
-        self.editions[self.shared_count(site, path)]
+        self.editions[self.shared_count(site, path)].number
+    }
+
+    /// When a name was forgotten last, or one that it shares its edition with.
+    pub fn forgotten_at(&self, site: u16, path: &[u8]) -> Time {
+        self.editions[self.shared_count(site, path)].since
     }
 
     fn shared_count(&self, site: u16, path: &[u8]) -> usize {
@@ -205,16 +223,16 @@ impl PathCache {
     }
 
     /// Forgets what a name means. An answer to a question that was asked before is not kept. Returns what it meant.
-    pub fn forget(&mut self, site: u16, path: &[u8]) -> Option<Meaning> {
+    pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Meaning> {
         let count = self.shared_count(site, path);
-        self.editions[count] = self.editions[count].wrapping_add(1);
+        self.editions[count].end(now);
         self.store.remove(&(site, path) as &dyn NameRef).map(|entry| entry.meaning)
     }
 
     /// Forgets all names of which `gone` says so, as [`forget`](PathCache::forget) does one. What it says is not asked of
     /// names that are being looked up now: none of these answers is kept.
-    pub fn forget_if(&mut self, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<Meaning> {
-        self.editions.iter_mut().for_each(|edition| *edition = edition.wrapping_add(1));
+    pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<Meaning> {
+        self.editions.iter_mut().for_each(|edition| edition.end(now));
         let entries = self.store.remove_where(|name| gone(name.site, &name.path));
         entries.into_iter().map(|entry| entry.meaning).collect()
     }

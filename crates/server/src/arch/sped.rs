@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_core::cache::{Change, each_spelling};
 use amped_core::desk::Desk;
 use amped_core::event::{Answer, Delay, Found, NameWork, Ticket, Trouble, Work};
 use amped_core::file::Content;
@@ -75,7 +76,9 @@ impl Inline {
     /// An answer from there, if it is enough to answer the request with.
     fn others_answer(&self, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
         let (shared, name) = self.shared(work)?;
-        let (found, checked) = shared.find(now, name, desk.caches.budgets.revalidate)?;
+        // What was told there by who had not heard yet that the name is to be forgotten is older than that.
+        let fresh_for = desk.caches.budgets.revalidate.min(now.since(desk.caches.forgotten_at(name)));
+        let (found, checked) = shared.find(now, name, fresh_for)?;
         let lacks = matches!(&found, Found::File { files, .. }
             if files.iter().any(|file| file.content.is_none() && !name.known.contains(&file.version)));
         let answer = learn(checked, work, found, desk);
@@ -124,6 +127,18 @@ impl DiskSide for Inline {
 
     fn warm(&mut self, _: Token, _: Arc<Content<OpenFile>>, _: Range<u64>) -> bool {
         false
+    }
+
+    fn forget(&mut self, changes: &[Change], desk: &Desk<OpenFile>) {
+        let Some(shared) = &self.shared else { return };
+        if changes.iter().any(|change| change.beneath) {
+            return shared.clear();
+        }
+        for Change { site, path, .. } in changes {
+            if let Some(site) = desk.sites.get(*site) {
+                each_spelling(site, path, |path| shared.forget(desk.caches.generation(), site.number, path));
+            }
+        }
     }
 
     fn next_due(&self) -> Time {

@@ -70,6 +70,8 @@ pub struct Settings {
     pub send: SendSettings,
     /// How long replies under way may take once the server is told to stop; default 10 s.
     pub stop_deadline: Duration,
+    /// The socket at which `amped preload` reaches the server, an absolute path; default none.
+    pub control: Option<PathBuf>,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
     /// Where each site's files lie: `roots[site.number]`.
@@ -293,6 +295,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         mapped_bytes: or(&file.cache.mapped_bytes, Bytes::mib(64)),
     };
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
+    let control = check.control(flags, &file.control.socket);
     let (sites, roots) = check.sites(flags, file)?;
     Some(Settings {
         listen,
@@ -309,6 +312,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         optimise,
         send,
         stop_deadline,
+        control,
         sites: Arc::new(sites),
         roots,
     })
@@ -469,6 +473,29 @@ impl Checker<'_> {
                 absent_time: or(&file.hostname_absent_time, default.absent_time),
             },
         }
+    }
+
+    fn control(&mut self, flags: &Serve, key: &Key<String>) -> Option<PathBuf> {
+        let path = match (&flags.control, key) {
+            (Some(path), _) => path.clone(),
+            (None, Some(key)) if key.get_ref().is_empty() => {
+                self.findings.at(key.span(), "`socket` is empty", "take the key out for no socket");
+                return None;
+            }
+            (None, Some(key)) => self.folder.join(key.get_ref()),
+            (None, None) => return None,
+        };
+        let path = std::path::absolute(&path).unwrap_or(path);
+        // unix(7): `sun_path` has 108 bytes, with the NUL at its end.
+        if path.as_os_str().len() > 107 {
+            let message = format!("the name of the control socket has {} bytes", path.as_os_str().len());
+            let help = "the system takes 107 at most: name one in a folder such as /run/amped";
+            match key.as_ref().filter(|_| flags.control.is_none()) {
+                Some(key) => self.findings.at(key.span(), message, help),
+                None => self.findings.outside(message, help),
+            }
+        }
+        Some(path)
     }
 
     fn limits(&mut self, file: &file::Limits) -> Limits {

@@ -21,6 +21,9 @@ pub enum Command {
     /// Serve a folder
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<Serve>),
+    /// Have a running server see the new version of pages at once, and load them
+    #[command(after_help = PRELOAD_EXAMPLES)]
+    Preload(Preload),
     /// Say what is wrong with a configuration file, with line and column
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
@@ -74,6 +77,9 @@ pub struct Serve {
     /// User to become once the ports are open [default: the one who started the server]
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
+    /// Socket at which `amped preload` reaches the server, for this user and root alone [default: none]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
     /// Print the whole configuration as it would be used, defaults included, and end
     #[arg(long)]
     pub print_config: bool,
@@ -85,6 +91,23 @@ pub struct Check {
     /// Configuration file to check
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+}
+
+/// The flags of `amped preload`.
+#[derive(Args, Clone, Debug)]
+pub struct Preload {
+    /// Socket of the server: its `--control`, or `[control] socket` in its configuration
+    #[arg(long, value_name = "SOCKET")]
+    pub control: PathBuf,
+    /// Host name whose site the paths are of [default: the default site]
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Paths as in a URL; one with a slash at its end is a folder's index page
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<OsString>,
 }
 
 /// Reads the command line, the program's name first. The error prints itself and knows its exit status: help and
@@ -133,6 +156,18 @@ Example:
 
 Exit status: 0 if the file is good, 1 if something is wrong with it.";
 
+const PRELOAD_EXAMPLES: &str = "\
+Examples:
+  amped preload --control /run/amped/control /index.html /news/
+  amped preload --control /run/amped/control --host static.example.org /app.js
+  find . -type f -printf '/%P\\0' | xargs -0 amped preload --control /run/amped/control
+
+Each worker forgets what it knows of the name, that it is not there included, and looks it up anew; when this ends, all
+of them serve what is there now. A line for each path says what was found, as the status of a request for it. A path is
+that of a URL: a % begins an escape (%25 is a %), and a ? is part of the name.
+
+Exit status: 0 if all workers have loaded all paths, 1 if not, 2 for wrong usage.";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +176,7 @@ mod tests {
         let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
         match parse(args)? {
             Command::Serve(serve) => Ok(*serve),
-            Command::Check(_) => panic!("asked to serve"),
+            Command::Check(_) | Command::Preload(_) => panic!("asked to serve"),
         }
     }
 
@@ -189,6 +224,7 @@ mod tests {
             "--log-format=json",
             "--listing",
             "--user=www-data",
+            "--control=sock",
             "--print-config",
             "--without=all,path-cache",
             "--with=dns-cache",
@@ -204,6 +240,7 @@ mod tests {
         assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
         assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);
         assert_eq!(read.with, [Optimisation::DnsCache]);
+        assert_eq!(read.control, Some(PathBuf::from("sock")));
         assert_eq!((read.listing, read.user.as_deref(), read.print_config), (true, Some("www-data"), true));
     }
 }

@@ -57,6 +57,8 @@ pub struct File {
     pub optimise: Optimise,
     /// `[send]`
     pub send: Send,
+    /// `[control]`
+    pub control: Control,
     /// `[stop]`
     pub stop: Stop,
     /// `[[site]]`, the first is the default one.
@@ -190,6 +192,14 @@ pub struct Send {
     pub residency: Option<Residency>,
     /// Where bodies are sent from.
     pub content: Option<ContentMode>,
+}
+
+/// `[control]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Control {
+    /// Where `amped preload` reaches the server.
+    pub socket: Key<String>,
 }
 
 /// `[stop]`
@@ -530,7 +540,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 10] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 11] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -538,6 +548,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 10] {
         ("in `[limits]`", keys_of::<Limits>()),
         ("in `[cache]`", keys_of::<Cache>()),
         ("in `[send]`", keys_of::<Send>()),
+        ("in `[control]`", keys_of::<Control>()),
         ("in `[stop]`", keys_of::<Stop>()),
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),

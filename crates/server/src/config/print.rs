@@ -186,6 +186,10 @@ pub fn print(settings: &Settings) -> String {
     let modes = "where bodies are sent from: mixed, copy, mmap or sendfile";
     page.key("content", &name_of(&settings.send.content)[..], modes);
 
+    page.table("[control]", "");
+    let comment = "where `amped preload` reaches the server; its user and root alone may open it";
+    page.maybe("socket", settings.control.as_deref(), "/run/amped/control", comment);
+
     page.table("[stop]", "");
     page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");
 

@@ -129,6 +129,8 @@ fn what_is_printed_reads_back() {
         settle = "0s"
         residency = "mincore"
         content = "mmap"
+        [control]
+        socket = "/run/amped/control"
         [stop]
         deadline = "0s"
         [[site]]

@@ -66,8 +66,10 @@ struct Job {
 struct Helper {
     link: Link,
     job: Option<Job>,
-    /// Whose sites it knows.
+    /// Whose sites it knows,
     disk: Weak<Disk>,
+    /// and which of their folders it would have to look up anew: those that were forgotten since.
+    forgotten: Duration,
     /// Since when it has had nothing to do, while it has not.
     idle_since: Time,
     /// It is not spoken with any more. How it has ended, the nursery will say.
@@ -138,7 +140,8 @@ impl Processes {
         match started {
             Ok(link) => {
                 let (job, disk, idle_since) = (None, Weak::new(), self.clock.now());
-                self.helpers.insert(number, Helper { link, job, disk, idle_since, ended: false });
+                self.helpers
+                    .insert(number, Helper { link, job, disk, forgotten: Duration::ZERO, idle_since, ended: false });
                 self.next += 1;
                 self.peak = self.peak.max(self.helpers.len());
                 Some(number)
@@ -392,10 +395,11 @@ impl Helper {
     /// Sees to it that it follows this configuration.
     fn equip(&mut self, disk: &Arc<Disk>) {
         let disk_of_it = Arc::downgrade(disk);
-        if Weak::ptr_eq(&self.disk, &disk_of_it) {
+        let forgotten = disk.folders_forgotten();
+        if Weak::ptr_eq(&self.disk, &disk_of_it) && self.forgotten == forgotten {
             return;
         }
-        self.disk = disk_of_it;
+        (self.disk, self.forgotten) = (disk_of_it, forgotten);
         self.link.put(Kind::Begin, &portable::write_rules(disk.rules()), Vec::new());
         let parts: Vec<_> = disk.parts().collect();
         for parts in parts.chunks(socket::DESCRIPTORS_MAX) {

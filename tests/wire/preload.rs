@@ -1,0 +1,280 @@
+//! `amped preload`: the new version of a page is seen at once, by all workers.
+//!
+//! Caches believe for ten minutes what they know here, so that nothing else can be the reason.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+
+use super::harness::{Client, Ended, PATIENCE, Server, Site, need_root, program, run, run_command, wait_until};
+
+use super::ARCHITECTURES;
+
+/// A server that believes what it knows, with a control socket; several workers of each kind.
+fn serve(site: &Site, architecture: &str, more: &str) -> Server {
+    let toml = format!(
+        "architecture = {architecture:?}\nworkers = 4\n[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\n\
+         [control]\nsocket = {:?}\n{more}",
+        socket(site)
+    );
+    Server::configured(site, &toml)
+}
+
+/// Beside the site, not in it.
+fn socket(site: &Site) -> PathBuf {
+    site.path().with_extension("control")
+}
+
+/// Takes the socket away at the end: the server of a test is killed, and leaves it.
+struct Gone(PathBuf);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn preload(site: &Site, args: &[&str]) -> Ended {
+    run(&[&["preload", "--control", socket(site).to_str().unwrap()], args].concat())
+}
+
+/// Connections to all four workers: those of a pool take one each, loops what falls to them.
+fn one_for_each(server: &Server, architecture: &str, target: &str, status: u16) -> Vec<Client> {
+    let count = if architecture.starts_with('m') { 4 } else { 32 };
+    let mut clients: Vec<Client> = (0..count).map(|_| server.connect()).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(client.get(target).status, status, "{target}"));
+    clients
+}
+
+/// What all of these clients get.
+fn all_get(clients: &mut [Client], target: &str, status: u16, text: &str) {
+    for client in clients {
+        let response = client.get(target);
+        assert_eq!(response.status, status, "{target}");
+        assert!(status != 200 || response.text() == text, "{target}: {}", response.text());
+    }
+}
+
+#[test]
+fn all_workers_serve_the_new_version_once_it_is_loaded() {
+    for architecture in ARCHITECTURES {
+        let site = Site::new();
+        let _gone = Gone(socket(&site));
+        let large = "x".repeat(300_000);
+        site.file("a.html", "old");
+        site.file("large.txt", &large);
+        site.file("folder/index.html", "old");
+        let server = serve(&site, architecture, "");
+        let mut clients = one_for_each(&server, architecture, "/a.html", 200);
+        for target in ["/new.html", "/folder/new/deep.html"] {
+            all_get(&mut clients, target, 404, "");
+        }
+        all_get(&mut clients, "/folder/", 200, "old");
+        all_get(&mut clients, "/large.txt", 200, &large);
+        site.file("a.html", "new version");
+        site.file("new.html", "is there");
+        site.file("folder/new/deep.html", "is there too");
+        site.file("folder/index.html", "another");
+        site.file("large.txt", "small");
+        // Nobody has been told, so nobody has seen it: what follows is the program's doing.
+        all_get(&mut clients, "/a.html", 200, "old");
+        all_get(&mut clients, "/new.html", 404, "");
+        let paths = ["/a.html", "/new.html", "/folder/new/deep.html", "/folder/index.html", "/large.txt"];
+        let done = preload(&site, &paths);
+        assert_eq!((done.status, done.stderr.as_str()), (0, ""), "{architecture}: {done:?}");
+        let sizes = [11, 8, 12, 7, 5];
+        let lines: String = paths.iter().zip(sizes).map(|(path, size)| format!("{path}: 200 {size} bytes\n")).collect();
+        assert_eq!(done.stdout, lines, "{architecture}");
+        all_get(&mut clients, "/a.html", 200, "new version");
+        all_get(&mut clients, "/new.html", 200, "is there");
+        all_get(&mut clients, "/folder/new/deep.html", 200, "is there too");
+        all_get(&mut clients, "/folder/index.html", 200, "another");
+        // The same page by its other name.
+        all_get(&mut clients, "/folder/", 200, "another");
+        all_get(&mut clients, "/large.txt", 200, "small");
+        fs::remove_file(site.path().join("a.html")).unwrap();
+        site.file("folder/index.html", "a third");
+        let done = preload(&site, &["/a.html", "/folder/", "/folder", "/%2e%2e/x", "/new%2ehtml"]);
+        assert_eq!(done.status, 1, "{architecture}");
+        let lines: Vec<&str> = done.stdout.lines().collect();
+        assert_eq!(lines[0], "/a.html: 404");
+        assert_eq!(lines[1], "/folder/: 200 7 bytes");
+        assert_eq!(lines[2], "/folder: 301 a folder: add a slash for its index page");
+        assert!(lines[3].starts_with("/%2e%2e/x: 400 "), "{lines:?}");
+        assert_eq!(lines[4], "/new%2ehtml: 200 8 bytes");
+        all_get(&mut clients, "/a.html", 404, "");
+        all_get(&mut clients, "/folder/", 200, "a third");
+        all_get(&mut clients, "/folder/index.html", 200, "a third");
+        assert_eq!(server.report("control", "orders"), 9, "{architecture}");
+    }
+}
+
+#[test]
+fn a_site_is_named_by_its_host_and_a_switched_root_is_followed() {
+    for architecture in ARCHITECTURES {
+        let (site, other) = (Site::new(), Site::new());
+        let _gone = Gone(socket(&site));
+        let _link = Gone(other.path().with_extension("link"));
+        site.file("a.html", "default");
+        let releases = ["first", "second"].map(|name| {
+            let file = other.file(&format!("{name}/a.html"), name);
+            file.parent().unwrap().to_owned()
+        });
+        let link = other.path().with_extension("link");
+        symlink(&releases[0], &link).unwrap();
+        let more = format!("[[site]]\nhosts = [\"other.example\"]\nroot = {link:?}");
+        let server = serve(&site, architecture, &more);
+        let get = |host: &str| server.connect().request("GET", "/a.html", &[("Host", host)]).text();
+        assert_eq!((get("x"), get("other.example")), ("default".to_owned(), "first".to_owned()));
+        fs::remove_file(&link).unwrap();
+        symlink(&releases[1], &link).unwrap();
+        // So young that it takes a helper, which may be a process with roots of its own.
+        other.file("second/a.html", "second");
+        site.file("a.html", "changed");
+        let done = preload(&site, &["--json", "--host", "other.example", "/a.html"]);
+        assert_eq!(done.status, 0, "{architecture}: {done:?}");
+        let value: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        assert_eq!((&value["path"], &value["status"], &value["bytes"]), (&"/a.html".into(), &200.into(), &6.into()));
+        assert_eq!(value["workers"], value["answered"]);
+        assert_eq!(get("other.example"), "second", "{architecture}");
+        assert_eq!(preload(&site, &["/a.html"]).stdout, "/a.html: 200 7 bytes\n");
+        assert_eq!(get("x"), "changed", "{architecture}");
+    }
+}
+
+#[test]
+fn only_the_user_who_serves_and_root_may_order() {
+    need_root("runs a server and its clients as other users");
+    for architecture in ["amped", "mp"] {
+        let site = Site::new();
+        fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let _gone = Gone(socket(&site));
+        site.file("a.html", "text");
+        let server = serve(&site, architecture, "[stop]\ndeadline = \"1s\"\n").address;
+        assert_ne!(server.port(), 0);
+        // The one before was killed and left its socket: it is replaced.
+        let toml = format!(
+            "user = \"nobody\"\narchitecture = {architecture:?}\nworkers = 2\n[control]\nsocket = {:?}",
+            socket(&site)
+        );
+        let mut server = Server::configured(&site, &toml);
+        let status = fs::metadata(socket(&site)).unwrap();
+        let nobody = fs::metadata(format!("/proc/{}", server.pid())).unwrap().uid();
+        assert_ne!(nobody, 0);
+        assert_eq!((status.mode() & 0o777, status.uid()), (0o600, nobody));
+        let as_user = |uid: u32| {
+            let copy = site.file("amped", fs::read(program().get_program()).unwrap());
+            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+            let mut command = Command::new("setpriv");
+            command.args([&format!("--reuid={uid}"), "--clear-groups"]).arg(copy);
+            command.args(["preload", "--control"]).arg(socket(&site)).arg("/a.html");
+            run_command(command)
+        };
+        assert_eq!(preload(&site, &["/a.html"]).stdout, "/a.html: 200 4 bytes\n");
+        assert_eq!(as_user(nobody).stdout, "/a.html: 200 4 bytes\n");
+        let refused = as_user(1);
+        assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
+        let way_out = format!("run this as the user of number {nobody}, who serves, or as root");
+        assert!(refused.stderr.contains(&way_out), "{}", refused.stderr);
+        // Should somebody open the door, there is a second one.
+        fs::set_permissions(socket(&site), fs::Permissions::from_mode(0o666)).unwrap();
+        let refused = as_user(1);
+        assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
+        assert!(refused.stderr.contains("closed the connection") || refused.stderr.contains("does not answer"));
+        server.signal("TERM");
+        assert!(server.wait().success());
+    }
+}
+
+#[test]
+fn a_socket_is_taken_over_from_the_dead_alone_and_is_gone_after_a_clean_end() {
+    for architecture in ["amped", "mp"] {
+        let site = Site::new();
+        let _gone = Gone(socket(&site));
+        site.file("a.html", "text");
+        let path = socket(&site);
+        let arguments = ["--architecture", architecture, "--workers=2", "--control", path.to_str().unwrap()];
+        let arguments = [&[site.path().to_str().unwrap()], &arguments[..]].concat();
+        drop(UnixListener::bind(&path).unwrap());
+        let mut server = Server::start(&arguments);
+        assert_eq!(preload(&site, &["/a.html"]).status, 0);
+        let second = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
+        assert_eq!(second.status, 1);
+        assert!(second.stderr.contains("another server listens at the control socket"), "{}", second.stderr);
+        assert_eq!(preload(&site, &["/a.html"]).status, 0, "the first is as it was");
+        server.signal("TERM");
+        assert!(server.wait().success());
+        assert!(!path.exists());
+        let nobody = preload(&site, &["/a.html"]);
+        assert_eq!(nobody.status, 1);
+        assert!(nobody.stderr.contains("no server listens at") && nobody.stderr.contains("[control] socket"));
+        fs::write(&path, "a file").unwrap();
+        let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
+        assert_eq!(no_socket.status, 1);
+        assert!(no_socket.stderr.contains("is no socket"), "{}", no_socket.stderr);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "it is not ours to remove");
+    }
+}
+
+#[test]
+fn signals_and_other_clients_have_their_turn_while_some_say_nothing() {
+    for architecture in ["amped", "mp"] {
+        let site = Site::new();
+        let _gone = Gone(socket(&site));
+        site.file("a.html", "text");
+        let mut server = serve(&site, architecture, "");
+        let silent: Vec<UnixStream> = (0..7).map(|_| UnixStream::connect(socket(&site)).unwrap()).collect();
+        (&silent[0]).write_all(b"preload - /a").unwrap();
+        // One that sends ahead gets an answer for each line, in their order.
+        let ahead = UnixStream::connect(socket(&site)).unwrap();
+        ahead.set_read_timeout(Some(PATIENCE)).unwrap();
+        (&ahead).write_all(b"preload - /a.html\nnonsense\npreload - /b.html\n").unwrap();
+        let lines: Vec<String> = BufReader::new(&ahead).lines().take(3).map(Result::unwrap).collect();
+        assert!(lines[0].starts_with("200 4 "), "{lines:?}");
+        assert!(lines[1].starts_with("400 0 0 0 an order is"), "{lines:?}");
+        assert!(lines[2].starts_with("404 0 "), "{lines:?}");
+        assert_eq!(server.report("control", "orders"), 2);
+        server.signal("HUP");
+        server.wait_for("the new configuration is in force");
+        // The one line is finished now.
+        (&silent[0]).write_all(b".html\n").unwrap();
+        silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut line = String::new();
+        BufReader::new(&silent[0]).read_line(&mut line).unwrap();
+        assert!(line.starts_with("200 4 "), "{line}");
+        server.signal("TERM");
+        assert!(server.wait().success());
+    }
+}
+
+#[test]
+fn a_worker_that_does_not_answer_is_told_of() {
+    let site = Site::new();
+    let _gone = Gone(socket(&site));
+    site.file("a.html", "text");
+    let server = serve(&site, "mp", "");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", server.pid())).unwrap();
+    let child = children.split_whitespace().next().unwrap().to_owned();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &child]).status().unwrap().success());
+    signal("-STOP");
+    let done = preload(&site, &["/a.html"]);
+    signal("-CONT");
+    assert_eq!(done.status, 1);
+    assert_eq!(done.stdout, "/a.html: 200 4 bytes; 1 of 4 workers did not answer within 5 s\n");
+    // It is heard again, and the answer that came too late is not taken for this one.
+    site.file("a.html", "longer");
+    wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
+    // One that dies is replaced, and the next one is asked.
+    signal("-KILL");
+    server.wait_for("another");
+    wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(preload(&site, &["/a.html", "/a.html"]).status, 0));
+        }
+    });
+}
