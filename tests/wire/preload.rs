@@ -1,4 +1,4 @@
-//! `amped preload`: the new version of a page is seen at once, by all workers.
+//! `amped preload` and `[cache] watch`: the new version of a page is seen at once, by all workers.
 //!
 //! Caches believe for ten minutes what they know here, so that nothing else can be the reason.
 
@@ -12,16 +12,25 @@ use std::thread;
 
 use super::harness::{Client, Ended, PATIENCE, Server, Site, need_root, program, run, run_command, wait_until};
 
-use super::ARCHITECTURES;
+/// All; and AMPED whose helpers are processes, and MP whose processes know in common what they have learnt.
+fn architectures() -> impl Iterator<Item = &'static str> {
+    super::ARCHITECTURES.iter().copied().chain(["amped processes", "mp shared"])
+}
+
+/// What all begin with, up to further keys of `[cache]`.
+fn believing(architecture: &str) -> String {
+    let (architecture, variant) = architecture.split_once(' ').unwrap_or((architecture, ""));
+    let helpers = if variant == "processes" { "[helpers]\nas = \"processes\"\n" } else { "" };
+    format!(
+        "architecture = {architecture:?}\nworkers = 4\n{helpers}[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\n\
+         shared = {}\n",
+        variant == "shared"
+    )
+}
 
 /// A server that believes what it knows, with a control socket; several workers of each kind.
 fn serve(site: &Site, architecture: &str, more: &str) -> Server {
-    let toml = format!(
-        "architecture = {architecture:?}\nworkers = 4\n[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\n\
-         [control]\nsocket = {:?}\n{more}",
-        socket(site)
-    );
-    Server::configured(site, &toml)
+    Server::configured(site, &format!("{}[control]\nsocket = {:?}\n{more}", believing(architecture), socket(site)))
 }
 
 /// Beside the site, not in it.
@@ -61,7 +70,7 @@ fn all_get(clients: &mut [Client], target: &str, status: u16, text: &str) {
 
 #[test]
 fn all_workers_serve_the_new_version_once_it_is_loaded() {
-    for architecture in ARCHITECTURES {
+    for architecture in architectures() {
         let site = Site::new();
         let _gone = Gone(socket(&site));
         let large = "x".repeat(300_000);
@@ -115,7 +124,7 @@ fn all_workers_serve_the_new_version_once_it_is_loaded() {
 
 #[test]
 fn a_site_is_named_by_its_host_and_a_switched_root_is_followed() {
-    for architecture in ARCHITECTURES {
+    for architecture in architectures() {
         let (site, other) = (Site::new(), Site::new());
         let _gone = Gone(socket(&site));
         let _link = Gone(other.path().with_extension("link"));
@@ -277,4 +286,88 @@ fn a_worker_that_does_not_answer_is_told_of() {
             scope.spawn(|| assert_eq!(preload(&site, &["/a.html", "/a.html"]).status, 0));
         }
     });
+}
+
+#[test]
+fn what_is_watched_is_seen_when_it_changes() {
+    for architecture in architectures() {
+        let site = Site::new();
+        for (file, content) in [("a.html", "old"), ("b.html", "b"), ("folder/index.html", "old"), ("folder/in/c", "c")]
+        {
+            site.file(file, content);
+        }
+        symlink("folder/in/c", site.path().join("link")).unwrap();
+        let server = Server::configured(&site, &(believing(architecture) + "watch = true\n"));
+        let mut clients = one_for_each(&server, architecture, "/a.html", 200);
+        let mut wait_for = |target: &str, status: u16, text: &str| {
+            for client in &mut clients {
+                wait_until(&format!("{target} in {architecture}"), || {
+                    let response = client.get(target);
+                    response.status == status && (status != 200 || response.text() == text)
+                });
+            }
+        };
+        let path = |name: &str| site.path().join(name);
+        wait_for("/folder/", 200, "old");
+        wait_for("/folder/in/c", 200, "c");
+        wait_for("/link", 200, "c");
+        wait_for("/new/deep.html", 404, "");
+        // Edited in place; replaced by a rename; an index page, and its folder's other name.
+        site.file("a.html", "edited");
+        wait_for("/a.html", 200, "edited");
+        site.file("next", "replaced");
+        fs::rename(path("next"), path("a.html")).unwrap();
+        wait_for("/a.html", 200, "replaced");
+        site.file("folder/index.html", "new");
+        wait_for("/folder/", 200, "new");
+        // Behind a link.
+        site.file("folder/in/c", "changed");
+        wait_for("/link", 200, "changed");
+        wait_for("/folder/in/c", 200, "changed");
+        fs::remove_file(path("link")).unwrap();
+        symlink("b.html", path("link")).unwrap();
+        wait_for("/link", 200, "b");
+        // Renamed; a name that was not there; a folder that was not there.
+        fs::rename(path("b.html"), path("d.html")).unwrap();
+        wait_for("/b.html", 404, "");
+        wait_for("/d.html", 200, "b");
+        site.file("new/deep.html", "deep");
+        wait_for("/new/deep.html", 200, "deep");
+        // A folder that goes, and another one in its place.
+        fs::rename(path("folder"), path("was")).unwrap();
+        wait_for("/folder/in/c", 404, "");
+        site.file("folder/in/c", "another");
+        wait_for("/folder/in/c", 200, "another");
+        fs::remove_dir_all(path("folder")).unwrap();
+        wait_for("/folder/in/c", 404, "");
+        assert!(server.report("watch", "directories") > 0, "{architecture}");
+        assert!(server.report("watch", "events") > 0, "{architecture}");
+        assert_eq!(server.report("watch", "overflows"), 0, "{architecture}");
+        // Another configuration begins anew.
+        server.signal("HUP");
+        server.wait_for("the new configuration is in force");
+        wait_until(&format!("the change in {architecture}"), || server.connect().get("/d.html").text() == "b");
+        site.file("d.html", "after the reload");
+        wait_until(&format!("the change in {architecture}"), || {
+            server.connect().get("/d.html").text() == "after the reload"
+        });
+    }
+}
+
+#[test]
+fn a_sibling_that_is_replaced_is_seen_by_who_watches() {
+    let site = Site::new();
+    site.file("a.css", "plain");
+    site.file("a.css.gz", "first");
+    let server = Server::configured(&site, "[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\nwatch = true\n");
+    let mut client = server.connect();
+    let mut wait_for = |text: &str| {
+        wait_until(text, || client.request("GET", "/a.css", &[("Accept-Encoding", "gzip")]).text() == text);
+    };
+    wait_for("first");
+    site.file("next", "second");
+    fs::rename(site.path().join("next"), site.path().join("a.css.gz")).unwrap();
+    wait_for("second");
+    fs::remove_file(site.path().join("a.css.gz")).unwrap();
+    wait_for("plain");
 }

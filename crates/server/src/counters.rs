@@ -12,6 +12,7 @@ use crate::access_log::Writer;
 use crate::helper::HelperCounts;
 use crate::mapped::MappedCounts;
 use crate::residency::ModelCounts;
+use crate::watch::{Notes, WatchCounts};
 
 /// One loop's state, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Snapshot {
     pub mapped: MappedCounts,
     /// The model of the page cache, of the whole process.
     pub model: ModelCounts,
+    /// What is heard of changes.
+    pub watch: WatchCounts,
     /// Lines that the log could not keep.
     pub lost_lines: u64,
     /// The names of clients in the log.
@@ -56,9 +59,11 @@ impl Snapshot {
             cold_windows,
             mapped,
             model,
+            watch,
             lost_lines,
             hostnames,
         } = self;
+        let WatchCounts { directories, events, overflows } = watch;
         let Counts { requests, bad_requests, hits, stale_hits, disk_questions, shed } = counts;
         let Figures {
             uris,
@@ -80,6 +85,7 @@ impl Snapshot {
         fields.extend([uri_entries, path_entries, head_bytes, body_bytes, open_files]);
         fields.extend([threads, processes, peak, waiting, died]);
         fields.extend([chunks, bytes, mapped_hits, mapped_misses, unmapped, estimate, believed, faults]);
+        fields.extend([directories, events, overflows]);
         for StoreCounts { hits, misses, insertions, evictions, refusals } in [uris, paths, heads, bodies, files] {
             fields.extend([hits, misses, insertions, evictions, refusals]);
         }
@@ -110,8 +116,9 @@ impl Snapshot {
         let hostnames = HostnameCounts { entries: 0, ..self.hostnames };
         let mapped = MappedCounts { chunks: 0, bytes: 0, ..self.mapped };
         let model = ModelCounts { estimate: 0, believed: 0, ..self.model };
+        let watch = WatchCounts { directories: 0, ..self.watch };
         let helpers = HelperCounts::default();
-        Snapshot { connections: 0, connection_bytes: 0, helpers, caches, mapped, model, hostnames, ..self }
+        Snapshot { connections: 0, connection_bytes: 0, helpers, caches, mapped, model, watch, hostnames, ..self }
     }
 
     /// With what the log has to say.
@@ -119,6 +126,12 @@ impl Snapshot {
     pub fn with_log(self, log: Option<&Writer>) -> Snapshot {
         let (lost_lines, hostnames) = log.map(|log| (log.lost_lines(), log.hostnames())).unwrap_or_default();
         Snapshot { lost_lines, hostnames, ..self }
+    }
+
+    /// With what those who watch have to say.
+    #[must_use]
+    pub fn with_watch(self, notes: Option<&Notes>) -> Snapshot {
+        Snapshot { watch: notes.map(Notes::counts).unwrap_or_default(), ..self }
     }
 }
 
@@ -176,6 +189,8 @@ impl fmt::Display for Snapshot {
             "dns: hits={hits} misses={misses} lookups={lookups} failed={failed} timed_out={timed_out} \
              refused={refused} entries={entries}"
         )?;
+        let WatchCounts { directories, events, overflows } = self.watch;
+        writeln!(f, "watch: directories={directories} events={events} overflows={overflows}")?;
         writeln!(f, "log: lost_lines={}", self.lost_lines)
     }
 }

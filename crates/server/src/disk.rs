@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::event::{Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
+use amped_core::desk::Desk;
+use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
@@ -25,10 +26,12 @@ use amped_http::negotiate::Coding;
 use amped_sys::file::{self, Kind, Patience};
 use amped_sys::mapping::Mapping;
 use amped_sys::process;
+use amped_units::Time;
 
 use crate::config::SiteRoot;
 use crate::mapped::MappedWindows;
 use crate::residency::{Residency, Resident};
+use crate::watch::Notes;
 
 /// How far ahead of what is being sent the disk is asked for.
 pub const WINDOW: u64 = 256 * 1024;
@@ -118,6 +121,8 @@ pub struct Disk {
     /// and if it was looked up before this moment: nanoseconds since `start`.
     forgotten_ns: AtomicU64,
     start: Instant,
+    /// Whom to tell which names are known, if folders are watched.
+    notes: OnceLock<Arc<Notes>>,
 }
 
 /// What a [`Disk`] goes by on all sites.
@@ -203,7 +208,18 @@ impl Disk {
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
         let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
         let (users, forgotten_ns) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start })
+        Ok(Disk {
+            sites,
+            roots,
+            users,
+            content_file_max,
+            revalidate,
+            residency,
+            mapped,
+            forgotten_ns,
+            start,
+            notes: OnceLock::new(),
+        })
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -247,8 +263,9 @@ impl Disk {
         let Rules { content_file_max, revalidate } = rules;
         let sites = Arc::new(Sites::new(sites)?);
         let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
-        let (users, forgotten_ns, start) = (Mutex::default(), AtomicU64::new(0), Instant::now());
-        Some(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start })
+        let (users, notes) = (Mutex::default(), OnceLock::new());
+        let (forgotten_ns, start) = (AtomicU64::new(0), Instant::now());
+        Some(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start, notes })
     }
 
     /// A helper of another process has brought this: what it read is in memory.
@@ -268,6 +285,76 @@ impl Disk {
             if end > 0 {
                 self.residency.was_read(version, &(0..end));
             }
+        }
+    }
+
+    /// Has the caches take note of what was found, and the folders on the way to it watched.
+    pub fn learn(
+        &self,
+        asked: Time,
+        work: &Work,
+        found: Found<OpenFile>,
+        desk: &mut Desk<OpenFile>,
+    ) -> event::Answer<OpenFile> {
+        // Before: what comes of the note must not come before what it is about.
+        if let (Work::Name(work), Some(notes)) = (work, self.notes.get()) {
+            notes.note(work.site, &work.path);
+        }
+        let sites = Arc::clone(&desk.sites);
+        desk.caches.learn(asked, work, found, &sites)
+    }
+
+    /// Those who watch are told from now on.
+    pub fn set_notes(&self, notes: Arc<Notes>) {
+        // There is one for each disk side, made by whoever starts the workers.
+        let _ = self.notes.set(notes);
+    }
+
+    /// Whom to tell which names are known, if folders are watched.
+    pub fn notes(&self) -> Option<&Notes> {
+        self.notes.get().map(|notes| &**notes)
+    }
+
+    /// The sites.
+    pub fn sites(&self) -> &Sites {
+        &self.sites
+    }
+
+    /// The folder of this name, for watching it. Waits for the disk.
+    ///
+    /// # Errors
+    /// As openat2(2).
+    pub fn folder(&self, site: u16, path: &[u8]) -> io::Result<OwnedFd> {
+        let (root, path) = self.beneath(site, path)?;
+        file::open_root_beneath(root.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
+    }
+
+    /// The file of this name, if the last step to it is a link. Waits for the disk.
+    pub fn behind_link(&self, site: u16, path: &[u8]) -> Option<OwnedFd> {
+        let (root, path) = self.beneath(site, path).ok()?;
+        let status = file::status_at(&root, &path).ok()?;
+        let opened =
+            (status.kind == Kind::Link).then(|| file::open_beneath(root.as_fd(), &path, Patience::Wait))?.ok()?;
+        (file::status(&opened).ok()?.kind == Kind::Regular).then_some(opened)
+    }
+
+    /// The files that this name may be served from: its own, or a folder's index files; and their siblings.
+    pub fn files_of(&self, site: u16, path: &[u8]) -> Vec<Arc<[u8]>> {
+        let Some(site) = self.sites.get(site) else { return Vec::new() };
+        let indexes = site.index.iter().map(|index| [path, index.as_bytes()].concat());
+        let own = if path.ends_with(b"/") { indexes.collect() } else { vec![path.to_vec()] };
+        let codings = [Coding::Identity].into_iter().chain(site.precompressed.iter().copied());
+        let suffixes: Vec<&[u8]> = codings.map(|coding| coding.suffix().as_bytes()).collect();
+        own.iter().flat_map(|file| suffixes.iter().map(move |suffix| [&**file, suffix].concat().into())).collect()
+    }
+
+    fn beneath(&self, site: u16, path: &[u8]) -> io::Result<(Arc<OwnedFd>, CString)> {
+        let absent = || io::Error::from(io::ErrorKind::NotFound);
+        let site = self.sites.get(site).ok_or_else(absent)?;
+        match self.place(site, path, Patience::Wait) {
+            Ok(Some(Place { root, path: Some(path) })) => Ok((root, c_string(path)?)),
+            Ok(_) | Err(NoAnswer::WouldWait | NoAnswer::Fresh) => Err(absent()),
+            Err(NoAnswer::Io(error)) => Err(error),
         }
     }
 

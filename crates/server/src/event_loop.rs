@@ -116,6 +116,9 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                         worker.preload(order, now, &mut disk);
                     }
                 }
+                Message::Forget(what) => {
+                    worker.forget(&what, now, &mut disk);
+                }
                 Message::Report(to) => {
                     // Whoever asked may have gone.
                     let _ = to.send(disk.complete(worker.snapshot()));

@@ -24,4 +24,5 @@ pub mod say;
 pub mod send;
 pub mod serve;
 pub mod shared_cache;
+pub mod watch;
 pub mod worker;

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use amped_core::cache::{Caches, Change};
 use amped_core::event::Brief;
+use amped_core::site::Sites;
 use amped_sys::eventfd::EventFd;
 use amped_units::Time;
 
@@ -28,8 +30,29 @@ pub enum Message {
     Retire(Time),
     /// Forget a name and look it up anew. Workers that share their caches share the order too: the first takes it.
     Preload(Arc<Mutex<Option<Preload>>>),
+    /// Forget what names mean.
+    Forget(Arc<Forget>),
     /// Say how things stand.
     Report(Sender<Snapshot>),
+}
+
+/// What is to be forgotten.
+#[derive(Debug)]
+pub enum Forget {
+    /// What these changes touch.
+    Changes(Vec<Change>),
+    /// Everything.
+    All,
+}
+
+impl Forget {
+    /// Has these caches forget it.
+    pub fn carry_out<F>(&self, now: Time, caches: &mut Caches<F>, sites: &Sites) {
+        match self {
+            Forget::Changes(changes) => caches.forget(now, changes, sites),
+            Forget::All => caches.flush(now),
+        }
+    }
 }
 
 /// A name that is to be looked up anew.

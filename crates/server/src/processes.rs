@@ -23,10 +23,12 @@ use crate::access_log::{Sink, Writer};
 use crate::arch::{self, Start};
 use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
+use crate::disk::Disk;
 use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::say;
 use crate::serve::{die, end_log};
+use crate::watch::{self, Audience};
 use crate::worker::{Clock, Generation};
 
 /// What a child starts with.
@@ -171,11 +173,15 @@ impl Pool {
             clock: *clock,
             nursery: None,
         };
+        if generation.settings.watch {
+            watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
+        }
         let orders = line.try_clone().unwrap_or_else(|error| die(&format!("cannot share a line: {error}")));
         let line = Arc::new(Mutex::new(line));
         let (answers, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
+        let disk = Arc::clone(&generation.disk);
         let listening = thread::Builder::new().name("line".to_owned()).stack_size(128 * 1024);
-        let listening = listening.spawn(move || obey(orders, &answers, &mailbox, writer.as_deref(), clock));
+        let listening = listening.spawn(move || obey(orders, &answers, &mailbox, writer.as_deref(), &disk, clock));
         if let Err(error) = listening {
             die(&format!("cannot start a thread for the parent's orders: {error}"));
         }
@@ -187,7 +193,8 @@ impl Pool {
             Err(_) => die("a loop has failed; this is a bug of amped's"),
         };
         let log = log.map(|log| end_log(log, clock, Time::START));
-        tell(&line, REPORT, LAST_WORDS, &snapshot.with_log(log.as_deref()).to_bytes());
+        let snapshot = snapshot.with_log(log.as_deref()).with_watch(generation.disk.notes());
+        tell(&line, REPORT, LAST_WORDS, &snapshot.to_bytes());
         exit(0)
     }
 
@@ -362,6 +369,7 @@ fn obey(
     answers: &Arc<Mutex<UnixStream>>,
     mailbox: &Mailbox,
     log: Option<&Writer>,
+    disk: &Disk,
     clock: Clock,
 ) {
     let mut order = [0; ORDER_BYTES];
@@ -376,7 +384,8 @@ fn obey(
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
-                    tell(answers, REPORT, number, &snapshot.with_log(log).to_bytes());
+                    let snapshot = snapshot.with_log(log).with_watch(disk.notes());
+                    tell(answers, REPORT, number, &snapshot.to_bytes());
                 }
             }
             PRELOAD => {

@@ -38,6 +38,7 @@ use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
 use crate::say;
 use crate::shared_cache::SharedCache;
+use crate::watch::{self, Audience};
 use crate::worker::{Clock, Generation};
 
 /// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files and sockets that helpers
@@ -151,6 +152,7 @@ impl Server {
             for n in 0..generation.settings.workers {
                 threads.add(n, &generation, clock)?;
             }
+            threads.watch(&generation);
             Crew::Threads(Box::new(threads))
         };
         Ok(Server { flags: flags.clone(), generation, crew, clock })
@@ -263,6 +265,10 @@ impl Server {
                 if let Some((writer, _)) = &threads.log {
                     writer.renew(&generation.settings.log);
                 }
+                if let Some(notes) = self.generation.disk.notes() {
+                    notes.stop();
+                }
+                threads.watch(&generation);
                 (self.generation, threads.addresses) = (generation, addresses);
             }
             Crew::Processes(pool) => {
@@ -396,6 +402,17 @@ impl Orders for Crew {
 }
 
 impl Threads {
+    /// Begins to watch folders, if that is wanted.
+    fn watch(&self, generation: &Generation) {
+        if generation.settings.watch {
+            let audience = match &generation.caches {
+                Some(shared) => Audience::Shared(shared.clone()),
+                None => Audience::Workers(self.mailboxes.clone()),
+            };
+            watch::start(&generation.disk, audience);
+        }
+    }
+
     fn preload(&self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
         let order = || {
             let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
@@ -515,7 +532,7 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
 }
 
 fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
-    let mut sum = Snapshot::default().with_log(log);
+    let mut sum = Snapshot::default().with_log(log).with_watch(generation.disk.notes());
     snapshots.iter().for_each(|snapshot| sum += snapshot);
     if let Some(shared) = &generation.caches {
         sum.caches = shared.figures();

@@ -32,7 +32,7 @@ use crate::config::{LogFormat, Settings};
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
-use crate::mailbox::Preload;
+use crate::mailbox::{Forget, Preload};
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 use crate::shared_cache::SharedCache;
@@ -112,8 +112,9 @@ pub trait DiskSide {
 
     /// What was registered has something to say.
     fn ready(&mut self, _now: Time, _: &mut Worker) {}
-    /// These names are forgotten: what this side knows of them in common with others is to go too.
-    fn forget(&mut self, _: &[Change], _: &Desk<OpenFile>) {}
+
+    /// Names are forgotten: what this side knows of them in common with others is to go too.
+    fn forget(&mut self, _: &Forget, _: &Desk<OpenFile>) {}
 
     /// A helper has done something.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
@@ -454,18 +455,19 @@ impl Worker {
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
 
-    /// Forgets what names mean that these changes touch.
-    pub fn forget(&mut self, changes: &[Change], now: Time, disk: &mut impl DiskSide) {
+    /// Forgets what names mean.
+    pub fn forget(&mut self, what: &Forget, now: Time, disk: &mut impl DiskSide) {
         let sites = Arc::clone(&self.desk.sites);
-        self.desk.caches.forget(now, changes, &sites);
-        disk.forget(changes, &self.desk);
+        what.carry_out(now, &mut self.desk.caches, &sites);
+        disk.forget(what, &self.desk);
     }
 
     /// Forgets what is known of a name, and has it looked up as for a request. Whoever ordered it is told when that is done.
     pub fn preload(&mut self, order: Preload, now: Time, disk: &mut impl DiskSide) {
         let Preload { site, path, .. } = &order;
         self.generation.disk.forget_folders();
-        self.forget(&[Change { site: *site, path: Arc::clone(path), beneath: false }], now, disk);
+        let change = Change { site: *site, path: Arc::clone(path), beneath: false };
+        self.forget(&Forget::Changes(vec![change]), now, disk);
         let work = Work::Name(self.desk.caches.name_work(*site, Arc::clone(path), None));
         let index = self.next_errand;
         self.next_errand = index.wrapping_add(1);

@@ -6,6 +6,7 @@
 pub mod epoll;
 pub mod eventfd;
 pub mod file;
+pub mod inotify;
 pub mod local;
 pub mod mapping;
 pub mod poll;

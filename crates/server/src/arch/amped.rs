@@ -82,8 +82,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
         }
         let why = match self.disk.perform(work, Patience::Now) {
             Ok(found) => {
-                let sites = Arc::clone(&desk.sites);
-                return Asked::Answered(desk.caches.learn(now, work, found, &sites));
+                return Asked::Answered(self.disk.learn(now, work, found, desk));
             }
             Err(why) => why,
         };
@@ -159,9 +158,8 @@ impl<H: Helpers> Helped<H> {
         let Some(Waiting { since, askers, .. }) = self.waiting.remove(&work) else {
             return;
         };
-        let sites = Arc::clone(&worker.desk.sites);
         // What was found is as old as the question: nobody knows when in between the helper looked.
-        let answer = worker.desk.caches.learn(since, &work, found, &sites);
+        let answer = self.disk.learn(since, &work, found, &mut worker.desk);
         for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
         }

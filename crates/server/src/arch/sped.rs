@@ -19,6 +19,7 @@ use super::Start;
 use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
+use crate::mailbox::Forget;
 use crate::shared_cache::SharedCache;
 use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 
@@ -81,7 +82,7 @@ impl Inline {
         let (found, checked) = shared.find(now, name, fresh_for)?;
         let lacks = matches!(&found, Found::File { files, .. }
             if files.iter().any(|file| file.content.is_none() && !name.known.contains(&file.version)));
-        let answer = learn(checked, work, found, desk);
+        let answer = self.disk.learn(checked, work, found, desk);
         // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
         (!lacks || desk.caches.holds_name(name.site, &name.path)).then_some(answer)
     }
@@ -91,13 +92,8 @@ impl Inline {
         if let Some((shared, name)) = self.shared(work) {
             shared.learn(now, name, &found);
         }
-        learn(now, work, found, desk)
+        self.disk.learn(now, work, found, desk)
     }
-}
-
-fn learn(asked: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
-    let sites = Arc::clone(&desk.sites);
-    desk.caches.learn(asked, work, found, &sites)
 }
 
 impl DiskSide for Inline {
@@ -129,11 +125,12 @@ impl DiskSide for Inline {
         false
     }
 
-    fn forget(&mut self, changes: &[Change], desk: &Desk<OpenFile>) {
+    fn forget(&mut self, what: &Forget, desk: &Desk<OpenFile>) {
         let Some(shared) = &self.shared else { return };
-        if changes.iter().any(|change| change.beneath) {
-            return shared.clear();
-        }
+        let changes = match what {
+            Forget::Changes(changes) if changes.iter().all(|change| !change.beneath) => changes,
+            Forget::Changes(_) | Forget::All => return shared.clear(),
+        };
         for Change { site, path, .. } in changes {
             if let Some(site) = desk.sites.get(*site) {
                 each_spelling(site, path, |path| shared.forget(desk.caches.generation(), site.number, path));

@@ -70,6 +70,10 @@ pub struct Settings {
     pub send: SendSettings,
     /// How long replies under way may take once the server is told to stop; default 10 s.
     pub stop_deadline: Duration,
+    /// Whether folders of known names are watched, so that a change is seen at once; default no: it costs a watch for each
+    /// folder (in MP once more for each process), of which the system has only so many for a user, wakes workers for each
+    /// change in a busy folder, and hears nothing of what is changed on other hosts. Without it a second is what it saves.
+    pub watch: bool,
     /// The socket at which `amped preload` reaches the server, an absolute path; default none.
     pub control: Option<PathBuf>,
     /// The sites; the first is the default one.
@@ -312,6 +316,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         optimise,
         send,
         stop_deadline,
+        watch: file.cache.watch.unwrap_or(false),
         control,
         sites: Arc::new(sites),
         roots,

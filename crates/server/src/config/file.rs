@@ -142,6 +142,7 @@ pub struct Cache {
     pub revalidate: Key<Lasting>,
     pub stale_max: Key<Lasting>,
     pub shared: Option<bool>,
+    pub watch: Option<bool>,
 }
 
 /// `[optimise]`: the switches, by the names of [`Optimisation`].

@@ -163,6 +163,7 @@ pub fn print(settings: &Settings) -> String {
     page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
     page.key("mapped_bytes", &settings.send.mapped_bytes, "parts of files that stay mapped, where files are mapped");
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
+    page.key("watch", &settings.watch, "watch folders too, so that a change in one is seen at once");
     page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
 
     let shared = "in mp: names and bodies in memory that all processes share";

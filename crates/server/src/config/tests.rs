@@ -125,6 +125,7 @@ fn what_is_printed_reads_back() {
         mapped_bytes = 0
         revalidate = "0s"
         stale_max = "0s"
+        watch = true
         [send]
         settle = "0s"
         residency = "mincore"

@@ -1,0 +1,468 @@
+//! Watching the folders of names that are known, so that a change is seen when it happens.
+//!
+//! A thread of its own, since to watch a folder may wait for the disk; one for all workers that are threads of a process.
+//! Whoever learns a name leaves a note (`disk`, [`Disk::learn`]); the thread watches each folder on the way to it, from the
+//! root on, so that it also hears of a folder that is renamed, or made. A file that is reached by a link is watched itself.
+//! What it hears makes workers forget; what is not watched, for whatever reason, is asked about again after `revalidate`, as
+//! is everything else.
+//!
+//! A folder is watched a moment after a name in it was learnt. What happened in between nobody tells of: so what is known
+//! beneath a folder is forgotten when it begins to be watched.
+//!
+//! Not heard of: what happens in folders that only a link leads through, on the way to its end, and to what the root's own
+//! path leads through; that the end of a link comes into being; and writes to a file that stays open.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use amped_core::cache::{Budgets, Caches, Change, SharedCaches};
+use amped_sys::eventfd::EventFd;
+use amped_sys::inotify::{self, Event, Inotify, Watch, What};
+use amped_sys::poll;
+use amped_units::Time;
+
+use crate::disk::{Disk, OpenFile};
+use crate::mailbox::{Forget, Mailbox, Message};
+use crate::say;
+
+/// Most watches. Each pins an inode, about 1 KiB of the kernel's memory, and counts against the user's
+/// (fs.inotify.max_user_watches).
+const WATCHES_MAX: usize = 4096;
+
+/// Names that are remembered to have been noted; beyond it all are noted again.
+const SEEN_MAX: usize = 16 * 1024;
+
+/// Notes that wait; a name beyond it is noted when it is looked up the next time.
+const NOTES_MAX: usize = 4096;
+
+/// Events are gathered for so long, so that a busy folder costs workers no more than a hundred messages a second.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// With more changes at once all is forgotten: to look for so many would keep a loop busy for longer.
+const CHANGES_MAX: usize = 256;
+
+/// The same for changes that all names have to be compared with.
+const BENEATH_MAX: usize = 16;
+
+/// A site and a clean path: with a slash at its end a folder, else a file.
+type Name = (u16, Arc<[u8]>);
+
+/// What lies between those who learn names and the thread that watches.
+#[derive(Debug)]
+pub struct Notes {
+    state: Mutex<State>,
+    bell: EventFd,
+    stopping: AtomicBool,
+    folders: AtomicU64,
+    events: AtomicU64,
+    overflows: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Names that have been noted and need not be again.
+    seen: HashSet<Name>,
+    queue: Vec<Name>,
+}
+
+/// How watching stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WatchCounts {
+    /// Folders that are watched, and files that are by themselves.
+    pub directories: u64,
+    /// Events heard.
+    pub events: u64,
+    /// Times that events were lost.
+    pub overflows: u64,
+}
+
+impl Notes {
+    fn new() -> io::Result<Notes> {
+        let [folders, events, overflows] = [const { AtomicU64::new(0) }; 3];
+        let (state, stopping) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Notes { state, bell: EventFd::new()?, stopping, folders, events, overflows })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name is about to be known.
+    pub fn note(&self, site: u16, path: &Arc<[u8]>) {
+        let name = (site, Arc::clone(path));
+        let mut state = self.lock();
+        if state.seen.contains(&name) || state.queue.len() >= NOTES_MAX {
+            return;
+        }
+        if state.seen.len() >= SEEN_MAX {
+            state.seen.clear();
+        }
+        state.seen.insert(name.clone());
+        state.queue.push(name);
+        self.bell.ring();
+    }
+
+    /// Lets the thread end. It is not waited for: it may hang on a dead disk.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+
+    /// How it stands.
+    pub fn counts(&self) -> WatchCounts {
+        let [directories, events, overflows] =
+            [&self.folders, &self.events, &self.overflows].map(|count| count.load(Ordering::Relaxed));
+        WatchCounts { directories, events, overflows }
+    }
+}
+
+/// Whose caches are to forget.
+pub enum Audience {
+    /// Workers, each with caches of its own.
+    Workers(Vec<Arc<Mailbox>>),
+    /// Those that threads share.
+    Shared(SharedCaches<OpenFile>),
+}
+
+impl Audience {
+    fn tell(&self, disk: &Disk, forget: Forget) {
+        match self {
+            Audience::Workers(mailboxes) => {
+                let forget = Arc::new(forget);
+                mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Forget(Arc::clone(&forget))));
+            }
+            Audience::Shared(shared) => {
+                // The moment is for those who learn from others, which threads do not.
+                forget.carry_out(Time::START, &mut Caches::shared(shared, Budgets::default(), 0), disk.sites());
+            }
+        }
+    }
+}
+
+/// Begins to watch for this disk side. Where that cannot be had, it is said, and all goes on without.
+pub fn start(disk: &Arc<Disk>, audience: Audience) {
+    let begin = || {
+        let notes = Arc::new(Notes::new()?);
+        let (folders, watches) = (HashMap::new(), HashMap::new());
+        let (disk, inotify) = (Arc::clone(disk), Inotify::new()?);
+        let watcher = Watcher { notes: Arc::clone(&notes), disk, inotify, folders, watches, full: false };
+        let thread = thread::Builder::new().name("watch".to_owned()).stack_size(256 * 1024);
+        thread.spawn(move || watcher.run(&audience))?;
+        io::Result::Ok(notes)
+    };
+    match begin() {
+        Ok(notes) => disk.set_notes(notes),
+        Err(error) => say!(
+            "cannot watch folders: {error}; changes are seen after `revalidate` (fs.inotify.max_user_instances says how many \
+             may watch: one process does with amped, sped and mt, each worker with mp)"
+        ),
+    }
+}
+
+/// The thread that watches.
+struct Watcher {
+    notes: Arc<Notes>,
+    disk: Arc<Disk>,
+    inotify: Inotify,
+    /// Folders that are watched; `None`: cannot be. `folders.len() <= WATCHES_MAX`
+    folders: HashMap<Name, Option<Watch>>,
+    /// By which names what is watched is known. A folder has several if links lead to it. `watches.len() <= WATCHES_MAX`
+    watches: HashMap<Watch, Vec<Name>>,
+    /// No more can be watched: said once.
+    full: bool,
+}
+
+/// Changes that are to be told of, and whether what lies beneath has changed too.
+type Changes = BTreeMap<Name, bool>;
+
+impl Watcher {
+    fn run(mut self, audience: &Audience) {
+        loop {
+            let descriptors = [self.inotify.as_fd(), self.notes.bell.as_fd()];
+            let Ok(ready) = poll::wait_readable(&descriptors, Duration::MAX) else {
+                // Out of memory: not for long, or for good.
+                thread::sleep(GATHER);
+                continue;
+            };
+            if self.notes.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            let mut changes = Changes::new();
+            let mut all = false;
+            if ready[1] {
+                self.notes.bell.silence();
+                let noted = std::mem::take(&mut self.notes.lock().queue);
+                noted.into_iter().for_each(|name| self.see_to(&name, &mut changes));
+            }
+            if ready[0] {
+                all = self.listen(&mut changes);
+            }
+            self.notes.folders.store(self.watches.len() as u64, Ordering::Relaxed);
+            if let Some(forget) = what_to_forget(changes, all) {
+                audience.tell(&self.disk, forget);
+            }
+            if ready[0] {
+                thread::sleep(GATHER);
+            }
+        }
+    }
+
+    /// Watches what leads to a name.
+    fn see_to(&mut self, (site, path): &Name, changes: &mut Changes) {
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let mut is_new = false;
+        for folder in slashes.map(|(at, _)| &path[..=at]) {
+            let folder: Name = (*site, folder.into());
+            if self.folders.contains_key(&folder) {
+                continue;
+            }
+            // The folder above tells when there is one.
+            let Ok(opened) = self.disk.folder(folder.0, &folder.1) else { break };
+            let Some(watch) = self.watch(&folder, |inotify| inotify.watch_folder(&opened)) else { return };
+            if watch.is_some() && !std::mem::replace(&mut is_new, true) {
+                changes.insert(folder.clone(), true);
+            }
+            self.folders.insert(folder, watch);
+        }
+        for file in self.disk.files_of(*site, path) {
+            if let Some(opened) = self.disk.behind_link(*site, &file) {
+                let file: Name = (*site, file);
+                if let Some(Some(_)) = self.watch(&file, |inotify| inotify.watch_file(&opened)) {
+                    changes.entry(file).or_default();
+                }
+            }
+        }
+    }
+
+    /// Watches something under this name. `None`: there is no room; `Some(None)`: it cannot be watched.
+    fn watch(&mut self, name: &Name, ask: impl FnOnce(&Inotify) -> io::Result<Watch>) -> Option<Option<Watch>> {
+        let no_room = self.watches.len().max(self.folders.len()) >= WATCHES_MAX;
+        let asked = if no_room { Err(None) } else { ask(&self.inotify).map_err(Some) };
+        match asked {
+            Ok(watch) => {
+                let names = self.watches.entry(watch).or_default();
+                if !names.contains(name) {
+                    names.push(name.clone());
+                }
+                Some(Some(watch))
+            }
+            Err(Some(error)) if !inotify::is_full(&error) => Some(None),
+            Err(_) => {
+                if !std::mem::replace(&mut self.full, true) {
+                    say!(
+                        "{} folders are watched, and no more can be; changes in others are seen after `revalidate` \
+                         (fs.inotify.max_user_watches, and {WATCHES_MAX} at most)",
+                        self.watches.len()
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    /// Takes in what has happened. `true`: nothing that is known can be relied on.
+    fn listen(&mut self, changes: &mut Changes) -> bool {
+        let mut heard = Vec::new();
+        self.inotify.take(|event| heard.push((Event { name: b"", ..event }, event.name.to_vec())));
+        let mut all = false;
+        for (event, name) in &heard {
+            all |= self.hear(Event { name, ..*event }, changes);
+        }
+        all
+    }
+
+    /// Takes in what happened. `true`: nothing that is known can be relied on.
+    fn hear(&mut self, event: Event<'_>, changes: &mut Changes) -> bool {
+        let Event { watch, name, what, is_folder } = event;
+        self.notes.events.fetch_add(1, Ordering::Relaxed);
+        if what == What::Overflow {
+            self.notes.overflows.fetch_add(1, Ordering::Relaxed);
+            // Folders may have come to be others. All are watched anew as their names are learnt again.
+            self.watches.drain().for_each(|(watch, _)| self.inotify.remove(watch));
+            self.folders.clear();
+            self.notes.lock().seen.clear();
+            return true;
+        }
+        let Some(names) = self.watches.get(&watch).cloned() else { return false };
+        if what == What::Ended {
+            self.watches.remove(&watch);
+            self.folders.retain(|name, _| !names.contains(name));
+        }
+        for (site, of) in names {
+            let is_file = !of.ends_with(b"/");
+            let path: Arc<[u8]> = if name.is_empty() { of } else { [&of, name].concat().into() };
+            // A name may have come to lead to a folder, or no longer, without being one: as a link.
+            let beneath = !is_file && (is_folder || name.is_empty() || what == What::Name);
+            *changes.entry((site, Arc::clone(&path))).or_default() |= beneath;
+            if is_file || (beneath && what != What::Status) {
+                self.let_go(site, &path);
+            }
+        }
+        false
+    }
+
+    /// Watches a file, or a folder and what is beneath it, no longer under this name: it may mean another one now. Whoever
+    /// looks names up notes them again.
+    fn let_go(&mut self, site: u16, path: &[u8]) {
+        let folder = [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat();
+        let gone = |(of, name): &Name| *of == site && (**name == *path || name.starts_with(&folder));
+        self.folders.retain(|name, _| !gone(name));
+        self.watches.retain(|watch, names| {
+            names.retain(|name| !gone(name));
+            if names.is_empty() {
+                self.inotify.remove(*watch);
+            }
+            !names.is_empty()
+        });
+        self.notes.lock().seen.clear();
+    }
+}
+
+/// What these changes come to; `None`: nothing has changed.
+fn what_to_forget(changes: Changes, all: bool) -> Option<Forget> {
+    let beneath = changes.values().filter(|beneath| **beneath).count();
+    if all || changes.len() > CHANGES_MAX || beneath > BENEATH_MAX {
+        return Some(Forget::All);
+    }
+    let changes = changes.into_iter().map(|((site, path), beneath)| Change { site, path, beneath });
+    let changes: Vec<Change> = changes.collect();
+    (!changes.is_empty()).then_some(Forget::Changes(changes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{cli, load};
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn watcher(folder: &std::path::Path) -> Watcher {
+        let settings = load(&cli::Serve { dir: Some(folder.into()), ..cli::Serve::default() }).unwrap();
+        let disk = Arc::new(Disk::open(settings.sites, &settings.roots, 0, Duration::ZERO).unwrap());
+        let (notes, inotify) = (Arc::new(Notes::new().unwrap()), Inotify::new().unwrap());
+        Watcher { notes, disk, inotify, folders: HashMap::new(), watches: HashMap::new(), full: false }
+    }
+
+    /// Notes a name as one that was learnt, and returns what is to be forgotten then.
+    fn learn(watcher: &mut Watcher, path: &str) -> Vec<String> {
+        watcher.notes.note(0, &path.as_bytes().into());
+        let noted = std::mem::take(&mut watcher.notes.lock().queue);
+        let mut changes = Changes::new();
+        noted.into_iter().for_each(|name| watcher.see_to(&name, &mut changes));
+        shown(changes)
+    }
+
+    fn hear(watcher: &mut Watcher) -> Vec<String> {
+        let mut changes = Changes::new();
+        assert!(!watcher.listen(&mut changes));
+        shown(changes)
+    }
+
+    fn shown(changes: Changes) -> Vec<String> {
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        changes.into_iter().map(|((_, path), beneath)| text(&path) + if beneath { " *" } else { "" }).collect()
+    }
+
+    #[test]
+    fn what_happens_on_the_way_to_a_name_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        fs::create_dir_all(at("a/b")).unwrap();
+        fs::write(at("a/b/c"), "x").unwrap();
+        let mut watcher = watcher(folder.path());
+        // Whatever is known beneath what begins to be watched may have changed before.
+        assert_eq!(learn(&mut watcher, "/a/b/c"), ["/ *"]);
+        assert_eq!(learn(&mut watcher, "/a/b/c"), [""; 0], "it has been noted");
+        assert_eq!(learn(&mut watcher, "/a/b/d"), [""; 0], "its folder is watched");
+        assert_eq!(learn(&mut watcher, "/x/y/z"), [""; 0]);
+        assert_eq!(watcher.watches.len(), 3);
+        fs::write(at("a/b/c"), "changed").unwrap();
+        assert_eq!(hear(&mut watcher), ["/a/b/c"]);
+        fs::create_dir(at("x")).unwrap();
+        assert_eq!(hear(&mut watcher), ["/x *"]);
+        assert_eq!(learn(&mut watcher, "/x/y/z"), ["/x/ *"], "it has to be noted again");
+        // A folder is renamed, and is watched no longer under its old name.
+        fs::rename(at("a"), at("z")).unwrap();
+        assert_eq!(hear(&mut watcher), ["/a *", "/z *"]);
+        assert!(watcher.folders.keys().all(|(_, path)| !path.starts_with(b"/a/")), "{:?}", watcher.folders);
+        fs::write(at("z/b/c"), "x").unwrap();
+        assert_eq!(hear(&mut watcher), [""; 0]);
+        assert_eq!(learn(&mut watcher, "/z/b/c"), ["/z/ *"]);
+        fs::remove_dir_all(at("z")).unwrap();
+        let gone = hear(&mut watcher);
+        assert!(
+            ["/z *", "/z/ *", "/z/b *", "/z/b/c *"].iter().all(|path| gone.contains(&(*path).to_owned())),
+            "{gone:?}"
+        );
+        assert_eq!(watcher.watches.len(), 2, "the root and x");
+    }
+
+    #[test]
+    fn links_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        fs::create_dir_all(at("elsewhere")).unwrap();
+        fs::write(at("elsewhere/c"), "x").unwrap();
+        symlink("elsewhere", at("folder")).unwrap();
+        symlink("elsewhere/c", at("index.html")).unwrap();
+        let mut watcher = watcher(folder.path());
+        learn(&mut watcher, "/folder/c");
+        learn(&mut watcher, "/elsewhere/c");
+        assert_eq!(watcher.watches.len(), 2, "one folder has two names");
+        fs::write(at("elsewhere/c"), "changed").unwrap();
+        assert_eq!(hear(&mut watcher), ["/elsewhere/c", "/folder/c"]);
+        // The index page of the root is a link.
+        assert_eq!(learn(&mut watcher, "/"), ["/index.html"]);
+        fs::write(at("elsewhere/c"), "again").unwrap();
+        assert_eq!(hear(&mut watcher), ["/elsewhere/c", "/folder/c", "/index.html"]);
+        assert_eq!(learn(&mut watcher, "/"), ["/index.html"], "watched again");
+        fs::write(at("new"), "another").unwrap();
+        fs::rename(at("new"), at("elsewhere/c")).unwrap();
+        assert!(hear(&mut watcher).contains(&"/index.html".to_owned()));
+    }
+
+    #[test]
+    fn lost_events_make_all_be_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        fs::write(at("0"), "x").unwrap();
+        let mut watcher = watcher(folder.path());
+        learn(&mut watcher, "/0");
+        let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        let limit: usize = limit.trim().parse().unwrap();
+        // Two events each.
+        for n in 0..=limit / 2 {
+            fs::rename(at(&n.to_string()), at(&(n + 1).to_string())).unwrap();
+        }
+        let mut changes = Changes::new();
+        let mut all = false;
+        while !all {
+            let heard = watcher.notes.counts().events;
+            all = watcher.listen(&mut changes);
+            assert!(watcher.notes.counts().events > heard, "they were not lost");
+        }
+        assert!(matches!(what_to_forget(changes, all), Some(Forget::All)));
+        assert_eq!(watcher.notes.counts().overflows, 1);
+        assert_eq!((watcher.watches.len(), watcher.folders.len()), (0, 0));
+        assert_eq!(learn(&mut watcher, "/0"), ["/ *"], "and watched anew");
+    }
+
+    #[test]
+    fn many_changes_at_once_are_all() {
+        let changes = |count: usize, beneath: bool| -> Changes {
+            (0..count).map(|n| ((0, format!("/{n}").into_bytes().into()), beneath)).collect()
+        };
+        assert!(what_to_forget(changes(0, false), false).is_none());
+        assert!(
+            matches!(what_to_forget(changes(CHANGES_MAX, false), false), Some(Forget::Changes(all)) if all.len() == CHANGES_MAX)
+        );
+        assert!(matches!(what_to_forget(changes(CHANGES_MAX + 1, false), false), Some(Forget::All)));
+        assert!(matches!(what_to_forget(changes(BENEATH_MAX, true), false), Some(Forget::Changes(_))));
+        assert!(matches!(what_to_forget(changes(BENEATH_MAX + 1, true), false), Some(Forget::All)));
+    }
+}
