@@ -24,7 +24,7 @@ fn a_connection_closes_when_the_client_says_so() {
             let session = &world.sessions[n];
             let responses = session.responses(&[false; 2]);
             assert_eq!(responses.len(), 1, "{request}");
-            assert_eq!(session.closed.is_none(), stays, "{request}");
+            assert_eq!(session.closed.is_none() && session.half_closed.is_none(), stays, "{request}");
             assert_eq!(responses[0].field("Connection"), says, "{request}");
         };
         check("GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n", true, None);
@@ -33,6 +33,34 @@ fn a_connection_closes_when_the_client_says_so() {
         check("GET /a.html HTTP/1.0\r\n\r\n", false, Some("close"));
         check("GET /a.html HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", true, Some("keep-alive"));
         check("GET /a.html HTTP/1.0\r\nConnection: keep-alive, close\r\n\r\n", false, Some("close"));
+    });
+}
+
+#[test]
+fn what_is_sent_behind_the_last_request_takes_no_reply_away() {
+    each_seed(20, |mut dice| {
+        for request in
+            ["GET /big.bin HTTP/1.0\r\n\r\n", "GET /big.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"]
+        {
+            let mut world = World::new(dice.clone());
+            world.files.replace(world.now, "/big.bin", vec![1; 300_000]);
+            // At once, or in the midst of the reply: to close on unread bytes would be a reset (RFC 9112, 9.6).
+            let at_once = dice.random_bool(0.5);
+            let n = world.connect(Link::WHOLE, if at_once { format!("{request}{GET}") } else { request.to_owned() });
+            if !at_once {
+                world.pass(Duration::from_nanos(0));
+                world.sessions[n].upload.extend_from_slice(GET.as_bytes());
+            }
+            world.settle();
+            let session = &world.sessions[n];
+            assert_eq!(session.statuses(), [200]);
+            assert!(!at_once || session.half_closed.is_some(), "it was closed at once");
+            // Who sends nothing more costs no second call.
+            let n = world.connect(Link::WHOLE, request);
+            world.settle();
+            let session = &world.sessions[n];
+            assert!(session.half_closed.is_none() && session.closed.is_some());
+        }
     });
 }
 

@@ -99,7 +99,7 @@ pub(crate) struct Session {
     pub(crate) conn: Conn,
     pub(crate) link: Link,
     /// All that the client sends, and how much of it has been read.
-    upload: Vec<u8>,
+    pub(crate) upload: Vec<u8>,
     read: usize,
     /// Whether the client closes its side behind that, and whether the server knows.
     pub(crate) half_closes: bool,

@@ -214,7 +214,8 @@ impl Conn {
     pub fn wants_bytes(&self) -> bool {
         // A head that is being read has a limit of its own, which may be higher.
         let room = self.partial || self.pending.len() < PENDING_MAX;
-        room && !matches!(self.state, State::Closing { .. } | State::Closed)
+        // Before it is closed it is good to know whether more has come: to close on that would be a reset.
+        room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
     }
 
     /// Whether no request is under way: it could be closed without loss.
@@ -338,7 +339,11 @@ impl Conn {
                     }
                 }
                 State::Waiting(_) => return at,
-                State::Closing { .. } | State::Lingering | State::Closed => return bytes.len(),
+                State::Closing { linger } => {
+                    *linger |= at < bytes.len();
+                    return bytes.len();
+                }
+                State::Lingering | State::Closed => return bytes.len(),
             }
         }
     }
