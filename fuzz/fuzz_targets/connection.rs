@@ -23,12 +23,13 @@ impl FileHandle for NoFile {
     }
 }
 
-/// All bytes that are sent in answer to `bytes`, cut into pieces, and whether the connection is closed.
+/// All bytes that are sent in answer to `bytes`, cut into pieces, and whether the connection has come to its end: at once, or
+/// in stages where more has come behind the last request by then.
 fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let sites = Arc::new(Sites::new(vec![Site::default()]).expect("one"));
     let mut desk: Desk<NoFile> = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
     let mut conn = Conn::new(Time::START);
-    let (mut sent, mut actions) = (Vec::new(), Vec::new());
+    let (mut sent, mut ended, mut actions) = (Vec::new(), false, Vec::new());
     for bytes in bytes.chunks(piece) {
         let mut events = vec![Event::Bytes(bytes)];
         while let Some(event) = events.pop() {
@@ -36,6 +37,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
             for action in std::mem::take(&mut actions) {
                 match action {
                     Action::Send(reply) => {
+                        assert!(!ended, "a reply behind the end");
                         reply.head.get().write(&mut sent, &desk.wall.date, reply.connection, 1);
                         if let Body::Text(text) = reply.body {
                             sent.extend_from_slice(&text);
@@ -52,13 +54,13 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         let answer = desk.caches.learn(Time::START, &work, Found::Absent, &sites);
                         events.push(Event::Disk(ticket, answer));
                     }
-                    Action::HalfClose => {}
+                    Action::HalfClose => ended = true,
                     Action::Close => return (sent, true),
                 }
             }
         }
     }
-    (sent, false)
+    (sent, ended)
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
