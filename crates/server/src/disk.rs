@@ -30,7 +30,7 @@ use amped_units::Time;
 
 use crate::config::SiteRoot;
 use crate::mapped::MappedWindows;
-use crate::residency::{Residency, Resident};
+use crate::residency::Residency;
 use crate::watch::Notes;
 
 /// How far ahead of what is being sent the disk is asked for.
@@ -543,9 +543,7 @@ impl Disk {
         if version.size > 0 {
             let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
             match patience {
-                Patience::Now
-                    if self.residency.is_resident(&opened, &version, &(0..1), first_page) != Resident::All =>
-                {
+                Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), first_page) => {
                     return Err(NoAnswer::WouldWait);
                 }
                 Patience::Now => {}

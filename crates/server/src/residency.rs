@@ -40,17 +40,6 @@ pub enum Residency {
 /// for a window of 256 KiB (18 us to send) is what we pay; a hole that lies between two probes is still waited for.
 const PROBE_STEP: usize = 64 * 1024;
 
-/// How much of a range is in memory, as far as the test tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resident {
-    /// All of it.
-    All,
-    /// Its beginning, and not all.
-    InPart,
-    /// Not all of it, and nobody knows more.
-    Not,
-}
-
 /// How the model of the page cache stands; all zero where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCounts {
@@ -73,8 +62,8 @@ impl Residency {
         }
     }
 
-    /// How much of a range of a file in this state is in memory; it is not empty. The model takes the window in which it
-    /// begins for all of it.
+    /// Whether a range of a file in this state is in memory; it is not empty. The model takes the window in which it begins
+    /// for all of it.
     ///
     /// `map` maps the file from the beginning of that window to the end of the range at least.
     pub fn is_resident(
@@ -83,16 +72,11 @@ impl Residency {
         version: &FileVersion,
         range: &Range<u64>,
         map: impl FnOnce() -> io::Result<Arc<Mapping>>,
-    ) -> Resident {
-        let all = match self {
+    ) -> bool {
+        match self {
             Residency::Nowait => {
-                let places = range.clone().step_by(PROBE_STEP).chain([range.end - 1]);
-                for (n, offset) in places.enumerate() {
-                    if !file::is_resident(&file, offset) {
-                        return if n > 0 { Resident::InPart } else { Resident::Not };
-                    }
-                }
-                true
+                let mut places = range.clone().step_by(PROBE_STEP).chain([range.end - 1]);
+                places.all(|offset| file::is_resident(&file, offset))
             }
             Residency::Mincore => {
                 let start = range.start / WINDOW * WINDOW;
@@ -103,8 +87,7 @@ impl Residency {
             }
             Residency::Clock(_) => self.predict(|predictor| predictor.is_resident(&part(version, range))) == Some(true),
             Residency::None => true,
-        };
-        if all { Resident::All } else { Resident::Not }
+        }
     }
 
     /// Reads a range, as far as one call brings it. With [`Patience::Now`] only if the test says that it is in memory; then
@@ -126,7 +109,7 @@ impl Residency {
             return file::read_at(file, buffer, offset, patience);
         }
         let tested = patience == Patience::Now;
-        if tested && self.is_resident(&file, version, &range, map) != Resident::All {
+        if tested && !self.is_resident(&file, version, &range, map) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.watch(version, &range, tested, || file::read_at(&file, buffer, offset, Patience::Wait))

@@ -32,7 +32,7 @@ use crate::access_log::{AccessLog, Peer};
 use crate::config::{ContentMode, Optimisation, Optimise};
 use crate::disk::{OpenFile, WINDOW};
 use crate::mapped::MappedWindows;
-use crate::residency::{Residency, Resident};
+use crate::residency::Residency;
 use crate::worker::Generation;
 
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
@@ -122,7 +122,7 @@ pub struct Sender {
 ///
 /// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
 /// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
-/// send them. So the loop notices a window that is there in part, or that it has waited, and from then on, for a while, reads windows into memory of its own
+/// send them. So the loop notices a window that is not there, or that it has waited, and from then on, for a while, reads windows into memory of its own
 /// by a read that never waits, which looks at every page: dearer than lending by half, where the disk is what counts.
 #[derive(Debug, Default)]
 struct Wary {
@@ -149,7 +149,7 @@ impl Wary {
         }
     }
 
-    /// A window has lost pages: the next may have lost some that the test does not see.
+    /// A window is not there: the next may have lost pages that the test does not see.
     fn begin(&mut self, now: Time) {
         self.until = now + WARY;
     }
@@ -616,11 +616,10 @@ fn send_window(
     }
 
     let probe = probes == Probes::All { fetched: 0 };
-    let resident = if probe { residency.is_resident(file, version, &window, map) } else { Resident::All };
-    if resident == Resident::InPart {
+    let is_cold = probe && !residency.is_resident(file, version, &window, map);
+    if is_cold {
         wary.begin(*now);
     }
-    let is_cold = resident != Resident::All;
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = !is_unchanged(file, version)?;
     if is_cold || is_changed {
