@@ -3,7 +3,6 @@
 //! A name is a site's number and a clean path. Its meaning holds no descriptor and no content, only which file in which
 //! state, so that this cache and that of contents can be sized, and switched off, each by itself.
 
-use core::borrow::Borrow;
 use core::hash::{Hash, Hasher};
 use core::time::Duration;
 
@@ -14,6 +13,7 @@ use alloc::vec::Vec;
 
 use amped_http::negotiate::Coding;
 use amped_units::Time;
+use hashbrown::Equivalent;
 
 use super::policy::{Hint, Store, StoreCounts};
 use crate::file::FileVersion;
@@ -136,48 +136,25 @@ struct Name {
     path: Arc<[u8]>,
 }
 
-/// A key that is only borrowed, for lookups.
-trait NameRef {
-    fn parts(&self) -> (u16, &[u8]);
-}
+/// The same, borrowed, for lookups.
+struct NameRef<'a>(u16, &'a [u8]);
 
-impl NameRef for Name {
-    fn parts(&self) -> (u16, &[u8]) {
-        (self.site, &self.path)
+impl Equivalent<Name> for NameRef<'_> {
+    fn equivalent(&self, name: &Name) -> bool {
+        (self.0, self.1) == (name.site, &*name.path)
     }
 }
 
-impl NameRef for (u16, &[u8]) {
-    fn parts(&self) -> (u16, &[u8]) {
-        *self
-    }
-}
-
-impl<'a> Borrow<dyn NameRef + 'a> for Name {
-    fn borrow(&self) -> &(dyn NameRef + 'a) {
-        self
-    }
-}
-
-impl PartialEq for dyn NameRef + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.parts() == other.parts()
-    }
-}
-
-impl Eq for dyn NameRef + '_ {}
-
-impl Hash for dyn NameRef + '_ {
+impl Hash for NameRef<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let (site, path) = self.parts();
-        state.write_u16(site);
-        state.write(path);
+        state.write_u16(self.0);
+        state.write(self.1);
     }
 }
 
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self as &dyn NameRef).hash(state);
+        NameRef(self.site, &self.path).hash(state);
     }
 }
 
@@ -197,13 +174,13 @@ impl PathCache {
 
     /// What `path` means, as far as is known.
     pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
-        let entry = self.store.get(&(site, path) as &dyn NameRef)?;
+        let entry = self.store.get(&NameRef(site, path))?;
         Some(Known { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
     }
 
     /// What `path` means, however old that is. Does not count as a use.
     pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<Meaning> {
-        self.store.peek(&(site, path) as &dyn NameRef).map(|entry| entry.meaning.clone())
+        self.store.peek(&NameRef(site, path)).map(|entry| entry.meaning.clone())
     }
 
     /// Which edition of a name a question is about: it changes each time that the name is forgotten.
@@ -217,7 +194,7 @@ impl PathCache {
     }
 
     fn shared_count(&self, site: u16, path: &[u8]) -> usize {
-        let hash = self.store.hash(&(site, path) as &dyn NameRef);
+        let hash = self.store.hash(&NameRef(site, path));
         // The upper half: the lower bits are those by which the store finds its entries.
         (hash >> 32) as usize % self.editions.len()
     }
@@ -226,7 +203,7 @@ impl PathCache {
     pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Meaning> {
         let count = self.shared_count(site, path);
         self.editions[count].end(now);
-        self.store.remove(&(site, path) as &dyn NameRef).map(|entry| entry.meaning)
+        self.store.remove(&NameRef(site, path)).map(|entry| entry.meaning)
     }
 
     /// Forgets all names of which `gone` says so, as [`forget`](PathCache::forget) does one. What it says is not asked of
@@ -251,7 +228,7 @@ impl PathCache {
         if edition != self.edition(site, path) {
             return (meaning, None);
         }
-        if let Some(entry) = self.store.peek(&(site, &**path) as &dyn NameRef) {
+        if let Some(entry) = self.store.peek(&NameRef(site, path)) {
             if entry.checked > asked {
                 // A later question was answered earlier.
                 return (entry.meaning.clone(), None);

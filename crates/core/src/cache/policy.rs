@@ -7,14 +7,13 @@
 //! An entry is found by hashing its key, or by a *hint*: the place where it was last time, believed only if the key is
 //! still the same. With a hint a hit costs one comparison and no hashing.
 
-use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use alloc::vec::Vec;
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
+use hashbrown::{Equivalent, HashTable};
 
 /// Entries under a budget of weight and of number.
 pub struct Store<K, V> {
@@ -93,10 +92,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
     }
 
     /// The value under `key`.
-    pub fn get<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-    {
+    pub fn get<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let found = self.find(key);
         self.touch(found)
     }
@@ -112,20 +108,14 @@ impl<K: Hash + Eq, V> Store<K, V> {
     }
 
     /// The value under `key`, without counting as a use of it.
-    pub fn peek<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-    {
+    pub fn peek<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let at = self.find(key)?;
         self.slots[at].as_mut().map(|slot| &mut slot.value)
     }
 
-    fn find<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<usize>
-    where
-        K: Borrow<Q>,
-    {
+    fn find<Q: Hash + Equivalent<K> + ?Sized>(&self, key: &Q) -> Option<usize> {
         let hash = self.hasher.hash_one(key);
-        let same = |&slot: &u32| matches!(&self.slots[slot as usize], Some(slot) if slot.key.borrow() == key);
+        let same = |&slot: &u32| matches!(&self.slots[slot as usize], Some(slot) if key.equivalent(&slot.key));
         self.index.find(hash, same).map(|&slot| slot as usize)
     }
 
@@ -174,10 +164,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
     }
 
     /// Takes an entry out.
-    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
-    where
-        K: Borrow<Q>,
-    {
+    pub fn remove<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<V> {
         let at = self.find(key)?;
         self.take(at)
     }
@@ -198,10 +185,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
     }
 
     /// A number that goes with a key, the same as long as the store lives, for tables beside it.
-    pub fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
-    where
-        K: Borrow<Q>,
-    {
+    pub fn hash<Q: Hash + Equivalent<K> + ?Sized>(&self, key: &Q) -> u64 {
         self.hasher.hash_one(key)
     }
 

@@ -4,11 +4,11 @@
 //! again. As there, what the path means is another cache's business, so two spellings of one name share all the rest, and
 //! nothing here ever grows old: a target stands for the same path as long as the configuration holds.
 
-use core::borrow::Borrow;
 use core::hash::{Hash, Hasher};
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+
+use hashbrown::Equivalent;
 
 use super::policy::{Store, StoreCounts};
 
@@ -29,54 +29,30 @@ pub struct Translated {
 /// The key: a host and a path as they were sent.
 #[derive(PartialEq, Eq)]
 struct Uri {
-    /// Host and path behind one another.
-    text: Box<[u8]>,
-    host: usize,
+    host: Box<[u8]>,
+    path: Box<[u8]>,
 }
 
-/// A key that is only borrowed, for lookups.
-trait UriRef {
-    fn parts(&self) -> (&[u8], &[u8]);
-}
+/// The same, borrowed, for lookups.
+struct UriRef<'a>(&'a [u8], &'a [u8]);
 
-impl UriRef for Uri {
-    fn parts(&self) -> (&[u8], &[u8]) {
-        self.text.split_at(self.host)
+impl Equivalent<Uri> for UriRef<'_> {
+    fn equivalent(&self, uri: &Uri) -> bool {
+        (self.0, self.1) == (&*uri.host, &*uri.path)
     }
 }
 
-impl UriRef for (&[u8], &[u8]) {
-    fn parts(&self) -> (&[u8], &[u8]) {
-        *self
-    }
-}
-
-impl<'a> Borrow<dyn UriRef + 'a> for Uri {
-    fn borrow(&self) -> &(dyn UriRef + 'a) {
-        self
-    }
-}
-
-impl PartialEq for dyn UriRef + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.parts() == other.parts()
-    }
-}
-
-impl Eq for dyn UriRef + '_ {}
-
-impl Hash for dyn UriRef + '_ {
+impl Hash for UriRef<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let (host, path) = self.parts();
-        state.write_usize(host.len());
-        state.write(host);
-        state.write(path);
+        state.write_usize(self.0.len());
+        state.write(self.0);
+        state.write(self.1);
     }
 }
 
 impl Hash for Uri {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self as &dyn UriRef).hash(state);
+        UriRef(&self.host, &self.path).hash(state);
     }
 }
 
@@ -97,7 +73,7 @@ impl UriCache {
         if !self.store.is_on() {
             return None;
         }
-        self.store.get(&(host, path) as &dyn UriRef).map(|translated| &*translated)
+        self.store.get(&UriRef(host, path)).map(|translated| &*translated)
     }
 
     /// Keeps what was worked out; asks for it only if it is kept.
@@ -106,11 +82,8 @@ impl UriCache {
             return;
         }
         let translated = translated();
-        let mut text = Vec::with_capacity(host.len() + path.len());
-        text.extend_from_slice(host);
-        text.extend_from_slice(path);
-        let weight = OVERHEAD + (text.len() + translated.path.len()) as u64;
-        self.store.insert(Uri { text: text.into(), host: host.len() }, translated, weight);
+        let weight = OVERHEAD + (host.len() + path.len() + translated.path.len()) as u64;
+        self.store.insert(Uri { host: host.into(), path: path.into() }, translated, weight);
     }
 
     /// Forgets everything.
