@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::harness::*;
+use crate::requests::Random;
 
 /// Memory of a process that is in RAM, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
@@ -61,14 +62,10 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_an
     println!("{bytes} bytes a connection by the server's own count, {resident} by the growth of its resident memory");
     assert!(bytes <= 512, "{bytes} bytes a connection");
 
-    let mut seed: u64 = 20_260_101;
-    println!("seed {seed}");
+    let mut random = Random(20_260_101);
+    println!("seed {}", random.0);
     let mut sample = vec![0, CONNECTIONS - 1];
-    for _ in 0..500 {
-        // Knuth's MMIX generator; the low bits are the weak ones.
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        sample.push((seed >> 33) as usize % CONNECTIONS);
-    }
+    sample.extend((0..500).map(|_| random.below(CONNECTIONS)));
     for n in sample {
         assert_eq!(clients[n].get("/a.txt").text(), "hello", "connection {n}");
     }

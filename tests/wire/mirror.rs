@@ -24,6 +24,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::requests::Random;
+
 use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
 
 // The tree at rest.
@@ -163,7 +165,7 @@ fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
                 let mine: Vec<&PathBuf> = files.iter().skip(n).step_by(CONNECTIONS).collect();
                 let mut rest = &mine[..];
                 while !rest.is_empty() {
-                    let (batch, others) = rest.split_at(random.below(40).min(rest.len() as u64 - 1) as usize + 1);
+                    let (batch, others) = rest.split_at(random.below(40).min(rest.len() - 1) + 1);
                     rest = others;
                     let request = |file: &&PathBuf| {
                         format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", encoded(file.as_os_str().as_bytes()))
@@ -183,25 +185,8 @@ fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
 
 // The tree that changes.
 
-/// SplitMix64: enough for a test, and the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn pause(&mut self, below_us: u64) {
-        thread::sleep(Duration::from_micros(self.below(below_us)));
-    }
+fn pause(random: &mut Random, below_us: usize) {
+    thread::sleep(Duration::from_micros(random.below(below_us) as u64));
 }
 
 /// What a file holds: stretches of versions, each up to an end. `(7, 100), (9, 150)`: the first 100 bytes are those of
@@ -405,14 +390,13 @@ impl Tree {
                 fs::remove_file(&path).unwrap();
             }
             (Some(before), How::Any) if choice <= 2 && length > 0 => {
-                let length =
-                    [0, length / 2, length - 1, random.below(length as u64) as usize][random.below(4) as usize];
+                let length = [0, length / 2, length - 1, random.below(length)][random.below(4)];
                 let after = before.truncated(length);
                 history.begin(Some(before), Some(after), false);
                 open().set_len(length as u64).unwrap();
             }
             (Some(before), How::Any) if choice == 3 && length <= size_of(file) => {
-                let more = 1 + random.below(50_000) as usize;
+                let more = 1 + random.below(50_000);
                 let after = before.appended(version, more);
                 let bytes = bytes_of(file, version, length..length + more);
                 history.begin(Some(before), Some(after), true);
@@ -423,7 +407,7 @@ impl Tree {
                 history.begin(Some(before), Some(State::whole(version, length)), true);
                 let mut opened = open();
                 // In one call, or in a few.
-                for piece in bytes.chunks(1 + length / (1 + random.below(4) as usize)) {
+                for piece in bytes.chunks(1 + length / (1 + random.below(4))) {
                     opened.write_all(piece).unwrap();
                 }
             }
@@ -532,7 +516,7 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
     let mut tally = Tally::default();
     let mut client = Client::connect(address);
     while !stop.load(Ordering::Relaxed) {
-        let batch: Vec<usize> = (0..1 + random.below(4)).map(|_| random.below(FILES as u64) as usize).collect();
+        let batch: Vec<usize> = (0..1 + random.below(4)).map(|_| random.below(FILES)).collect();
         let request = |file: &usize| format!("GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\n\r\n");
         let sent = Instant::now();
         client.send(batch.iter().map(request).collect::<String>());
@@ -562,7 +546,7 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
 fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random) -> Tally {
     let mut tally = Tally::default();
     while !stop.load(Ordering::Relaxed) {
-        let file = [4, 5][random.below(2) as usize] + SIZES.len() * random.below(4) as usize;
+        let file = [4, 5][random.below(2)] + SIZES.len() * random.below(4);
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let sent = Instant::now();
@@ -572,7 +556,7 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
         // Long enough for several changes to happen, and no longer.
         for n in 0.. {
             if n < 30 {
-                random.pause(10_000);
+                pause(&mut random, 10_000);
             } else {
                 piece.resize(256 << 10, 0);
             }
@@ -611,8 +595,8 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
                 if version > 250 && begin.elapsed() > Duration::from_secs(5) {
                     break;
                 }
-                tree.change(random.below(FILES as u64) as usize, version, how, &mut random);
-                random.pause(15_000);
+                tree.change(random.below(FILES), version, how, &mut random);
+                pause(&mut random, 15_000);
             }
             stop.store(true, Ordering::Relaxed);
         });

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::requests::Random;
+
 use crate::harness::{Server, Site, let_files_settle, pattern, wait_until};
 
 const FILES: usize = 200;
@@ -55,7 +57,8 @@ fn a_change_is_seen_by_all() {
 
 #[test]
 fn processes_that_are_killed_spoil_nothing() {
-    let mut seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122);
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122);
+    let mut random = Random(seed);
     println!("seed {seed}");
     let site = site();
     // What is believed for so short a time is put in again and again.
@@ -81,15 +84,13 @@ fn processes_that_are_killed_spoil_nothing() {
         }
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(4) {
-            // Knuth's MMIX generator; the low bits are the weak ones.
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let children = server.children();
-            if let Some(pid) = children.get((seed >> 33) as usize % children.len().max(1)) {
+            if let Some(pid) = children.get(random.below(children.len().max(1))) {
                 let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 kills += 1;
             }
-            thread::sleep(Duration::from_millis(30 + (seed >> 60) * 10));
+            thread::sleep(Duration::from_millis(30 + 10 * random.below(16) as u64));
         }
         done.store(true, Ordering::Relaxed);
     });
