@@ -7,8 +7,8 @@
 //! Needs root, a disk (not a memory or overlay file system) below the build folder or `/var/tmp`, and the controller
 //! `blkio` of control groups v1 or `io` of v2.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +16,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use amped_sys::mapping::Mapping;
+
 use super::harness::{Client, Server, Site, children_of, configuration};
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
 
 /// What one test throws out of the kernel's caches would be missing in another. `cargo nextest` runs them by themselves
 /// anyway, for their names; plain `cargo test` does not.
@@ -113,9 +118,24 @@ fn server_as(user: &str, site: &Site, toml: &str) -> Server {
 
 /// Throws a file out of the page cache, which it first has to reach the disk for.
 pub fn evict(path: &Path) {
-    let of = format!("of={}", path.display());
-    let args = ["if=/dev/null", &of, "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"];
-    assert!(Command::new("dd").args(args).status().unwrap().success());
+    let file = File::open(path).unwrap();
+    file.sync_data().unwrap();
+    // On a busy machine others hold pages for a moment: a reply that is not read yet, a processor that was reading.
+    for _ in 0..1000 {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        if pages_in_memory(&file).is_empty() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{} stays in memory; is the build folder on a disk?", path.display());
+}
+
+/// Numbers of the pages of a file that are in memory.
+fn pages_in_memory(file: &File) -> Vec<usize> {
+    let length = file.metadata().unwrap().len() as usize;
+    let mapping = Mapping::new(file, 0, length).unwrap();
+    (0..length.div_ceil(PAGE)).filter(|page| mapping.is_resident(page * PAGE..length.min((page + 1) * PAGE))).collect()
 }
 
 /// Throws all names and inodes that nobody holds out of the kernel's caches.
@@ -305,11 +325,14 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
     let server = server_as("root", &site, "[send]\nsettle = '0s'");
     let target = format!("/{}", names[0]);
     assert_eq!(server.get(&target).body.len(), 256 << 10);
-    // Its two ends stay in memory.
-    let input = format!("if={}", site.path().join(&names[0]).display());
-    let range = ["iflag=nocache,skip_bytes,count_bytes", "bs=64K", "skip=65536", "count=131072"];
-    let dd = Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap();
-    assert!(dd.success());
+    // Its two ends are in memory, and what the kernel would read ahead of them is not.
+    evict(&site.path().join(&names[0]));
+    let file = File::open(site.path().join(&names[0])).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    for end in [0, 192 << 10] {
+        file.read_exact_at(&mut [0; 64 << 10], end).unwrap();
+    }
+    assert_eq!(pages_in_memory(&file), (0..16).chain(48..64).collect::<Vec<_>>());
     slow.hold(&server);
     let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
         let begin = Instant::now();
