@@ -8,6 +8,7 @@
 //! `blkio` of control groups v1 or `io` of v2.
 
 use std::fs::{self, File};
+use std::net::UdpSocket;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use amped_sys::mapping::Mapping;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::harness::{Client, Server, Site, children_of, configuration};
 
@@ -120,15 +122,34 @@ fn server_as(user: &str, site: &Site, toml: &str) -> Server {
 pub fn evict(path: &Path) {
     let file = File::open(path).unwrap();
     file.sync_data().unwrap();
-    // On a busy machine others hold pages for a moment: a reply that is not read yet, a processor that was reading.
+    // A page that others hold is not evicted: one that is being read, or that was lent to a reply just now.
     for _ in 0..1000 {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         if pages_in_memory(&file).is_empty() {
             return;
         }
+        free_what_was_received();
         thread::sleep(Duration::from_millis(5));
     }
     panic!("{} stays in memory; is the build folder on a disk?", path.display());
+}
+
+/// Lets the kernel let go of the pages that were lent to replies. What was received on one processor and sent from another it
+/// returns to that, to free it at the next packet there (`skb_defer_max` of the kernel's sysctl/net.rst): so each gets one.
+fn free_what_was_received() {
+    thread::scope(|scope| {
+        for processor in 0..thread::available_parallelism().unwrap().get() {
+            scope.spawn(move || {
+                let mut only = CpuSet::new();
+                only.set(processor);
+                // Some numbers may not be ours; then the others are.
+                if sched_setaffinity(None, &only).is_ok() {
+                    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                    socket.send_to(&[0], socket.local_addr().unwrap()).unwrap();
+                }
+            });
+        }
+    });
 }
 
 /// Numbers of the pages of a file that are in memory.
