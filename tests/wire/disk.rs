@@ -153,7 +153,7 @@ fn free_what_was_received() {
 }
 
 /// Numbers of the pages of a file that are in memory.
-fn pages_in_memory(file: &File) -> Vec<usize> {
+pub fn pages_in_memory(file: &File) -> Vec<usize> {
     let length = file.metadata().unwrap().len() as usize;
     let mapping = Mapping::new(file, 0, length).unwrap();
     (0..length.div_ceil(PAGE)).filter(|page| mapping.is_resident(page * PAGE..length.min((page + 1) * PAGE))).collect()

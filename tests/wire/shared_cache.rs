@@ -1,9 +1,11 @@
 //! MP with a cache in shared memory.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::disk::{evict, pages_in_memory};
 use crate::requests::Random;
 
 use crate::harness::{Server, Site, let_files_settle, pattern, wait_until};
@@ -39,6 +41,24 @@ fn what_one_process_has_read_the_others_know() {
     }
     assert_eq!(server.report("shared cache", "insertions"), 3);
     assert!(server.report("shared cache", "hits") >= 15);
+}
+
+/// The kernel does not see that a body is used which is not read from the file, and lets go of it.
+#[test]
+fn a_body_is_not_read_again_only_since_its_name_is_asked_for_anew() {
+    let site = Site::on_disk();
+    let path = site.file("7.bin", body(7));
+    let_files_settle();
+    let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"50ms\""));
+    let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    assert_eq!(clients[0].get("/7.bin").body, body(7));
+    evict(&path);
+    for client in &mut clients {
+        thread::sleep(Duration::from_millis(60));
+        assert_eq!(client.get("/7.bin").body, body(7));
+    }
+    assert_eq!(server.report("shared cache", "insertions"), 7, "each asked for the name anew");
+    assert_eq!(pages_in_memory(&File::open(&path).unwrap()), Vec::<usize>::new());
 }
 
 #[test]

@@ -124,6 +124,22 @@ impl SharedCache {
         })?
     }
 
+    /// The states of files whose bodies are here under this name, at whatever age: who asks the disk for the name need not
+    /// read them again.
+    pub fn bodies_of(&self, work: &NameWork) -> Vec<FileVersion> {
+        let versions = self.entry(work.generation, work.site, &work.path, |shard, key| {
+            let mut versions = Vec::new();
+            if let Some((_, _, node)) = shard.seek(key)? {
+                shard.value::<()>(&node, |version| {
+                    versions.push(*version);
+                    false
+                })?;
+            }
+            Ok(versions)
+        });
+        versions.unwrap_or_default()
+    }
+
     /// Takes note of the disk's answer to a question of the moment `asked`. An answer to a later question stays; contents
     /// that the asker knew, and so did not get, stay with it. Listings and troubles are not kept, opened files as their
     /// state alone.
@@ -141,7 +157,7 @@ impl SharedCache {
                 }
                 (Found::Missing(_), Some(_)) => Ok(()),
                 (_, Some((_, _, node))) if node.checked > asked => Ok(()),
-                (_, Some((_, _, node))) if lacks_content(found) => {
+                (_, Some((_, _, node))) if lacks_content(found, &[]) => {
                     shard.put(key, &old, asked, found, &shard.bodies(node)?)
                 }
                 _ => shard.put(key, &old, asked, found, &[]),
@@ -209,9 +225,10 @@ impl SharedCache {
     }
 }
 
-/// Whether the disk brought less than the whole, since the asker knew the rest.
-fn lacks_content<F>(found: &Found<F>) -> bool {
-    matches!(found, Found::File { files, .. } if files.iter().any(|opened| opened.content.is_none()))
+/// Whether an answer lacks a content, of another state than those that are known.
+pub fn lacks_content<F>(found: &Found<F>, known: &[FileVersion]) -> bool {
+    let Found::File { files, .. } = found else { return false };
+    files.iter().any(|opened| opened.content.is_none() && !known.contains(&opened.version))
 }
 
 /// Bytes of a block. An entry fills half of its last one on average, so smaller ones waste less and take more steps.
@@ -454,7 +471,7 @@ impl Shard<'_> {
     }
 
     /// What an entry says, with those of its bodies that are wanted.
-    fn value<F>(&self, node: &Node, wanted: impl Fn(&FileVersion) -> bool) -> Sound<Found<F>> {
+    fn value<F>(&self, node: &Node, mut wanted: impl FnMut(&FileVersion) -> bool) -> Sound<Found<F>> {
         let mut cursor = Cursor { block: node.first, within: 0 };
         self.pass(&mut cursor, node.key)?;
         let outline = self.read(&mut cursor, node.outline)?;

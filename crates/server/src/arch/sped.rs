@@ -3,6 +3,7 @@
 //! The loop does the disk's work itself, at once. As long as everything is in memory nothing is faster; when something is
 //! not, all connections wait with the one that asked.
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::counters::Snapshot;
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
 use crate::mailbox::Forget;
-use crate::shared_cache::SharedCache;
+use crate::shared_cache::{self, SharedCache};
 use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
@@ -74,23 +75,52 @@ impl Inline {
         }
     }
 
-    /// An answer from there, if it is enough to answer the request with.
-    fn others_answer(&self, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+    /// An answer from there that is not too old, if it is enough to answer the request with.
+    fn others_answer(
+        &self,
+        now: Time,
+        work: &Work,
+        fresh_for: Duration,
+        desk: &mut Desk<OpenFile>,
+    ) -> Option<Answer<OpenFile>> {
         let (shared, name) = self.shared(work)?;
-        // What was told there by who had not heard yet that the name is to be forgotten is older than that.
-        let fresh_for = desk.caches.budgets.revalidate.min(now.since(desk.caches.forgotten_at(name)));
         let (found, checked) = shared.find(now, name, fresh_for)?;
-        let lacks = matches!(&found, Found::File { files, .. }
-            if files.iter().any(|file| file.content.is_none() && !name.known.contains(&file.version)));
+        let lacks = shared_cache::lacks_content(&found, &name.known);
         let answer = self.disk.learn(checked, work, found, desk);
         // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
         (!lacks || desk.caches.holds_name(name.site, &name.path)).then_some(answer)
     }
 
-    /// The caches take note, the common one among them.
+    /// How old an answer of others may be.
+    fn fresh_for(now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Duration {
+        let Work::Name(name) = work else { return Duration::ZERO };
+        // What was told there by who had not heard yet that the name is to be forgotten is older than that.
+        desk.caches.budgets.revalidate.min(now.since(desk.caches.forgotten_at(name)))
+    }
+
+    /// What the disk is to be asked: bytes that others have read are not read again only since the name is asked for anew.
+    /// The kernel, which has not seen them used since, may have let go of them.
+    fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
+        match self.shared(work) {
+            Some((shared, name)) if name.missing.is_none() => {
+                let known = [&name.known[..], &shared.bodies_of(name)].concat();
+                Cow::Owned(Work::Name(NameWork { known, ..name.clone() }))
+            }
+            _ => Cow::Borrowed(work),
+        }
+    }
+
+    /// The caches take note of the answer to a question about this work, the common one among them.
     fn learn(&self, now: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
         if let Some((shared, name)) = self.shared(work) {
             shared.learn(now, name, &found);
+            if shared_cache::lacks_content(&found, &name.known) {
+                return match self.others_answer(now, work, Duration::MAX, desk) {
+                    Some(answer) => answer,
+                    // Evicted just now.
+                    None => self.learn(now, work, self.perform(work), desk),
+                };
+            }
         }
         self.disk.learn(now, work, found, desk)
     }
@@ -104,18 +134,19 @@ impl DiskSide for Inline {
             waiting.askers.push((asker, ticket));
             return Asked::Later(Delay::Change);
         }
-        if let Some(answer) = self.others_answer(now, work, desk) {
+        if let Some(answer) = self.others_answer(now, work, Self::fresh_for(now, work, desk), desk) {
             return Asked::Answered(answer);
         }
+        let question = self.question(work);
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
-        match self.disk.perform(work, Patience::Now) {
+        match self.disk.perform(&question, Patience::Now) {
             Err(Delay::Change) if !self.sleeps => {
                 let askers = vec![(asker, ticket)];
                 self.put_off.push(PutOff { until: now + REST, work: work.clone(), askers });
                 Asked::Later(Delay::Change)
             }
             Ok(found) => Asked::Answered(self.learn(now, work, found, desk)),
-            Err(_) => Asked::Answered(self.learn(now, work, self.perform(work), desk)),
+            Err(_) => Asked::Answered(self.learn(now, work, self.perform(&question), desk)),
         }
     }
 
