@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::process::Stdio;
 
@@ -120,6 +121,48 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     first.send("\r\n");
     assert_eq!(first.response("GET").body, b"small\n");
     assert_eq!(second.response("GET").body, b"small\n");
+}
+
+/// A client must be able to tell what it got from the whole, and the head has promised that.
+#[test]
+fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
+    let site = Site::new();
+    site.file("large.bin", vec![7; 8 << 20]);
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'")).unwrap();
+    let mut command = peer("strace");
+    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=sendfile"]);
+    command.args(["-e", "inject=sendfile:error=EIO:when=3"]).arg(program().get_program());
+    command.args(["serve", "--config", config.to_str().unwrap()]);
+    let server = Server::spawn(command);
+    let mut client = server.connect();
+    client.send_request("GET", "/large.bin", &[]);
+    assert!(client.read_head().starts_with("HTTP/1.1 200 "));
+    let cut = client.stream().read_to_end(&mut Vec::new()).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset, "{cut}");
+    assert_eq!(server.get("/large.bin").body.len(), 8 << 20, "it was once");
+}
+
+/// While the loop rests at the end of each wait a crowd gathers at its door.
+#[test]
+fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
+    const CROWD: usize = 200;
+    let site = Site::new();
+    let calls = site.path().with_extension("calls");
+    let mut command = peer("strace");
+    command.args(["-D", "-f", "-qq", "-o", calls.to_str().unwrap(), "-e", "trace=accept4,epoll_pwait2"]);
+    command.args(["-e", "inject=epoll_pwait2:delay_exit=300ms"]).arg(program().get_program());
+    command.args(["serve", site.path().to_str().unwrap()]);
+    let server = Server::spawn(command);
+    let crowd: Vec<_> = (0..CROWD).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();
+    wait_until("all to be taken", || server.report("connections", "accepted") >= CROWD as u64);
+    drop((crowd, server));
+    // strace writes the rest of what it has seen at its own end.
+    wait_until("the calls", || accepted(&fs::read_to_string(&calls).unwrap_or_default()) >= CROWD);
+    let text = fs::read_to_string(&calls).unwrap();
+    let turns: Vec<usize> = text.split("epoll_pwait2(").map(accepted).collect();
+    assert_eq!(turns.iter().max(), Some(&64), "{turns:?}");
 }
 
 /// Some containers have no IPv6; `*:PORT` then means every IPv4 address.

@@ -302,6 +302,18 @@ fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_mor
 }
 
 #[test]
+fn who_has_just_come_has_a_second_for_the_first_request() {
+    let site = small_site();
+    let server = Server::configured(&site, "[limits]\nconnections = 2");
+    let begin = Instant::now();
+    let mut silent: Vec<Client> = (0..2).map(|_| server.connect()).collect();
+    let mut one_more = server.connect();
+    assert_eq!(one_more.get("/a.txt").status, 200);
+    assert!(begin.elapsed() >= Duration::from_secs(1), "one was closed after {:?}", begin.elapsed());
+    assert_eq!(silent.iter_mut().filter_map(|client| client.try_get("/a.txt")).count(), 1);
+}
+
+#[test]
 fn when_no_connection_is_idle_new_ones_wait_and_are_served_later() {
     let site = small_site();
     huge(&site, "huge.bin", 64);

@@ -371,3 +371,22 @@ fn a_sibling_that_is_replaced_is_seen_by_who_watches() {
     fs::remove_file(site.path().join("a.css.gz")).unwrap();
     wait_for("plain");
 }
+
+#[test]
+fn beyond_4096_folders_changes_are_seen_after_the_time_to_revalidate() {
+    const FOLDERS: usize = 4200;
+    let site = Site::new();
+    (0..FOLDERS).for_each(|n| fs::create_dir(site.path().join(n.to_string())).unwrap());
+    let server = Server::configured(&site, "[cache]\nrevalidate = \"50ms\"\nwatch = true\n");
+    let mut client = server.connect();
+    for n in 0..FOLDERS {
+        assert_eq!(client.get(&format!("/{n}/page.html")).status, 404);
+    }
+    wait_until("as many as may be", || server.report("watch", "directories") == 4096);
+    server.wait_for("4096 folders are watched, and no more can be");
+    let last = format!("{}/page.html", FOLDERS - 1);
+    site.file(&last, "new");
+    wait_until("the change", || client.get(&format!("/{last}")).status == 200);
+    assert_eq!(server.report("watch", "directories"), 4096);
+    assert_eq!(server.said().matches("no more can be").count(), 1);
+}
