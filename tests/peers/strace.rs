@@ -59,6 +59,9 @@ fn sendfile_is_called_unless_it_is_switched_off() {
         let (calls, text) = trace(&server, "/small.txt");
         assert!(calls.get("sendfile").is_none_or(|count| *count <= expected + 1), "{text}");
         assert!(calls.get("sendfile").unwrap_or(&0) + 2 >= expected, "{text}");
+        // Whether a window is in memory is asked now and then; to read it is to ask each time.
+        let asked = calls.get("preadv2").unwrap_or(&0);
+        assert_eq!(*asked < REQUESTS / 4, expected > 0, "{text}");
     }
 }
 

@@ -354,6 +354,8 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
         file.read_exact_at(&mut [0; 64 << 10], end).unwrap();
     }
     assert_eq!(pages_in_memory(&file), (0..16).chain(48..64).collect::<Vec<_>>());
+    // What was seen in memory is believed to be there for a moment.
+    thread::sleep(Duration::from_millis(60));
     slow.hold(&server);
     let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
         let begin = Instant::now();

@@ -122,8 +122,9 @@ pub struct Sender {
 ///
 /// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
 /// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
-/// send them. So the loop notices a window that is not there, or that it has waited, and from then on, for a while, reads windows into memory of its own
-/// by a read that never waits, which looks at every page: dearer than lending by half, where the disk is what counts.
+/// send them. So the loop notices a window that is not there, or that it has waited, and from then on, for a while, reads
+/// windows into memory of its own by a read that never waits, which looks at every page: dearer than lending by half,
+/// where the disk is what counts.
 #[derive(Debug, Default)]
 struct Wary {
     until: Time,
@@ -615,10 +616,15 @@ fn send_window(
         return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
     }
 
-    let probe = probes == Probes::All { fetched: 0 };
+    // The other tests are experiments, which are to be asked each time.
+    let remembers = matches!(**residency, Residency::Nowait);
+    let number = window.start / WINDOW;
+    let probe = probes == Probes::All { fetched: 0 } && !(remembers && file.was_just_seen(number, *now));
     let is_cold = probe && !residency.is_resident(file, version, &window, map);
     if is_cold {
         wary.begin(*now);
+    } else if probe && window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size) {
+        file.is_seen(number, *now);
     }
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = !is_unchanged(file, version)?;
@@ -640,7 +646,7 @@ fn send_window(
             file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
         }
     })?;
-    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && matches!(**residency, Residency::Nowait) {
+    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && remembers {
         wary.suspect(*now);
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
