@@ -13,6 +13,7 @@
 //! CPU time for a request is what is compared in the first place: it holds still while neighbours come and go, and can be
 //! told where the client is slower than the server, as it is here for small files. A rate stands beside it.
 
+mod disks;
 mod exhibit;
 mod files;
 mod group;
@@ -262,7 +263,13 @@ impl Bench {
         seed: u64,
         progress: &mut Progress,
     ) -> Outcome<(Vec<Sample>, Vec<String>)> {
+        disks::release(&self.folder);
         let _ = fs::remove_dir_all(self.site());
+        if let Some(machine) = exhibit.machine.filter(|machine| machine.disks > 1) {
+            // Room for all files on one, since nobody says how they are spread.
+            let bytes = exhibit.files.iter().map(|file| file.bytes + 4096).sum::<u64>() + (16 << 20);
+            disks::make(&self.folder, &self.site(), machine.disks, bytes)?;
+        }
         files::write(&self.site(), &exhibit.files, exhibit.machine.is_some())?;
         let mut random = Random(seed);
         let mut arms: Vec<(&str, &Arm)> = exhibit.arms.iter().map(|arm| (&arm.name[..], arm)).collect();
@@ -300,7 +307,9 @@ impl Bench {
             Targets::List(..) => self.client.warm(server.address, &point.warm, 1)?,
         }
         if let Some(machine) = exhibit.machine {
-            server.group.slow_disk(&files::disk_of(&self.site())?, machine.disk)?;
+            for folder in disks::folders(&self.site(), machine.disks) {
+                server.group.slow_disk(&files::disk_of(&folder)?, machine.disk)?;
+            }
         }
 
         let clocks =
@@ -328,6 +337,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
+        disks::release(&self.folder);
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -352,6 +362,7 @@ fn end_stale_folders() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(FOLDER)?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            disks::release(&entry.path());
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -366,6 +377,7 @@ fn end_on_signals(folder: PathBuf) -> Outcome {
         group::end_all();
         thread::sleep(Duration::from_millis(100));
         group::end_all();
+        disks::release(&folder);
         let _ = fs::remove_dir_all(folder);
         std::process::exit(130);
     });

@@ -62,7 +62,9 @@ pub(super) struct Point {
 pub(super) struct SmallMachine {
     /// Bytes of memory for the server and the page cache of its files.
     pub(super) memory: u64,
-    /// What its disk reads in a second, in bytes.
+    /// Disks: one is that of the site, more are folders of it (`disks`).
+    pub(super) disks: usize,
+    /// What each disk reads in a second, in bytes.
     pub(super) disk: u64,
 }
 
@@ -114,6 +116,7 @@ pub(super) fn all(scale: Scale, seed: u64) -> Vec<Exhibit> {
         flash_breakdown::exhibit(scale),
         flash_single_file::exhibit(scale),
         flash_data_set::exhibit(scale, seed),
+        flash_data_set::on_eight_disks(scale, seed),
         alignment::exhibit(scale),
         residency::exhibit(scale),
         content::exhibit(scale),
