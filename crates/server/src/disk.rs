@@ -50,28 +50,23 @@ pub struct OpenFile {
 /// Windows of a file that are remembered to have been seen: all of one of 1 MiB.
 const SEEN: usize = 4;
 
-/// For how long a window that was seen to be in memory is believed to be there. Before it is taken, the kernel has to have
-/// gone through its lists twice, while it was asked for all the time.
-const SEEN_FOR_MS: u64 = 10;
-
 impl OpenFile {
     /// The file behind this descriptor.
     pub fn new(descriptor: OwnedFd) -> OpenFile {
         OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: Default::default() }
     }
 
-    /// Whether this window was seen to be in memory a moment ago: then nobody needs to look again. Five looks at a window
-    /// cost a tenth of what sending it does.
-    pub fn was_just_seen(&self, window: u64, now: Time) -> bool {
-        let then = self.seen[window as usize % SEEN].load(Ordering::Relaxed);
-        let now = note_of_sight(window, now);
-        let passed_ms = (now >> SIGHT_BITS).saturating_sub(then >> SIGHT_BITS);
-        then & SIGHT_MASK == now & SIGHT_MASK && passed_ms < SEEN_FOR_MS
+    /// When this window was last seen to be in memory, if that is remembered.
+    pub fn last_seen(&self, window: u64) -> Option<Time> {
+        let note = self.seen[window as usize % SEEN].load(Ordering::Relaxed);
+        (note & SIGHT_MASK == (window + 1) & SIGHT_MASK).then(|| Time::from_millis(note >> SIGHT_BITS))
     }
 
-    /// All of this window is seen to be in memory.
+    /// All of this window is in memory now.
     pub fn is_seen(&self, window: u64, now: Time) {
-        self.seen[window as usize % SEEN].store(note_of_sight(window, now), Ordering::Relaxed);
+        let now_ms = now.as_nanos() / 1_000_000;
+        let note = (now_ms << SIGHT_BITS) | ((window + 1) & SIGHT_MASK);
+        self.seen[window as usize % SEEN].store(note, Ordering::Relaxed);
     }
 
     /// Windows of it are mapped there, in this state; they go with it.
@@ -80,14 +75,10 @@ impl OpenFile {
     }
 }
 
-/// Bits of a note in which the number of the window is, from 1 on, so that zero is none: of files up to 256 GiB all of it.
+/// A note holds the number of the window, from 1 on, and above it the time in milliseconds: of files up to 256 GiB windows
+/// are told apart.
 const SIGHT_BITS: u32 = 20;
 const SIGHT_MASK: u64 = (1 << SIGHT_BITS) - 1;
-
-/// A window and a time, in milliseconds, as one word.
-fn note_of_sight(window: u64, now: Time) -> u64 {
-    ((now.as_nanos() / 1_000_000) << SIGHT_BITS) | (window + 1) & SIGHT_MASK
-}
 
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -805,17 +796,17 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_was_seen_is_believed_for_a_moment() {
+    fn it_is_remembered_when_a_window_was_seen() {
         let file = OpenFile::new(tempfile::tempfile().unwrap().into());
-        let at = |ms| Time::from_millis(ms);
-        assert!(!file.was_just_seen(0, at(0)), "nothing was");
+        let at = Time::from_millis;
+        assert_eq!(file.last_seen(0), None);
         file.is_seen(0, at(100));
         file.is_seen(3, at(101));
-        assert!(file.was_just_seen(0, at(109)) && file.was_just_seen(3, at(110)));
-        assert!(!file.was_just_seen(0, at(110)) && !file.was_just_seen(1, at(100)));
-        // Another window in its place.
+        let seen = || [0, 1, 3, 4].map(|window| file.last_seen(window));
+        assert_eq!(seen(), [Some(at(100)), None, Some(at(101)), None]);
+        // Another in its place.
         file.is_seen(4, at(105));
-        assert!(file.was_just_seen(4, at(105)) && !file.was_just_seen(0, at(105)));
+        assert_eq!(seen(), [None, None, Some(at(101)), Some(at(105))]);
     }
 
     #[test]

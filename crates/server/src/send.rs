@@ -122,9 +122,9 @@ pub struct Sender {
 ///
 /// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
 /// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
-/// send them. So the loop notices a window that is not there, or that it has waited, and from then on, for a while, reads
-/// windows into memory of its own by a read that never waits, which looks at every page: dearer than lending by half,
-/// where the disk is what counts.
+/// send them. So the loop notices that a window is gone which was there, or that it has waited, and from then on, for a
+/// while, reads windows into memory of its own by a read that never waits, which looks at every page: dearer than lending
+/// by half, where the disk is what counts. A window that nobody has seen before tells nothing.
 #[derive(Debug, Default)]
 struct Wary {
     until: Time,
@@ -135,8 +135,12 @@ struct Wary {
 /// A window takes 18 to 60 us to send. For longer than this it waits for the disk, or the thread had lost the processor.
 const SUSPICIOUS: Duration = Duration::from_millis(1);
 
-/// For how long nothing is lent after a wait, or after the last window that was not there.
+/// For how long nothing is lent after a wait, or after the last window that was gone.
 const WARY: Duration = Duration::from_secs(10);
+
+/// For how long a window that was seen to be in memory is believed to be there: five looks at one cost a tenth of what
+/// sending it does. Before the kernel takes it, it has to go through its lists twice while it was not asked for.
+const SEEN_FOR: Duration = Duration::from_millis(10);
 
 /// How often a window is fetched before the loop waits for it: it must come forward at some time.
 const FETCHES_MAX: u8 = 3;
@@ -150,7 +154,7 @@ impl Wary {
         }
     }
 
-    /// A window is not there: the next may have lost pages that the test does not see.
+    /// A window is gone: others may have lost pages that the test does not see.
     fn begin(&mut self, now: Time) {
         self.until = now + WARY;
     }
@@ -616,14 +620,18 @@ fn send_window(
         return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
     }
 
-    // The other tests are experiments, which are to be asked each time.
-    let remembers = matches!(**residency, Residency::Nowait);
+    // The other tests look at every page, or at none, and are experiments: they are asked each time.
+    let samples = probes != Probes::None && matches!(**residency, Residency::Nowait);
     let number = window.start / WINDOW;
-    let probe = probes == Probes::All { fetched: 0 } && !(remembers && file.was_just_seen(number, *now));
+    let seen = if samples { file.last_seen(number) } else { None };
+    let just_seen = seen.is_some_and(|seen| now.since(seen) < SEEN_FOR);
+    let probe = probes == Probes::All { fetched: 0 } && !just_seen;
     let is_cold = probe && !residency.is_resident(file, version, &window, map);
-    if is_cold {
+    if is_cold && seen.is_some() {
         wary.begin(*now);
-    } else if probe && window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size) {
+    }
+    let is_whole = window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size);
+    if samples && is_whole && !is_cold && !just_seen {
         file.is_seen(number, *now);
     }
     // A file that has become shorter looks like one that is not in memory.
@@ -646,7 +654,7 @@ fn send_window(
             file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
         }
     })?;
-    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && remembers {
+    if begun.elapsed() > SUSPICIOUS && samples {
         wary.suspect(*now);
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
