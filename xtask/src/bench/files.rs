@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::stats::Random;
+use amped_measure::stats::Random;
 use crate::{Outcome, program, run as run_command};
 
 /// A file to be served.

@@ -7,7 +7,7 @@
 //!    goes twice, which shows what the noise alone makes of no difference at all.
 //! 3. A measurement starts a server in a control group of its own (`server`, `group`), warms it, puts a load on it (`load`)
 //!    and takes CPU time, rate and latency. One that met an error is refused and made again.
-//! 4. Medians, intervals and ratios within a round (`stats`) become a table, a plot and a file of all samples
+//! 4. Medians, intervals and ratios within a round (`amped_measure::stats`) become a table, a plot and a file of all samples
 //!    (`report`, `plot`) in `experiments/NAME`. What they mean a person writes there.
 //!
 //! CPU time for a request is what is compared in the first place: it holds still while neighbours come and go, and can be
@@ -22,7 +22,6 @@ mod load;
 mod plot;
 mod report;
 mod server;
-mod stats;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,13 +29,14 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use amped_measure::host::{busy_ns, load_average};
+use amped_measure::stats::Random;
 use amped_sys::signal::{Signal, Signals};
 use exhibit::{Arm, Exhibit, Point, Scale};
 use group::Group;
 use load::{Client, Targets};
 use report::{AGAIN, LeftOut, Record, Sample};
 use server::Server;
-use stats::Random;
 
 use crate::{Outcome, cargo, root, run as run_command, target_dir};
 
@@ -144,9 +144,9 @@ fn ablation(args: &Ablation) -> Outcome {
     let mut progress = Progress::new(able.iter().map(|(exhibit, _)| exhibit));
     for (exhibit, left_out) in able {
         println!("\n==== {}: {} ====", exhibit.name, exhibit.title);
-        host.load_before = host::load()?;
+        host.load_before = load_average()?;
         let measured = bench.measure_all(&exhibit, args.seed, &mut progress);
-        host.load_after = host::load()?;
+        host.load_after = load_average()?;
         match measured {
             Err(text) => {
                 println!("{}: {text}", exhibit.name);
@@ -313,7 +313,7 @@ impl Bench {
         }
 
         let clocks =
-            || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, host::busy_ns()?]) };
+            || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, busy_ns()?]) };
         let (begin, before) = (Instant::now(), clocks()?);
         let heard = self.client.run(server.address, &point.load, from)?;
         let (elapsed, after) = (begin.elapsed(), clocks()?);

@@ -6,12 +6,12 @@
 use std::fs;
 use std::path::Path;
 
+use amped_measure::stats::Summary;
 use serde::{Deserialize, Serialize};
 
 use super::exhibit::{Exhibit, Point, Shape};
 use super::host::Host;
 use super::plot;
-use super::stats::Summary;
 use crate::Outcome;
 
 /// The arm that is the first one once more.

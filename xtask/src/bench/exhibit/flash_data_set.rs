@@ -1,11 +1,12 @@
 //! Flash, the real workload over data set sizes: the four architectures, from a data set that is in memory to one that is
 //! several times as large; from one disk, and from eight that are together as fast.
 
+use amped_measure::stats::Random;
+
 use super::super::disks;
 use super::super::files::{FileSpec, data_set, zipf_targets};
 use super::super::load::{Load, Targets};
 use super::super::report::Metric;
-use super::super::stats::Random;
 use super::{Arm, CONNECTIONS, Exhibit, Point, Scale, Shape, SmallMachine};
 
 const STORY: &str = "\

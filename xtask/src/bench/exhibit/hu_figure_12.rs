@@ -1,9 +1,10 @@
 //! Hu, Nanda and Yang, figure 12: optimisations of Apache, added one after the other, and after them ours.
 
+use amped_measure::stats::Random;
+
 use super::super::files::{specweb96, specweb96_targets};
 use super::super::load::{Load, Targets};
 use super::super::report::Metric;
-use super::super::stats::Random;
 use super::{Arm, CONNECTIONS, Exhibit, Point, ROUNDS, Scale, Shape};
 
 /// A step: what it is called, and what it adds, by the name of the switch. Mapping is none, but a way to read files, which

@@ -10,18 +10,21 @@ const COVERAGE_MIN: f64 = 0.95;
 
 /// A median and its interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Summary {
-    pub(super) low: f64,
-    pub(super) median: f64,
-    pub(super) high: f64,
+pub struct Summary {
+    /// Where the interval begins, in the unit of the values.
+    pub low: f64,
+    /// The median.
+    pub median: f64,
+    /// Where the interval ends.
+    pub high: f64,
     /// With which probability such an interval contains the true median; 0 for a single value.
-    pub(super) coverage: f64,
+    pub coverage: f64,
 }
 
 impl Summary {
     /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and its coverage below
     /// 95 %.
-    pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         let n = values.len();
@@ -35,7 +38,7 @@ impl Summary {
     }
 
     /// Whether the two intervals have a value in common.
-    pub(super) fn meets(&self, other: &Summary) -> bool {
+    pub fn meets(&self, other: &Summary) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 }
@@ -53,10 +56,15 @@ fn coverage(n: usize, cut: usize) -> f64 {
 
 /// SplitMix64 (Steele, Lea, Flood 2014): good enough to shuffle and to draw, and the same on every machine.
 #[derive(Clone, Debug)]
-pub(super) struct Random(pub(super) u64);
+pub struct Random(
+    /// The seed, at first; then how far it has come.
+    pub u64,
+);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait, reason = "it has no end, so it is no iterator's")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -65,24 +73,24 @@ impl Random {
     }
 
     /// From 0 to 1, without 1.
-    pub(super) fn fraction(&mut self) -> f64 {
+    pub fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Below `end`, which is not 0. Its bias is below `end` / 2^53.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         (self.fraction() * end as f64) as usize
     }
 
     /// Puts items in random order (Fisher and Yates).
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end + 1));
         }
     }
 
     /// The number of an item, each drawn in proportion to its weight, of which `sums` are the running sums.
-    pub(super) fn weighted(&mut self, sums: &[f64]) -> usize {
+    pub fn weighted(&mut self, sums: &[f64]) -> usize {
         let at = self.fraction() * sums.last().copied().unwrap_or_default();
         sums.partition_point(|sum| *sum <= at).min(sums.len() - 1)
     }

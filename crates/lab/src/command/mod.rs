@@ -1,0 +1,3 @@
+//! The commands, a file each: the flags as clap reads them, and what is done with them.
+
+pub(crate) mod host;

@@ -1,0 +1,70 @@
+//! `ammeter`, the laboratory: measures any web server from outside, this project's or another's.
+//!
+//! Here the command line is read and the exit status given: 0 good, 1 a run failed or a check did not hold, 2 wrong usage.
+//! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
+#![forbid(unsafe_code)]
+
+mod command;
+mod say;
+
+use std::process::ExitCode;
+
+use amped_measure::{Failure, Verdict};
+use clap::{Parser, Subcommand};
+
+/// A laboratory for web servers
+#[derive(Parser)]
+#[command(name = "ammeter", version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Ammeter {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One line a command.
+#[derive(Subcommand)]
+enum Command {
+    /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
+    Host(command::host::Args),
+}
+
+impl Command {
+    fn run(&self) -> Result<Verdict, Failure> {
+        match self {
+            Command::Host(args) => command::host::run(args),
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter host --json                             what this machine is, for a record beside results";
+
+fn main() -> ExitCode {
+    // clap ends with status 2 where the command line is wrong, and with 0 after help. Bare, the answer is the help.
+    let ended = match Ammeter::try_parse() {
+        Ok(ammeter) => ammeter.command.run(),
+        Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // To standard output and with status 0: nothing was wrong.
+            say::out(&error.to_string()).map(|()| Verdict::valid())
+        }
+        Err(error) => error.exit(),
+    };
+    match ended {
+        Ok(verdict) => ExitCode::from(verdict.exit_status()),
+        Err(failure) => {
+            say::plain(&format!("ammeter: {failure}"));
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Ammeter::command().debug_assert();
+    }
+}

@@ -1,0 +1,182 @@
+//! What is asked for, request by request: a table of requests and the order in which they are drawn from it.
+//!
+//! Before the run everything is there: the makers of workloads fill a [`Requests`], and from then on the request number
+//! `n` of a run is a function of `n` alone. So generators in several threads need no queue between them, the same seed
+//! asks for the same in the same order, and a driver can have the bytes of each table entry ready.
+
+use std::time::Duration;
+
+use amped_measure::stats::Random;
+
+/// A request, and what its reply is to be like.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// When it is to be made, from the start of the run; for replays. `None`: when the schedule says so.
+    pub at: Option<Duration>,
+    /// Path and query as in a request line (RFC 9112, 3.2.1).
+    pub target: Box<[u8]>,
+    /// What its reply is checked against; `None`: any reply below 400 is right.
+    pub expect: Option<Expect>,
+    /// Which class of requests it belongs to, for results by class: 0, 1, ...
+    pub class: u16,
+}
+
+/// What a reply must be like. What is `None` is not checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expect {
+    /// The status code.
+    pub status: Option<u16>,
+    /// Bytes of the body.
+    pub length: Option<u64>,
+    /// The bytes of the body.
+    pub content: Option<ContentCheck>,
+}
+
+/// What the bytes of a body come to, see [`Digest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContentCheck(pub u64);
+
+/// FNV-1a with 64 bits (draft-eastlake-fnv, section 4), over bytes that come in pieces: it tells content that was cut,
+/// shifted or swapped, and is no defence against somebody who wants to be mistaken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    /// Takes the next bytes in.
+    pub fn update(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    /// What all bytes came to.
+    pub fn finish(self) -> ContentCheck {
+        ContentCheck(self.0)
+    }
+}
+
+/// The requests of a run: a table, and which of it is the request number 0, 1, 2, ...
+#[derive(Clone, Debug)]
+pub struct Requests {
+    table: Vec<Request>,
+    order: Order,
+}
+
+/// In which order requests are drawn from a table.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// As they stand, then again from the first, for ever.
+    Cycle,
+    /// As they stand, and then no more.
+    Once,
+    /// Each drawn by itself in proportion to its weight, for ever.
+    Drawn {
+        /// What the draws are made of.
+        seed: u64,
+        /// The running sums of the weights: as many as there are requests, not falling, the last above 0.
+        sums: Vec<f64>,
+    },
+}
+
+impl Requests {
+    /// # Panics
+    /// If the table is empty, or if there are not as many weights as requests: whoever makes a workload has told that.
+    pub fn new(table: Vec<Request>, order: Order) -> Requests {
+        assert!(!table.is_empty(), "a workload without requests");
+        if let Order::Drawn { sums, .. } = &order {
+            assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "weights do not fit");
+        }
+        Requests { table, order }
+    }
+
+    /// The same request again and again.
+    pub fn same(target: &[u8]) -> Requests {
+        Requests::new(vec![Request { target: target.into(), ..Request::default() }], Order::Cycle)
+    }
+
+    /// All requests that there are, each once.
+    pub fn table(&self) -> &[Request] {
+        &self.table
+    }
+
+    /// Where in the table the request number `n` of the run is; `None` behind the last.
+    pub fn index(&self, n: u64) -> Option<usize> {
+        let length = self.table.len() as u64;
+        match &self.order {
+            Order::Cycle => Some((n % length) as usize),
+            Order::Once => (n < length).then_some(n as usize),
+            // Each draw from a generator of its own: they are as independent as the outputs of SplitMix64 are.
+            Order::Drawn { seed, sums } => {
+                let mut random = Random(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+                Some(random.weighted(sums))
+            }
+        }
+    }
+
+    /// The request number `n` of the run; `None` behind the last.
+    pub fn get(&self, n: u64) -> Option<&Request> {
+        self.index(n).map(|index| &self.table[index])
+    }
+
+    /// How many requests there are in all; `None`: no end.
+    pub fn len(&self) -> Option<u64> {
+        matches!(self.order, Order::Once).then_some(self.table.len() as u64)
+    }
+
+    /// Never: there is a request at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(count: u8) -> Vec<Request> {
+        (0..count).map(|n| Request { target: vec![b'/', b'a' + n].into(), ..Request::default() }).collect()
+    }
+
+    #[test]
+    fn orders() {
+        let check = |order: Order, expected: [Option<usize>; 5]| {
+            let requests = Requests::new(table(3), order);
+            assert_eq!([0, 1, 2, 3, 4].map(|n| requests.index(n)), expected);
+        };
+        check(Order::Cycle, [Some(0), Some(1), Some(2), Some(0), Some(1)]);
+        check(Order::Once, [Some(0), Some(1), Some(2), None, None]);
+        assert_eq!(&*Requests::same(b"/x").get(7).expect("no end").target, b"/x");
+    }
+
+    #[test]
+    fn draws_follow_weights_and_seeds() {
+        let drawn = |seed| Requests::new(table(3), Order::Drawn { seed, sums: vec![0.5, 0.5, 2.0] });
+        let of = |requests: &Requests| (0..20_000).map(|n| requests.index(n).expect("no end")).collect::<Vec<_>>();
+        let first = of(&drawn(1));
+        assert_eq!(first, of(&drawn(1)));
+        assert_ne!(first, of(&drawn(2)));
+        let count = |which| first.iter().filter(|index| **index == which).count();
+        assert_eq!(count(1), 0, "its weight is 0");
+        // 5000 expected, standard deviation 61.
+        assert!((4750..5250).contains(&count(0)), "{}", count(0));
+    }
+
+    #[test]
+    fn a_digest_does_not_depend_on_the_pieces() {
+        // Test vectors of the draft, appendix C.
+        let of = |pieces: &[&[u8]]| {
+            let mut digest = Digest::default();
+            pieces.iter().for_each(|piece| digest.update(piece));
+            digest.finish()
+        };
+        assert_eq!(of(&[]), ContentCheck(0xcbf2_9ce4_8422_2325));
+        assert_eq!(of(&[b"foobar"]), ContentCheck(0x8594_4171_f739_67e8));
+        assert_eq!(of(&[b"foo", b"", b"bar"]), of(&[b"foobar"]));
+    }
+}

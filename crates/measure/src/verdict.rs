@@ -1,0 +1,90 @@
+//! What a run is worth: whether its figures speak of the server, or of the instrument.
+//!
+//! A generator that was late, out of ports or out of CPU has measured itself. The verdict is printed with every result and
+//! is the exit status of the program, so that nobody takes such a figure for a server's ceiling.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How far the figures of a run can be believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Worth {
+    /// The instrument did what was asked of it: the figures are the server's.
+    #[default]
+    Valid,
+    /// The instrument reached its own end before the server did: a rate is a lower bound.
+    AtLeast,
+    /// The instrument did not do what was asked of it: the figures are its own.
+    ClientBound,
+}
+
+impl fmt::Display for Worth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Worth::Valid => "valid",
+            Worth::AtLeast => "at-least",
+            Worth::ClientBound => "client-bound",
+        })
+    }
+}
+
+/// How a run ended, with the evidence.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// How far the figures can be believed.
+    pub worth: Worth,
+    /// Why they are no better than that, a line each; empty for [`Worth::Valid`].
+    pub evidence: Vec<String>,
+    /// What was demanded of the result and did not hold, a line each.
+    pub broken: Vec<String>,
+}
+
+impl Verdict {
+    /// One that nothing speaks against.
+    pub fn valid() -> Verdict {
+        Verdict::default()
+    }
+
+    /// Something speaks against it. The worst worth counts, and all evidence is kept.
+    pub fn weaken(&mut self, worth: Worth, evidence: impl Into<String>) {
+        if worth as u8 > self.worth as u8 {
+            self.worth = worth;
+        }
+        self.evidence.push(evidence.into());
+    }
+
+    /// What the program ends with: 0, or 1 for a run that is the client's own or a check that did not hold.
+    pub fn exit_status(&self) -> u8 {
+        u8::from(self.worth == Worth::ClientBound || !self.broken.is_empty())
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.worth)?;
+        for (at, line) in self.evidence.iter().enumerate() {
+            write!(f, "{}{line}", if at == 0 { ": " } else { "; " })?;
+        }
+        self.broken.iter().try_for_each(|line| write!(f, "\ndid not hold: {line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_counts_and_all_is_told() {
+        let mut verdict = Verdict::valid();
+        assert_eq!((verdict.exit_status(), verdict.to_string()), (0, "valid".to_owned()));
+        verdict.weaken(Worth::AtLeast, "a");
+        assert_eq!((verdict.exit_status(), verdict.to_string()), (0, "at-least: a".to_owned()));
+        verdict.weaken(Worth::ClientBound, "b");
+        verdict.weaken(Worth::AtLeast, "c");
+        assert_eq!((verdict.exit_status(), verdict.to_string()), (1, "client-bound: a; b; c".to_owned()));
+        let broken = Verdict { broken: vec!["p99>1ms".to_owned()], ..Verdict::valid() };
+        assert_eq!((broken.exit_status(), broken.to_string()), (1, "valid\ndid not hold: p99>1ms".to_owned()));
+    }
+}

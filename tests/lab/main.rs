@@ -1,0 +1,19 @@
+//! The real `ammeter` against real servers: one module a command.
+//!
+//! A test starts what it measures by itself, on ports that the kernel chooses, and ends it. What measures time runs alone
+//! (`alone_`), and asserts ratios within one run, never a time.
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+mod host;
+
+use std::process::{Command, Output};
+
+/// Runs `ammeter` with these words.
+pub fn ammeter(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).output().unwrap()
+}
+
+/// What was printed as a result, and with which status the program ended.
+pub fn said(output: &Output) -> (String, i32) {
+    (String::from_utf8(output.stdout.clone()).unwrap(), output.status.code().unwrap())
+}
