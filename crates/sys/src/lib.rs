@@ -3,6 +3,7 @@
 //! No policy and no HTTP: each function is a system call, or a few that belong together, with its errors as `io::Error`.
 //! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
 
+pub mod clock;
 pub mod epoll;
 pub mod eventfd;
 pub mod file;

@@ -1,6 +1,7 @@
 //! Sockets that have a name in the file system and no address in a network (unix(7)).
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
@@ -48,6 +49,18 @@ pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
+/// Connects to the socket of this name, or fails, at once; later calls do not block either.
+///
+/// # Errors
+/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if too many
+/// wait there already.
+pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(name)?)?;
+    Ok(socket)
+}
+
 /// The number of the user who connected.
 ///
 /// # Errors
@@ -72,7 +85,9 @@ mod tests {
         let client = connect(&name, Duration::from_secs(5)).expect("connects");
         let (server, _) = listener.accept().expect("accepts");
         assert_eq!(peer(&server).expect("asked"), status.uid());
-        drop((client, server, listener));
+        let now = connect_now(&name).expect("connects");
+        listener.accept().expect("accepts");
+        drop((client, now, server, listener));
         let refused = connect(&name, Duration::from_secs(5)).expect_err("nobody listens");
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }

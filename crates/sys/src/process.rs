@@ -231,6 +231,19 @@ pub fn raise_descriptor_limit() -> u64 {
     }
 }
 
+/// Raises the limit on descriptors to at least this many, beyond what an administrator has set if this process may, and
+/// returns the limit that holds then.
+pub fn raise_descriptor_limit_to(count: u64) -> u64 {
+    let limit = raise_descriptor_limit();
+    if limit >= count {
+        return limit;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum: Some(count) }) {
+        Ok(()) => count,
+        Err(_) => limit,
+    }
+}
+
 /// What the calling thread has cost the disk since it began (getrusage(2), `RUSAGE_THREAD`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {

@@ -45,6 +45,53 @@ pub fn is_without_ipv6(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
 
+/// A socket for a connection to `to`, not blocking, and bound to `from` where that is given: to its port, or, where that is
+/// 0, to one that the kernel chooses when it connects. Ports of connections that are over, though not yet forgotten
+/// (TIME_WAIT), are taken again.
+///
+/// # Errors
+/// As bind(2): [`io::ErrorKind::AddrInUse`] if somebody has the port; when the process is out of descriptors.
+pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    if let Some(from) = from {
+        // Without a port there is nothing to be in the way of, and a search among those that are free for this peer.
+        if from.port() == 0 {
+            let on: libc::c_int = 1;
+            // SAFETY: setsockopt(2) reads one int from `on`, alive for the call, and its length is given; the descriptor is
+            // ours. JUSTIFICATION: rustix has no such option.
+            unsafe {
+                let length = size_of::<libc::c_int>() as libc::socklen_t;
+                let option = libc::IP_BIND_ADDRESS_NO_PORT;
+                libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, option, (&raw const on).cast(), length);
+            }
+        } else {
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+        }
+        net::bind(&socket, &from)?;
+    }
+    Ok(socket)
+}
+
+/// Begins to connect, and does not wait: the socket can be written to once it is connected or has failed, see [`failed`].
+///
+/// # Errors
+/// As connect(2), where it is known at once.
+pub fn begin_connect(socket: impl AsFd, to: SocketAddr) -> io::Result<()> {
+    match net::connect(socket, &to) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What went wrong on a socket since it was last asked (`SO_ERROR`); `None`: nothing.
+pub fn failed(socket: impl AsFd) -> Option<io::Error> {
+    match sockopt::socket_error(socket) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) | Err(error) => Some(error.into()),
+    }
+}
+
 /// Where a socket is bound: tells the port that was chosen for port 0.
 ///
 /// # Errors
@@ -211,6 +258,38 @@ mod tests {
         assert!(!received.lost_descriptors);
         buffer.truncate(received.bytes);
         Ok((buffer, descriptors))
+    }
+
+    #[test]
+    fn connections_begin_without_waiting_and_tell_how_they_ended() {
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
+        let to = local_address(&listener).expect("bound");
+        let wait = |socket: &OwnedFd| {
+            use rustix::event::{PollFd, PollFlags, poll};
+            let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+            poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout)).expect("waits");
+        };
+        let connect = |from: Option<SocketAddr>| {
+            let socket = outgoing(from, to).expect("bound");
+            begin_connect(&socket, to).map(|()| socket)
+        };
+        for from in [None, Some(SocketAddr::from(([127, 0, 0, 7], 0)))] {
+            let socket = connect(from).expect("begins");
+            wait(&socket);
+            assert!(failed(&socket).is_none());
+            let (_, peer) = accept(&listener).expect("connected");
+            assert_eq!(peer, Some(local_address(&socket).expect("bound")));
+            // Closed by us first, its port waits to be forgotten, and is taken again: for another peer at once.
+            let port = peer.expect("a TCP peer");
+            drop(socket);
+            drop(outgoing(Some(port), to).expect("taken again"));
+        }
+        drop(listener);
+        let refused = connect(None).and_then(|socket| {
+            wait(&socket);
+            failed(&socket).map_or(Ok(()), Err)
+        });
+        assert_eq!(refused.expect_err("nobody listens").kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]
