@@ -1,0 +1,184 @@
+//! The head of a reply as a client reads it (RFC 9112, 4 and 6.3): its status, how its body ends, and what becomes of the
+//! connection.
+//!
+//! `response` writes heads, this reads them. As strict as the reader of requests, since a client that measures must not
+//! take for whole what another client would take for something else.
+
+use core::mem::MaybeUninit;
+
+use super::request::{Framing, Version};
+use crate::text;
+
+/// Fields that a head may have.
+pub const FIELDS_MAX: usize = 128;
+
+/// Bytes that a head may have.
+pub const HEAD_MAX: usize = 64 * 1024;
+
+/// What of a reply's head matters to who waits for its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyHead {
+    /// The status code.
+    pub status: u16,
+    /// The version of the server.
+    pub version: Version,
+    /// How the body ends.
+    pub body: ReplyBody,
+    /// Whether the server promises another reply on this connection (RFC 9112, 9.3).
+    pub keep_alive: bool,
+}
+
+/// How the body of a reply ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyBody {
+    /// By itself.
+    Framed(Framing),
+    /// With the connection.
+    UntilClose,
+}
+
+impl ReplyHead {
+    /// Whether a final reply to the same request follows (RFC 9110, 15.2).
+    pub fn is_interim(&self) -> bool {
+        self.status < 200
+    }
+}
+
+/// The head is malformed, and so is everything behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadReply;
+
+/// Reads one head of a reply to a GET from the start of `bytes`: `None` asks for more bytes, `Some` brings the head and its
+/// length.
+///
+/// # Errors
+/// [`BadReply`] as soon as no further byte can mend it.
+pub fn parse(bytes: &[u8]) -> Result<Option<(ReplyHead, usize)>, BadReply> {
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut parsed = httparse::Response::new(&mut []);
+    let config = httparse::ParserConfig::default();
+    let length = match config.parse_response_with_uninit_headers(&mut parsed, bytes, &mut fields) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => return Ok(None),
+        Ok(httparse::Status::Partial) | Err(_) => return Err(BadReply),
+    };
+    let (Some(status), Some(minor)) = (parsed.code, parsed.version) else { return Err(BadReply) };
+    let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
+    let (mut keep_alive, mut says_close) = (false, false);
+    let (mut content_length, mut chunked, mut coded) = (None, false, false);
+    for field in &*parsed.headers {
+        // By length first: most fields are told apart by that alone.
+        match field.name.len() {
+            10 if field.name.eq_ignore_ascii_case("connection") => {
+                for option in text::list(field.value) {
+                    says_close |= option.eq_ignore_ascii_case(b"close");
+                    keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
+                }
+            }
+            14 if field.name.eq_ignore_ascii_case("content-length") => {
+                let value = decimal(text::trim_ows(field.value))?;
+                // RFC 9112, 6.3: values that differ make the message invalid.
+                if content_length.replace(value).is_some_and(|before| before != value) {
+                    return Err(BadReply);
+                }
+            }
+            17 if field.name.eq_ignore_ascii_case("transfer-encoding") => {
+                for coding in text::list(field.value) {
+                    // Only the last one frames the body, and nothing may follow it.
+                    if chunked {
+                        return Err(BadReply);
+                    }
+                    chunked = coding.eq_ignore_ascii_case(b"chunked");
+                    coded = true;
+                }
+            }
+            _ => {}
+        }
+    }
+    // RFC 9112, 6.3, in its order: no body, chunks, until the end, a length, until the end.
+    let body = match (status, chunked, coded, content_length) {
+        (100..=199 | 204 | 304, ..) => ReplyBody::Framed(Framing::None),
+        (_, true, _, _) => ReplyBody::Framed(Framing::Chunked),
+        (_, false, true, _) => ReplyBody::UntilClose,
+        (_, _, _, Some(0)) => ReplyBody::Framed(Framing::None),
+        (_, _, _, Some(length)) => ReplyBody::Framed(Framing::Length(length)),
+        (_, _, _, None) => ReplyBody::UntilClose,
+    };
+    let keep_alive = !says_close && (keep_alive || version == Version::Http11) && body != ReplyBody::UntilClose;
+    Ok(Some((ReplyHead { status, version, body, keep_alive }, length)))
+}
+
+fn decimal(text: &[u8]) -> Result<u64, BadReply> {
+    if text.is_empty() || text.len() > 18 {
+        return Err(BadReply);
+    }
+    text.iter().try_fold(0, |value, digit| match digit {
+        b'0'..=b'9' => Ok(value * 10 + u64::from(digit - b'0')),
+        _ => Err(BadReply),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn heads() {
+        let check = |head: &str, status: u16, body: ReplyBody, keep_alive: bool| {
+            let head = head.replace('\n', "\r\n");
+            let (found, length) = parse(head.as_bytes()).expect("well formed").expect("whole");
+            assert_eq!((found.status, found.body, found.keep_alive), (status, body, keep_alive), "{head:?}");
+            assert_eq!(length, head.len());
+            for end in 0..length {
+                assert_eq!(parse(&head.as_bytes()[..end]), Ok(None), "{head:?} to {end}");
+            }
+        };
+        use ReplyBody::{Framed, UntilClose};
+        check("HTTP/1.1 200 OK\nContent-Length: 5\n\n", 200, Framed(Framing::Length(5)), true);
+        check("HTTP/1.1 200\ncontent-length: 0\n\n", 200, Framed(Framing::None), true);
+        check("HTTP/1.1 200 OK\nContent-Length: 5\nConnection: x, Close\n\n", 200, Framed(Framing::Length(5)), false);
+        check("HTTP/1.0 200 OK\nContent-Length: 5\n\n", 200, Framed(Framing::Length(5)), false);
+        let kept = "HTTP/1.0 200 OK\nContent-Length: 5\nConnection: Keep-Alive\n\n";
+        check(kept, 200, Framed(Framing::Length(5)), true);
+        check(
+            "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\nContent-Length: 5\n\n",
+            200,
+            Framed(Framing::Chunked),
+            true,
+        );
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: gzip, chunked\n\n", 200, Framed(Framing::Chunked), true);
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: gzip\n\n", 200, UntilClose, false);
+        check("HTTP/1.1 200 OK\n\n", 200, UntilClose, false);
+        check("HTTP/1.1 304 Not Modified\nContent-Length: 5\n\n", 304, Framed(Framing::None), true);
+        check("HTTP/1.1 100 Continue\n\n", 100, Framed(Framing::None), true);
+        check("HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 5\n\n", 200, Framed(Framing::Length(5)), true);
+    }
+
+    #[test]
+    fn what_is_no_head_is_refused() {
+        for bad in [
+            "FTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 2x0 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1234567890123456789\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
+        ] {
+            assert_eq!(parse(bad.as_bytes()), Err(BadReply), "{bad:?}");
+        }
+        assert_eq!(parse(&[b'x'; HEAD_MAX]), Err(BadReply));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..60) {
+            let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let mut mixed = head[..cut.min(head.len())].to_vec();
+            mixed.extend_from_slice(&bytes);
+            if let Ok(Some((_, length))) = parse(&mixed) {
+                prop_assert!(length <= mixed.len());
+            }
+        }
+    }
+}
