@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod host;
+mod load;
 
 use std::process::{Command, Output};
 

@@ -25,18 +25,23 @@ struct Ammeter {
 enum Command {
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
     Host(command::host::Args),
+    /// Put load on a web server that does not slow down when the server does
+    #[command(after_help = command::load::EXAMPLES, arg_required_else_help = true)]
+    Load(Box<command::load::Args>),
 }
 
 impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
             Command::Host(args) => command::host::run(args),
+            Command::Load(args) => command::load::run(args),
         }
     }
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  ammeter load http://127.0.0.1:8080/ --rate 1000 --duration 10s
   ammeter host --json                             what this machine is, for a record beside results";
 
 fn main() -> ExitCode {

@@ -1,0 +1,531 @@
+//! `ammeter load`: the flags, what they mean together, and how a result is told.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ammeter_load::client::Plan;
+use ammeter_load::condition::Condition;
+use ammeter_load::drive::{self, Settings, Stop, Target};
+use ammeter_load::null::Null;
+use ammeter_load::outcome::{Loop, Outcome, Second, Spread, Used};
+use ammeter_load::schedule::{Arrivals, Schedule, duration};
+use ammeter_load::url::Url;
+use ammeter_load::workload::Requests;
+use ammeter_load::{Version, knee};
+use amped_measure::{Failure, Verdict, Worth};
+use serde::Serialize;
+
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// What to ask for, such as http://127.0.0.1:8080/index.html
+    #[arg(required_unless_present = "calibrate")]
+    url: Option<String>,
+    /// Find out what this machine can generate, against a server that does nothing: one generator beside two
+    #[arg(long, conflicts_with_all = ["url", "rate", "clients", "sweep", "generators", "unix"])]
+    calibrate: bool,
+    /// Connections to begin a second, whatever the server does
+    #[arg(long, value_name = "N", conflicts_with = "clients")]
+    rate: Option<f64>,
+    /// How long to begin connections; replies may take longer
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    duration: Duration,
+    /// How connections follow each other: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff], file:F
+    #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
+    arrivals: Arrivals,
+    /// What the schedule is drawn from [default: another for each run, and printed]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long a connection may take to be established, from its planned instant; then it is given up
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "500ms")]
+    connect_timeout: Duration,
+    /// How long a reply may take, from the planned instant of its request
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    timeout: Duration,
+    /// Requests on a connection, one after the other; 0: no end [default: 1, with --clients 0]
+    #[arg(long, value_name = "K")]
+    requests_per_connection: Option<u64>,
+    /// Requests that are sent together, before their replies
+    #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pipeline: u64,
+    /// Speak HTTP/1.0
+    #[arg(long)]
+    http10: bool,
+    /// A header field to send with each request; may be given again
+    #[arg(long, short = 'H', value_name = "NAME: VALUE")]
+    header: Vec<String>,
+    /// A socket in the file system to connect to, in place of the URL's host
+    #[arg(long, value_name = "SOCKET")]
+    unix: Option<PathBuf>,
+    /// A closed loop: so many clients, each of which asks when it has its reply. The server sets the pace
+    #[arg(long, short = 'c', value_name = "N")]
+    clients: Option<usize>,
+    /// What a client of a closed loop waits between a reply and its next request
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s", requires = "clients")]
+    think_time: Duration,
+    /// Pairs of threads that make load, each its part of it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    generators: u16,
+    /// How long before an instant the clock is watched in place of sleeping
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60us")]
+    spin: Duration,
+    /// Rates one after the other: FROM..TO/STEP, each for --duration
+    #[arg(long, value_name = "A..B/STEP", conflicts_with_all = ["rate", "clients"])]
+    sweep: Option<Sweep>,
+    /// Times that a sweep goes through its rates
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: u32,
+    /// Between the rates of a sweep
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s", requires = "sweep")]
+    pause: Duration,
+    /// Say which rate of the sweep the server still bears
+    #[arg(long, requires = "sweep")]
+    find_capacity: bool,
+    /// What a server that bears a rate keeps to, besides answering 99 % rightly
+    #[arg(long, value_name = "p99=TIME", requires = "find_capacity", value_parser = slo)]
+    slo: Option<Condition>,
+    /// The run has failed if this holds, such as p99>20ms, failed>1% or rate<4990; may be given again
+    #[arg(long, value_name = "CONDITION")]
+    fail_if: Vec<Condition>,
+    /// The result as JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ammeter load http://127.0.0.1:8080/ --rate 5000 --duration 30s
+  ammeter load http://127.0.0.1:8080/ --rate 2000 --arrivals bursty:6,5% --fail-if 'p99>20ms'
+  ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
+  ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
+  ammeter load --calibrate --duration 2s                           what this machine can generate
+
+A rate is of connections, each with --requests-per-connection requests. It does not depend on the server: a connection
+that is not established in time is given up, and the next one begins when it is planned. Exit status: 0 for a result that
+is the server's, 1 if it is the client's own (client-bound) or a --fail-if holds, 2 for wrong usage.";
+
+/// Rates from, to, and their distance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sweep {
+    from: f64,
+    to: f64,
+    step: f64,
+}
+
+impl std::str::FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sweep, String> {
+        let parts = || {
+            let (from, rest) = text.split_once("..")?;
+            let (to, step) = rest.split_once('/')?;
+            let [from, to, step] = [from, to, step].map(|part| part.trim().parse::<f64>().ok());
+            Some(Sweep { from: from?, to: to?, step: step? })
+        };
+        let is_sound = |sweep: &Sweep| {
+            let Sweep { from, to, step } = *sweep;
+            from > 0.0 && to >= from && step > 0.0 && (to - from) / step < 1000.0
+        };
+        parts().filter(is_sound).ok_or_else(|| {
+            format!("{text:?} is no sweep: write FROM..TO/STEP, such as 1000..20000/1000, with at most 1000 rates")
+        })
+    }
+}
+
+impl Sweep {
+    fn rates(self) -> impl Iterator<Item = f64> {
+        let Sweep { from, to, step } = self;
+        (0..).map(move |n| from + f64::from(n) * step).take_while(move |rate| *rate <= to * (1.0 + 1e-9))
+    }
+}
+
+/// `p99=10ms` is what must hold; what must not is the condition.
+fn slo(text: &str) -> Result<Condition, String> {
+    let broken = text.replacen("<=", ">", 1).replacen('=', ">", 1);
+    if broken == text { Err(format!("{text:?} is no objective: write p99=10ms")) } else { broken.parse() }
+}
+
+/// Connections a second of which no machine that this runs on can begin more: one costs 10 us of CPU at the least.
+const RATE_MAX: f64 = 1e6;
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    if args.calibrate {
+        let stop = Stop::on_signals()?;
+        let server = Null::start()?;
+        return calibrate(args, &Asked::new(args, &format!("http://{}/", server.address()))?, &stop);
+    }
+    let asked = Asked::new(args, args.url.as_deref().unwrap_or_default())?;
+    // Before the first thread.
+    let stop = Stop::on_signals()?;
+    match (args.sweep, args.clients) {
+        (Some(sweep), _) => run_sweep(args, &asked, sweep, &stop),
+        (None, Some(clients)) => {
+            if clients == 0 {
+                return Err(Failure::usage("no clients ask for nothing; give --clients 1 or more"));
+            }
+            let Asked { settings, plan, .. } = &asked;
+            let on_second = asked.on_second(args);
+            let outcome = drive::closed(settings, plan, clients, args.think_time, args.duration, &stop, &*on_second)?;
+            tell(args, &asked, outcome)
+        }
+        (None, None) => {
+            let rate = match (args.rate, &args.arrivals) {
+                (Some(rate), _) => rate,
+                (None, Arrivals::File(_)) => 0.0,
+                (None, _) => {
+                    return Err(Failure::usage(
+                        "how much load? give --rate N (connections a second), --clients N (a closed loop) or --sweep A..B/STEP",
+                    ));
+                }
+            };
+            let outcome = asked.open(args, rate, asked.seed, &stop)?;
+            tell(args, &asked, outcome)
+        }
+    }
+}
+
+/// What the flags come to.
+#[derive(Clone)]
+struct Asked {
+    url: String,
+    settings: Settings,
+    plan: Plan,
+    seed: u64,
+}
+
+impl Asked {
+    fn new(args: &Args, text: &str) -> Result<Asked, Failure> {
+        let url = Url::parse(text).map_err(Failure::usage)?;
+        let mut fields = String::new();
+        for field in &args.header {
+            let fits = field.split_once(':').is_some_and(|(name, _)| {
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()) && !field.contains(['\r', '\n'])
+            });
+            if !fits {
+                return Err(Failure::usage(format!("--header {field:?} is no field: write 'Name: value'")));
+            }
+            fields.push_str(field);
+            fields.push_str("\r\n");
+        }
+        let target = match &args.unix {
+            Some(path) => Target::Unix(path.clone()),
+            None => Target::Tcp(url.resolve()?),
+        };
+        for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
+            if time.is_zero() {
+                return Err(Failure::usage(format!("{what} 0 leaves no time for anything; give 500ms, say")));
+            }
+        }
+        let per_connection = match (args.requests_per_connection, args.clients) {
+            (Some(0), Some(_)) | (None, Some(_)) => u64::MAX,
+            (Some(0), None) => {
+                return Err(Failure::usage(
+                    "connections without an end are for --clients; at a rate, give --requests-per-connection 1 or more",
+                ));
+            }
+            (None, None) => 1,
+            (Some(count), _) => count,
+        };
+        let version = if args.http10 { Version::Http10 } else { Version::Http11 };
+        let requests = Requests::same(url.target.as_bytes());
+        let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let settings = Settings {
+            target,
+            connect_timeout: args.connect_timeout,
+            timeout: args.timeout,
+            // Longer would be a thread that never sleeps, and runs before all others.
+            spin: args.spin.min(Duration::from_millis(1)),
+            lanes: usize::from(args.generators),
+        };
+        Ok(Asked { url: text.to_owned(), settings, plan, seed: args.seed.unwrap_or(u64::from(now.subsec_nanos())) })
+    }
+
+    fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop) -> Result<Outcome, Failure> {
+        if rate > RATE_MAX {
+            return Err(Failure::usage(format!(
+                "{rate} connections a second are more than any one machine can begin ({RATE_MAX}); lower --rate"
+            )));
+        }
+        let schedule = Schedule::new(&args.arrivals, rate, args.duration, seed)?;
+        let asked = Loop::Open {
+            arrivals: args.arrivals.to_string(),
+            rate: schedule_rate(rate, &schedule),
+            seed,
+            shape: schedule.shape(),
+        };
+        drive::open(&self.settings, &self.plan, &schedule, asked, stop, &*self.on_second(args))
+    }
+
+    /// Tells each second, where somebody watches.
+    fn on_second(&self, args: &Args) -> Box<dyn Fn(&Second) + Sync> {
+        if args.json || !std::io::stderr().is_terminal() {
+            return Box::new(|_: &Second| {});
+        }
+        Box::new(|second: &Second| {
+            let Second { at_s, ok, failed, p50_ms, p99_ms, max_ms } = second;
+            let at_s = at_s + 1.0;
+            say::plain(&format!(
+                "{at_s:>6.0} s  answered {ok:>6}/s  failed {failed:>6}/s  p50 {p50_ms:>8} ms  p99 {p99_ms:>8} ms  max {max_ms:>8} ms"
+            ));
+        })
+    }
+}
+
+/// The rate that was asked for: of a recorded series, its own.
+fn schedule_rate(rate: f64, schedule: &Schedule) -> f64 {
+    if rate > 0.0 { rate } else { schedule.rate() }
+}
+
+/// Prints a result; what was demanded of it becomes part of its verdict.
+fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Failure> {
+    outcome.verdict.broken = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
+    if outcome.ok == 0 && !outcome.interrupted {
+        let place = match &asked.settings.target {
+            Target::Tcp(address) => address.to_string(),
+            Target::Unix(path) => path.display().to_string(),
+        };
+        outcome.verdict.broken.push(format!("no right reply came; is a web server listening at {place}?"));
+    }
+    if args.json {
+        say::json(&outcome)?;
+    } else {
+        say::out(&summary(&asked.url, &outcome))?;
+    }
+    Ok(outcome.verdict)
+}
+
+/// A result in a few lines.
+fn summary(url: &str, outcome: &Outcome) -> String {
+    let mut text = String::new();
+    let Outcome { planned, started, seconds, offered_rate, rate, ok, .. } = outcome;
+    let interrupted = if outcome.interrupted { ", interrupted" } else { "" };
+    // Writing to a string cannot fail.
+    let _ = match &outcome.asked {
+        Loop::Open { arrivals, rate: asked, seed, shape } => {
+            let mut shape_text = String::new();
+            for dispersion in &shape.dispersion {
+                let _ = write!(shape_text, ", dispersion {:.2} at {} ms", dispersion.index, dispersion.window_ms);
+            }
+            if let Some(hurst) = shape.hurst {
+                let _ = write!(shape_text, ", Hurst {hurst:.2}");
+            }
+            writeln!(
+                text,
+                "{url}  open loop, {arrivals}, seed {seed}{shape_text}{interrupted}\n\
+                 offered     {offered_rate}/s of {asked:.1}/s asked: {started} of {planned} connections in {seconds:.1} s"
+            )
+        }
+        Loop::Closed { clients, think_ms } => writeln!(
+            text,
+            "{url}  CLOSED loop, {clients} clients, think time {think_ms} ms{interrupted}: the server sets the pace, and \
+             latencies leave out who would have come meanwhile\n\
+             connections {started} in {seconds:.1} s"
+        ),
+    };
+    let failures: Vec<String> =
+        outcome.failures.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
+    let failures = if failures.is_empty() { String::new() } else { format!(": {}", failures.join(", ")) };
+    let _ = writeln!(text, "answered    {ok}, {rate}/s; failed {}{failures}", outcome.failed());
+    if outcome.unasked > 0 {
+        let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
+    }
+    let rows = [
+        ("latency", &outcome.latency),
+        ("first byte", &outcome.first_byte),
+        ("connected", &outcome.connected),
+        ("lateness", &outcome.lateness),
+    ];
+    let _ =
+        writeln!(text, "ms           {:>9}{:>10}{:>10}{:>10}{:>10}{:>10}", "mean", "p50", "p90", "p99", "p99.9", "max");
+    for (name, spread) in rows {
+        let Spread { count, mean_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms } = spread;
+        if *count > 0 {
+            let _ =
+                writeln!(text, "{name:<12} {mean_ms:>9}{p50_ms:>10}{p90_ms:>10}{p99_ms:>10}{p999_ms:>10}{max_ms:>10}");
+        }
+    }
+    let share = |used: &Used| used.cpu_s / used.elapsed_s.max(1e-9) * 100.0;
+    let establisher = match outcome.asked {
+        Loop::Open { .. } => format!(
+            "beginning connections took {:.0} % of a core{}, ",
+            share(&outcome.establisher),
+            if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: give root or CAP_SYS_NICE)" }
+        ),
+        Loop::Closed { .. } => String::new(),
+    };
+    let handler = share(&outcome.handler);
+    let _ = writeln!(
+        text,
+        "client      {:.1} us of CPU for a reply; {establisher}handling them {handler:.0} %",
+        outcome.cpu_us()
+    );
+    let _ = writeln!(text, "verdict     {}", outcome.verdict);
+    text
+}
+
+/// A sweep, as it is told.
+#[derive(Serialize)]
+struct Swept {
+    /// Each run, in the order in which they were made.
+    runs: Vec<Outcome>,
+    /// Where it was asked for.
+    capacity: Option<knee::Capacity>,
+    verdict: Verdict,
+}
+
+fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
+    let mut runs: Vec<Outcome> = Vec::new();
+    let mut verdict = Verdict::valid();
+    if !args.json {
+        say::out(&format!(
+            "{}\n{:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12}  verdict",
+            asked.url, "asked/s", "offered/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99", "client us"
+        ))?;
+    }
+    'all: for repetition in 0..args.repeat {
+        for rate in sweep.rates() {
+            if stop.is_stopped() {
+                break 'all;
+            }
+            if !runs.is_empty() {
+                pause(args.pause, stop);
+            }
+            // The same arrivals at a rate would be the same luck each time.
+            let outcome = asked.open(args, rate, asked.seed.wrapping_add(u64::from(repetition)), stop)?;
+            if !args.json {
+                say::out(&format!(
+                    "{rate:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12.1}  {}",
+                    outcome.offered_rate,
+                    outcome.rate,
+                    outcome.failed(),
+                    outcome.latency.p50_ms,
+                    outcome.latency.p99_ms,
+                    outcome.lateness.p99_ms,
+                    outcome.cpu_us(),
+                    outcome.verdict
+                ))?;
+            }
+            for condition in &args.fail_if {
+                verdict.broken.extend(condition.holds(&outcome).map(|line| format!("at {rate}/s: {line}")));
+            }
+            runs.push(outcome);
+        }
+    }
+    let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
+    if let Some(found) = &capacity {
+        if let Some(why) = &found.at_least {
+            verdict.weaken(Worth::AtLeast, why.clone());
+        }
+        if !args.json {
+            say::out(&format!("capacity    {found}"))?;
+        }
+    } else if args.find_capacity {
+        verdict.weaken(Worth::ClientBound, "no rate was both kept by the client and borne by the server");
+    } else if runs.iter().all(|run| run.verdict.worth == Worth::ClientBound) {
+        verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
+    }
+    let swept = Swept { runs, capacity, verdict };
+    if args.json {
+        say::json(&swept)?;
+    } else {
+        say::out(&format!("verdict     {}", swept.verdict))?;
+    }
+    Ok(swept.verdict)
+}
+
+/// What one generator of this machine can do, as it is told.
+#[derive(Serialize)]
+struct Calibration {
+    /// Runs in pairs at rising rates: one generator, then two with the same load.
+    runs: Vec<[Outcome; 2]>,
+    /// The highest rate up to which one generator kept its schedule and was answered as often as two, in connections a
+    /// second.
+    kept: f64,
+    verdict: Verdict,
+}
+
+/// Banga and Druschel, section 4.2: a generator's own limit is where its curve leaves that of two which share the load. At
+/// the rates below it, what is measured is the server.
+fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure> {
+    /// Part of the replies of two that one may lack.
+    const LACK: f64 = 0.02;
+    let mut found = Calibration { runs: Vec::new(), kept: 0.0, verdict: Verdict::valid() };
+    let two = Asked { settings: Settings { lanes: 2, ..asked.settings.clone() }, ..asked.clone() };
+    if !args.json {
+        say::out(&format!(
+            "{:>10}{:>14}{:>14}{:>12}{:>14}{:>12}  verdict of one",
+            "asked/s", "one offers/s", "one answered", "late p99", "two answered", "client us"
+        ))?;
+    }
+    let mut rate = 1000.0;
+    while rate <= RATE_MAX && !stop.is_stopped() {
+        let pair = [asked.open(args, rate, asked.seed, stop)?, two.open(args, rate, asked.seed, stop)?];
+        let [one, both] = &pair;
+        if !args.json {
+            say::out(&format!(
+                "{rate:>10}{:>14}{:>14}{:>12}{:>14}{:>12.1}  {}",
+                one.offered_rate,
+                one.rate,
+                one.lateness.p99_ms,
+                both.rate,
+                one.cpu_us(),
+                one.verdict
+            ))?;
+        }
+        let keeps = one.verdict.worth == Worth::Valid && one.rate >= both.rate * (1.0 - LACK) && one.failed() == 0;
+        found.runs.push(pair);
+        if !keeps {
+            break;
+        }
+        found.kept = rate;
+        rate = (rate * 1.25 / 100.0).round() * 100.0;
+    }
+    if found.kept == 0.0 {
+        found.verdict.weaken(Worth::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
+    }
+    if args.json {
+        say::json(&found)?;
+    } else {
+        say::out(&format!("one generator keeps {} connections/s on this machine, its server beside it", found.kept))?;
+        say::out(&format!("verdict     {}", found.verdict))?;
+    }
+    Ok(found.verdict)
+}
+
+fn pause(time: Duration, stop: &Stop) {
+    let until = std::time::Instant::now() + time;
+    while !stop.is_stopped() && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10).min(time));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweeps() {
+        let check = |text: &str, expected: Option<&[f64]>| {
+            let found = text.parse::<Sweep>().ok().map(|sweep| sweep.rates().collect::<Vec<_>>());
+            assert_eq!(found.as_deref(), expected, "{text:?}");
+        };
+        check("100..300/100", Some(&[100.0, 200.0, 300.0]));
+        check("100..250/100", Some(&[100.0, 200.0]));
+        check("0.1..0.3/0.1", Some(&[0.1, 0.2, 0.1 + 2.0 * 0.1]));
+        for bad in ["", "100", "100..200", "0..10/1", "200..100/10", "1..2/0", "1..1e9/1", "a..b/c"] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn objectives() {
+        assert_eq!(slo("p99=10ms").unwrap().to_string(), "p99>10ms");
+        assert_eq!(slo("p99<=10ms").unwrap().to_string(), "p99>10ms");
+        assert!(slo("p99>10ms").is_err() && slo("p99").is_err());
+    }
+}

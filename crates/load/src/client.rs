@@ -1,0 +1,453 @@
+//! One connection of a client, as a state machine: bytes come in, bytes to send come out, and what happened goes into a
+//! [`Tally`].
+//!
+//! Pure: time is an argument, sockets are `drive`'s. Requests go out in groups of `pipeline`, the next group when the last
+//! one is answered. Each request that was asked ends as exactly one reply or one failure.
+
+use amped_http::h1::body::BodyReader;
+use amped_http::h1::reply::{self, ReplyBody, ReplyHead};
+use amped_http::h1::request::Version;
+use amped_units::Time;
+
+use crate::outcome::{Fault, Tally};
+use crate::workload::{ContentCheck, Digest, Request, Requests};
+
+/// What all connections of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    requests: Requests,
+    /// What stands behind the target of a request, and of one that is its connection's last.
+    rest: [Box<[u8]>; 2],
+    /// Requests that a connection asks before it is closed.
+    per_connection: u64,
+    /// Requests that go out together.
+    pipeline: u64,
+}
+
+impl Plan {
+    /// A plan for so many requests on a connection, in groups of `pipeline`, for the host `authority`. `fields` are more
+    /// header fields, each with its line end.
+    pub fn new(
+        requests: Requests,
+        version: Version,
+        authority: &str,
+        fields: &str,
+        per_connection: u64,
+        pipeline: u64,
+    ) -> Plan {
+        let (per_connection, pipeline) = (per_connection.max(1), pipeline.max(1));
+        let rest = [false, true].map(|last| {
+            let (number, connection) = match (version, last) {
+                (Version::Http11, true) => (1, "Connection: close\r\n"),
+                (Version::Http11, false) => (1, ""),
+                (Version::Http10, true) => (0, ""),
+                (Version::Http10, false) => (0, "Connection: keep-alive\r\n"),
+            };
+            let rest = format!(" HTTP/1.{number}\r\nHost: {authority}\r\n{connection}{fields}\r\n");
+            rest.into_bytes().into_boxed_slice()
+        });
+        Plan { requests, rest, per_connection, pipeline }
+    }
+
+    /// What is asked for.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// Requests that a connection asks before it is closed.
+    pub fn per_connection(&self) -> u64 {
+        self.per_connection
+    }
+
+    /// Requests that go out together.
+    pub fn pipeline(&self) -> u64 {
+        self.pipeline
+    }
+}
+
+/// What a connection wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Bytes from the server.
+    Bytes,
+    /// To ask its next group.
+    Ask,
+    /// To be closed.
+    Close,
+}
+
+/// An established connection.
+#[derive(Debug)]
+pub struct Connection {
+    reader: Reader,
+    /// Requests asked so far, `asked <= per_connection`.
+    asked: u64,
+    /// Of the group under way: the number of its first request, how many it has, and how many are answered.
+    base: u64,
+    group: u64,
+    answered: u64,
+    /// When this group was to go out: the planned instant, or the end of the group before it.
+    planned: Time,
+    /// When the first byte of the reply under way came; [`Time::NEVER`]: not yet.
+    first: Time,
+}
+
+impl Connection {
+    /// One whose first request was planned for `planned`.
+    pub fn new(planned: Time) -> Connection {
+        Connection { reader: Reader::new(), asked: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
+    }
+
+    /// When the group under way was to go out.
+    pub fn planned(&self) -> Time {
+        self.planned
+    }
+
+    /// Asks the next group, beginning with the request number `base` of the run, planned for `planned`; appends its bytes
+    /// to `out`, and returns how many requests there are in it. 0: there are none any more.
+    pub fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
+        (self.base, self.group, self.answered, self.planned) = (base, 0, 0, planned);
+        self.first = Time::NEVER;
+        while self.group < plan.pipeline && self.asked < plan.per_connection {
+            let Some(request) = plan.requests.get(base + self.group) else { break };
+            self.group += 1;
+            self.asked += 1;
+            let more = self.asked < plan.per_connection && plan.requests.index(base + self.group).is_some();
+            for part in [b"GET ", &*request.target, &plan.rest[usize::from(!more)]] {
+                out.extend_from_slice(part);
+            }
+        }
+        self.group
+    }
+
+    /// Requests asked so far.
+    pub fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// Takes what the server sent.
+    pub fn handle_bytes(&mut self, now: Time, mut bytes: &[u8], plan: &Plan, tally: &mut Tally) -> Next {
+        tally.received += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let Some(request) = self.awaited(plan) else {
+                // Bytes that answer nothing: the server and we are out of step.
+                tally.stray += 1;
+                return Next::Close;
+            };
+            if self.first == Time::NEVER {
+                self.first = now;
+            }
+            let digesting = request.expect.is_some_and(|expect| expect.content.is_some());
+            match self.reader.read(bytes, digesting) {
+                Err(reply::BadReply) => return self.handle_fault(Fault::Malformed, plan, tally),
+                Ok((_, None)) => return Next::Bytes,
+                Ok((used, Some(whole))) => {
+                    bytes = &bytes[used..];
+                    let next = self.take(now, whole, plan, tally);
+                    if next == Next::Close {
+                        return next;
+                    }
+                    if self.answered == self.group && bytes.is_empty() {
+                        return next;
+                    }
+                }
+            }
+        }
+        Next::Bytes
+    }
+
+    /// Takes the end of what the server sends. The connection is over.
+    pub fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
+        match self.reader.end() {
+            End::Whole(whole) => {
+                if self.awaited(plan).is_some() {
+                    self.take(now, whole, plan, tally);
+                }
+            }
+            End::Idle => {
+                self.handle_fault(Fault::Closed, plan, tally);
+            }
+            End::Within => {
+                self.handle_fault(Fault::Short, plan, tally);
+            }
+        }
+    }
+
+    /// Whatever is asked and not answered will not be, for this reason. The connection is over.
+    pub fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
+        while let Some(request) = self.awaited(plan) {
+            tally.fail(fault, request.class);
+            self.answered += 1;
+        }
+        if plan.per_connection != u64::MAX && plan.requests.index(self.base + self.group).is_some() {
+            tally.unasked += plan.per_connection - self.asked;
+        }
+        Next::Close
+    }
+
+    /// The request whose reply comes next.
+    fn awaited<'a>(&self, plan: &'a Plan) -> Option<&'a Request> {
+        (self.answered < self.group).then(|| plan.requests.get(self.base + self.answered)).flatten()
+    }
+
+    fn take(&mut self, now: Time, whole: Whole, plan: &Plan, tally: &mut Tally) -> Next {
+        let Some(request) = self.awaited(plan) else { return Next::Close };
+        self.answered += 1;
+        tally.count_status(whole.status);
+        match mismatch(request, &whole) {
+            Some(fault) => tally.fail(fault, request.class),
+            None => tally.reply(request.class, self.planned, self.first, now),
+        }
+        self.first = Time::NEVER;
+        let is_last = self.asked >= plan.per_connection || plan.requests.index(self.base + self.group).is_none();
+        match (self.answered == self.group, whole.keep_alive) {
+            (true, _) if is_last => Next::Close,
+            (true, true) => Next::Ask,
+            (false, true) => Next::Bytes,
+            // What is still asked for will not be answered (RFC 9112, 9.6).
+            (_, false) => self.handle_fault(Fault::Closed, plan, tally),
+        }
+    }
+}
+
+/// What is wrong with a reply.
+fn mismatch(request: &Request, whole: &Whole) -> Option<Fault> {
+    let Some(expect) = request.expect else {
+        return (whole.status >= 400).then_some(Fault::Status);
+    };
+    if expect.status.is_some_and(|status| status != whole.status) {
+        return Some(Fault::Status);
+    }
+    if expect.length.is_some_and(|length| length != whole.length) {
+        return Some(Fault::Length);
+    }
+    expect.content.filter(|content| *content != whole.content).map(|_| Fault::Content)
+}
+
+/// A reply that was read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Whole {
+    status: u16,
+    /// Bytes of the body, without what frames it.
+    length: u64,
+    /// What they come to; that of no bytes where nobody asked.
+    content: ContentCheck,
+    keep_alive: bool,
+}
+
+/// Reads replies one after the other.
+#[derive(Debug)]
+struct Reader {
+    state: State,
+    /// The start of a head whose rest has not come: most heads come whole, and are never copied.
+    partial: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    Head,
+    Body { head: ReplyHead, body: Option<BodyReader>, length: u64, digest: Digest },
+}
+
+/// In which state the end of the connection finds a reader.
+enum End {
+    /// That was the end of the body.
+    Whole(Whole),
+    /// No byte of a reply had come.
+    Idle,
+    /// A reply is not whole.
+    Within,
+}
+
+impl Reader {
+    fn new() -> Reader {
+        Reader { state: State::Head, partial: Vec::new() }
+    }
+
+    /// Takes bytes up to the end of a reply, and says how many; with `None` it took them all.
+    fn read(&mut self, bytes: &[u8], digesting: bool) -> Result<(usize, Option<Whole>), reply::BadReply> {
+        let mut at = 0;
+        loop {
+            if let State::Head = self.state {
+                let before = self.partial.len();
+                let parsed = if before == 0 {
+                    reply::parse(&bytes[at..])?
+                } else {
+                    self.partial.extend_from_slice(&bytes[at..]);
+                    reply::parse(&self.partial)?
+                };
+                let Some((head, length)) = parsed else {
+                    if before == 0 {
+                        self.partial.extend_from_slice(&bytes[at..]);
+                    }
+                    return Ok((bytes.len(), None));
+                };
+                self.partial.clear();
+                // What was held before was no whole head, so the head's end is in the new bytes.
+                at += length - before;
+                if head.is_interim() {
+                    if at == bytes.len() {
+                        return Ok((at, None));
+                    }
+                    continue;
+                }
+                let body = match head.body {
+                    ReplyBody::Framed(framing) => Some(BodyReader::new(framing)),
+                    ReplyBody::UntilClose => None,
+                };
+                self.state = State::Body { head, body, length: 0, digest: Digest::default() };
+            }
+            let State::Body { head, body, length, digest } = &mut self.state else { continue };
+            let rest = &bytes[at..];
+            let Some(body) = body else {
+                *length += rest.len() as u64;
+                if digesting {
+                    digest.update(rest);
+                }
+                return Ok((bytes.len(), None));
+            };
+            while !body.is_done() && at < bytes.len() {
+                let piece = body.next(&bytes[at..]).map_err(|_| reply::BadReply)?;
+                at += piece.used;
+                *length += piece.data.len() as u64;
+                if digesting {
+                    digest.update(piece.data);
+                }
+            }
+            if !body.is_done() {
+                return Ok((at, None));
+            }
+            let whole = whole(head, *length, *digest);
+            self.state = State::Head;
+            return Ok((at, Some(whole)));
+        }
+    }
+
+    fn end(&mut self) -> End {
+        match &self.state {
+            State::Head if self.partial.is_empty() => End::Idle,
+            State::Body { head, body: None, length, digest } => End::Whole(whole(head, *length, *digest)),
+            State::Head | State::Body { .. } => End::Within,
+        }
+    }
+}
+
+fn whole(head: &ReplyHead, length: u64, digest: Digest) -> Whole {
+    Whole { status: head.status, length, content: digest.finish(), keep_alive: head.keep_alive }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Expect, Order};
+
+    const ONE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
+
+    fn plan(per_connection: u64, pipeline: u64, expect: Option<Expect>) -> Plan {
+        let request = Request { target: b"/x".as_slice().into(), expect, ..Request::default() };
+        let requests = Requests::new(vec![request], Order::Cycle);
+        Plan::new(requests, Version::Http11, "h", "", per_connection, pipeline)
+    }
+
+    /// Feeds replies in pieces of each size, then the end, and tells `ok` and the faults that were counted. What stands
+    /// behind a `|` comes after the next group was asked.
+    fn check(plan: &Plan, server: &str, expected_ok: u64, expected: &[(Fault, u64)]) {
+        for piece in [1, 2, 7, 100_000] {
+            let mut tally = Tally::new(1);
+            let mut connection = Connection::new(Time::START);
+            let (mut out, mut base, mut next) = (Vec::new(), 0, Next::Ask);
+            let mut groups = server.split('|');
+            let mut pieces = [].chunks(piece);
+            loop {
+                match next {
+                    Next::Ask => {
+                        base += connection.ask(Time::from_millis(1), base, plan, &mut out);
+                        pieces = groups.next().unwrap_or_default().as_bytes().chunks(piece);
+                        next = Next::Bytes;
+                    }
+                    Next::Bytes => match pieces.next() {
+                        Some(bytes) => next = connection.handle_bytes(Time::from_millis(5), bytes, plan, &mut tally),
+                        None => {
+                            connection.handle_end(Time::from_millis(6), plan, &mut tally);
+                            break;
+                        }
+                    },
+                    Next::Close => break,
+                }
+            }
+            let found: Vec<(Fault, u64)> =
+                Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0).collect();
+            assert_eq!((tally.ok(), &found[..]), (expected_ok, expected), "{server:?} by {piece}");
+            assert_eq!(tally.ok() + tally.all_failed(), connection.asked(), "every request ends once: {server:?}");
+        }
+    }
+
+    #[test]
+    fn every_request_ends_as_one_reply_or_one_failure() {
+        let one = plan(1, 1, None);
+        check(&one, ONE, 1, &[]);
+        check(&one, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", 1, &[]);
+        check(&one, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 1, &[]);
+        check(&one, "HTTP/1.0 200 OK\r\n\r\nabc", 1, &[]);
+        check(&one, "", 0, &[(Fault::Closed, 1)]);
+        check(&one, "HTTP/1.1 200 OK\r\nContent-Len", 0, &[(Fault::Short, 1)]);
+        check(&one, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", 0, &[(Fault::Short, 1)]);
+        check(&one, "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", 0, &[(Fault::Status, 1)]);
+        check(&one, "SSH-2.0-x\r\n", 0, &[(Fault::Malformed, 1)]);
+        check(&one, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 0, &[(Fault::Malformed, 1)]);
+    }
+
+    #[test]
+    fn several_requests_on_a_connection() {
+        let three = ONE.repeat(3);
+        check(&plan(3, 1, None), &format!("{ONE}|{ONE}|{ONE}"), 3, &[]);
+        check(&plan(3, 3, None), &three, 3, &[]);
+        check(&plan(3, 2, None), &format!("{ONE}{ONE}|{ONE}"), 3, &[]);
+        check(&plan(4, 2, None), &format!("{ONE}{ONE}|{ONE}"), 3, &[(Fault::Closed, 1)]);
+        // The server ends it early: what was asked and not answered has failed.
+        let closing = ONE.replace("Content", "Connection: close\r\nContent");
+        check(&plan(3, 1, None), &closing, 1, &[]);
+        check(&plan(3, 3, None), &closing, 1, &[(Fault::Closed, 2)]);
+    }
+
+    #[test]
+    fn replies_are_checked() {
+        let mut digest = Digest::default();
+        digest.update(b"abc");
+        let right = Expect { status: Some(200), length: Some(3), content: Some(digest.finish()) };
+        check(&plan(1, 1, Some(right)), ONE, 1, &[]);
+        check(&plan(1, 1, Some(right)), &ONE.replace("abc", "abd"), 0, &[(Fault::Content, 1)]);
+        check(&plan(1, 1, Some(Expect { length: Some(4), ..right })), ONE, 0, &[(Fault::Length, 1)]);
+        check(&plan(1, 1, Some(Expect { status: Some(206), ..right })), ONE, 0, &[(Fault::Status, 1)]);
+        let missing = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+        check(&plan(1, 1, Some(Expect { status: Some(404), length: None, content: None })), missing, 1, &[]);
+    }
+
+    #[test]
+    fn requests_say_when_they_are_the_last() {
+        let check = |version, per_connection, expected: &str| {
+            let plan = Plan::new(Requests::same(b"/a?b"), version, "h:1", "A: b\r\n", per_connection, 2);
+            let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+            assert_eq!(connection.ask(Time::START, 0, &plan, &mut out), 2.min(per_connection));
+            assert_eq!(String::from_utf8(out).unwrap().replace("\r\n", "|"), expected);
+        };
+        check(Version::Http11, 1, "GET /a?b HTTP/1.1|Host: h:1|Connection: close|A: b||");
+        check(Version::Http10, 1, "GET /a?b HTTP/1.0|Host: h:1|A: b||");
+        let two = "GET /a?b HTTP/1.0|Host: h:1|Connection: keep-alive|A: b||GET /a?b HTTP/1.0|Host: h:1|A: b||";
+        check(Version::Http10, 2, two);
+        let endless = "GET /a?b HTTP/1.1|Host: h:1|A: b||";
+        check(Version::Http11, u64::MAX, &endless.repeat(2));
+    }
+
+    #[test]
+    fn a_list_that_ends_ends_the_connection() {
+        let requests = Requests::new(vec![Request::default(), Request::default()], Order::Once);
+        let plan = Plan::new(requests, Version::Http11, "h", "", 5, 1);
+        let (mut tally, mut connection, mut out) = (Tally::new(1), Connection::new(Time::START), Vec::new());
+        assert_eq!(connection.ask(Time::START, 0, &plan, &mut out), 1);
+        assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Ask);
+        assert_eq!(connection.ask(Time::START, 1, &plan, &mut out), 1);
+        assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Close);
+        assert_eq!((tally.ok(), tally.unasked), (2, 0));
+    }
+}

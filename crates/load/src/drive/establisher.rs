@@ -1,0 +1,169 @@
+//! The thread that begins connections: it has a schedule and a clock, and knows nothing of replies.
+//!
+//! All connections have the same time T to be established, so those that wait are a queue whose first is due first: giving
+//! up costs the same however many there are. The thread sleeps until shortly before the next instant and then watches the
+//! clock, as a sleeping thread is woken up late.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use amped_sys::clock::{self, Clock};
+use amped_sys::socket;
+use amped_units::Time;
+
+use super::{Connector, Lane, Meter, Pending, Settings, Stop, lock};
+use crate::outcome::{Fault, Tally, Used};
+
+/// What it did.
+pub(super) struct Established {
+    pub(super) tally: Tally,
+    pub(super) used: Used,
+    /// Arrivals whose time came.
+    pub(super) planned: u64,
+    /// From the first instant to the last arrival whose time came.
+    pub(super) lasted: Duration,
+    pub(super) real_time: bool,
+}
+
+pub(super) struct Establisher<'a> {
+    lane: &'a Lane,
+    settings: &'a Settings,
+    connector: Connector<'a>,
+    clock: Clock,
+    tally: Tally,
+    /// Slots that are free.
+    free: Vec<u32>,
+    /// Connections that wait, by when they are given up: those that were taken by the handler as well.
+    waiting: VecDeque<(Time, u32, u32)>,
+    generation: u32,
+}
+
+/// Nobody sleeps longer, so that a run can be stopped.
+const NAP: Duration = Duration::from_millis(50);
+
+impl<'a> Establisher<'a> {
+    pub(super) fn new(
+        lane: &'a Lane,
+        settings: &'a Settings,
+        connector: Connector<'a>,
+        clock: Clock,
+        classes: usize,
+    ) -> Establisher<'a> {
+        let free: Vec<u32> = (0..lane.slots.len() as u32).rev().collect();
+        let waiting = VecDeque::with_capacity(free.len());
+        let tally = Tally::new(classes);
+        Establisher { lane, settings, connector, clock, tally, free, waiting, generation: 0 }
+    }
+
+    /// Begins each arrival, with its number, at its instant.
+    pub(super) fn run(mut self, arrivals: impl Iterator<Item = (u64, Time)>, stop: &Stop) -> Established {
+        clock::exact_timers();
+        let real_time = clock::run_first().is_ok();
+        let mut meter = Meter::start(self.clock);
+        let (mut count, mut first, mut last) = (0, None, Time::START);
+        for (number, planned) in arrivals {
+            if !self.wait_until(planned, &mut meter, stop) {
+                break;
+            }
+            self.begin(number, planned);
+            (count, last) = (count + 1, planned);
+            first.get_or_insert(planned);
+        }
+        self.end(stop);
+        let lasted = last - first.unwrap_or(last);
+        Established { tally: self.tally, used: meter.read(), planned: count, lasted, real_time }
+    }
+
+    /// Waits for an instant, and gives up what is due before it; `false` if the run is to end.
+    fn wait_until(&mut self, instant: Time, meter: &mut Meter, stop: &Stop) -> bool {
+        loop {
+            let now = self.clock.now();
+            self.give_up(now);
+            if now >= instant {
+                return !stop.is_stopped();
+            }
+            let next = self.waiting.front().map_or(instant, |(due, ..)| instant.min(*due));
+            let left = next - now;
+            if left > self.settings.spin {
+                if stop.is_stopped() {
+                    return false;
+                }
+                self.clock.sleep_until(now + (left - self.settings.spin).min(NAP));
+            } else {
+                let mut watched = self.clock.now();
+                while watched < next {
+                    std::hint::spin_loop();
+                    watched = self.clock.now();
+                }
+                meter.spun += watched - now;
+            }
+        }
+    }
+
+    /// Begins a connection now.
+    fn begin(&mut self, number: u64, planned: Time) {
+        let due = planned + self.settings.connect_timeout;
+        if self.clock.now() >= due {
+            // It has no time left. To begin it all the same would be another arrival than the planned one.
+            return self.fail(Fault::Unsent);
+        }
+        if self.free.is_empty() {
+            mem::swap(&mut self.free, &mut *lock(&self.lane.returned));
+        }
+        let Some(slot) = self.free.pop() else {
+            return self.fail(Fault::Local);
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let begun = self.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
+            let pending = Pending { generation, socket, number, planned };
+            self.lane.put(slot, pending).map_err(|_| Fault::Local)
+        });
+        match begun {
+            Ok(()) => self.waiting.push_back((due, slot, generation)),
+            Err(fault) => {
+                self.fail(fault);
+                self.free.push(slot);
+            }
+        }
+    }
+
+    /// Gives up what is not connected and due by now.
+    fn give_up(&mut self, now: Time) {
+        while let Some((_, slot, generation)) = self.waiting.pop_front_if(|(due, ..)| *due <= now) {
+            if let Some(pending) = self.lane.take(slot, generation) {
+                // The server may have connected at this moment, or before its last word got lost.
+                socket::reset_on_close(&pending.socket);
+                self.fail(Fault::Abandoned);
+                self.free.push(slot);
+            }
+        }
+    }
+
+    /// After the last arrival: waits until each connection is established or given up.
+    fn end(&mut self, stop: &Stop) {
+        while let Some((due, slot, generation)) = self.waiting.pop_front() {
+            while !stop.is_stopped() && self.clock.now() < due && self.is_pending(slot, generation) {
+                self.clock.sleep_until(due.min(self.clock.now() + Duration::from_millis(5)));
+            }
+            if let Some(pending) = self.lane.take(slot, generation) {
+                socket::reset_on_close(&pending.socket);
+                // What a signal ended has not had its time.
+                if !stop.is_stopped() {
+                    self.fail(Fault::Abandoned);
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.tally.fail_connection(fault);
+        self.lane.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_pending(&self, slot: u32, generation: u32) -> bool {
+        lock(&self.lane.slots[slot as usize]).as_ref().is_some_and(|pending| pending.generation == generation)
+    }
+}

@@ -1,0 +1,352 @@
+//! The thread that handles connections: asks on what is connected, reads replies, and closes.
+//!
+//! One epoll set, edge-triggered. A connection is added once and never changed, and most requests cost one send, one receive
+//! and their part of a wait; nothing is allocated for one. In a closed loop this thread begins connections as well
+//! ([`Clients`]), since there nothing has to be on time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use amped_sys::clock::Clock;
+use amped_sys::epoll::{Events, Ready};
+use amped_sys::socket;
+use amped_units::Time;
+
+use super::{Connector, Lane, Meter, OnSecond, Pending, Settings, Stop, fault, lock};
+use crate::client::{Connection, Next, Plan};
+use crate::outcome::{Fault, Second, Tally, Used};
+
+/// What it did.
+pub(super) struct Handled {
+    pub(super) tally: Tally,
+    pub(super) used: Used,
+    pub(super) series: Vec<Second>,
+    /// From the first instant to the end.
+    pub(super) lasted: Duration,
+}
+
+/// An established connection and its socket.
+struct Active {
+    generation: u32,
+    socket: OwnedFd,
+    connection: Connection,
+    /// The number of its first request in the run.
+    first: u64,
+    /// When the reply under way is given up.
+    due: Time,
+    /// What the socket had no room for.
+    unsent: Vec<u8>,
+}
+
+pub(super) struct Handler<'a> {
+    lane: &'a Lane,
+    settings: &'a Settings,
+    plan: &'a Plan,
+    clock: Clock,
+    start: Time,
+    tally: Tally,
+    active: Vec<Option<Active>>,
+    /// How many of them there are, and behind the last that has ever been there.
+    live: usize,
+    high: usize,
+    clients: Option<Clients<'a>>,
+    buffer: Vec<u8>,
+    out: Vec<u8>,
+}
+
+/// A closed loop: the client number n has slot n for ever.
+struct Clients<'a> {
+    connector: Connector<'a>,
+    think: Duration,
+    /// When nothing more is asked.
+    until: Time,
+    /// The number of the next request, and how far it is to that of the group after it: lanes take turns.
+    next: u64,
+    step: u64,
+    /// Clients that do nothing, and when they go on.
+    idle: BinaryHeap<Reverse<(Time, u32)>>,
+    generation: u32,
+}
+
+/// A client that could not connect, or was cut off, comes back after this: not at once, or a dead server would be asked as
+/// fast as this machine can.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Events that one wait brings.
+const EVENTS: usize = 256;
+
+/// Bytes that one receive brings.
+const BUFFER: usize = 128 * 1024;
+
+impl<'a> Handler<'a> {
+    pub(super) fn new(
+        lane: &'a Lane,
+        settings: &'a Settings,
+        plan: &'a Plan,
+        clock: Clock,
+        start: Time,
+        classes: usize,
+    ) -> Handler<'a> {
+        Handler {
+            lane,
+            settings,
+            plan,
+            clock,
+            start,
+            tally: Tally::new(classes),
+            active: (0..lane.slots.len()).map(|_| None).collect(),
+            live: 0,
+            high: 0,
+            clients: None,
+            buffer: vec![0; BUFFER],
+            out: Vec::with_capacity(4096),
+        }
+    }
+
+    /// In a closed loop: a client for each slot. Lanes take the requests of the run in turn, as many as are asked at once.
+    pub(super) fn closed(
+        mut self,
+        connector: Connector<'a>,
+        think: Duration,
+        until: Time,
+        (lane, lanes): (u64, u64),
+    ) -> Handler<'a> {
+        let group = self.plan.pipeline();
+        let idle = (0..self.active.len() as u32).map(|slot| Reverse((self.start, slot))).collect();
+        self.clients =
+            Some(Clients { connector, think, until, next: lane * group, step: lanes * group, idle, generation: 0 });
+        self
+    }
+
+    pub(super) fn run(mut self, stop: &Stop, on_second: OnSecond<'_>) -> Handled {
+        const SECOND: Duration = Duration::from_secs(1);
+        let meter = Meter::start(self.clock);
+        // Deadlines are looked at so often that one is late by a fiftieth at most.
+        let sweep = self.settings.timeout.min(self.settings.connect_timeout) / 50;
+        let sweep = sweep.clamp(Duration::from_millis(1), Duration::from_millis(50));
+        let (mut next_sweep, mut next_second) = (self.start + sweep, self.start + SECOND);
+        let mut series = Vec::new();
+        let mut events = Events::with_capacity(EVENTS);
+        let mut now = self.clock.now();
+        while !stop.is_stopped() && !self.is_over(now) {
+            let until = self.clients.as_ref().and_then(|clients| clients.idle.peek()).map(|Reverse((at, _))| *at);
+            let wait = until.map_or(next_sweep, |until| until.min(next_sweep)) - now;
+            // The set and the descriptors are ours: there is nothing that could go wrong.
+            if self.lane.poll.wait(&mut events, Some(wait)).is_err() {
+                break;
+            }
+            for ready in events.iter() {
+                self.handle(ready);
+            }
+            now = self.clock.now();
+            self.wake(now);
+            if now >= next_sweep {
+                self.sweep(now);
+                next_sweep = now + sweep;
+            }
+            while now >= next_second {
+                let elsewhere = self.lane.failed.load(Ordering::Relaxed);
+                let second = self.tally.end_second(next_second - self.start - SECOND, elsewhere);
+                on_second(&second);
+                series.push(second);
+                next_second = next_second + SECOND;
+            }
+        }
+        let until = self.clients.as_ref().map_or(now, |clients| clients.until.min(now));
+        Handled { tally: self.tally, used: meter.read(), series, lasted: until - self.start }
+    }
+
+    fn is_over(&self, now: Time) -> bool {
+        self.live == 0
+            && match &self.clients {
+                None => self.lane.over.load(Ordering::Acquire),
+                Some(clients) => now >= clients.until && self.lane.slots.iter().all(|slot| lock(slot).is_none()),
+            }
+    }
+
+    /// Takes what happened on a socket.
+    fn handle(&mut self, ready: Ready) {
+        let (slot, generation) = (ready.token as u32, (ready.token >> 32) as u32);
+        let known = self.active[slot as usize].as_ref().is_some_and(|active| active.generation == generation);
+        if !known {
+            // Either it is connected now, or it was closed while this event was on its way.
+            let Some(pending) = self.lane.take(slot, generation) else { return };
+            if !self.establish(slot, pending, ready) {
+                return;
+            }
+        }
+        self.serve(slot, ready);
+    }
+
+    /// A connection is established, or has failed.
+    fn establish(&mut self, slot: u32, pending: Pending, ready: Ready) -> bool {
+        let now = self.clock.now();
+        let Pending { generation, socket, number, planned } = pending;
+        if ready.ended
+            && let Some(error) = socket::failed(&socket)
+        {
+            self.tally.fail_connection(fault(&error));
+            drop(socket);
+            self.release(slot, now, PAUSE);
+            return false;
+        }
+        self.tally.connected(planned, now);
+        let first = number.saturating_mul(self.plan.per_connection());
+        let due = planned + self.settings.timeout;
+        let connection = Connection::new(planned);
+        self.active[slot as usize] = Some(Active { generation, socket, connection, first, due, unsent: Vec::new() });
+        self.live += 1;
+        self.high = self.high.max(slot as usize + 1);
+        self.ask(slot, planned);
+        true
+    }
+
+    /// Asks the next group on a connection.
+    fn ask(&mut self, slot: u32, planned: Time) {
+        let Some(active) = &mut self.active[slot as usize] else { return };
+        let base = match &mut self.clients {
+            Some(clients) if planned >= clients.until => return self.close(slot),
+            Some(clients) => clients.next,
+            None => active.first + active.connection.asked(),
+        };
+        self.out.clear();
+        let count = active.connection.ask(planned, base, self.plan, &mut self.out);
+        if count == 0 {
+            return self.close(slot);
+        }
+        if let Some(clients) = &mut self.clients {
+            clients.next += clients.step;
+        }
+        active.due = planned + self.settings.timeout;
+        match socket::send(&active.socket, &self.out, false) {
+            Ok(sent) if sent == self.out.len() => {}
+            Ok(sent) => active.unsent.extend_from_slice(&self.out[sent..]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => active.unsent.extend_from_slice(&self.out),
+            // Whatever the server sent before it broke off is still to be read, and reading will tell the error again.
+            Err(_) => {}
+        }
+    }
+
+    /// Writes and reads what a socket has room for and holds.
+    fn serve(&mut self, slot: u32, ready: Ready) {
+        loop {
+            let Some(active) = &mut self.active[slot as usize] else { return };
+            if ready.writable
+                && !active.unsent.is_empty()
+                && let Ok(sent) = socket::send(&active.socket, &active.unsent, false)
+            {
+                active.unsent.drain(..sent);
+            }
+            if !ready.readable {
+                return;
+            }
+            let received = socket::receive(&active.socket, &mut self.buffer);
+            let now = self.clock.now();
+            let is_full = matches!(received, Ok(BUFFER));
+            let next = match received {
+                Ok(0) => {
+                    active.connection.handle_end(now, self.plan, &mut self.tally);
+                    Next::Close
+                }
+                Ok(count) => active.connection.handle_bytes(now, &self.buffer[..count], self.plan, &mut self.tally),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => active.connection.handle_fault(fault(&error), self.plan, &mut self.tally),
+            };
+            match next {
+                Next::Bytes => {}
+                Next::Close => return self.close(slot),
+                Next::Ask => match &mut self.clients {
+                    Some(clients) if clients.think > Duration::ZERO => {
+                        active.due = Time::NEVER;
+                        clients.idle.push(Reverse((now + clients.think, slot)));
+                    }
+                    _ => self.ask(slot, now),
+                },
+            }
+            // A buffer that is not full was all there was. What comes later is told anew, but not an end that was told with it.
+            if !ready.ended && !is_full {
+                return;
+            }
+        }
+    }
+
+    /// A connection is over.
+    fn close(&mut self, slot: u32) {
+        if let Some(active) = self.active[slot as usize].take() {
+            self.live -= 1;
+            drop(active);
+            let think = self.clients.as_ref().map_or(Duration::ZERO, |clients| clients.think);
+            self.release(slot, self.clock.now(), think);
+        }
+    }
+
+    /// A slot has no connection any more: it is the establisher's again, or its client's, who goes on after `pause`.
+    fn release(&mut self, slot: u32, now: Time, pause: Duration) {
+        match &mut self.clients {
+            None => lock(&self.lane.returned).push(slot),
+            Some(clients) => clients.idle.push(Reverse((now + pause, slot))),
+        }
+    }
+
+    /// Clients that have thought go on.
+    fn wake(&mut self, now: Time) {
+        while let Some(clients) = &mut self.clients
+            && let Some(Reverse((at, slot))) = clients.idle.peek().copied()
+            && at <= now
+        {
+            clients.idle.pop();
+            if at >= clients.until {
+                self.close(slot);
+            } else if self.active[slot as usize].is_some() {
+                self.ask(slot, at);
+            } else {
+                self.begin(slot, at);
+            }
+        }
+    }
+
+    /// A client connects.
+    fn begin(&mut self, slot: u32, planned: Time) {
+        let Some(clients) = &mut self.clients else { return };
+        clients.generation = clients.generation.wrapping_add(1);
+        let generation = clients.generation;
+        let begun = clients.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
+            // Numbers of requests are given when they are asked, not when a connection begins.
+            let pending = Pending { generation, socket, number: 0, planned };
+            self.lane.put(slot, pending).map_err(|_| Fault::Local)
+        });
+        if let Err(fault) = begun {
+            self.tally.fail_connection(fault);
+            self.release(slot, self.clock.now(), PAUSE);
+        }
+    }
+
+    /// Gives up what is due: replies, and in a closed loop connections.
+    fn sweep(&mut self, now: Time) {
+        for slot in 0..self.high as u32 {
+            if let Some(active) = &mut self.active[slot as usize]
+                && active.due <= now
+            {
+                active.connection.handle_fault(Fault::TimedOut, self.plan, &mut self.tally);
+                socket::reset_on_close(&active.socket);
+                self.close(slot);
+            }
+        }
+        if self.clients.is_none() {
+            return;
+        }
+        for slot in 0..self.active.len() as u32 {
+            let due = |pending: &mut Pending| pending.planned + self.settings.connect_timeout <= now;
+            let late = lock(&self.lane.slots[slot as usize]).take_if(due);
+            if let Some(pending) = late {
+                socket::reset_on_close(&pending.socket);
+                self.tally.fail_connection(Fault::Abandoned);
+                self.release(slot, now, PAUSE);
+            }
+        }
+    }
+}

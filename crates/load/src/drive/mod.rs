@@ -1,0 +1,428 @@
+//! Runs a plan against a server: S-Clients (Banga and Druschel, section 4), or clients in a closed loop.
+//!
+//! An S-Client is two threads. The *establisher* (`establisher.rs`) begins connections at planned instants and gives up what
+//! is not connected in time; it waits for the clock alone, so the server cannot slow it down. The *handler* (`handler.rs`)
+//! asks and reads on what is connected. Between them lie a table of [`Slot`]s and the handler's epoll set: the kernel is the
+//! queue, so no connection costs a message. In a closed loop the handler begins connections itself.
+//!
+//! ```text
+//!   schedule --> establisher --socket, bind, connect--> slot + epoll set --connected--> handler --> tally
+//!                     '---- T is over: reset, Abandoned ----'
+//! ```
+
+mod establisher;
+mod handler;
+mod source;
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use amped_measure::Failure;
+use amped_measure::host::Machine;
+use amped_sys::clock::{self, Clock};
+use amped_sys::epoll::Epoll;
+use amped_sys::process;
+use amped_sys::signal::{Signal, Signals};
+use amped_units::Time;
+
+use crate::client::Plan;
+use crate::outcome::{Fault, Loop, Outcome, Ran, Second, Tally, Used};
+use crate::schedule::Schedule;
+
+/// Where the server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// A socket with a name in the file system (unix(7)).
+    Unix(PathBuf),
+}
+
+/// What does not depend on whether the loop is open.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whom to connect to.
+    pub target: Target,
+    /// How long a connection may take to be established, from its planned instant (T of the paper).
+    pub connect_timeout: Duration,
+    /// How long a reply may take, from the planned instant of its request.
+    pub timeout: Duration,
+    /// How long before an instant the clock is watched in place of sleeping.
+    pub spin: Duration,
+    /// S-Clients, each with its part of the schedule; or threads of a closed loop, each with its part of the clients.
+    pub lanes: usize,
+}
+
+/// Ends a run before its time.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Ends the runs that were given this one.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has been said.
+    pub fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// One that SIGINT, SIGTERM and SIGHUP say; the second of them ends the program with status 130. Call it before any
+    /// thread is started.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn on_signals() -> Result<Stop, Failure> {
+        let signals = Signals::block().map_err(Failure::io("take signals"))?;
+        let stop = Stop::default();
+        let said = stop.clone();
+        let wait = thread::Builder::new().name("signals".to_owned()).spawn(move || said.obey(signals));
+        wait.map_err(Failure::io("start a thread"))?;
+        Ok(stop)
+    }
+
+    fn obey(&self, signals: Signals) {
+        loop {
+            if matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::HangUp) {
+                if self.is_stopped() {
+                    std::process::exit(130);
+                }
+                self.stop();
+            }
+        }
+    }
+}
+
+/// Hears of each second when it is over: with several lanes, of each lane's.
+pub type OnSecond<'a> = &'a (dyn Fn(&Second) + Sync);
+
+/// Runs S-Clients: connections begin when the schedule says so.
+///
+/// # Errors
+/// When this process cannot have the descriptors that the schedule needs; the text has the number.
+pub fn open(
+    settings: &Settings,
+    plan: &Plan,
+    schedule: &Schedule,
+    asked: Loop,
+    stop: &Stop,
+    on_second: OnSecond<'_>,
+) -> Result<Outcome, Failure> {
+    let lanes = settings.lanes.max(1);
+    // Only those that are not connected yet have a bound that the schedule knows. As many again as may be answered slowly are
+    // had where the limit is higher anyway.
+    let needed = schedule.most_within(settings.connect_timeout) + 64;
+    let wanted = schedule.most_within(settings.connect_timeout + settings.timeout) + 64;
+    let limit = process::raise_descriptor_limit_to((needed + RESERVE) as u64);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(RESERVE);
+    if limit < needed {
+        return Err(Failure::failed(format!(
+            "this schedule may have {needed} sockets at once (its peak rate times the connect timeout), and the limit on \
+             descriptors is {}; raise it (ulimit -n {}), or lower --rate or --connect-timeout",
+            limit + RESERVE,
+            needed + RESERVE
+        )));
+    }
+    let slots = wanted.min(limit).div_ceil(lanes);
+    let clock = Clock::start();
+    let start = Time::START + LEAD;
+    let parts = run_lanes(lanes, |lane| {
+        let shared = Lane::new(slots)?;
+        let sources = source::Sources::new(&settings.target, lane, lanes)?;
+        let classes = classes(plan);
+        Ok(thread::scope(|scope| {
+            let establish = || {
+                let connector = Connector { target: &settings.target, sources };
+                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, classes);
+                // Every lanes-th arrival, so that all lanes have the same shape.
+                let arrivals = schedule.at_ns().iter().enumerate().skip(lane).step_by(lanes);
+                let arrivals = arrivals.map(|(number, at)| (number as u64, start + Duration::from_nanos(*at)));
+                let ended = establisher.run(arrivals, stop);
+                shared.over.store(true, Ordering::Release);
+                ended
+            };
+            let establisher = scope.spawn(establish);
+            let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes);
+            let handled = handler.run(stop, on_second);
+            let established = establisher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            Ended { established: Some(established), handled }
+        }))
+    })?;
+    finish(parts, asked, schedule.duration(), lanes, stop)
+}
+
+/// Runs clients in a closed loop: each asks, waits for its reply, thinks, and asks again, for so long.
+///
+/// # Errors
+/// When this process cannot have a descriptor for each client.
+pub fn closed(
+    settings: &Settings,
+    plan: &Plan,
+    clients: usize,
+    think: Duration,
+    duration: Duration,
+    stop: &Stop,
+    on_second: OnSecond<'_>,
+) -> Result<Outcome, Failure> {
+    let lanes = settings.lanes.clamp(1, clients.max(1));
+    let limit = usize::try_from(process::raise_descriptor_limit_to((clients + RESERVE) as u64)).unwrap_or(usize::MAX);
+    if limit < clients + RESERVE {
+        return Err(Failure::failed(format!(
+            "{clients} clients need {} descriptors, and the limit is {limit}; raise it (ulimit -n {}), or lower --clients",
+            clients + RESERVE,
+            clients + RESERVE
+        )));
+    }
+    let clock = Clock::start();
+    let start = Time::START + LEAD;
+    let parts = run_lanes(lanes, |lane| {
+        let ours = (lane..clients).step_by(lanes).count();
+        let shared = Lane::new(ours)?;
+        let sources = source::Sources::new(&settings.target, lane, lanes)?;
+        let connector = Connector { target: &settings.target, sources };
+        let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes(plan));
+        let handler = handler.closed(connector, think, start + duration, (lane as u64, lanes as u64));
+        Ok(Ended { established: None, handled: handler.run(stop, on_second) })
+    })?;
+    let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
+    finish(parts, asked, duration, lanes, stop)
+}
+
+/// Descriptors that are not for connections.
+const RESERVE: usize = 32;
+
+/// From the start of the threads to the first planned instant: until then all of them wait.
+const LEAD: Duration = Duration::from_millis(50);
+
+fn classes(plan: &Plan) -> usize {
+    plan.requests().table().iter().map(|request| usize::from(request.class) + 1).max().unwrap_or(1)
+}
+
+/// What a lane came to.
+struct Ended {
+    established: Option<establisher::Established>,
+    handled: handler::Handled,
+}
+
+fn run_lanes(lanes: usize, lane: impl Fn(usize) -> Result<Ended, Failure> + Sync) -> Result<Vec<Ended>, Failure> {
+    thread::scope(|scope| {
+        let lane = &lane;
+        let threads: Vec<_> = (0..lanes).map(|number| scope.spawn(move || lane(number))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<Ended, Failure>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+fn finish(parts: Vec<Ended>, asked: Loop, duration: Duration, lanes: usize, stop: &Stop) -> Result<Outcome, Failure> {
+    let mut tally: Option<Tally> = None;
+    let mut add = |other: Tally| match &mut tally {
+        Some(all) => all.merge(other),
+        none => {
+            let mut other = other;
+            other.end_second(Duration::ZERO, 0);
+            *none = Some(other);
+        }
+    };
+    let (mut establisher, mut handler) = (Used::default(), Used::default());
+    let (mut planned, mut seconds, mut real_time) = (0, 0.0f64, true);
+    let mut series: Vec<Second> = Vec::new();
+    let mean = |all: &mut Used, one: Used| {
+        let part = 1.0 / lanes as f64;
+        all.cpu_s += one.cpu_s * part;
+        all.spun_s += one.spun_s * part;
+        all.queued_s += one.queued_s * part;
+        all.elapsed_s += one.elapsed_s * part;
+    };
+    for Ended { established, handled } in parts {
+        if let Some(established) = established {
+            planned += established.planned;
+            seconds = seconds.max(established.lasted.as_secs_f64());
+            real_time &= established.real_time;
+            mean(&mut establisher, established.used);
+            add(established.tally);
+        } else {
+            seconds = seconds.max(handled.lasted.as_secs_f64());
+            real_time = false;
+        }
+        mean(&mut handler, handled.used);
+        for (at, second) in handled.series.into_iter().enumerate() {
+            match series.get_mut(at) {
+                Some(all) => {
+                    (all.ok, all.failed) = (all.ok + second.ok, all.failed + second.failed);
+                    // Of several lanes the worst is told.
+                    all.p50_ms = all.p50_ms.max(second.p50_ms);
+                    all.p99_ms = all.p99_ms.max(second.p99_ms);
+                    all.max_ms = all.max_ms.max(second.max_ms);
+                }
+                None => series.push(second),
+            }
+        }
+        add(handled.tally);
+    }
+    let interrupted = stop.is_stopped();
+    // Unless it was ended before its time, a run is as long as was asked, also where its last arrival comes earlier.
+    let seconds = if interrupted { seconds } else { duration.as_secs_f64() };
+    let tally = tally.unwrap_or_else(|| Tally::new(1));
+    let machine = Machine::this()?;
+    let ran = Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine };
+    Ok(Outcome::new(&tally, ran))
+}
+
+/// What the two threads of an S-Client share.
+struct Lane {
+    slots: Vec<Slot>,
+    /// Slots whose connections are over, for the establisher to use again.
+    returned: Mutex<Vec<u32>>,
+    /// In which the handler waits.
+    poll: Epoll,
+    /// Failures that the establisher has counted, for who tells how it goes.
+    failed: AtomicU64,
+    /// The establisher has begun, and given up, what there was.
+    over: AtomicBool,
+}
+
+/// A place for a connection that is not established. Whoever takes it out has it: the handler, when it is connected, or the
+/// establisher, when its time is over.
+type Slot = Mutex<Option<Pending>>;
+
+/// A connection that is not established.
+struct Pending {
+    /// How often the slot has been used: tells an event of its last connection from one of this.
+    generation: u32,
+    socket: OwnedFd,
+    /// Which arrival of the run it is.
+    number: u64,
+    planned: Time,
+}
+
+impl Lane {
+    fn new(slots: usize) -> Result<Lane, Failure> {
+        Ok(Lane {
+            slots: (0..slots).map(|_| Mutex::new(None)).collect(),
+            returned: Mutex::new(Vec::with_capacity(slots)),
+            poll: Epoll::new().map_err(Failure::io("make an epoll set"))?,
+            failed: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// Puts a connection that has begun into a slot, and has the handler hear of it.
+    fn put(&self, slot: u32, pending: Pending) -> io::Result<()> {
+        let token = u64::from(pending.generation) << 32 | u64::from(slot);
+        let mut place = lock(&self.slots[slot as usize]);
+        // With the place locked: the handler may hear of it before it is in there, and then waits for a moment.
+        self.poll.add(&pending.socket, token, amped_sys::epoll::Interest::Connection)?;
+        *place = Some(pending);
+        Ok(())
+    }
+
+    /// Takes the connection of this generation out of a slot, if it is still there.
+    fn take(&self, slot: u32, generation: u32) -> Option<Pending> {
+        lock(&self.slots[slot as usize]).take_if(|pending| pending.generation == generation)
+    }
+}
+
+/// A thread that panicked with the lock has left plain data, and its panic is passed on when it is joined.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins connections from ports of our own.
+struct Connector<'a> {
+    target: &'a Target,
+    sources: source::Sources,
+}
+
+impl Connector<'_> {
+    /// Begins one that was planned for `planned`.
+    fn begin(&mut self, clock: Clock, planned: Time, tally: &mut Tally) -> Result<OwnedFd, Fault> {
+        /// Ports that others have are passed over, but not for ever.
+        const TRIES: usize = 100;
+        let to = match self.target {
+            Target::Unix(path) => {
+                tally.sent(planned, clock.now());
+                return amped_sys::local::connect_now(path).map_err(|error| fault(&error));
+            }
+            Target::Tcp(to) => *to,
+        };
+        for _ in 0..TRIES {
+            let begun = amped_sys::socket::outgoing(Some(self.sources.next()), to).and_then(|socket| {
+                let sent = clock.now();
+                amped_sys::socket::begin_connect(&socket, to).map(|()| (socket, sent))
+            });
+            match begun {
+                Ok((socket, sent)) => {
+                    tally.sent(planned, sent);
+                    return Ok(socket);
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {}
+                Err(error) => {
+                    let fault = fault(&error);
+                    if fault != Fault::Local {
+                        // The server's answer: it was asked.
+                        tally.sent(planned, clock.now());
+                    }
+                    return Err(fault);
+                }
+            }
+        }
+        Err(Fault::Local)
+    }
+}
+
+/// Whose fault an error of a socket is.
+fn fault(error: &io::Error) -> Fault {
+    use io::ErrorKind as Kind;
+    match error.kind() {
+        // A local socket says WouldBlock where TCP would be silent: its queue is full.
+        Kind::ConnectionRefused | Kind::NotFound | Kind::WouldBlock => Fault::Refused,
+        Kind::HostUnreachable | Kind::NetworkUnreachable => Fault::Refused,
+        Kind::ConnectionReset | Kind::BrokenPipe | Kind::ConnectionAborted => Fault::Reset,
+        Kind::TimedOut => Fault::TimedOut,
+        _ => Fault::Local,
+    }
+}
+
+/// What a thread uses, from here to [`Meter::read`].
+struct Meter {
+    clock: Clock,
+    began: Time,
+    cpu: Duration,
+    queued_ns: u64,
+    /// Time in which the clock was watched.
+    spun: Duration,
+}
+
+impl Meter {
+    fn start(clock: Clock) -> Meter {
+        Meter { clock, began: clock.now(), cpu: clock::cpu_time(), queued_ns: queued_ns(), spun: Duration::ZERO }
+    }
+
+    fn read(&self) -> Used {
+        Used {
+            cpu_s: (clock::cpu_time() - self.cpu).as_secs_f64(),
+            spun_s: self.spun.as_secs_f64(),
+            queued_s: queued_ns().saturating_sub(self.queued_ns) as f64 / 1e9,
+            elapsed_s: (self.clock.now() - self.began).as_secs_f64(),
+        }
+    }
+}
+
+/// For how long this thread has waited for a core; 0 where the kernel does not count it.
+fn queued_ns() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|figure| figure.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,613 @@
+//! What came of a run: counts and histograms while it goes on ([`Tally`]), one for each thread and nobody else's; and the
+//! result ([`Outcome`]) with what it is worth.
+//!
+//! Clocks of a request are counted from its planned instant, so that the generator's own lateness and the time in the
+//! server's queues are in them. Nothing is corrected afterwards. Latencies are those of right replies; everything else is a
+//! failure with a kind, and stands in the same line.
+
+use std::time::Duration;
+
+use amped_measure::host::Machine;
+use amped_measure::{Verdict, Worth};
+use amped_units::Time;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::schedule::Shape;
+
+/// How a connection or a request came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Not connected when its time was over, and given up.
+    Abandoned,
+    /// Nobody listens, or nobody may.
+    Refused,
+    /// The server broke the connection off.
+    Reset,
+    /// Not answered in time.
+    TimedOut,
+    /// The server ended the connection before the first byte of the reply.
+    Closed,
+    /// The server ended the connection within the reply.
+    Short,
+    /// What came is not HTTP.
+    Malformed,
+    /// Another status than was expected, 400 or more where nothing was.
+    Status,
+    /// A body of another length than was expected.
+    Length,
+    /// A body with other bytes than were expected.
+    Content,
+    /// This machine had no port, descriptor, memory or way for the connection.
+    Local,
+    /// The generator was so late that the time to connect was over before it began.
+    Unsent,
+}
+
+impl Fault {
+    /// All kinds.
+    pub const ALL: [Fault; 12] = [
+        Fault::Abandoned,
+        Fault::Refused,
+        Fault::Reset,
+        Fault::TimedOut,
+        Fault::Closed,
+        Fault::Short,
+        Fault::Malformed,
+        Fault::Status,
+        Fault::Length,
+        Fault::Content,
+        Fault::Local,
+        Fault::Unsent,
+    ];
+
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Abandoned => "abandoned",
+            Fault::Refused => "refused",
+            Fault::Reset => "reset",
+            Fault::TimedOut => "timed-out",
+            Fault::Closed => "closed",
+            Fault::Short => "short",
+            Fault::Malformed => "malformed",
+            Fault::Status => "status",
+            Fault::Length => "length",
+            Fault::Content => "content",
+            Fault::Local => "local",
+            Fault::Unsent => "unsent",
+        }
+    }
+}
+
+/// The longest time that is told apart from longer ones.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A histogram of nanoseconds, with three digits from half a microsecond to an hour.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 3).expect("bounds that fit each other")
+}
+
+/// What one thread counts. Recording allocates nothing.
+#[derive(Debug)]
+pub struct Tally {
+    /// Connections whose SYN went out.
+    pub started: u64,
+    /// Connections that were established.
+    pub established: u64,
+    /// Requests that connections which ended early did not come to ask.
+    pub unasked: u64,
+    /// Connections on which bytes came that answer nothing.
+    pub stray: u64,
+    /// Bytes received, heads and all.
+    pub received: u64,
+    faults: [u64; Fault::ALL.len()],
+    statuses: [u64; 6],
+    classes: Vec<Class>,
+    /// SYN sent, established, first byte, last byte: each since the planned instant.
+    sent: Histogram<u64>,
+    connected: Histogram<u64>,
+    first: Histogram<u64>,
+    last: Histogram<u64>,
+    /// Last bytes of the second under way, which are not in `last` yet.
+    current: Histogram<u64>,
+    failed_before: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    ok: u64,
+    failed: u64,
+}
+
+impl Tally {
+    /// An empty one, for so many classes of requests.
+    pub fn new(classes: usize) -> Tally {
+        Tally {
+            started: 0,
+            established: 0,
+            unasked: 0,
+            stray: 0,
+            received: 0,
+            faults: [0; Fault::ALL.len()],
+            statuses: [0; 6],
+            classes: vec![Class::default(); classes.max(1)],
+            sent: histogram(),
+            connected: histogram(),
+            first: histogram(),
+            last: histogram(),
+            current: histogram(),
+            failed_before: 0,
+        }
+    }
+
+    /// A SYN went out.
+    pub fn sent(&mut self, planned: Time, now: Time) {
+        self.started += 1;
+        record(&mut self.sent, planned, now);
+    }
+
+    /// A connection was established.
+    pub fn connected(&mut self, planned: Time, now: Time) {
+        self.established += 1;
+        record(&mut self.connected, planned, now);
+    }
+
+    /// A right reply was read to its end.
+    pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
+        record(&mut self.first, planned, first);
+        record(&mut self.current, planned, last);
+        if let Some(class) = self.classes.get_mut(usize::from(class)) {
+            class.ok += 1;
+        }
+    }
+
+    /// A connection came to nothing before a request could be asked on it.
+    pub fn fail_connection(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    /// A request came to nothing.
+    pub fn fail(&mut self, fault: Fault, class: u16) {
+        self.faults[fault as usize] += 1;
+        if let Some(class) = self.classes.get_mut(usize::from(class)) {
+            class.failed += 1;
+        }
+    }
+
+    /// A whole reply had this status.
+    pub fn count_status(&mut self, status: u16) {
+        self.statuses[usize::from(status / 100).min(5)] += 1;
+    }
+
+    /// Right replies so far.
+    pub fn ok(&self) -> u64 {
+        self.last.len() + self.current.len()
+    }
+
+    /// Failures of this kind so far.
+    pub fn failed(&self, fault: Fault) -> u64 {
+        self.faults[fault as usize]
+    }
+
+    /// Failures so far.
+    pub fn all_failed(&self) -> u64 {
+        self.faults.iter().sum()
+    }
+
+    /// Ends the second under way, which is the one from `from` on. `elsewhere` are the failures that another thread has
+    /// counted since the start.
+    pub fn end_second(&mut self, from: Duration, elsewhere: u64) -> Second {
+        let failed = self.all_failed() + elsewhere;
+        let second = Second {
+            at_s: from.as_secs_f64(),
+            ok: self.current.len(),
+            failed: failed.saturating_sub(self.failed_before),
+            p50_ms: ms(self.current.value_at_quantile(0.5)),
+            p99_ms: ms(self.current.value_at_quantile(0.99)),
+            max_ms: ms(self.current.max()),
+        };
+        self.failed_before = failed;
+        self.last.add(&self.current).expect("both have the same bounds");
+        self.current.reset();
+        second
+    }
+
+    /// Takes another thread's in.
+    pub fn merge(&mut self, mut other: Tally) {
+        other.end_second(Duration::ZERO, 0);
+        self.end_second(Duration::ZERO, 0);
+        for (mine, theirs) in [
+            (&mut self.started, other.started),
+            (&mut self.established, other.established),
+            (&mut self.unasked, other.unasked),
+            (&mut self.stray, other.stray),
+            (&mut self.received, other.received),
+        ] {
+            *mine += theirs;
+        }
+        self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
+        self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
+        for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
+            mine.ok += theirs.ok;
+            mine.failed += theirs.failed;
+        }
+        for (mine, theirs) in [
+            (&mut self.sent, other.sent),
+            (&mut self.connected, other.connected),
+            (&mut self.first, other.first),
+            (&mut self.last, other.last),
+        ] {
+            mine.add(theirs).expect("all have the same bounds");
+        }
+    }
+
+    /// The latencies of right replies, in nanoseconds, but for those of the second under way.
+    pub fn latencies(&self) -> &Histogram<u64> {
+        &self.last
+    }
+}
+
+fn record(histogram: &mut Histogram<u64>, planned: Time, at: Time) {
+    histogram.saturating_record(at.as_nanos().saturating_sub(planned.as_nanos()));
+}
+
+fn ms(nanos: u64) -> f64 {
+    (nanos as f64 / 1e3).round() / 1e3
+}
+
+/// A second of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Second {
+    /// When it began, in seconds from the start of the run.
+    pub at_s: f64,
+    /// Right replies.
+    pub ok: u64,
+    /// Failures.
+    pub failed: u64,
+    /// The median latency of the right replies, in milliseconds.
+    pub p50_ms: f64,
+    /// The 99th percentile.
+    pub p99_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+}
+
+/// A distribution of times, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// How many times there are.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ms: f64,
+    /// The median, and so on.
+    pub p50_ms: f64,
+    /// 90 % are no longer.
+    pub p90_ms: f64,
+    /// 99 % are no longer.
+    pub p99_ms: f64,
+    /// 99.9 % are no longer.
+    pub p999_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+}
+
+impl Spread {
+    fn of(histogram: &Histogram<u64>) -> Spread {
+        let at = |quantile| ms(histogram.value_at_quantile(quantile));
+        Spread {
+            count: histogram.len(),
+            mean_ms: ms(histogram.mean() as u64),
+            p50_ms: at(0.5),
+            p90_ms: at(0.9),
+            p99_ms: at(0.99),
+            p999_ms: at(0.999),
+            max_ms: ms(histogram.max()),
+        }
+    }
+}
+
+/// What a thread of the generator has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Used {
+    /// CPU time in seconds, waiting with open eyes included.
+    pub cpu_s: f64,
+    /// Of it, looking at the clock for the next instant, in seconds.
+    pub spun_s: f64,
+    /// Time in which it could have run and another had its core (proc/PID/schedstat), in seconds.
+    pub queued_s: f64,
+    /// From its start to its end, in seconds.
+    pub elapsed_s: f64,
+}
+
+/// What was asked of the generator.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loop {
+    /// Connections begin when they are planned, whatever the server does.
+    Open {
+        /// The process, as it is typed.
+        arrivals: String,
+        /// Connections a second, asked for.
+        rate: f64,
+        /// What the schedule is made of.
+        seed: u64,
+        /// How bursty it came out.
+        shape: Shape,
+    },
+    /// Each client waits for its reply before it asks again: the server sets the pace, and its stalls are not seen by the
+    /// requests that would have come.
+    Closed {
+        /// How many there are.
+        clients: usize,
+        /// What each waits between a reply and its next request, in milliseconds.
+        think_ms: f64,
+    },
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// What was asked.
+    pub asked: Loop,
+    /// Connections that were to begin; 0 in a closed loop, which has no plan.
+    pub planned: u64,
+    /// Connections that did begin.
+    pub started: u64,
+    /// Connections that were established.
+    pub established: u64,
+    /// Right replies.
+    pub ok: u64,
+    /// Failures by their kind, those that there were.
+    pub failures: Vec<(Fault, u64)>,
+    /// Requests that were not asked since the server had closed their connection after an earlier one.
+    pub unasked: u64,
+    /// Connections on which bytes came that answer nothing.
+    pub stray: u64,
+    /// Whole replies by hundreds: 1xx, 2xx, ..., 5xx.
+    pub statuses: [u64; 5],
+    /// Right replies and failures of each class of requests, where there are several.
+    pub classes: Vec<(u64, u64)>,
+    /// Time in which connections were begun, in seconds.
+    pub seconds: f64,
+    /// Connections begun a second.
+    pub offered_rate: f64,
+    /// Right replies a second.
+    pub rate: f64,
+    /// Bytes received, heads and all.
+    pub received_bytes: u64,
+    /// Last byte of right replies, since the planned instant.
+    pub latency: Spread,
+    /// First byte, since the planned instant.
+    pub first_byte: Spread,
+    /// Connection established, since the planned instant.
+    pub connected: Spread,
+    /// SYN sent, since the planned instant: how late the generator was.
+    pub lateness: Spread,
+    /// What the threads used that begin connections, and those that handle them.
+    pub establisher: Used,
+    /// See there.
+    pub handler: Used,
+    /// Whether threads that begin connections ran before others (SCHED_FIFO).
+    pub real_time: bool,
+    /// Ended before its time, by a signal.
+    pub interrupted: bool,
+    /// Second by second.
+    pub series: Vec<Second>,
+    /// The machine of the generator.
+    pub machine: Machine,
+    /// What the figures are worth.
+    pub verdict: Verdict,
+}
+
+/// What `Outcome` is made of besides a tally.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) asked: Loop,
+    pub(crate) planned: u64,
+    pub(crate) seconds: f64,
+    pub(crate) establisher: Used,
+    pub(crate) handler: Used,
+    /// Threads of each kind.
+    pub(crate) lanes: usize,
+    pub(crate) real_time: bool,
+    pub(crate) interrupted: bool,
+    pub(crate) series: Vec<Second>,
+    pub(crate) machine: Machine,
+}
+
+impl Outcome {
+    pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
+        let Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine } = ran;
+        let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
+        let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
+        let classes = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
+        let mut outcome = Outcome {
+            asked,
+            planned,
+            started: tally.started,
+            established: tally.established,
+            ok: tally.ok(),
+            failures: failures.collect(),
+            unasked: tally.unasked,
+            stray: tally.stray,
+            statuses: std::array::from_fn(|at| tally.statuses[at + 1]),
+            classes: classes.iter().map(|class| (class.ok, class.failed)).collect(),
+            seconds,
+            offered_rate: per_second(tally.started),
+            rate: per_second(tally.ok()),
+            received_bytes: tally.received,
+            latency: Spread::of(&tally.last),
+            first_byte: Spread::of(&tally.first),
+            connected: Spread::of(&tally.connected),
+            lateness: Spread::of(&tally.sent),
+            establisher,
+            handler,
+            real_time,
+            interrupted,
+            series,
+            machine,
+            verdict: Verdict::valid(),
+        };
+        outcome.verdict = outcome.judge(lanes);
+        outcome
+    }
+
+    /// Failures in all.
+    pub fn failed(&self) -> u64 {
+        self.failures.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Failures of this kind.
+    pub fn failed_by(&self, fault: Fault) -> u64 {
+        self.failures.iter().find(|(kind, _)| *kind == fault).map_or(0, |(_, count)| *count)
+    }
+
+    /// CPU time of the generator for a right reply, in microseconds, without what it spent looking at the clock.
+    pub fn cpu_us(&self) -> f64 {
+        let spent = self.establisher.cpu_s + self.handler.cpu_s - self.establisher.spun_s - self.handler.spun_s;
+        spent * 1e6 / self.ok.max(1) as f64
+    }
+
+    /// Whether the figures are the server's: the schedule was kept, and nothing of ours ran out.
+    fn judge(&self, lanes: usize) -> Verdict {
+        /// Of a core: a thread that has nothing left.
+        const BUSY: f64 = 0.95;
+        /// A thread that waited for a core a quarter of its time cannot say when bytes came.
+        const QUEUED: f64 = 0.25;
+        let mut verdict = Verdict::valid();
+        let open = matches!(self.asked, Loop::Open { .. });
+        if let Loop::Open { rate, .. } = self.asked {
+            let bound = (50.0 / rate.max(1e-9)).max(1.0);
+            if self.lateness.p99_ms > bound {
+                let late = self.lateness.p99_ms;
+                let text = format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed");
+                verdict.weaken(Worth::ClientBound, text);
+            }
+        }
+        for (fault, what) in
+            [(Fault::Local, "found no port, descriptor or way"), (Fault::Unsent, "came too late to begin")]
+        {
+            if self.failed_by(fault) > 0 {
+                verdict.weaken(Worth::ClientBound, format!("{} connections {what}", self.failed_by(fault)));
+            }
+        }
+        for (used, who) in [(self.establisher, "begins connections"), (self.handler, "handles connections")] {
+            let elapsed = used.elapsed_s.max(1e-9);
+            let (busy, queued) = ((used.cpu_s - used.spun_s) / elapsed, used.queued_s / elapsed);
+            let lanes = if lanes > 1 { format!(" (mean of {lanes})") } else { String::new() };
+            if busy > BUSY {
+                let worth = if open { Worth::ClientBound } else { Worth::AtLeast };
+                verdict
+                    .weaken(worth, format!("the thread that {who}{lanes} was busy {:.0} % of the time", busy * 100.0));
+            }
+            if queued > QUEUED {
+                let worth = if open { Worth::ClientBound } else { Worth::AtLeast };
+                let text =
+                    format!("the thread that {who}{lanes} waited for a core {:.0} % of the time", queued * 100.0);
+                verdict.weaken(worth, text);
+            }
+        }
+        verdict
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A run of 100 arrivals at this rate, so many of which were answered.
+    pub(crate) fn outcome(rate: f64, ok: u64, kept: bool) -> Outcome {
+        let mut tally = Tally::new(1);
+        let late = Duration::from_secs(if kept { 0 } else { 1000 });
+        (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
+        (0..ok).for_each(|_| tally.reply(0, Time::START, Time::from_millis(1), Time::from_millis(2)));
+        (ok..100).for_each(|_| tally.fail_connection(Fault::Abandoned));
+        tally.end_second(Duration::ZERO, 0);
+        Outcome::new(&tally, ran(rate))
+    }
+
+    fn ran(rate: f64) -> Ran {
+        let shape = Shape { dispersion: Vec::new(), hurst: None };
+        Ran {
+            asked: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },
+            planned: 100,
+            seconds: 2.0,
+            establisher: Used { elapsed_s: 2.0, ..Used::default() },
+            handler: Used { elapsed_s: 2.0, ..Used::default() },
+            lanes: 1,
+            real_time: false,
+            interrupted: false,
+            series: Vec::new(),
+            machine: Machine::default(),
+        }
+    }
+
+    #[test]
+    fn clocks_run_from_the_planned_instant() {
+        let mut tally = Tally::new(1);
+        for late_ms in 1..=100 {
+            let planned = Time::from_millis(1000);
+            tally.sent(planned, planned + Duration::from_micros(100));
+            tally.reply(
+                0,
+                planned,
+                planned + Duration::from_millis(late_ms / 2),
+                planned + Duration::from_millis(late_ms),
+            );
+        }
+        tally.fail(Fault::Reset, 0);
+        let second = tally.end_second(Duration::from_secs(3), 0);
+        assert_eq!((second.ok, second.failed, second.at_s), (100, 1, 3.0));
+        let outcome = Outcome::new(&tally, ran(100.0));
+        let close =
+            |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.01, "{found} not {expected}");
+        close(outcome.latency.p50_ms, 50.0);
+        close(outcome.latency.p99_ms, 99.0);
+        close(outcome.latency.max_ms, 100.0);
+        close(outcome.first_byte.max_ms, 50.0);
+        close(outcome.lateness.p50_ms, 0.1);
+        assert_eq!((outcome.ok, outcome.failed(), outcome.rate), (100, 1, 50.0));
+        assert_eq!(outcome.verdict, Verdict::valid());
+    }
+
+    #[test]
+    fn threads_are_added_up() {
+        let mut all = Tally::new(2);
+        for class in [0, 1, 1] {
+            let mut tally = Tally::new(2);
+            tally.reply(class, Time::START, Time::from_millis(1), Time::from_millis(2));
+            tally.fail(Fault::Abandoned, class);
+            all.merge(tally);
+        }
+        let outcome = Outcome::new(&all, ran(100.0));
+        assert_eq!((outcome.ok, outcome.failed_by(Fault::Abandoned), outcome.classes), (3, 3, vec![(1, 1), (2, 2)]));
+    }
+
+    #[test]
+    fn what_is_the_clients_own_is_said() {
+        let check = |rate: f64, late: Duration, change: fn(&mut Tally, &mut Ran), worth: Worth, says: &str| {
+            let (mut tally, mut ran) = (Tally::new(1), ran(rate));
+            (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
+            change(&mut tally, &mut ran);
+            let verdict = Outcome::new(&tally, ran).verdict;
+            assert!(verdict.worth == worth && verdict.to_string().contains(says), "{verdict}");
+        };
+        let ms = Duration::from_millis;
+        check(1000.0, Duration::from_micros(900), |_, _| {}, Worth::Valid, "valid");
+        check(1000.0, ms(2), |_, _| {}, Worth::ClientBound, "and 1.0 ms are allowed");
+        // 5 % of a gap of 100 ms.
+        check(10.0, ms(4), |_, _| {}, Worth::Valid, "valid");
+        check(10.0, ms(6), |_, _| {}, Worth::ClientBound, "5.0 ms are allowed");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Worth::ClientBound, "no port");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent), Worth::ClientBound, "too late");
+        check(1.0, ms(1), |_, ran| ran.handler.cpu_s = 1.96, Worth::ClientBound, "handles connections was busy 98 %");
+        check(1.0, ms(1), |_, ran| ran.establisher.queued_s = 0.6, Worth::ClientBound, "waited for a core 30 %");
+        let closed = |_: &mut Tally, ran: &mut Ran| {
+            ran.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
+            ran.handler.cpu_s = 1.96;
+        };
+        check(1.0, ms(500), closed, Worth::AtLeast, "busy 98 %");
+    }
+}

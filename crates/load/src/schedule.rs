@@ -1,0 +1,621 @@
+//! When requests are to be made: instants that are worked out before the run and that nothing which happens in it changes.
+//!
+//! Absolute, from the start of the run, from a seed: the same seed gives the same schedule, and a generator that is late
+//! once does not shift what follows. All processes but the constant one are Poisson processes whose rate is a series of
+//! steps ([`poisson_over`]): one step (Poisson), two in turn (bursty), or a long-range dependent series (self-similar).
+//!
+//! What came out is measured ([`Schedule::shape`]), since a short or slow run of a self-similar process has no room to show it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use amped_measure::Failure;
+use amped_measure::stats::Random;
+use rustfft::FftPlanner;
+use rustfft::num_complex::Complex;
+use serde::Serialize;
+
+use crate::workload::Requests;
+
+/// How arrivals follow each other.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrivals {
+    /// All gaps alike.
+    Constant,
+    /// Independent of each other: gaps are exponential.
+    Poisson,
+    /// The rate is `ratio` times its mean for `share` of each period, and lower for the rest, so that the mean stays (Banga
+    /// and Druschel, section 5.4).
+    Bursty {
+        /// Peak rate over mean rate.
+        ratio: f64,
+        /// Part of the time at the peak; `ratio * share <= 1`.
+        share: f64,
+        /// From the start of one burst to that of the next.
+        period: Duration,
+    },
+    /// Bursty at all scales of time.
+    SelfSimilar {
+        /// The Hurst parameter, from 0.5 (no memory) to 1.
+        hurst: f64,
+        /// Of what the rate is made.
+        model: Model,
+    },
+    /// As this file says: an instant in seconds from the start a line, not falling; `#` begins a remark.
+    File(PathBuf),
+}
+
+/// Of what a self-similar rate is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Model {
+    /// Fractional Gaussian noise in steps of 100 ms, by the method of Davies and Harte (Biometrika 74, 1987). Its standard
+    /// deviation in one step is this part of the mean; what falls below 0 is cut.
+    Gaussian(f64),
+    /// 64 sources that are on and off for Pareto-distributed times with a mean of 100 ms and the exponent 3 - 2 * Hurst
+    /// (Willinger, Taqqu, Sherman and Wilson, 1997).
+    OnOff,
+}
+
+/// Length of the steps of a self-similar rate.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Arrivals that a schedule may have: 8 bytes each.
+pub const ARRIVALS_MAX: f64 = 5e7;
+
+impl FromStr for Arrivals {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Arrivals, String> {
+        const FORMS: &str =
+            "write constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff] or file:NAME";
+        let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+        let mut parts = rest.split(',').map(str::trim);
+        let number = |part: Option<&str>, what: &str| -> Result<f64, String> {
+            let number = part.unwrap_or_default().trim_end_matches('%').parse::<f64>();
+            number.ok().filter(|number| number.is_finite()).ok_or_else(|| format!("{what} is missing; {FORMS}"))
+        };
+        let arrivals = match name {
+            "constant" if rest.is_empty() => Arrivals::Constant,
+            "poisson" if rest.is_empty() => Arrivals::Poisson,
+            "bursty" => {
+                let (ratio, percent) = (number(parts.next(), "the ratio")?, number(parts.next(), "the percentage")?);
+                let period = parts.next().map_or(Ok(Duration::from_secs(10)), duration)?;
+                let share = percent / 100.0;
+                if !(ratio >= 1.0 && share > 0.0 && ratio * share <= 1.0) {
+                    return Err(format!(
+                        "bursts of {ratio} times the mean rate for {percent} % of the time cannot be: the ratio must be 1 \
+                         or more, and ratio times percentage at most 100"
+                    ));
+                }
+                if period < Duration::from_millis(10) {
+                    return Err("a period of bursts is 10ms at least".to_owned());
+                }
+                Arrivals::Bursty { ratio, share, period }
+            }
+            "self-similar" => {
+                let hurst = number(parts.next(), "the Hurst parameter")?;
+                if !(0.5..1.0).contains(&hurst) {
+                    return Err(format!("a Hurst parameter is from 0.5 to below 1, not {hurst}"));
+                }
+                let model = match parts.next() {
+                    None | Some("gaussian") => Model::Gaussian(0.3),
+                    Some("onoff") => Model::OnOff,
+                    Some(other) => return Err(format!("no model is called {other:?}; {FORMS}")),
+                };
+                Arrivals::SelfSimilar { hurst, model }
+            }
+            "file" if !rest.is_empty() => return Ok(Arrivals::File(rest.into())),
+            _ => return Err(FORMS.to_owned()),
+        };
+        match parts.next() {
+            Some(extra) if !extra.is_empty() => Err(format!("what does {extra:?} mean? {FORMS}")),
+            _ => Ok(arrivals),
+        }
+    }
+}
+
+impl fmt::Display for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Arrivals::Constant => f.write_str("constant"),
+            Arrivals::Poisson => f.write_str("poisson"),
+            Arrivals::Bursty { ratio, share, period } => {
+                write!(f, "bursty:{ratio},{}%,{}ms", share * 100.0, period.as_millis())
+            }
+            Arrivals::SelfSimilar { hurst, model: Model::Gaussian(_) } => write!(f, "self-similar:{hurst}"),
+            Arrivals::SelfSimilar { hurst, model: Model::OnOff } => write!(f, "self-similar:{hurst},onoff"),
+            Arrivals::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+/// A time as it is typed: a number and `us`, `ms`, `s`, `m` or `h`; without a unit, seconds.
+///
+/// # Errors
+/// A text that says what would be right.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let seconds = number.parse::<f64>().unwrap_or(f64::NAN) * scale;
+    let refusal = || format!("{text:?} is no time: write for example 500ms, 30s or 2m");
+    // A thousand years are no time of a run, and would not fit where nanoseconds are counted.
+    if seconds.is_nan() || seconds > 3.2e10 { Err(refusal()) } else { Ok(Duration::from_secs_f64(seconds)) }
+}
+
+/// Instants in nanoseconds from the start of the run, not falling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    at_ns: Vec<u64>,
+    duration_ns: u64,
+}
+
+impl Schedule {
+    /// A schedule of `rate` arrivals a second in the mean, for so long. A recorded series is as it is, cut at `duration`,
+    /// and `rate` does not matter.
+    ///
+    /// # Errors
+    /// A rate of 0 or of more than can be held; a file that is no series.
+    pub fn new(arrivals: &Arrivals, rate: f64, duration: Duration, seed: u64) -> Result<Schedule, Failure> {
+        let seconds = duration.as_secs_f64();
+        if seconds <= 0.0 {
+            return Err(Failure::usage("a run of no length asks for nothing; give a --duration such as 30s"));
+        }
+        if let Arrivals::File(path) = arrivals {
+            let text = std::fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
+            let name = path.display();
+            let at = recorded(&text).map_err(|why| Failure::failed(format!("{name}: {why}")))?;
+            let at: Vec<Duration> = at.into_iter().take_while(|at| *at < duration).collect();
+            return Schedule::at(&at).ok_or_else(|| Failure::failed(format!("{name}: there is no instant in it")));
+        }
+        if !(rate > 0.0 && rate.is_finite()) {
+            return Err(Failure::usage(format!("a rate of {rate} asks for nothing; give a --rate above 0")));
+        }
+        if rate * seconds > ARRIVALS_MAX {
+            return Err(Failure::usage(format!(
+                "{rate} a second for {seconds} s are {:.3e} arrivals, and no more than {ARRIVALS_MAX:.0e} can be planned; \
+                 shorten --duration or lower --rate",
+                rate * seconds
+            )));
+        }
+        let mut random = Random(seed);
+        let at_ns = match arrivals {
+            Arrivals::Constant => {
+                (0..(rate * seconds).round() as u64).map(|n| (n as f64 * 1e9 / rate).round() as u64).collect()
+            }
+            Arrivals::Poisson => poisson_over(std::iter::once((rate, seconds)), &mut random),
+            Arrivals::Bursty { ratio, share, period } => {
+                let period = period.as_secs_f64();
+                let low = if *share < 1.0 { rate * (1.0 - ratio * share) / (1.0 - share) } else { rate };
+                let phases = [(rate * ratio, period * share), (low, period * (1.0 - share))];
+                let mut left = seconds;
+                let cut = phases.into_iter().cycle().map_while(|(rate, length)| {
+                    let length = length.min(left);
+                    left -= length;
+                    (length > 0.0 || left > 0.0).then_some((rate, length))
+                });
+                poisson_over(cut, &mut random)
+            }
+            Arrivals::SelfSimilar { hurst, model } => {
+                let steps = (seconds / STEP.as_secs_f64()).ceil() as usize;
+                let mut rates = match model {
+                    Model::Gaussian(part) => {
+                        let noise = fractional_noise(*hurst, steps, &mut random);
+                        noise.into_iter().map(|noise| (1.0 + part * noise).max(0.0)).collect()
+                    }
+                    Model::OnOff => on_off(*hurst, steps, &mut random),
+                };
+                // What was asked for is the mean of the run, not that of all runs that could be.
+                let mean = rates.iter().sum::<f64>() / steps as f64;
+                rates.iter_mut().for_each(|step| *step *= rate / mean.max(f64::MIN_POSITIVE));
+                let mut left = seconds;
+                let steps = rates.into_iter().map(|rate| {
+                    let length = STEP.as_secs_f64().min(left);
+                    left -= length;
+                    (rate, length)
+                });
+                poisson_over(steps, &mut random)
+            }
+            Arrivals::File(_) => Vec::new(),
+        };
+        Ok(Schedule { at_ns, duration_ns: nanos(duration) })
+    }
+
+    /// A schedule of given instants, which are put in order; `None` if there are none.
+    pub fn at(instants: &[Duration]) -> Option<Schedule> {
+        let mut at_ns: Vec<u64> = instants.iter().map(|at| nanos(*at)).collect();
+        at_ns.sort_unstable();
+        let duration_ns = *at_ns.last()?;
+        Some(Schedule { at_ns, duration_ns: duration_ns.max(1) })
+    }
+
+    /// The instants of requests that have their own: that of the first on each connection of so many. `None` if one of
+    /// these has none.
+    pub fn of_requests(requests: &Requests, per_connection: u64) -> Option<Schedule> {
+        let first = requests.table().iter().step_by(usize::try_from(per_connection.max(1)).unwrap_or(usize::MAX));
+        Schedule::at(&first.map(|request| request.at).collect::<Option<Vec<_>>>()?)
+    }
+
+    /// No more than the first so many arrivals.
+    pub fn truncate(&mut self, count: u64) {
+        if let Ok(count) = usize::try_from(count)
+            && count < self.at_ns.len()
+        {
+            self.at_ns.truncate(count);
+            self.duration_ns = self.at_ns.last().map_or(1, |last| (*last).max(1));
+        }
+    }
+
+    /// When the arrivals are, in nanoseconds from the start.
+    pub fn at_ns(&self) -> &[u64] {
+        &self.at_ns
+    }
+
+    /// How long it lasts: as asked, or to its last instant.
+    pub fn duration(&self) -> Duration {
+        Duration::from_nanos(self.duration_ns)
+    }
+
+    /// Arrivals a second, in the mean.
+    pub fn rate(&self) -> f64 {
+        self.at_ns.len() as f64 / self.duration().as_secs_f64()
+    }
+
+    /// Most arrivals in any window of this length: as many sockets may have to be held at once.
+    pub fn most_within(&self, window: Duration) -> usize {
+        let (window, mut first, mut most) = (nanos(window), 0, 0);
+        for (last, at) in self.at_ns.iter().enumerate() {
+            while at - self.at_ns[first] > window {
+                first += 1;
+            }
+            most = most.max(last - first + 1);
+        }
+        most
+    }
+
+    /// How bursty it came out.
+    pub fn shape(&self) -> Shape {
+        let dispersion = [10, 100, 1000, 10_000].into_iter().filter_map(|window_ms| {
+            let counts = self.counts(window_ms * 1_000_000);
+            let (mean, variance) = moments(&counts)?;
+            (counts.len() >= 20 && mean > 0.0).then(|| Dispersion { window_ms, index: variance / mean })
+        });
+        Shape { dispersion: dispersion.collect(), hurst: self.hurst() }
+    }
+
+    /// The Hurst parameter by the variance-time plot (Leland, Taqqu, Willinger, Wilson, 1994): the variance of the mean of
+    /// m counts falls as m^(2H - 2). `None` where the run is too short to tell.
+    fn hurst(&self) -> Option<f64> {
+        // Windows with fewer than a hundred arrivals show the noise of Poisson and nothing else.
+        let base = (100e9 / self.rate()).max(STEP.as_nanos() as f64) as u64;
+        let mut counts = self.counts(base);
+        let (mut scale, mut points) = (1.0f64, Vec::new());
+        while counts.len() >= 24 {
+            let (_, variance) = moments(&counts)?;
+            if variance <= 0.0 {
+                return None;
+            }
+            points.push((scale.ln(), (variance / scale.powi(2)).ln()));
+            counts = counts.chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
+            scale *= 2.0;
+        }
+        if points.len() < 3 {
+            return None;
+        }
+        let n = points.len() as f64;
+        let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0 / n, y + point.1 / n));
+        let (xy, xx) = points
+            .iter()
+            .fold((0.0, 0.0), |(xy, xx), point| (xy + (point.0 - x) * (point.1 - y), xx + (point.0 - x).powi(2)));
+        Some(1.0 + xy / xx / 2.0)
+    }
+
+    /// Arrivals in each whole window of this length.
+    fn counts(&self, window_ns: u64) -> Vec<f64> {
+        let mut counts = vec![0.0; (self.duration_ns / window_ns) as usize];
+        for at in &self.at_ns {
+            if let Some(count) = counts.get_mut((at / window_ns) as usize) {
+                *count += 1.0;
+            }
+        }
+        counts
+    }
+}
+
+/// What was measured of a schedule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shape {
+    /// At some lengths of windows, as far as there are 20 of them.
+    pub dispersion: Vec<Dispersion>,
+    /// The Hurst parameter: 0.5 where there is no memory; absent where the run is too short to tell.
+    pub hurst: Option<f64>,
+}
+
+/// Variance over mean of the arrivals in a window: 0 for constant gaps, 1 for Poisson, more for bursts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Dispersion {
+    /// Length of the windows, in milliseconds.
+    pub window_ms: u64,
+    /// Variance over mean.
+    pub index: f64,
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn moments(values: &[f64]) -> Option<(f64, f64)> {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    (values.len() > 1).then_some((mean, variance))
+}
+
+/// Exponential with mean 1.
+fn exponential(random: &mut Random) -> f64 {
+    -(1.0 - random.fraction()).ln()
+}
+
+/// Two independent normal numbers (Box and Muller).
+fn normal_pair(random: &mut Random) -> Complex<f64> {
+    let (length, angle) = ((2.0 * exponential(random)).sqrt(), std::f64::consts::TAU * random.fraction());
+    Complex::new(length * angle.cos(), length * angle.sin())
+}
+
+/// A Poisson process whose rate goes in steps of (rate a second, seconds). Exact: exponential gaps in the time in which the
+/// integral of the rate runs evenly are put back into that of the clock.
+fn poisson_over(steps: impl Iterator<Item = (f64, f64)>, random: &mut Random) -> Vec<u64> {
+    let (mut at_ns, mut start, mut left) = (Vec::new(), 0.0, exponential(random));
+    for (rate, seconds) in steps {
+        let (mut at, end) = (0.0, rate * seconds);
+        while at + left < end {
+            at += left;
+            at_ns.push(((start + at / rate) * 1e9) as u64);
+            left = exponential(random);
+        }
+        left -= end - at;
+        start += seconds;
+    }
+    at_ns
+}
+
+/// `count` values of fractional Gaussian noise with mean 0 and variance 1: the autocovariance is embedded in a circulant
+/// matrix, whose eigenvalues, none negative, are its Fourier transform (Davies and Harte).
+fn fractional_noise(hurst: f64, count: usize, random: &mut Random) -> Vec<f64> {
+    let half = count.max(2).next_power_of_two();
+    let power = |k: f64| k.abs().powf(2.0 * hurst);
+    let covariance = |k: f64| 0.5 * (power(k + 1.0) - 2.0 * power(k) + power(k - 1.0));
+    let row = (0..2 * half).map(|k| covariance(k.min(2 * half - k) as f64));
+    let mut values: Vec<Complex<f64>> = row.map(|value| Complex::new(value, 0.0)).collect();
+    let transform = FftPlanner::new().plan_fft_forward(values.len());
+    transform.process(&mut values);
+    let scale = 1.0 / (2 * half) as f64;
+    for value in &mut values {
+        *value = normal_pair(random) * (value.re.max(0.0) * scale).sqrt();
+    }
+    transform.process(&mut values);
+    values.truncate(count);
+    values.into_iter().map(|value| value.re).collect()
+}
+
+/// How many of the sources are on, in the mean of each step.
+fn on_off(hurst: f64, steps: usize, random: &mut Random) -> Vec<f64> {
+    let exponent = 3.0 - 2.0 * hurst;
+    let step = STEP.as_secs_f64();
+    // The mean of a Pareto distribution is exponent * least / (exponent - 1): this makes it one step. At a Hurst parameter of
+    // 0.5 the exponent is 2; near 1 there is no mean, and a period may be longer than any run.
+    let least = step * (exponent - 1.0) / exponent;
+    let end = steps as f64 * step;
+    let mut on = vec![0.0; steps];
+    for _ in 0..64 {
+        let mut is_on = random.fraction() < 0.5;
+        // Before the start, so that not all sources begin a period with it.
+        let mut at = -random.fraction() * 100.0 * step;
+        while at < end {
+            let until = at + least * (1.0 - random.fraction()).powf(-1.0 / exponent);
+            if is_on {
+                let (mut from, to) = (at.max(0.0), until.min(end));
+                while from < to {
+                    let index = ((from / step) as usize).min(steps - 1);
+                    let stop = ((index + 1) as f64 * step).min(to);
+                    on[index] += (stop - from) / step;
+                    // The last step may end a rounding error behind `end`.
+                    from = if stop > from { stop } else { to };
+                }
+            }
+            (is_on, at) = (!is_on, until);
+        }
+    }
+    on
+}
+
+/// Reads a recorded series.
+fn recorded(text: &str) -> Result<Vec<Duration>, String> {
+    let mut at: Vec<Duration> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if line.is_empty() {
+            continue;
+        }
+        let wrong = |why: &str| format!("line {}: {line:?} {why}", number + 1);
+        let seconds: f64 = line.parse().map_err(|_| wrong("is no number of seconds"))?;
+        let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is no time after the start"))?;
+        if at.last().is_some_and(|last| *last > instant) {
+            return Err(wrong("is earlier than the line before it; instants must not fall"));
+        }
+        at.push(instant);
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(arrivals: &str, rate: f64, seconds: u64, seed: u64) -> Schedule {
+        Schedule::new(&arrivals.parse().unwrap(), rate, Duration::from_secs(seconds), seed).unwrap()
+    }
+
+    #[test]
+    fn reads_what_people_write() {
+        let check = |text: &str, expected: &str| {
+            let found = text.parse::<Arrivals>().map_or_else(|why| format!("! {why}"), |arrivals| arrivals.to_string());
+            assert!(found.starts_with(expected), "{text:?}: {found}");
+        };
+        check("constant", "constant");
+        check("poisson", "poisson");
+        check("bursty:6,5%", "bursty:6,5%,10000ms");
+        check("bursty:4,10,500ms", "bursty:4,10%,500ms");
+        check("self-similar:0.8", "self-similar:0.8");
+        check("self-similar:0.75,onoff", "self-similar:0.75,onoff");
+        check("file:/a,b:c", "file:/a,b:c");
+        for bad in ["", "poison", "poisson:3", "bursty:6", "bursty:30,5%", "bursty:0.5,5%", "bursty:2,5%,1us", "file:"]
+        {
+            check(bad, "!");
+        }
+        for bad in ["self-similar:1", "self-similar:0.4", "self-similar:0.8,x", "self-similar:NaN", "bursty:6,5%,1s,2"]
+        {
+            check(bad, "!");
+        }
+        let times = ["500ms", "30s", "30", "1.5m", "20us"].map(|text| duration(text).unwrap().as_secs_f64());
+        assert_eq!(times, [0.5, 30.0, 30.0, 90.0, 2e-5]);
+        for bad in ["", "s", "-1s", "1x", "1.2.3", "inf", "1e3s", "99999999999h"] {
+            assert!(duration(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_refused() {
+        let check = |rate: f64, seconds: u64, says: &str| {
+            let refused = Schedule::new(&Arrivals::Constant, rate, Duration::from_secs(seconds), 1).unwrap_err();
+            assert!(refused.exit_status() == 2 && refused.to_string().contains(says), "{refused}");
+        };
+        check(0.0, 1, "above 0");
+        check(f64::NAN, 1, "above 0");
+        check(1e9, 30, "lower --rate");
+        check(1.0, 0, "--duration");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_schedule() {
+        for arrivals in ["constant", "poisson", "bursty:6,5%,1s", "self-similar:0.8", "self-similar:0.8,onoff"] {
+            let first = schedule(arrivals, 1000.0, 20, 7);
+            assert_eq!(first, schedule(arrivals, 1000.0, 20, 7), "{arrivals}");
+            assert_eq!(first == schedule(arrivals, 1000.0, 20, 8), arrivals == "constant", "{arrivals}");
+            assert!(first.at_ns().is_sorted() && first.at_ns().iter().all(|at| *at < 20_000_000_000), "{arrivals}");
+            // 20,000 expected; the standard deviation of a Poisson process is 141.
+            assert!((first.rate() - 1000.0).abs() < 40.0, "{arrivals}: {}", first.rate());
+        }
+    }
+
+    #[test]
+    fn constant_gaps_do_not_drift() {
+        let found = schedule("constant", 3.0, 100, 1);
+        assert_eq!((found.at_ns().len(), found.at_ns()[299]), (300, 99_666_666_667));
+        assert_eq!(found.most_within(Duration::from_secs(1)), 4);
+        assert!(schedule("constant", 1000.0, 20, 1).shape().dispersion.iter().all(|found| found.index < 0.01));
+    }
+
+    /// Chi-square of counts against equal expectations.
+    fn chi_square(counts: &[f64]) -> f64 {
+        let expected = counts.iter().sum::<f64>() / counts.len() as f64;
+        counts.iter().map(|count| (count - expected).powi(2) / expected).sum()
+    }
+
+    #[test]
+    fn gaps_of_poisson_are_exponential_and_independent() {
+        let found = schedule("poisson", 1000.0, 50, 3);
+        let gaps: Vec<f64> = found.at_ns().windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e6).collect();
+        // 20 classes of equal probability: 19 degrees of freedom, of which 43.8 is exceeded once in a thousand times.
+        let class = |gap: &f64| ((1.0 - (-gap).exp()) * 20.0) as usize;
+        let mut counts = [0.0; 20];
+        gaps.iter().for_each(|gap| counts[class(gap).min(19)] += 1.0);
+        assert!(chi_square(&counts) < 43.8, "{counts:?}");
+        // Pairs of neighbours over a board of 5 by 5: 24 degrees of freedom, 51.2.
+        let mut board = [0.0; 25];
+        gaps.chunks_exact(2).for_each(|pair| board[class(&pair[0]) / 4 * 5 + class(&pair[1]) / 4] += 1.0);
+        assert!(chi_square(&board) < 51.2, "{board:?}");
+        for Dispersion { window_ms, index } in found.shape().dispersion {
+            assert!((0.6..1.5).contains(&index), "{window_ms} ms: {index}");
+        }
+    }
+
+    #[test]
+    fn bursts_have_their_ratio_and_share() {
+        let found = schedule("bursty:6,5%,1s", 1000.0, 100, 5);
+        let in_burst = found.at_ns().iter().filter(|at| **at % 1_000_000_000 < 50_000_000).count() as f64;
+        // 6 times the mean for 5 % of the time are 30 % of 100,000 arrivals: 30,000 with a deviation of 173.
+        assert!((29_000.0..31_000.0).contains(&in_burst), "{in_burst}");
+        let at_100_ms = found.shape().dispersion[1];
+        assert!(at_100_ms.window_ms == 100 && at_100_ms.index > 20.0, "{at_100_ms:?}");
+    }
+
+    #[test]
+    fn the_hurst_parameter_is_the_one_that_was_asked_for() {
+        let check = |arrivals: &str, low: f64, high: f64| {
+            // The estimate of one run scatters, the mean of eight less.
+            let found =
+                (1..=8).map(|seed| schedule(arrivals, 2000.0, 400, seed).shape().hurst.unwrap()).sum::<f64>() / 8.0;
+            assert!((low..high).contains(&found), "{arrivals}: {found}");
+        };
+        check("poisson", 0.45, 0.55);
+        check("self-similar:0.6", 0.54, 0.66);
+        check("self-similar:0.8", 0.72, 0.86);
+        check("self-similar:0.9", 0.78, 0.95);
+        // Truncated sources come near it from below (Taqqu, Willinger, Sherman: slow convergence).
+        check("self-similar:0.8,onoff", 0.66, 0.95);
+        assert_eq!(schedule("poisson", 1000.0, 1, 1).shape().hurst, None, "too short");
+    }
+
+    #[test]
+    fn the_noise_has_the_covariance_of_the_theory() {
+        let noise = fractional_noise(0.8, 1 << 16, &mut Random(11));
+        let lag = |k: usize| noise.iter().zip(&noise[k..]).map(|(a, b)| a * b).sum::<f64>() / (noise.len() - k) as f64;
+        // H (2H - 1) k^(2H - 2) for large k; exactly (2^1.6 - 2) / 2 for k = 1.
+        for (k, expected) in [(0, 1.0), (1, 0.5157), (10, 0.48 * 10f64.powf(-0.4))] {
+            assert!((lag(k) - expected).abs() < 0.06, "lag {k}: {} and not {expected}", lag(k));
+        }
+    }
+
+    #[test]
+    fn recorded_series() {
+        let check = |text: &str, expected: Result<usize, &str>| match (recorded(text), expected) {
+            (Ok(found), Ok(count)) => assert_eq!(found.len(), count, "{text:?}"),
+            (Err(found), Err(says)) => assert!(found.contains(says), "{text:?}: {found}"),
+            (found, _) => panic!("{text:?}: {found:?}"),
+        };
+        check("", Ok(0));
+        check("# from a trace\n0\n0.5 # then\n\n1.25\n", Ok(3));
+        check("0\nx\n", Err("line 2"));
+        check("1\n0.5\n", Err("line 2"));
+        check("-1\n", Err("line 1"));
+        assert_eq!(Schedule::at(&[]), None);
+    }
+
+    #[test]
+    fn requests_with_their_own_instants() {
+        use crate::workload::{Order, Request};
+        let of = |at: &[Option<u64>], per_connection: u64| {
+            let request = |at: &Option<u64>| Request { at: at.map(Duration::from_nanos), ..Request::default() };
+            let requests = Requests::new(at.iter().map(request).collect(), Order::Once);
+            Schedule::of_requests(&requests, per_connection).map(|schedule| schedule.at_ns().to_vec())
+        };
+        assert_eq!(of(&[Some(0), Some(5), Some(5), Some(9)], 1), Some(vec![0, 5, 5, 9]));
+        assert_eq!(of(&[Some(0), Some(5), Some(5), Some(9)], 3), Some(vec![0, 9]));
+        assert_eq!(of(&[Some(0), None], 1), None);
+        let mut first = schedule("constant", 10.0, 1, 1);
+        first.truncate(20);
+        assert_eq!(first.at_ns().len(), 10);
+        first.truncate(3);
+        assert_eq!((first.at_ns().len(), first.duration()), (3, Duration::from_millis(200)));
+    }
+}

@@ -1,0 +1,110 @@
+//! The URL of a server, taken apart as far as load needs it (RFC 3986, 3; RFC 9110, 4.2).
+
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use amped_measure::Failure;
+
+/// An `http` URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// Name or address; of an IPv6 address without its brackets.
+    pub host: String,
+    /// 80 unless it is said.
+    pub port: u16,
+    /// Host and port as they stand in the URL, for the Host field.
+    pub authority: String,
+    /// Path and query, as in a request line.
+    pub target: String,
+}
+
+impl Url {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// With a text that says what would be right.
+    pub fn parse(text: &str) -> Result<Url, String> {
+        let wrong = |why: &str| format!("{text:?} {why}; write for example http://127.0.0.1:8080/");
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(wrong("has no scheme"));
+        };
+        if scheme.eq_ignore_ascii_case("https") {
+            return Err(wrong("is https, and only http is spoken"));
+        }
+        if !scheme.eq_ignore_ascii_case("http") {
+            return Err(wrong("has a scheme that is not http"));
+        }
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, target) = rest.split_at(end);
+        // A fragment is not sent.
+        let target = target.split('#').next().unwrap_or_default();
+        let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(wrong("has a character that must be percent-encoded"));
+        }
+        if authority.contains('@') {
+            return Err(wrong("has a user in it, which http does not send"));
+        }
+        // The last colon, unless it stands in the brackets of an IPv6 address.
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, Some(port)),
+            _ => (authority, None),
+        };
+        let port = port.filter(|port| !port.is_empty()).map_or(Ok(80), str::parse);
+        let port: u16 = port.ok().filter(|port| *port > 0).ok_or_else(|| wrong("has no port from 1 to 65535"))?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() {
+            return Err(wrong("names no host"));
+        }
+        Ok(Url { host: host.to_owned(), port, authority: authority.to_owned(), target })
+    }
+
+    /// The address of the host: the first that the system's resolver has.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn resolve(&self) -> Result<SocketAddr, Failure> {
+        let found = (self.host.as_str(), self.port).to_socket_addrs();
+        let found = found.map_err(|error| {
+            Failure::failed(format!("{} does not resolve: {error}; try an address, or `getent hosts`", self.host))
+        })?;
+        found.into_iter().next().ok_or_else(|| Failure::failed(format!("{} has no address", self.host)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn urls() {
+        let check = |text: &str, expected: Option<(&str, u16, &str, &str)>| {
+            let found = Url::parse(text).ok();
+            let found = found.as_ref().map(|url| (&url.host[..], url.port, &url.authority[..], &url.target[..]));
+            assert_eq!(found, expected, "{text:?}");
+        };
+        check("http://a", Some(("a", 80, "a", "/")));
+        check("HTTP://a:8080/b?c=d#e", Some(("a", 8080, "a:8080", "/b?c=d")));
+        check("http://a?b", Some(("a", 80, "a", "/?b")));
+        check("http://[::1]:81/", Some(("::1", 81, "[::1]:81", "/")));
+        check("http://[::1]/", Some(("::1", 80, "[::1]", "/")));
+        for bad in
+            ["", "127.0.0.1:80/", "http:/a", "http://", "http://:80/", "http://a:x/", "http://a:0/", "http://a b/"]
+        {
+            check(bad, None);
+        }
+        for bad in ["https://a/", "ftp://a/", "http://a:65536/", "http://u@a/", "http://a/\r\nX: y"] {
+            check(bad, None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_holds_no_line_end(text in "http://\\PC{0,30}") {
+            if let Ok(url) = Url::parse(&text) {
+                prop_assert!(url.target.starts_with('/'));
+                prop_assert!((url.target + &url.authority).bytes().all(|byte| byte.is_ascii_graphic()));
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! `ammeter load` against servers with planted faults: what it offers, and whether what it says is true.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{ammeter, said};
+
+/// A server that takes a thread for each connection; before each reply it does what it is told.
+fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (before, count) = (Arc::new(before), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&count);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (before, count) = (Arc::clone(&before), Arc::clone(&count));
+            thread::spawn(move || serve(stream.unwrap(), |number| before(number), &count));
+        }
+    });
+    (address, counted)
+}
+
+/// Answers requests, which come one at a time and whole: that is how they are sent.
+fn serve(mut stream: TcpStream, before: impl Fn(u64), count: &AtomicU64) {
+    let mut buffer = [0; 2048];
+    while let Ok(1..) = stream.read(&mut buffer) {
+        before(count.fetch_add(1, Ordering::Relaxed));
+        if stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_err() {
+            return;
+        }
+    }
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}/")
+}
+
+/// Runs to a result.
+fn load(address: SocketAddr, words: &[&str]) -> Value {
+    let url = url(address);
+    let (text, _) = said(&ammeter(&[&["load", &url, "--json"], words].concat()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn figure(outcome: &Value, path: &str) -> f64 {
+    outcome.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path} in {outcome}"))
+}
+
+#[test]
+fn alone_what_is_asked_is_offered_also_past_capacity() {
+    // One connection at a time, each for a millisecond or more: less than a thousand a second.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let wait = |_| thread::sleep(Duration::from_millis(1));
+            let mut buffer = [0; 2048];
+            let mut stream = stream.unwrap();
+            if let Ok(1..) = stream.read(&mut buffer) {
+                wait(());
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
+            }
+        }
+    });
+    for rate in ["5000", "10000"] {
+        let arguments =
+            ["--rate", rate, "--duration", "3s", "--timeout", "2s", "--arrivals", "constant", "--seed", "1"];
+        let outcome = load(address, &arguments);
+        let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
+        println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
+        assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
+        // It is overloaded five to ten times over, and that shows as failures, not as a lower rate.
+        assert!(figure(&outcome, "/rate") < offered / 2.0, "{}", outcome["rate"]);
+        let failures = outcome["failures"].as_array().unwrap();
+        let failed: u64 = failures.iter().map(|pair| pair[1].as_u64().unwrap()).sum();
+        let abandoned = failures.iter().find(|pair| pair[0] == "abandoned").map_or(0, |pair| pair[1].as_u64().unwrap());
+        assert!(abandoned * 2 > failed, "{failures:?}");
+        assert_eq!(outcome["planned"].as_u64().unwrap(), outcome["ok"].as_u64().unwrap() + failed);
+    }
+}
+
+#[test]
+fn alone_planted_delays_come_out() {
+    let fixed = server(|_| thread::sleep(Duration::from_millis(40))).0;
+    let outcome = load(fixed, &["--rate", "100", "--duration", "2s"]);
+    let percentiles = ["p50_ms", "p90_ms"].map(|name| figure(&outcome, &format!("/latency/{name}")));
+    assert!(percentiles.iter().all(|found| (39.5..100.0).contains(found)), "{percentiles:?}");
+
+    // One of four takes 200 ms: the median is that of the three, the 90th percentile that of the one.
+    let bimodal = server(|number| thread::sleep(Duration::from_millis(if number % 4 == 0 { 200 } else { 10 }))).0;
+    let outcome = load(bimodal, &["--rate", "100", "--duration", "3s"]);
+    let [low, high] = ["p50_ms", "p90_ms"].map(|name| figure(&outcome, &format!("/latency/{name}")));
+    assert!((9.5..100.0).contains(&low) && (199.0..400.0).contains(&high), "{low} {high}");
+}
+
+#[test]
+fn alone_a_freeze_is_seen_by_the_open_loop_and_missed_by_the_closed_one() {
+    let began = Instant::now();
+    // For 200 ms of each second nobody is answered.
+    let freeze = move |_| {
+        let into = began.elapsed().as_millis() as u64 % 1000;
+        if into < 200 {
+            thread::sleep(Duration::from_millis(200 - into));
+        }
+    };
+    let (address, _) = server(freeze);
+    let open = load(address, &["--rate", "200", "--duration", "4s", "--timeout", "20s"]);
+    let closed = load(address, &["--clients", "1", "--duration", "4s"]);
+    let [open, closed] = [open, closed].map(|outcome| figure(&outcome, "/latency/p99_ms"));
+    // A fifth of the arrivals fall into a freeze, and wait up to 200 ms: the 99th percentile is 190 ms. The one client falls
+    // into one freeze a second, and counts it once among thousands.
+    assert!(open > 150.0, "{open}");
+    assert!(open > 5.0 * closed, "open {open} ms, closed {closed} ms");
+}
+
+#[test]
+fn the_same_seed_asks_at_the_same_instants() {
+    let (address, _) = server(|_| {});
+    let shape = |seed: &str| {
+        let arguments = ["--rate", "500", "--duration", "1s", "--arrivals", "bursty:4,10%,200ms", "--seed", seed];
+        load(address, &arguments)["asked"]["open"].to_string()
+    };
+    assert_eq!(shape("5"), shape("5"));
+    assert_ne!(shape("5"), shape("6"));
+}
+
+#[test]
+fn a_result_in_words() {
+    let (address, count) = server(|_| {});
+    let url = url(address);
+    let run = ["load", &url, "--rate", "100", "--duration", "500ms", "--requests-per-connection", "3", "--seed", "9"];
+    let (text, _) = said(&ammeter(&run));
+    let answered = format!("answered    {}", count.load(Ordering::Relaxed));
+    for part in ["open loop, poisson, seed 9", &answered, "failed 0", "lateness", "verdict "] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let (text, _) = said(&ammeter(&["load", &url, "--clients", "2", "--duration", "200ms"]));
+    assert!(text.contains("CLOSED loop, 2 clients"), "{text}");
+}
+
+#[test]
+fn what_is_demanded_decides_the_exit_status() {
+    let (address, _) = server(|_| thread::sleep(Duration::from_millis(20)));
+    let url = url(address);
+    let check = |condition: &str, expected: i32| {
+        let run = ["load", &url, "--clients", "2", "--duration", "300ms", "--fail-if", condition];
+        let (text, status) = said(&ammeter(&run));
+        assert_eq!(status, expected, "{text}");
+        assert_eq!(text.contains("not as it must be"), expected == 1, "{text}");
+    };
+    check("p50>10ms", 1);
+    check("p50<10ms", 0);
+    check("failed>0", 0);
+    check("rate<1000000", 1);
+}
+
+#[test]
+fn a_sweep_finds_the_rate_that_is_borne() {
+    let (address, _) = server(|number| {
+        // From the 300th request on it is too slow for its clients.
+        if number >= 300 {
+            thread::sleep(Duration::from_millis(400));
+        }
+    });
+    // 100 and 200 arrivals, then 400.
+    let arguments = [
+        "--sweep",
+        "100..400/100",
+        "--duration",
+        "1s",
+        "--pause",
+        "0s",
+        "--arrivals",
+        "constant",
+        "--timeout",
+        "200ms",
+    ];
+    let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
+    assert_eq!(swept["runs"].as_array().unwrap().len(), 4);
+    assert_eq!((figure(&swept, "/capacity/borne"), figure(&swept, "/capacity/not_borne")), (200.0, 300.0), "{swept}");
+}
+
+#[test]
+fn bad_input_is_told_in_a_line() {
+    let check = |words: &[&str], expected: i32, says: &str| {
+        let output = ammeter(&[&["load"], words].concat());
+        let text = String::from_utf8(output.stderr).unwrap() + &String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(expected), "{words:?}: {text}");
+        assert!(text.contains(says), "{words:?}: {text}");
+    };
+    let url = "http://127.0.0.1:1/";
+    check(&["127.0.0.1:80/", "--rate", "1"], 2, "has no scheme");
+    check(&["https://127.0.0.1/", "--rate", "1"], 2, "only http");
+    check(&[url], 2, "--rate");
+    check(&[url, "--rate", "0"], 2, "above 0");
+    check(&[url, "--rate", "1e9"], 2, "lower --rate");
+    check(&[url, "--rate", "100", "--duration", "never"], 2, "30s");
+    check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
+    check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
+    check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
+    check(&[url, "--clients", "0"], 2, "--clients");
+    check(&[url, "--sweep", "9..1/1"], 2, "FROM..TO/STEP");
+    check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
+    check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
+    // Nobody listens there.
+    check(&[url, "--rate", "100", "--duration", "200ms"], 1, "is a web server listening at 127.0.0.1:1?");
+}
+
+#[test]
+fn ctrl_c_prints_what_there_is() {
+    let (address, count) = server(|_| {});
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let arguments = ["load", &url(address), "--rate", "100", "--duration", "10m"];
+    let child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while count.load(Ordering::Relaxed) < 20 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it does not ask");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(60), "it did not end");
+    let (text, _) = said(&output);
+    assert!(text.contains("interrupted") && text.contains("answered"), "{text}");
+}
