@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use amped_measure::stats::Random;
 use crate::{Outcome, program, run as run_command};
+use amped_measure::stats::Random;
 
 /// A file to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@
 mod disks;
 mod exhibit;
 mod files;
+mod generator;
 mod group;
 mod host;
 mod load;
@@ -45,6 +46,8 @@ pub(crate) enum Args {
     /// What each optimisation and architecture is worth: Hu's figure 12, Flash's experiments, and ours
     #[command(after_help = EXAMPLES)]
     Ablation(Ablation),
+    /// What a request costs `ammeter load` itself, beside wrk
+    Load(generator::Args),
     /// Make tables and plots again from results that are there
     Redraw(Chosen),
 }
@@ -86,6 +89,7 @@ pub(crate) struct Chosen {
 pub(crate) fn run(args: &Args) -> Outcome {
     match args {
         Args::Ablation(args) => ablation(args),
+        Args::Load(args) => generator::run(args),
         Args::Redraw(chosen) => redraw(chosen),
     }
 }
@@ -312,8 +316,7 @@ impl Bench {
             }
         }
 
-        let clocks =
-            || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, busy_ns()?]) };
+        let clocks = || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, busy_ns()?]) };
         let (begin, before) = (Instant::now(), clocks()?);
         let heard = self.client.run(server.address, &point.load, from)?;
         let (elapsed, after) = (begin.elapsed(), clocks()?);
