@@ -134,6 +134,39 @@ pub fn status_at(directory: impl AsFd, name: &CStr) -> io::Result<Status> {
     Ok(status_of(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
+/// How much room a file system has, see [`space`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Its size.
+    pub bytes_total: u64,
+    /// What is free for those who are not root.
+    pub bytes_free: u64,
+    /// How many files it has inodes for; `None` where they are made as they are needed.
+    pub files_free: Option<u64>,
+}
+
+/// How much room the file system of `path` has. May wait for the disk.
+///
+/// # Errors
+/// As statvfs(3).
+pub fn space(path: &Path) -> io::Result<Space> {
+    let found = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+    Ok(Space {
+        bytes_total: bytes(found.f_blocks),
+        bytes_free: bytes(found.f_bavail),
+        files_free: (found.f_files > 0).then_some(found.f_favail),
+    })
+}
+
+/// Writes all changes of a file system out to its disk, and waits for that. `file` is any file or folder of it.
+///
+/// # Errors
+/// As syncfs(2).
+pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(file)?)
+}
+
 fn status_of(stat: &rustix::fs::Stat) -> Status {
     let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
         rustix::fs::FileType::RegularFile => Kind::Regular,
@@ -275,6 +308,16 @@ mod tests {
         for path in ["up", "absolute", "../secret", "/etc/passwd"] {
             assert!(is_escape(&open(path).expect_err(path)), "{path}");
         }
+    }
+
+    #[test]
+    fn a_file_system_has_room() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let found = space(folder.path()).expect("there");
+        assert!(0 < found.bytes_free && found.bytes_free <= found.bytes_total, "{found:?}");
+        assert!(space(Path::new("/nowhere")).is_err());
+        assert_eq!(space(Path::new("/proc")).expect("mounted").bytes_total, 0, "nothing is stored there");
+        sync_file_system(std::fs::File::open(folder.path()).expect("opened")).expect("written out");
     }
 
     #[test]
