@@ -4,6 +4,12 @@
 //! `n` of a run is a function of `n` alone. So generators in several threads need no queue between them, the same seed
 //! asks for the same in the same order, and a driver can have the bytes of each table entry ready.
 
+pub mod content;
+pub mod fileset;
+pub mod log;
+pub mod manifest;
+pub mod mix;
+
 use std::time::Duration;
 
 use amped_measure::stats::Random;

@@ -1,0 +1,833 @@
+//! An access log as a workload: its requests, in their order, at their times.
+//!
+//! Lines are read in the Common and the Combined Log Format (Apache's mod_log_config; nginx writes the same), from plain or
+//! gzip files. [`parse`] takes a line apart, [`target_of`] makes of the request in it what is asked for, [`Log::read`] takes
+//! a whole file in, and [`Log::requests`] makes a run of it.
+//!
+//! A log is what somebody else wrote, and some of it is always odd: nothing in it is fatal, and everything that is left out
+//! is counted by kind ([`Odd`]). Only GET is asked again: a log has no bodies, and a replay must not change what it
+//! measures.
+//!
+//! What a reply is to be like, the log cannot tell. Its 304 was the answer to a condition and its 404 a hole in another
+//! server's tree, in another year; neither is in the line. So unless it is asked to believe the log ([`Belief::Log`]), a
+//! replay expects the file, status 200, where the log shows that there was one (200, 206, 304), and of all other lines
+//! nothing. If it is given a manifest that knows better: the file where there is one, with its size, and nothing elsewhere.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::time::Duration;
+
+use amped_http::date;
+use amped_http::uri::Target;
+use amped_measure::Failure;
+use amped_measure::stats::Random;
+use flate2::bufread::MultiGzDecoder;
+use memchr::{memchr, memchr_iter};
+
+use super::manifest::{Manifest, file_name};
+use super::{Expect, Order, Request, Requests};
+
+/// Longest line that is read, in bytes; servers take no request of that length.
+const LINE_MAX: usize = 64 << 10;
+
+/// Bytes that are read at once.
+const BUFFER: usize = 256 << 10;
+
+/// A line taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line<'a> {
+    /// The client, as name or address: the first word.
+    pub client: &'a [u8],
+    /// When, by the clock on the server's wall, in seconds since 1970 as if that clock showed UTC.
+    pub wall_s: i64,
+    /// How far that clock is ahead of UTC, in minutes.
+    pub zone_min: i16,
+    /// What stood in quotes, as it is written there.
+    pub request: &'a [u8],
+    /// The status of the reply.
+    pub status: u16,
+    /// Bytes of the reply's body; `None` where a dash says that there were none.
+    pub bytes: Option<u64>,
+}
+
+/// Why a line is no request to replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Odd {
+    /// Nothing is in it.
+    Blank,
+    /// Longer than 64 KiB.
+    Long,
+    /// There is no time in brackets behind a client.
+    Time,
+    /// There is no request in quotes, with status and size behind it.
+    Request,
+    /// What is in quotes is no request: a dash, or bytes of another protocol.
+    Nothing,
+    /// Its method is not GET.
+    Method,
+    /// Its target is none that a server can be asked for.
+    Target,
+}
+
+impl Odd {
+    /// All kinds.
+    pub const ALL: [Odd; 7] = [Odd::Blank, Odd::Long, Odd::Time, Odd::Request, Odd::Nothing, Odd::Method, Odd::Target];
+
+    /// The kind in a few words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Odd::Blank => "blank",
+            Odd::Long => "longer than 64 KiB",
+            Odd::Time => "without client and time",
+            Odd::Request => "without request, status and size",
+            Odd::Nothing => "nothing that was asked for",
+            Odd::Method => "method other than GET",
+            Odd::Target => "target that cannot be asked for",
+        }
+    }
+}
+
+/// Takes a line apart, in the form `client identity user [time] "request" status bytes`, with anything behind a further
+/// space (mod_log_config, "Common Log Format" and "Combined Log Format").
+///
+/// Names of users may hold spaces and brackets, and old servers wrote quotes within a request as they came: so the time is
+/// what reads as one, and the request ends where status and size follow.
+///
+/// # Errors
+/// The kind of oddity: [`Odd::Blank`], [`Odd::Time`] or [`Odd::Request`].
+pub fn parse(line: &[u8]) -> Result<Line<'_>, Odd> {
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return Err(Odd::Blank);
+    }
+    let client_end = memchr(b' ', line).filter(|end| *end > 0).ok_or(Odd::Time)?;
+    let (client, rest) = line.split_at(client_end);
+    let (wall_s, zone_min, rest) = memchr_iter(b'[', rest).find_map(|at| time(&rest[at + 1..])).ok_or(Odd::Time)?;
+
+    let quoted = rest.strip_prefix(b" \"").ok_or(Odd::Request)?;
+    // A backslash escapes a quote, in logs of servers that escape at all. In those of others it may stand before the last
+    // quote: that is taken if there is no other.
+    let mut escaped = None;
+    for end in memchr_iter(b'"', quoted) {
+        let Some((status, bytes)) = status_and_bytes(&quoted[end + 1..]) else { continue };
+        let found = Line { client, wall_s, zone_min, request: &quoted[..end], status, bytes };
+        if quoted[..end].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0 {
+            return Ok(found);
+        }
+        escaped.get_or_insert(found);
+    }
+    escaped.ok_or(Odd::Request)
+}
+
+/// Reads `01/Aug/1995:00:00:01 -0400]`: seconds on the wall, minutes ahead of UTC, and what follows.
+fn time(text: &[u8]) -> Option<(i64, i16, &[u8])> {
+    let (text, rest) = text.split_at_checked(27)?;
+    if [2, 6, 11, 20, 26].map(|at| text[at]) != *b"//: ]" {
+        return None;
+    }
+    // The calendar is that of HTTP dates, which do not mind the name of the day.
+    let mut date = *b"Sun, 00 Jan 1970 00:00:00 GMT";
+    for (to, from) in [(5..7, 0..2), (8..11, 3..6), (12..16, 7..11), (17..25, 12..20)] {
+        date[to].copy_from_slice(&text[from]);
+    }
+    let sign = match text[21] {
+        b'+' => 1,
+        b'-' => -1,
+        _ => return None,
+    };
+    let (hours, minutes) = (number(&text[22..24])?, number(&text[24..26])?);
+    let zone_min = (hours < 24 && minutes < 60).then_some(sign * (hours * 60 + minutes) as i16)?;
+    Some((date::parse(&date, 0)?, zone_min, rest))
+}
+
+/// Reads ` 200 1839`, to the end or to the next space.
+fn status_and_bytes(text: &[u8]) -> Option<(u16, Option<u64>)> {
+    let (status, rest) = text.strip_prefix(b" ")?.split_at_checked(3)?;
+    let bytes = rest.strip_prefix(b" ")?;
+    let bytes = match &bytes[..memchr(b' ', bytes).unwrap_or(bytes.len())] {
+        b"-" => None,
+        digits => Some(number(digits)?),
+    };
+    let status = number(status)? as u16;
+    (status >= 100).then_some((status, bytes))
+}
+
+/// Decimal digits, at least one.
+fn number(digits: &[u8]) -> Option<u64> {
+    let add = |sum: u64, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    };
+    if digits.is_empty() { None } else { digits.iter().try_fold(0, add) }
+}
+
+/// What a logged request asks for, as it must be written to ask for it again: path and query (RFC 9112, 3.2.1).
+///
+/// What the log escaped is put back, and then whatever a target may not hold is encoded (RFC 3986, 2.1), so that a name with
+/// a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for.
+///
+/// # Errors
+/// [`Odd::Nothing`], [`Odd::Method`] or [`Odd::Target`].
+pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
+    let request = request.trim_ascii();
+    let method_end = memchr(b' ', request).ok_or(Odd::Nothing)?;
+    let (method, rest) = (&request[..method_end], request[method_end..].trim_ascii());
+    if !method.iter().all(u8::is_ascii_alphabetic) {
+        return Err(Odd::Nothing);
+    }
+    if method != b"GET" {
+        return Err(Odd::Method);
+    }
+    // The version is the last word. HTTP/0.9 had none.
+    let last = rest.iter().rposition(|byte| *byte == b' ').map_or(0, |at| at + 1);
+    let target = if rest[last..].starts_with(b"HTTP/") { rest[..last].trim_ascii() } else { rest };
+
+    let target = encoded(&unescaped(target));
+    match Target::parse(&target, false) {
+        Some(Target::Origin { .. }) => Ok(target),
+        Some(Target::Absolute { path, query, .. }) => {
+            let query = query.map(|query| [b"?", query].concat()).unwrap_or_default();
+            Ok([path, &query].concat())
+        }
+        Some(Target::Asterisk | Target::Authority(_)) | None => Err(Odd::Target),
+    }
+}
+
+/// Apache and nginx write quotes, backslashes, control bytes and what is above 0x7e as `\"`, `\\`, `\n`, `\t`, `\xhh`.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        let (byte, after) = match (byte, after) {
+            (b'\\', [b'x' | b'X', high, low, after @ ..]) if hex(*high).is_some() && hex(*low).is_some() => {
+                (hex(*high).unwrap_or_default() << 4 | hex(*low).unwrap_or_default(), after)
+            }
+            (b'\\', [b'"', after @ ..]) => (b'"', after),
+            (b'\\', [b'\\', after @ ..]) => (b'\\', after),
+            (b'\\', [b'n', after @ ..]) => (b'\n', after),
+            (b'\\', [b'r', after @ ..]) => (b'\r', after),
+            (b'\\', [b't', after @ ..]) => (b'\t', after),
+            (byte, after) => (*byte, after),
+        };
+        plain.push(byte);
+        rest = after;
+    }
+    plain
+}
+
+/// Encodes what no target may hold (RFC 3986, 3.3 and 3.4), a `%` that begins no escape among it.
+fn encoded(target: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(target.len());
+    for (at, byte) in target.iter().enumerate() {
+        let broken =
+            *byte == b'%' && !target.get(at + 1..at + 3).is_some_and(|next| next.iter().all(u8::is_ascii_hexdigit));
+        if broken || !byte.is_ascii_graphic() || b"\"#<>\\^`{|}".contains(byte) {
+            out.extend_from_slice(format!("%{byte:02X}").as_bytes());
+        } else {
+            out.push(*byte);
+        }
+    }
+    out
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|value| value as u8)
+}
+
+/// Which clock the order of the lines agrees with better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// UTC: each time with its own zone, as it is meant to be.
+    Zoned,
+    /// The time of day alone. By their zones the lines would run back more often, so those cannot be right.
+    Wall,
+}
+
+/// What was in a log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// All lines.
+    pub lines: u64,
+    /// Those that are no request to replay, by kind.
+    pub odd: BTreeMap<Odd, u64>,
+    /// Replies to the requests, by status.
+    pub statuses: BTreeMap<u16, u64>,
+    /// Lines that are earlier than the one before, by UTC and by the time of day.
+    pub backward: [u64; 2],
+    /// Why it was not read to its end: an error of the file or of its compression.
+    pub cut: Option<String>,
+}
+
+impl Tally {
+    /// The clock that the lines are read by: that which runs back less often, the zoned one if both do alike.
+    pub fn clock(&self) -> Clock {
+        if self.backward[1] < self.backward[0] { Clock::Wall } else { Clock::Zoned }
+    }
+}
+
+/// A request of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    wall_s: i64,
+    pub(super) bytes: Option<u64>,
+    /// Index into the targets.
+    pub(super) target: u32,
+    zone_min: i16,
+    pub(super) status: u16,
+}
+
+/// The requests of a log, in its order.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    pub(super) targets: Vec<Box<[u8]>>,
+    pub(super) entries: Vec<Entry>,
+    tally: Tally,
+}
+
+/// When the requests of a log are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Spacing {
+    /// So many times as fast as then; 1 is as it was.
+    Times(f64),
+    /// The log says in which order, not when.
+    Max,
+}
+
+impl std::str::FromStr for Spacing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Spacing, String> {
+        let times = |text: &str| text.parse().ok().filter(|times| (0.001..=1e6).contains(times));
+        match text {
+            "max" => Ok(Spacing::Max),
+            _ => times(text).map(Spacing::Times).ok_or_else(|| {
+                "write how many times as fast, from 0.001 to 1000000, as `10`, or `max` for no times at all".to_owned()
+            }),
+        }
+    }
+}
+
+/// What replies are expected to be like.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Belief<'a> {
+    /// The file where the log shows that there was one, and anything for the other lines.
+    #[default]
+    Files,
+    /// What the log says: its status, and for 200 its size.
+    Log,
+    /// What a manifest says of the server's files, with `verify` down to the last byte; anything for what is not in it. One
+    /// that was made of the first requests of a log ends the replay behind them ([`Head::requests`](super::manifest::Head)).
+    Manifest {
+        /// What the server has.
+        manifest: &'a Manifest,
+        /// Whether content is checked.
+        verify: bool,
+    },
+}
+
+impl Log {
+    /// Reads the log at `path`, as it is or compressed by gzip, which its first bytes tell (RFC 1952, 2.3.1).
+    ///
+    /// # Errors
+    /// When it cannot be opened, or no line of it is a request to replay. One that ends early is read as far as it goes, and
+    /// [`Tally::cut`] says so.
+    pub fn read(path: &Path) -> Result<Log, Failure> {
+        let place = path.display();
+        let open = || {
+            let mut file = BufReader::with_capacity(BUFFER, File::open(path)?);
+            file.fill_buf()?;
+            Ok(file)
+        };
+        let file = open().map_err(Failure::io(format_args!("read the log {place}")))?;
+        let log = if file.buffer().starts_with(&[0x1f, 0x8b]) {
+            Log::read_from(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(file)))
+        } else {
+            Log::read_from(file)
+        };
+        let Tally { lines, odd, cut, .. } = log.tally();
+        if log.entries.is_empty() {
+            let why = match (cut, odd.iter().max_by_key(|(_, count)| **count)) {
+                (Some(cut), _) => format!("it cannot be read: {cut}"),
+                (None, Some((kind, count))) => format!("of its {lines} lines {count} are odd: {}", kind.name()),
+                (None, None) => "it is empty".to_owned(),
+            };
+            return Err(Failure::failed(format!(
+                "no request to replay in the log {place}: {why}; a line is to be in the Common or Combined Log Format, as \
+                 `host - - [01/Aug/1995:00:00:01 -0400] \"GET / HTTP/1.0\" 200 1839`"
+            )));
+        }
+        Ok(log)
+    }
+
+    /// Reads the lines of a log.
+    pub fn read_from(mut source: impl BufRead) -> Log {
+        let mut log = Log::default();
+        let mut known: HashMap<Box<[u8]>, u32> = HashMap::new();
+        let mut carried = Vec::new();
+        let mut before: Option<[i64; 2]> = None;
+        loop {
+            let held = match source.fill_buf() {
+                Ok(held) => held,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    log.tally.cut = Some(error.to_string());
+                    &[]
+                }
+            };
+            let ended = held.is_empty();
+            let (piece, used) = match memchr(b'\n', held) {
+                Some(end) => (&held[..end], end + 1),
+                None => (held, held.len()),
+            };
+            let complete = used > piece.len();
+            // Of a line that is too long no more is kept than shows that it is.
+            let line = if complete && carried.is_empty() {
+                piece
+            } else {
+                let room = LINE_MAX + 1 - carried.len();
+                carried.extend_from_slice(&piece[..piece.len().min(room)]);
+                &carried[..]
+            };
+            if complete || ended && !line.is_empty() {
+                log.take(line, &mut known, &mut before);
+                carried.clear();
+            }
+            source.consume(used);
+            if ended {
+                return log;
+            }
+        }
+    }
+
+    fn take(&mut self, line: &[u8], known: &mut HashMap<Box<[u8]>, u32>, before: &mut Option<[i64; 2]>) {
+        self.tally.lines += 1;
+        let parsed = if line.len() > LINE_MAX { Err(Odd::Long) } else { parse(line) };
+        let found = parsed.and_then(|line| match known.get(line.request) {
+            Some(target) => Ok((line, *target)),
+            None => {
+                let target = self.targets.len() as u32;
+                self.targets.push(target_of(line.request)?.into());
+                known.insert(line.request.into(), target);
+                Ok((line, target))
+            }
+        });
+        let (line, target) = match found {
+            Ok(found) => found,
+            Err(odd) => {
+                *self.tally.odd.entry(odd).or_default() += 1;
+                return;
+            }
+        };
+        *self.tally.statuses.entry(line.status).or_default() += 1;
+        let Line { wall_s, zone_min, status, bytes, .. } = line;
+        let entry = Entry { wall_s, bytes, target, zone_min, status };
+        let now = [entry.second(Clock::Zoned), entry.second(Clock::Wall)];
+        for (count, (now, before)) in self.tally.backward.iter_mut().zip(now.iter().zip(before.unwrap_or(now))) {
+            *count += u64::from(*now < before);
+        }
+        *before = Some(now);
+        self.entries.push(entry);
+    }
+
+    /// What was in it, the odd included.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// How many requests there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The requests in their order, each once. The seed decides where within its second each of them is made, since the
+    /// log does not say: as many moments as there are requests in that second, each equally likely to be anywhere in it. A
+    /// line that is earlier than the one before it is taken for as late as that one.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn requests(&self, spacing: Spacing, belief: Belief<'_>, seed: u64) -> Requests {
+        let moments = match spacing {
+            Spacing::Times(times) => self.moments(times, seed).into_iter().map(Some).collect(),
+            Spacing::Max => vec![None; self.entries.len()],
+        };
+        // By target, as each may come often, and no content is made more than once.
+        let (mut known, mut end) = (Vec::new(), None);
+        if let Belief::Manifest { manifest, verify } = belief {
+            let (files, mut made) = (manifest.by_name(), HashMap::new());
+            let mut expect = |target: &[u8]| {
+                let file = files.get(&name_of(target)?)?;
+                Some(*made.entry(file.path.as_str()).or_insert_with(|| file.expect(verify)))
+            };
+            known = self.targets.iter().map(|target| expect(target).unwrap_or_default()).collect();
+            end = manifest.head.requests;
+        }
+        let table = self.entries.iter().zip(moments).map(|(entry, at)| {
+            let expect = match belief {
+                Belief::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
+                Belief::Files => Expect::default(),
+                Belief::Log => {
+                    let length = entry.bytes.filter(|_| entry.status == 200);
+                    Expect { status: Some(entry.status), length, content: None }
+                }
+                Belief::Manifest { .. } => known[entry.target as usize],
+            };
+            Request { at, target: self.targets[entry.target as usize].clone(), expect: Some(expect), class: 0 }
+        });
+        let end = end.and_then(|end| usize::try_from(end).ok()).unwrap_or(usize::MAX);
+        Requests::new(table.take(end).collect(), Order::Once)
+    }
+
+    /// When each request is made, from the start of the first one's second.
+    fn moments(&self, times: f64, seed: u64) -> Vec<Duration> {
+        let clock = self.tally.clock();
+        let mut latest = i64::MIN;
+        let seconds: Vec<i64> = self
+            .entries
+            .iter()
+            .map(|entry| {
+                latest = latest.max(entry.second(clock));
+                latest
+            })
+            .collect();
+        let mut random = Random(seed);
+        let (mut moments, mut within) = (Vec::with_capacity(seconds.len()), Vec::new());
+        for same in seconds.chunk_by(|a, b| a == b) {
+            within.clear();
+            within.extend(same.iter().map(|_| random.fraction()));
+            within.sort_unstable_by(f64::total_cmp);
+            let start = (same[0] - seconds[0]) as f64;
+            moments.extend(within.iter().map(|fraction| Duration::from_secs_f64((start + fraction) / times)));
+        }
+        moments
+    }
+}
+
+/// Whether the log shows that there was a file: a GET got it, or a part of it, or heard that it had not changed.
+pub(super) fn is_file(status: u16) -> bool {
+    matches!(status, 200 | 206 | 304)
+}
+
+/// The file that a target asks for.
+pub(super) fn name_of(target: &[u8]) -> Option<std::path::PathBuf> {
+    file_name(target.split(|byte| *byte == b'?').next()?)
+}
+
+impl Entry {
+    /// Since 1970.
+    fn second(&self, clock: Clock) -> i64 {
+        match clock {
+            Clock::Zoned => self.wall_s - i64::from(self.zone_min) * 60,
+            Clock::Wall => self.wall_s,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    /// Lines of NASA's log of August 1995, zones as somebody changed them, and odd ones of many kinds.
+    const EXCERPT: &[u8] = include_bytes!("../../../../tests/golden/log/nasa-excerpt.log");
+
+    #[test]
+    fn lines_of_both_formats() {
+        let check = |line: &str, expected: Option<(&str, &str, u16, Option<u64>)>| {
+            let found = parse(line.as_bytes()).ok().map(|line| {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                (text(line.client), text(line.request), line.status, line.bytes)
+            });
+            let expected = expected.map(|(a, b, c, d)| (a.to_owned(), b.to_owned(), c, d));
+            assert_eq!(found, expected, "{line}");
+        };
+        let time = "[01/Aug/1995:00:00:01 -0400]";
+        let good = |client, request, bytes| Some((client, request, 200, bytes));
+        check(&format!("h - - {time} \"GET / HTTP/1.0\" 200 5"), good("h", "GET / HTTP/1.0", Some(5)));
+        check(&format!("h - - {time} \"GET / HTTP/1.0\" 200 -\r"), good("h", "GET / HTTP/1.0", None));
+        check(
+            &format!("::1 - - {time} \"GET / HTTP/1.1\" 200 5 \"-\" \"a b\""),
+            good("::1", "GET / HTTP/1.1", Some(5)),
+        );
+        check(&format!("h - a user [x] {time} \"GET /\" 200 5 1 2"), good("h", "GET /", Some(5)));
+        // As old servers wrote it, and as new ones do.
+        check(&format!("h - - {time} \"GET /a\"b HTTP/1.0\" 200 5"), good("h", "GET /a\"b HTTP/1.0", Some(5)));
+        check(&format!("h - - {time} \"GET /\\\" 404 5 \" 200 5"), good("h", "GET /\\\" 404 5 ", Some(5)));
+        check(&format!("h - - {time} \"GET /a\\\" 200 5"), good("h", "GET /a\\", Some(5)));
+        check(&format!("h - - {time} \"GET /a\\\\\" 200 5 \"\" 404 6"), good("h", "GET /a\\\\", Some(5)));
+        check(&format!("h - - {time} \"\" 200 18446744073709551615"), good("h", "", Some(u64::MAX)));
+        for odd in [
+            "200 5",
+            "\"GET /\"",
+            "\"GET / 200 5",
+            "\"GET /\" 20 5",
+            "\"GET /\" 099 5",
+            "\"GET /\" 2x0 5",
+            "\"GET /\" 200",
+            "\"GET /\" 200 ",
+            "\"GET /\" 200 x",
+            "\"GET /\" 200 -5",
+            "\"GET /\" 200 18446744073709551616",
+        ] {
+            check(&format!("h - - {time} {odd}"), None);
+        }
+        check(&format!("{time} \"GET /\" 200 5"), None);
+        check(&format!(" {time} \"GET /\" 200 5"), None);
+        check("", None);
+    }
+
+    #[test]
+    fn times_and_zones() {
+        let check = |text: &str, expected: Option<(i64, i16)>| {
+            let found = time(text.as_bytes()).map(|(wall, zone, _)| (wall, zone));
+            assert_eq!(found, expected, "{text}");
+        };
+        check("01/Jan/1970:00:00:00 +0000]", Some((0, 0)));
+        check("01/Aug/1995:00:00:01 -0400] x", Some((807_235_201, -240)));
+        check("29/Feb/2024:23:59:60 +0545]", Some((1_709_251_200, 345)));
+        for bad in [
+            "29/Feb/2023:00:00:00 +0000]",
+            "00/Jan/1970:00:00:00 +0000]",
+            "01/jan/1970:00:00:00 +0000]",
+            "01/Jan/1970:24:00:00 +0000]",
+            "01/Jan/1970 00:00:00 +0000]",
+            "01/Jan/1970:00:00:00 *0000]",
+            "01/Jan/1970:00:00:00 +2400]",
+            "01/Jan/1970:00:00:00 +0060]",
+            "01/Jan/1970:00:00:00 +0000",
+            "1/Jan/1970:00:00:00 +0000]]",
+        ] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn targets_are_made_fit_to_be_asked_for() {
+        let check = |request: &str, expected: Result<&str, Odd>| {
+            let found = target_of(request.as_bytes()).map(|target| String::from_utf8(target).expect("encoded"));
+            assert_eq!(found, expected.map(str::to_owned), "{request}");
+        };
+        check("GET / HTTP/1.0", Ok("/"));
+        check("GET /a?b=c HTTP/1.1", Ok("/a?b=c"));
+        check("GET /a", Ok("/a"));
+        check("GET  /a b.html  HTTP/V1.0", Ok("/a%20b.html"));
+        check("GET http://host:80/a?b HTTP/1.0", Ok("/a?b"));
+        check("GET HTTP://host HTTP/1.0", Ok("/"));
+        check("GET /%7Ea/%zz%", Ok("/%7Ea/%25zz%25"));
+        check("GET /a#b HTTP/1.0", Ok("/a%23b"));
+        check(r#"GET /\xc3\xa9\"\\\t HTTP/1.0"#, Ok("/%C3%A9%22%5C%09"));
+        check(r"GET /\xg0 HTTP/1.0", Ok("/%5Cxg0"));
+        check("GET /\u{e9}|", Ok("/%C3%A9%7C"));
+        check("GET HTTP/1.0", Err(Odd::Target));
+        check("GET a HTTP/1.0", Err(Odd::Target));
+        check("GET * HTTP/1.0", Err(Odd::Target));
+        check("GET http:///a HTTP/1.0", Err(Odd::Target));
+        check("HEAD / HTTP/1.0", Err(Odd::Method));
+        check("get / HTTP/1.0", Err(Odd::Method));
+        check("-", Err(Odd::Nothing));
+        check("", Err(Odd::Nothing));
+        check("GET", Err(Odd::Nothing));
+        check(r"\x16\x03\x01\x02 \x01", Err(Odd::Nothing));
+    }
+
+    #[test]
+    fn an_excerpt_of_a_real_log_is_counted_to_its_last_line() {
+        let log = Log::read_from(EXCERPT);
+        let Tally { lines, odd, statuses, backward, cut } = log.tally();
+        assert_eq!((*lines, cut), (EXCERPT.split(|byte| *byte == b'\n').count() as u64 - 1, &None));
+        let kinds: Vec<(Odd, u64)> = odd.iter().map(|(kind, count)| (*kind, *count)).collect();
+        let expected =
+            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 3), (Odd::Target, 2)];
+        assert_eq!(kinds, expected);
+        assert_eq!(lines - odd.values().sum::<u64>(), log.len() as u64);
+        assert_eq!(statuses.values().sum::<u64>(), log.len() as u64);
+        // Its zones are nonsense: the time of day alone runs forward but for one line.
+        assert_eq!((backward[1], log.tally().clock()), (1, Clock::Wall));
+        assert!(backward[0] > 5, "{backward:?}");
+    }
+
+    #[test]
+    fn a_compressed_log_is_the_same_and_a_torn_one_is_read_as_far_as_it_goes() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let read = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).expect("written");
+            Log::read(&path)
+        };
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        packer.write_all(EXCERPT).expect("in memory");
+        let packed = packer.finish().expect("in memory");
+        let whole = Log::read_from(EXCERPT);
+        assert_eq!(read("packed", &packed).expect("good").tally(), whole.tally());
+        // Two that were appended to each other are one file (RFC 1952, 2.2).
+        assert_eq!(read("twice", &[&packed[..], &packed].concat()).expect("good").len(), 2 * whole.len());
+        let torn = read("torn", &packed[..packed.len() / 2]).expect("some of it");
+        assert!(torn.tally().cut.is_some() && torn.len() < whole.len() && !torn.is_empty());
+
+        let fails = |name, bytes| read(name, bytes).expect_err(name).to_string();
+        assert!(fails("empty", b"").contains("it is empty"));
+        assert!(fails("text", b"hello\nworld\n").contains("of its 2 lines 2 are odd: without client and time"));
+        assert!(fails("garbled", &packed[..12]).contains("it cannot be read"));
+        let missing = Log::read(&folder.path().join("missing")).expect_err("not there");
+        assert!(missing.to_string().contains("missing: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_kept() {
+        let long = [&EXCERPT[..200], &vec![b'x'; 3 * LINE_MAX], b"\n", &EXCERPT[..EXCERPT.len() / 2]].concat();
+        let log = Log::read_from(&*long);
+        assert_eq!(log.tally().odd[&Odd::Long], 1);
+        let small = Log::read_from(BufReader::with_capacity(7, &*long));
+        assert_eq!(small.tally(), log.tally());
+        assert!(small.len() > 5);
+    }
+
+    #[test]
+    fn replays_keep_order_and_seconds() {
+        let line =
+            |second, zone| format!("h - - [01/Aug/1995:00:00:{second:02} {zone}] \"GET /{second} HTTP/1.0\" 200 5\n");
+        let seconds = [1, 1, 1, 4, 3, 9];
+        let text: String = seconds.iter().map(|second| line(*second, "-0400")).collect();
+        let log = Log::read_from(text.as_bytes());
+        let moments = |times, seed| {
+            let requests = log.requests(Spacing::Times(times), Belief::Files, seed);
+            requests.table().iter().map(|request| request.at.expect("a time").as_secs_f64()).collect::<Vec<f64>>()
+        };
+        let once = moments(1.0, 1);
+        // The fifth line is earlier than the fourth, and so takes its second.
+        let within: Vec<u64> = once.iter().map(|at| *at as u64).collect();
+        assert_eq!(within, [0, 0, 0, 3, 3, 8]);
+        assert!(once.is_sorted());
+        assert!(once[0] > 0.0 && once[2] < 1.0 && once[0] < once[2]);
+        assert_eq!(once, moments(1.0, 1));
+        assert_ne!(once, moments(1.0, 2));
+        for (slow, fast) in once.iter().zip(moments(10.0, 1)) {
+            assert!((slow - fast * 10.0).abs() < 1e-6);
+        }
+        let requests = log.requests(Spacing::Max, Belief::Files, 1);
+        assert!(requests.table().iter().all(|request| request.at.is_none()));
+        assert_eq!((requests.len(), &*requests.table()[3].target), (Some(6), &b"/4"[..]));
+    }
+
+    #[test]
+    fn times_are_read_with_their_zones_unless_those_make_the_log_run_back() {
+        let check = |zones: [&str; 4], expected: Clock, last: u64| {
+            let line =
+                |(minute, zone)| format!("h - - [01/Aug/1995:00:{minute:02}:00 {zone}] \"GET / HTTP/1.0\" 200 5\n");
+            let text: String = zones.into_iter().enumerate().map(line).collect();
+            let log = Log::read_from(text.as_bytes());
+            assert_eq!(log.tally().clock(), expected, "{zones:?}");
+            let requests = log.requests(Spacing::Times(1.0), Belief::Files, 1);
+            assert_eq!(requests.table()[3].at.expect("a time").as_secs(), last, "{zones:?}");
+        };
+        check(["-0400"; 4], Clock::Zoned, 180);
+        // Two servers, or a clock that was put back: the time of day would run the same way.
+        check(["+0100", "+0100", "+0000", "+0000"], Clock::Zoned, 3780);
+        check(["-0400", "-0700", "-0400", "-0700"], Clock::Wall, 180);
+    }
+
+    #[test]
+    fn what_is_expected_of_replies() {
+        let line = |path, status| format!("h - - [01/Aug/1995:00:00:00 +0000] \"GET {path} HTTP/1.0\" {status} 7\n");
+        let text: String =
+            [("/a", 200), ("/b", 304), ("/c", 404), ("/d", 302)].map(|(path, status)| line(path, status)).concat();
+        let log = Log::read_from(text.as_bytes());
+        let check = |belief, expected: [(Option<u16>, Option<u64>); 4]| {
+            let requests = log.requests(Spacing::Max, belief, 1);
+            let found = requests.table().iter().map(|request| request.expect.expect("always some"));
+            assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{belief:?}");
+        };
+        check(Belief::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
+        check(Belief::Log, [(Some(200), Some(7)), (Some(304), None), (Some(404), None), (Some(302), None)]);
+        let files = ["/c", "/x"].map(|path| (path.to_owned(), 9, String::new(), 1.0));
+        let mut manifest = Manifest::new(String::new(), 1, files);
+        fn belief(manifest: &Manifest) -> Belief<'_> {
+            Belief::Manifest { manifest, verify: true }
+        }
+        check(belief(&manifest), [(None, None), (None, None), (Some(200), Some(9)), (None, None)]);
+        let content =
+            log.requests(Spacing::Max, belief(&manifest), 1).table()[2].expect.and_then(|expect| expect.content);
+        assert_eq!(content, Some(super::super::content::digest(manifest.files[0].seed, 9)));
+        manifest.head.requests = Some(3);
+        assert_eq!(log.requests(Spacing::Max, belief(&manifest), 1).len(), Some(3));
+    }
+
+    #[test]
+    fn spacings_are_read() {
+        let check = |text: &str, expected: Option<Spacing>| assert_eq!(text.parse().ok(), expected, "{text}");
+        check("max", Some(Spacing::Max));
+        check("1", Some(Spacing::Times(1.0)));
+        check("0.5", Some(Spacing::Times(0.5)));
+        for bad in ["0", "-1", "inf", "NaN", "1e9", "fast", ""] {
+            check(bad, None);
+        }
+    }
+
+    fn digits() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(proptest::sample::select(&b"0123456789 -\"\\[]/:+x\nGETHP."[..]), 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, alike in digits(), cut in 0usize..200) {
+            for text in [&bytes, &alike] {
+                let _ = parse(text);
+                if let Ok(target) = target_of(&[&b"GET /"[..], text].concat()) {
+                    let is_fit = matches!(Target::parse(&target, false), Some(Target::Origin { .. }));
+                    prop_assert!(is_fit, "{:?}", target);
+                }
+                // In the midst of a line that was good.
+                let at = cut.min(EXCERPT.len());
+                let log = Log::read_from(&*[&EXCERPT[..at], &text[..], &EXCERPT[at..]].concat());
+                let odd: u64 = log.tally().odd.values().sum();
+                prop_assert_eq!(odd + log.len() as u64, log.tally().lines);
+            }
+        }
+
+        #[test]
+        fn what_was_written_is_read(
+            client in "[a-z0-9.:-]{1,20}", user in "[^\"\n\r]{0,10}", unix in 0i64..4_000_000_000, zone in -14i16..=14,
+            request in "[ -~]{0,40}", status in 100u16..1000, bytes: Option<u64>, rest in "( \"[ -~]{0,20}\")?",
+        ) {
+            let civil = date::Civil::from_unix(unix);
+            let date::Civil { year, day, hour, minute, second, .. } = civil;
+            let (month, sign, ahead) = (civil.month_name(), if zone < 0 { '-' } else { '+' }, zone.abs());
+            let escaped = request.replace('\\', "\\\\").replace('"', "\\\"");
+            let size = bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
+            let line = format!(
+                "{client} - {user} [{day:02}/{month}/{year}:{hour:02}:{minute:02}:{second:02} {sign}{ahead:02}30] \
+                 \"{escaped}\" {status} {size}{rest}"
+            );
+            let zone_min = if zone < 0 { zone * 60 - 30 } else { zone * 60 + 30 };
+            let expected = Line {
+                client: client.as_bytes(), wall_s: unix, zone_min, request: escaped.as_bytes(), status, bytes,
+            };
+            prop_assert_eq!(parse(line.as_bytes()), Ok(expected), "{}", line);
+            prop_assert_eq!(unescaped(escaped.as_bytes()), request.as_bytes());
+        }
+
+        #[test]
+        fn replays_never_run_back(
+            seconds in proptest::collection::vec((0i64..50, prop_oneof![Just(0i64), Just(3600)]), 1..60), seed: u64,
+        ) {
+            let line = |(second, zone)| {
+                let civil = date::Civil::from_unix(1_000_000 + second);
+                let date::Civil { year, day, hour, minute, second, .. } = civil;
+                let (month, zone) = (civil.month_name(), if zone == 0 { "+0000" } else { "+0100" });
+                format!("h - - [{day:02}/{month}/{year}:{hour:02}:{minute:02}:{second:02} {zone}] \"GET /\" 200 1\n")
+            };
+            let text: String = seconds.iter().copied().map(line).collect();
+            let log = Log::read_from(text.as_bytes());
+            prop_assert_eq!(log.len(), seconds.len());
+            let requests = log.requests(Spacing::Times(1.0), Belief::Files, seed);
+            prop_assert!(requests.table().is_sorted_by_key(|request| request.at));
+        }
+    }
+}
