@@ -23,6 +23,8 @@ struct Ammeter {
 /// One line a command.
 #[derive(Subcommand)]
 enum Command {
+    /// Make a file set to serve, and the manifest of what to ask for
+    Files(command::files::Args),
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
     Host(command::host::Args),
     /// Put load on a web server that does not slow down when the server does
@@ -33,6 +35,7 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
+            Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
             Command::Load(args) => command::load::run(args),
         }
@@ -42,6 +45,7 @@ impl Command {
 const EXAMPLES: &str = "\
 Examples:
   ammeter load http://127.0.0.1:8080/ --rate 1000 --duration 10s
+  ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
   ammeter host --json                             what this machine is, for a record beside results";
 
 fn main() -> ExitCode {

@@ -1,0 +1,257 @@
+//! `ammeter files`: makes a file set, and the manifest that tells `ammeter load` what to ask for.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use ammeter_load::workload::fileset::{self, Gleaned, Scale, Written};
+use ammeter_load::workload::log::{Log, Tally};
+use ammeter_load::workload::manifest::{self, Manifest};
+use amped_measure::{Failure, Verdict};
+use amped_units::Bytes;
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    set: Set,
+}
+
+/// Which set.
+#[derive(Debug, Subcommand)]
+enum Set {
+    /// SPECweb96: 10 * sqrt(ops / 5) folders, each with 4 classes of 9 files, 4.88 MiB together
+    Specweb96 {
+        /// Requests a second that are expected of the server, which decide how large the set is
+        #[arg(long, value_name = "N", value_parser = ops)]
+        ops: NonZeroU32,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// WebStone, workload A of Yates, Almeida and Almeida: 77 files, 13 MiB
+    Webstone {
+        /// How large the files are: 1/4, 1/2, 1, 2 or 4 times those of workload A
+        #[arg(long, default_value = "1")]
+        scale: Scale,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// The files that an access log shows (Common or Combined Log Format, plain or gzip), with their sizes
+    Log {
+        /// The log
+        file: PathBuf,
+        /// Cut the log where its files would exceed this size, as Flash's authors did [default: the whole log]
+        #[arg(long, value_name = "BYTES")]
+        dataset: Option<Bytes>,
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct Common {
+    /// Folder to write to: empty, not there yet, or with this very set
+    #[arg(required_unless_present = "dry_run")]
+    dir: Option<PathBuf>,
+    /// What the contents of the files are made from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only say what would be written
+    #[arg(long)]
+    dry_run: bool,
+    /// As JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter files specweb96 --ops 500 /srv/spec          488 MiB; any server may serve the folder
+  ammeter files webstone --scale 1/2 /srv/stone
+  ammeter files log access.log.gz --dataset 100MB /srv/set
+  ammeter files specweb96 --ops 1000 --dry-run         how large it would be
+
+The folder gets manifest.jsonl as well, which `ammeter load --workload` reads: what is there, how often each file is asked
+for, and what its bytes are made from. The same words give the same set on every machine. What was interrupted goes on
+where it was if it is called again.";
+
+/// 100 times what was the largest set of its time, and still one that a disk may hold: 22 GB.
+const OPS_MAX: u32 = 1_000_000;
+
+fn ops(text: &str) -> Result<NonZeroU32, String> {
+    let found = text.parse().ok().filter(|ops: &NonZeroU32| ops.get() <= OPS_MAX);
+    found.ok_or_else(|| format!("write how many requests a second, from 1 to {OPS_MAX}"))
+}
+
+/// What is told of a set.
+#[derive(Serialize)]
+struct Told<'a> {
+    set: &'a str,
+    seed: u64,
+    files: u64,
+    bytes: u64,
+    /// Of an average reply.
+    mean_bytes: f64,
+    classes: Vec<Class<'a>>,
+    /// Of SPECweb96: by its rule without rounding, in MiB, as its table has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    table_mib: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<Source>,
+    /// Where the manifest is; null if nothing was to be written.
+    manifest: Option<PathBuf>,
+    written: u64,
+    kept: u64,
+}
+
+#[derive(Serialize)]
+struct Class<'a> {
+    class: &'a str,
+    files: u64,
+    bytes: u64,
+    /// Of all requests.
+    share: f64,
+}
+
+/// What was in a log.
+#[derive(Serialize)]
+struct Source {
+    lines: u64,
+    /// Lines that are no request to replay, by kind.
+    odd: BTreeMap<&'static str, u64>,
+    /// Why it was not read to its end.
+    cut: Option<String>,
+    requests: u64,
+    /// Up to where it was cut for the size of the set.
+    requests_taken: u64,
+    /// Of all files that it shows.
+    bytes_shown: u64,
+    files_without_size: u64,
+    impossible_names: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    let (manifest, common, table_mib, source) = match &args.set {
+        Set::Specweb96 { ops, common } => {
+            let unrounded = fileset::specweb96_directories(ops.get()) * fileset::specweb96_directory() as f64;
+            (fileset::specweb96(ops.get(), common.seed), common, Some(unrounded / MIB), None)
+        }
+        Set::Webstone { scale, common } => (fileset::webstone(*scale, common.seed), common, None, None),
+        Set::Log { file, dataset, common } => {
+            let log = Log::read(file)?;
+            let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+            let (manifest, gleaned) = fileset::of_log(&log, &name, *dataset, common.seed)?;
+            (manifest, common, None, Some(source(&log, &gleaned)))
+        }
+    };
+    let folder = common.dir.as_deref().filter(|_| !common.dry_run);
+    let Written { written, kept } = folder.map(|folder| write(&manifest, folder)).transpose()?.unwrap_or_default();
+
+    let weights: f64 = manifest.files.iter().map(|file| file.weight).sum();
+    let class = |class| {
+        let files = || manifest.files.iter().filter(|file| file.class == class);
+        let (bytes, weight) = (files().map(|file| file.bytes).sum(), files().map(|file| file.weight).sum::<f64>());
+        Class { class, files: files().count() as u64, bytes, share: weight / weights }
+    };
+    let mut classes: Vec<Class> = manifest.classes().into_iter().map(class).collect();
+    // By average size; of a log they would come in the order in which their first files were asked for.
+    classes.sort_by_key(|class| class.bytes / class.files);
+    let told = Told {
+        set: &manifest.head.set,
+        seed: common.seed,
+        files: manifest.head.files,
+        bytes: manifest.head.bytes,
+        mean_bytes: manifest.mean_bytes(),
+        classes,
+        table_mib,
+        log: source,
+        manifest: folder.map(|folder| folder.join(manifest::NAME)),
+        written,
+        kept,
+    };
+    if common.json {
+        say::json(&told)?
+    } else {
+        say::out(&told.text())?
+    }
+    Ok(Verdict::valid())
+}
+
+fn source(log: &Log, gleaned: &Gleaned) -> Source {
+    let Tally { lines, odd, cut, .. } = log.tally();
+    Source {
+        lines: *lines,
+        odd: odd.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
+        cut: cut.clone(),
+        requests: log.len() as u64,
+        requests_taken: gleaned.requests,
+        bytes_shown: gleaned.whole.0,
+        files_without_size: gleaned.unsized_files,
+        impossible_names: gleaned.impossible,
+    }
+}
+
+fn write(manifest: &Manifest, folder: &Path) -> Result<Written, Failure> {
+    // It draws itself only if standard error is a terminal.
+    let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {eta} left")
+        .map_err(|error| Failure::failed(format!("the progress bar: {error}")))?;
+    let bar = ProgressBar::new(manifest.head.bytes).with_style(style);
+    let written = fileset::write(manifest, folder, |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    written
+}
+
+const MIB: f64 = (1 << 20) as f64;
+
+impl Told<'_> {
+    fn text(&self) -> String {
+        let mut text = format!(
+            "{}: {} files, {:.2} MiB, average reply {:.2} KiB, seed {}\n",
+            self.set,
+            self.files,
+            self.bytes as f64 / MIB,
+            self.mean_bytes / 1024.0,
+            self.seed
+        );
+        if let Some(table) = self.table_mib {
+            text += &format!("by the rule of its table, without rounding the number of folders: {table:.0} MB\n");
+        }
+        text += "class             files        MiB  requests\n";
+        for Class { class, files, bytes, share } in &self.classes {
+            text += &format!("{class:<15} {files:>7} {:>10.2} {:>8.2}%\n", *bytes as f64 / MIB, share * 100.0);
+        }
+        if let Some(log) = &self.log {
+            text += &format!("log: {} lines, {} requests to replay", log.lines, log.requests);
+            for (kind, count) in &log.odd {
+                text += &format!(", {count} {kind}");
+            }
+            text += &format!(
+                "\nof these the first {} ask for the set; the whole log shows {:.2} MiB\n",
+                log.requests_taken,
+                log.bytes_shown as f64 / MIB
+            );
+            if log.files_without_size + log.impossible_names > 0 {
+                text += &format!(
+                    "left out: {} files whose size it never shows, {} requests for names that no file here can have\n",
+                    log.files_without_size, log.impossible_names
+                );
+            }
+            if let Some(cut) = &log.cut {
+                text += &format!("it was read as far as it went: {cut}\n");
+            }
+        }
+        match &self.manifest {
+            Some(manifest) => {
+                let (written, kept, place) = (self.written, self.kept, manifest.display());
+                text + &format!("{written} files written, {kept} were there already; the manifest is {place}\n")
+            }
+            None => text + "nothing was written\n",
+        }
+    }
+}
