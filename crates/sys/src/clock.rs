@@ -45,13 +45,13 @@ pub fn exact_timers() {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
-/// Lets the calling thread run before all that have the usual policy, whenever it is able to (`SCHED_FIFO`). It must
-/// sleep by itself, or nobody else runs on its core.
+/// Lets the calling thread run before all that have the usual policy, whenever it is able to (`SCHED_FIFO`), and before
+/// those of the same kind with a lower priority, from 1 to 99. It must sleep by itself, or nobody else runs on its core.
 ///
 /// # Errors
 /// As sched_setscheduler(2): when this process may not (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).
-pub fn run_first() -> std::io::Result<()> {
-    let priority = libc::sched_param { sched_priority: 10 };
+pub fn run_first(priority: u8) -> std::io::Result<()> {
+    let priority = libc::sched_param { sched_priority: priority.into() };
     // SAFETY: sched_setscheduler(2) reads the parameters, which are alive; 0 is the calling thread. JUSTIFICATION: neither
     // std nor rustix has it.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } {

@@ -13,7 +13,7 @@ use amped_sys::clock::{self, Clock};
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::{Connector, Lane, Meter, Pending, Settings, Stop, lock};
+use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, lock};
 use crate::outcome::{Fault, Tally, Used};
 
 /// What it did.
@@ -60,7 +60,7 @@ impl<'a> Establisher<'a> {
     /// Begins each arrival, with its number, at its instant.
     pub(super) fn run(mut self, arrivals: impl Iterator<Item = (u64, Time)>, stop: &Stop) -> Established {
         clock::exact_timers();
-        let real_time = clock::run_first().is_ok();
+        let real_time = clock::run_first(PRIORITY + 1).is_ok();
         let mut meter = Meter::start(self.clock);
         let (mut count, mut first, mut last) = (0, None, Time::START);
         for (number, planned) in arrivals {

@@ -11,12 +11,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use amped_sys::clock::Clock;
+use amped_sys::clock::{self, Clock};
 use amped_sys::epoll::{Events, Ready};
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::{Connector, Lane, Meter, OnSecond, Pending, Settings, Stop, fault, lock};
+use super::{Connector, Lane, Meter, OnSecond, PRIORITY, Pending, Settings, Stop, fault, lock};
 use crate::client::{Connection, Next, Plan};
 use crate::outcome::{Fault, Second, Tally, Used};
 
@@ -124,6 +124,11 @@ impl<'a> Handler<'a> {
 
     pub(super) fn run(mut self, stop: &Stop, on_second: OnSecond<'_>) -> Handled {
         const SECOND: Duration = Duration::from_secs(1);
+        if self.clients.is_none() {
+            clock::exact_timers();
+            // The establisher tells whether this process may.
+            let _ = clock::run_first(PRIORITY);
+        }
         let meter = Meter::start(self.clock);
         // Deadlines are looked at so often that one is late by a fiftieth at most.
         let sweep = self.settings.timeout.min(self.settings.connect_timeout) / 50;

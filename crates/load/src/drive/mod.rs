@@ -199,6 +199,11 @@ pub fn closed(
 /// Descriptors that are not for connections.
 const RESERVE: usize = 32;
 
+/// Priority of the handler among threads that run first; the establisher has the next one. It must not be an ordinary thread:
+/// it shares locks with the establisher, in the kernel's epoll set as well, and one that holds such a lock and has to wait for
+/// a core makes the establisher wait with it, for tens of milliseconds on a busy machine.
+const PRIORITY: u8 = 10;
+
 /// From the start of the threads to the first planned instant: until then all of them wait.
 const LEAD: Duration = Duration::from_millis(50);
 
