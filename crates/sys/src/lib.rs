@@ -1,4 +1,4 @@
-//! The kernel as the server needs it, and the only place with `unsafe`.
+//! The kernel as server and instruments need it, and the only place with `unsafe`.
 //!
 //! No policy and no HTTP: each function is a system call, or a few that belong together, with its errors as `io::Error`.
 //! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
@@ -10,9 +10,11 @@ pub mod file;
 pub mod inotify;
 pub mod local;
 pub mod mapping;
+pub mod perf;
 pub mod poll;
 pub mod process;
 pub mod resolve;
 pub mod shared;
 pub mod signal;
+pub mod sock_diag;
 pub mod socket;

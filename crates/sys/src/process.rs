@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -267,6 +268,22 @@ pub fn disk_use() -> DiskUse {
     DiskUse { major_faults: usage.ru_majflt, blocks_read: usage.ru_inblock, waits: usage.ru_nvcsw }
 }
 
+/// Processor time that this process has used since it began, all threads together.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// How many of the kernel's units of time a second has in `/proc` (`USER_HZ`): 100 on all machines of today.
+pub fn ticks_per_second() -> u64 {
+    rustix::param::clock_ticks_per_second()
+}
+
+/// Bytes of a page of memory.
+pub fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
 /// Bytes of memory that the machine has (sysinfo(2)).
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
@@ -320,7 +337,7 @@ mod tests {
         let shows = (0..1000).any(|_| {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
             blocks_of_a_read() > 0 || {
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
                 false
             }
         });
