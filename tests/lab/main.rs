@@ -7,6 +7,7 @@
 mod files;
 mod host;
 mod load;
+mod monitor;
 
 use std::process::{Command, Output};
 

@@ -30,6 +30,12 @@ enum Command {
     /// Put load on a web server that does not slow down when the server does
     #[command(after_help = command::load::EXAMPLES, arg_required_else_help = true)]
     Load(Box<command::load::Args>),
+    /// Watch a server and its machine: processors, threads, listen queue, connections by state, network, disks
+    Monitor(command::monitor::Args),
+    /// Measure what watching costs a server under load
+    Overhead(command::overhead::Args),
+    /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
+    Profile(command::profile::Args),
 }
 
 impl Command {
@@ -38,6 +44,9 @@ impl Command {
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
             Command::Load(args) => command::load::run(args),
+            Command::Monitor(args) => command::monitor::run(args),
+            Command::Overhead(args) => command::overhead::run(args),
+            Command::Profile(args) => command::profile::run(args),
         }
     }
 }
@@ -46,6 +55,8 @@ const EXAMPLES: &str = "\
 Examples:
   ammeter load http://127.0.0.1:8080/ --rate 1000 --duration 10s
   ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
+  ammeter monitor --port 8080                     watch a server and its machine
+  ammeter profile --port 8080                     where its CPU time goes
   ammeter host --json                             what this machine is, for a record beside results";
 
 fn main() -> ExitCode {

@@ -3,3 +3,69 @@
 pub(crate) mod files;
 pub(crate) mod host;
 pub(crate) mod load;
+pub(crate) mod monitor;
+pub(crate) mod overhead;
+pub(crate) mod profile;
+
+use std::time::Duration;
+
+/// A length of time as people write it: `1s`, `50ms`, `2m`, without a unit seconds; not 0.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no length of time: write a number and its unit, such as 50ms, 1s or 2m");
+    let digits = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim() {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * scale).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)
+}
+
+/// A share as people write it, `0.5%`, from above 0 to 100 %.
+fn percentage(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    let share: Option<f64> = number.parse().ok().map(|percent: f64| percent / 100.0);
+    share
+        .filter(|share| *share > 0.0 && *share <= 1.0)
+        .ok_or_else(|| format!("{text:?} is no share: write percent, such as 0.5%, above 0 and up to 100%"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_shares() {
+        for (text, expected) in [
+            ("50ms", Some(50_000)),
+            ("1s", Some(1_000_000)),
+            ("1.5 s", Some(1_500_000)),
+            ("2m", Some(120_000_000)),
+            ("7us", Some(7)),
+            ("0s", None),
+            ("1", Some(1_000_000)),
+            ("s", None),
+            ("-1s", None),
+            ("1e9s", None),
+            ("", None),
+        ] {
+            assert_eq!(duration(text).ok().map(|time| time.as_micros()), expected, "{text}");
+        }
+        for (text, expected) in [
+            ("0.5%", Some(0.005)),
+            ("100", Some(1.0)),
+            ("0", None),
+            ("101%", None),
+            ("x", None),
+            ("nan", None),
+            ("", None),
+        ] {
+            assert_eq!(percentage(text).ok(), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! `ammeter monitor`: what a server and its machine do, live, as lines, or from a record.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ammeter_monitor::show::{self, Screen};
+use ammeter_monitor::{Head, Next, Recorder, Replay, Sampler, Settings, Stop, Target, Tick, replay};
+use amped_measure::host::Machine;
+use amped_measure::{Failure, Verdict};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
+
+use super::{duration, percentage};
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    whom: Whom,
+    /// How often to look; longer if the budget demands it
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    interval: Duration,
+    /// How often to count connections; longer if the budget demands it
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    census: Duration,
+    /// What the monitor may use of one processor
+    #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
+    budget: f64,
+    /// End after so long [default: when it is interrupted or the server ends]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    duration: Option<Duration>,
+    /// Write all that is seen to a new file, for --replay
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    record: Option<PathBuf>,
+    /// Show a record in place of a server
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "pid", "duration"])]
+    replay: Option<PathBuf>,
+    /// One JSON object a tick, with all that is known
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// One row of CSV a tick, under a header
+    #[arg(long)]
+    csv: bool,
+    /// Lines in place of the screen, also in a terminal
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    lines: bool,
+}
+
+/// The server.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Whom {
+    /// Whoever listens at this TCP port
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "pid")]
+    port: Option<u16>,
+    /// This process and its descendants, also in another network namespace
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+}
+
+impl Whom {
+    /// What was named, if anything was.
+    pub(crate) fn target(&self) -> Option<Target> {
+        self.port.map(Target::Port).or(self.pid.map(Target::Pid))
+    }
+
+    /// What must have been named.
+    pub(crate) fn needed(&self) -> Result<Target, Failure> {
+        self.target()
+            .ok_or_else(|| Failure::usage("which server? Name its port (--port 8080) or a process (--pid 1234)"))
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter monitor --port 8080                           a screen in a terminal, else lines
+  ammeter monitor --port 8080 --interval 100ms --budget 2% --record run.zst
+  ammeter monitor --replay run.zst --csv > run.csv
+  ammeter monitor --pid 1234 --duration 10s --json
+
+Any server will do. Without root there is all that /proc and sock_diag tell a user, and a line for what is missing.
+Exit status: 0, also after Ctrl-C; 1 if the server ends, or a record was cut; what was seen until then is there.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    match &args.replay {
+        Some(path) => show_record(args, &replay(path)?),
+        None => watch(args),
+    }
+}
+
+fn show_record(args: &Args, record: &Replay) -> Result<Verdict, Failure> {
+    let mut form = Form::begin(args)?;
+    for pair in record.samples.windows(2) {
+        if let [from, to] = pair
+            && let Some(tick) = Tick::between(from, to)
+        {
+            form.show(&tick)?;
+        }
+    }
+    let head = &record.head;
+    say::plain(&format!("{}, {} samples on {}", head.target, record.samples.len(), head.machine.cpu));
+    head.missing.iter().for_each(|line| say::plain(line));
+    let mut verdict = Verdict::valid();
+    if let Some(why) = &record.cut {
+        let text = format!("the record was cut ({why}); what came before is shown");
+        say::plain(&format!("ammeter: {text}"));
+        verdict.broken.push(text);
+    }
+    Ok(verdict)
+}
+
+fn watch(args: &Args) -> Result<Verdict, Failure> {
+    let target = args.whom.needed()?;
+    let name = match target {
+        Target::Port(port) => format!("port {port}"),
+        Target::Pid(pid) => format!("process {pid}"),
+    };
+    let stop = Stop::listen()?;
+    let settings = Settings { target, interval: args.interval, census_interval: args.census, budget: args.budget };
+    let mut sampler = Sampler::begin(settings)?;
+    let begin_record = |path: &PathBuf| {
+        let head = Head {
+            version: Head::VERSION,
+            target: name.clone(),
+            interval_us: args.interval.as_micros() as u64,
+            budget: args.budget,
+            missing: sampler.missing().to_vec(),
+            machine: Machine::this()?,
+        };
+        Recorder::create(path, &head)
+    };
+    let mut recorder = args.record.as_ref().map(begin_record).transpose()?;
+    let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
+    let mut eyes = if is_screen {
+        let screen = Screen { title: name.clone(), missing: sampler.missing().to_vec(), ..Screen::default() };
+        Eyes::Screen(Box::new(LiveScreen { screen, terminal: ratatui::init() }))
+    } else {
+        sampler.missing().iter().for_each(|line| say::plain(line));
+        Eyes::Form(Form::begin(args)?)
+    };
+    let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), &mut eyes);
+    drop(eyes);
+    if let Some(recorder) = recorder {
+        recorder.finish()?;
+    }
+    let end = ended?;
+    say::plain(&format!(
+        "the monitor used {:.2} % of a processor, of {} % that it may",
+        end.own * 100.0,
+        (args.budget * 1e4).round() / 1e2
+    ));
+    if end.has_server_ended {
+        return Err(Failure::failed(format!(
+            "the server ({name}) has ended; what was seen until then is shown and recorded"
+        )));
+    }
+    Ok(Verdict::valid())
+}
+
+/// How a watch ended.
+struct End {
+    own: f64,
+    has_server_ended: bool,
+}
+
+fn watch_until_the_end(
+    args: &Args,
+    sampler: &mut Sampler,
+    stop: &Stop,
+    mut recorder: Option<&mut Recorder>,
+    eyes: &mut Eyes,
+) -> Result<End, Failure> {
+    let end = args.duration.map(|duration| Instant::now() + duration);
+    let mut before = None;
+    let mut ended = End { own: 0.0, has_server_ended: false };
+    loop {
+        if end.is_some_and(|end| Instant::now() >= end) || eyes.have_enough()? {
+            return Ok(ended);
+        }
+        match sampler.next(stop)? {
+            Next::Stopped => return Ok(ended),
+            Next::Ended => {
+                ended.has_server_ended = true;
+                return Ok(ended);
+            }
+            Next::Sample(sample) => {
+                if let Some(recorder) = &mut recorder {
+                    recorder.add(&sample)?;
+                }
+                if let Some(tick) = before.as_ref().and_then(|before| Tick::between(before, &sample)) {
+                    ended.own = tick.own_cpu_so_far;
+                    eyes.show(&tick)?;
+                }
+                before = Some(*sample);
+            }
+        }
+    }
+}
+
+/// Lines, CSV or JSON.
+struct Form {
+    json: bool,
+    csv: bool,
+    lines: u32,
+}
+
+impl Form {
+    fn begin(args: &Args) -> Result<Form, Failure> {
+        if args.csv {
+            say::out(show::CSV_HEADER)?;
+        }
+        Ok(Form { json: args.json, csv: args.csv, lines: 0 })
+    }
+
+    fn show(&mut self, tick: &Tick) -> Result<(), Failure> {
+        // As high as a terminal at least.
+        const BETWEEN_HEADERS: u32 = 20;
+        if self.json {
+            return say::json(tick);
+        }
+        if self.csv {
+            return say::out(&show::csv_row(tick));
+        }
+        if self.lines.is_multiple_of(BETWEEN_HEADERS) {
+            say::out(show::LINE_HEADER)?;
+        }
+        self.lines += 1;
+        say::out(&show::line(tick))
+    }
+}
+
+/// Who sees it.
+enum Eyes {
+    Form(Form),
+    Screen(Box<LiveScreen>),
+}
+
+/// The terminal, which is as it was when this is dropped.
+struct LiveScreen {
+    screen: Screen,
+    terminal: ratatui::DefaultTerminal,
+}
+
+impl Drop for LiveScreen {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+impl Eyes {
+    fn show(&mut self, tick: &Tick) -> Result<(), Failure> {
+        match self {
+            Eyes::Form(form) => form.show(tick),
+            Eyes::Screen(live) => {
+                live.screen.remember(tick);
+                let LiveScreen { screen, terminal } = &mut **live;
+                terminal.draw(|frame| show::draw(frame, screen, tick)).map(drop).map_err(Failure::io("draw the screen"))
+            }
+        }
+    }
+
+    /// Whether somebody pressed a key that ends. Keys wait for the next tick.
+    fn have_enough(&mut self) -> Result<bool, Failure> {
+        if let Eyes::Form(_) = self {
+            return Ok(false);
+        }
+        while event::poll(Duration::ZERO).map_err(Failure::io("read the keyboard"))? {
+            if let Event::Key(key) = event::read().map_err(Failure::io("read the keyboard"))? {
+                let is_control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                if is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,96 @@
+//! `ammeter overhead`: what watching costs a server under load.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ammeter_monitor::Stop;
+use ammeter_monitor::overhead::{self, Ratio, Settings};
+use amped_measure::{Failure, Verdict};
+
+use super::duration;
+use super::monitor::Whom;
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    whom: Whom,
+    /// What to measure
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "both")]
+    of: What,
+    /// Blocks of three windows: watched, and twice not
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    blocks: u32,
+    /// How long a window is
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "200ms")]
+    window: Duration,
+    /// Samples a second of each processor
+    #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    frequency: u32,
+    /// What the order of windows is drawn from [default: another for each run, and printed]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// As JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+/// An instrument.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// `ammeter monitor`, looking three times a window
+    Monitor,
+    /// `ammeter profile`
+    Profile,
+    /// The two together
+    Both,
+    /// Neither: what this machine calls a difference where there is none
+    Nothing,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter load http://127.0.0.1:8080/ --clients 8 --duration 90s &
+  ammeter overhead --port 8080                      both, in 100 blocks: a minute
+
+The server is to be under a load that stays the same. Of what is printed believe what stands out of the noise.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    let target = args.whom.needed()?;
+    let stop = Stop::listen()?;
+    let seed = args.seed.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::from(since.subsec_nanos()))
+    });
+    let found = overhead::run(
+        &Settings {
+            target,
+            blocks: args.blocks,
+            window: args.window,
+            monitor: matches!(args.of, What::Monitor | What::Both),
+            profile: matches!(args.of, What::Profile | What::Both),
+            frequency: args.frequency,
+            seed,
+        },
+        &stop,
+    )?;
+    if args.json {
+        return say::json(&found).map(|()| Verdict::valid());
+    }
+    let line = |ratio: &Ratio| {
+        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+        format!("{:+.2} %  [{:+.2}, {:+.2}]", percent(ratio.median), percent(ratio.low), percent(ratio.high))
+    };
+    say::out(&format!(
+        "server CPU time for each piece of work: {:.2} us (segments with data that came, and connections begun)\n\
+         watched      {}\nthe noise    {}\n{} blocks of three windows of {} ms, {} without load, seed {}",
+        found.cpu_us,
+        line(&found.watched),
+        line(&found.noise),
+        found.blocks,
+        args.window.as_millis(),
+        found.idle_blocks,
+        found.seed
+    ))?;
+    Ok(Verdict::valid())
+}

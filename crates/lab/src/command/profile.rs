@@ -1,0 +1,111 @@
+//! `ammeter profile`: where a server's CPU time goes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ammeter_monitor::profile::{self, Outcome, Profile};
+use ammeter_monitor::{Next, Sampler, Stop, Target, Tick};
+use amped_measure::{Failure, Verdict};
+
+use super::duration;
+use super::monitor::Whom;
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    whom: Whom,
+    /// All that is not idle, in place of one server
+    #[arg(long, conflicts_with_all = ["port", "pid"])]
+    all: bool,
+    /// How long to sample
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    duration: Duration,
+    /// Samples a second of each processor; a prime runs in step with nothing
+    #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    frequency: u32,
+    /// The views and all chains as JSON, in one line
+    #[arg(long)]
+    json: bool,
+    /// The views as a picture, to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// The picture and the most frequent chains as a page, to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Folded stacks for flame graphs, to this file
+    #[arg(long, value_name = "FILE")]
+    folded: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter profile --port 8080                      10 s of the server at this port, under whatever load it has
+  ammeter profile --port 8080 --duration 30s --html profile.html
+  ammeter profile --all --folded stacks.txt        the whole machine; flamegraph.pl reads the file
+
+Needs root, or CAP_PERFMON and CAP_SYSLOG. Without them there is the split into user and system time.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    let target = if args.all { None } else { Some(args.whom.needed()?) };
+    let stop = Stop::listen()?;
+    let settings = profile::Settings { target, duration: args.duration, frequency: args.frequency };
+    match profile::run(&settings, &stop)? {
+        Outcome::Sampled(profile) => tell(args, &profile),
+        Outcome::Refused(why) => match target {
+            None => Err(Failure::failed(why)),
+            Some(target) => {
+                say::plain(&format!("ammeter: {why}"));
+                split(args, target, &stop)
+            }
+        },
+    }
+}
+
+fn tell(args: &Args, profile: &Profile) -> Result<Verdict, Failure> {
+    let write = |path: &Option<PathBuf>, text: fn(&Profile) -> String| match path {
+        None => Ok(()),
+        Some(path) => write(path, &text(profile)),
+    };
+    write(&args.svg, profile::svg)?;
+    write(&args.html, profile::html)?;
+    write(&args.folded, profile::folded)?;
+    if args.json {
+        say::json(profile)?;
+    } else {
+        say::out(&profile::text(profile))?;
+    }
+    Ok(Verdict::valid())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(Failure::io(format!("write {}", path.display())))
+}
+
+/// All that there is without samples: how the server's time is split.
+fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
+    let interval = args.duration;
+    let settings = ammeter_monitor::Settings { target, interval, census_interval: interval, budget: 1.0 };
+    let mut sampler = Sampler::begin(settings)?;
+    let mut next = || match sampler.next(stop)? {
+        Next::Sample(sample) => Ok(sample),
+        Next::Stopped => Err(Failure::failed("stopped before there was a result")),
+        Next::Ended => Err(Failure::failed("the server has ended before there was a result")),
+    };
+    let (from, to) = (next()?, next()?);
+    let tick = Tick::between(&from, &to).ok_or_else(|| Failure::failed("no time has passed"))?;
+    if args.json {
+        return say::json(&tick).map(|()| Verdict::valid());
+    }
+    let percent = |share: f64| share * 100.0;
+    say::out(&format!(
+        "of one processor: user {:.1} %, system {:.1} %, waiting for a processor {:.1} %, in {:.1} s",
+        percent(tick.server_user),
+        percent(tick.server_system),
+        percent(tick.server_wait),
+        tick.interval_s
+    ))?;
+    Ok(Verdict::valid())
+}

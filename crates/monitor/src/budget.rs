@@ -1,0 +1,109 @@
+//! The budget: how much of a processor the monitor may use, kept by looking less often.
+//!
+//! What a look costs is measured each time, not guessed: it grows with threads, connections and interfaces. Half of the
+//! budget is for ticks, half for the census of connections, whose cost grows without bound. An interval is as long as was
+//! asked for, or as long as its half of the budget demands.
+//!
+//! Pure: costs and times are arguments.
+
+use std::time::Duration;
+
+/// The share of one processor that may be used, and what looks have cost of late.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    share: f64,
+    tick: Option<Duration>,
+    census: Option<Duration>,
+}
+
+/// No tick and no census comes later than this, whatever it costs.
+const INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+impl Budget {
+    /// A share of one processor: 0.005 is 0.5 %.
+    pub fn new(share: f64) -> Budget {
+        Budget { share, tick: None, census: None }
+    }
+
+    /// The share that may be used.
+    pub fn share(&self) -> f64 {
+        self.share
+    }
+
+    /// A tick has cost so much, without a census.
+    pub fn pay_for_tick(&mut self, cost: Duration) {
+        self.tick = Some(blend(self.tick, cost));
+    }
+
+    /// A census has cost so much.
+    pub fn pay_for_census(&mut self, cost: Duration) {
+        self.census = Some(blend(self.census, cost));
+    }
+
+    /// How long after this tick the next one may come, if one is wanted each `asked`.
+    pub fn tick_interval(&self, asked: Duration) -> Duration {
+        self.interval(self.tick, asked)
+    }
+
+    /// How long after this census the next one may come, if one is wanted each `asked`.
+    pub fn census_interval(&self, asked: Duration) -> Duration {
+        self.interval(self.census, asked)
+    }
+
+    fn interval(&self, cost: Option<Duration>, asked: Duration) -> Duration {
+        let cost = cost.unwrap_or_default().as_secs_f64();
+        let kept = Duration::try_from_secs_f64(cost / (self.share / 2.0)).unwrap_or(INTERVAL_MAX);
+        asked.max(kept.min(INTERVAL_MAX))
+    }
+}
+
+/// A quarter of what is new: one look that was disturbed does not count for all, and a lasting change does soon.
+fn blend(old: Option<Duration>, new: Duration) -> Duration {
+    old.map_or(new, |old| (old * 3 + new) / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spend(share: f64, asked: Duration, costs: impl Fn(u32) -> Duration) -> (f64, Duration) {
+        let mut budget = Budget::new(share);
+        let (mut used, mut passed, mut interval) = (Duration::ZERO, Duration::ZERO, asked);
+        for tick in 0..1000 {
+            let cost = costs(tick);
+            budget.pay_for_tick(cost);
+            interval = budget.tick_interval(asked);
+            used += cost;
+            passed += interval;
+        }
+        (used.as_secs_f64() / passed.as_secs_f64(), interval)
+    }
+
+    #[test]
+    fn what_is_cheap_comes_when_it_was_asked_for() {
+        let second = Duration::from_secs(1);
+        assert_eq!(spend(0.005, second, |_| Duration::from_micros(300)).1, second);
+        assert_eq!(Budget::new(0.005).tick_interval(second), second);
+    }
+
+    #[test]
+    fn what_is_dear_is_stretched_until_it_is_within() {
+        let asked = Duration::from_millis(50);
+        for costs in [|_| Duration::from_millis(1), |tick: u32| Duration::from_micros(u64::from(tick % 7) * 500)] {
+            let (share, interval) = spend(0.005, asked, costs);
+            assert!(share < 0.0026, "half of the budget is for ticks: {share}");
+            assert!(interval > asked);
+        }
+        // One that becomes dearer on the way.
+        let (share, _) = spend(0.005, asked, |tick| Duration::from_micros(100 + u64::from(tick) * 10));
+        assert!(share < 0.0027, "{share}");
+    }
+
+    #[test]
+    fn it_never_stops() {
+        let mut budget = Budget::new(1e-9);
+        budget.pay_for_census(Duration::from_secs(100));
+        assert_eq!(budget.census_interval(Duration::ZERO), INTERVAL_MAX);
+        assert_eq!(Budget::new(0.0).census_interval(Duration::ZERO), INTERVAL_MAX);
+    }
+}

@@ -1,0 +1,38 @@
+//! The monitor: WebMonitor (Yates, Almeida, Almeida 1997, section 2) for today's kernel, and for any server.
+//!
+//! ```text
+//! source    what the kernel tells: texts of /proc into numbers            pure
+//! server    whose they are: the processes and listeners behind a port or a pid
+//! sample    all of it at one moment, again and again, within a budget     (budget: pure)
+//! rates     what happened between two samples                             pure
+//! store     samples to a file and back
+//! show      rates as lines, CSV, a screen                                 pure
+//! profile   where the CPU time goes: samples of call chains, two views
+//! overhead  what all this costs the server, in pairs
+//! ```
+//!
+//! Sampling, not tracing: nothing here makes the server take another path through the kernel. What is kept are counters
+//! since the start; every rate is made when it is shown, so a record can be shown anew in another way.
+//!
+//! Without privileges there is all that `/proc` and sock_diag(7) give to a user, and a line for each thing that is missing.
+#![forbid(unsafe_code)]
+
+mod budget;
+pub mod overhead;
+pub mod profile;
+mod rates;
+mod sample;
+mod server;
+pub mod show;
+pub mod source;
+mod stop;
+mod store;
+
+pub use budget::Budget;
+pub use rates::{
+    CpuShare, DiskRate, ListenerRate, NetworkRate, PagingRate, PressureShare, ProcessRate, ThreadRate, Tick,
+};
+pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings};
+pub use server::{Server, Target};
+pub use stop::Stop;
+pub use store::{Head, Recorder, Replay, replay};

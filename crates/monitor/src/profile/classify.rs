@@ -1,0 +1,161 @@
+//! What a call chain of the kernel was for: its contexts and its category.
+//!
+//! **Contexts** are what the kernel was entered for: a system call, a page fault, an interrupt. They nest: on one machine a
+//! server's `writev` runs, inside, the soft interrupt that receives what it has just sent. So there are two answers, and
+//! both are given: the innermost context (figures 4 to 10 of Hu, Nanda and Yang 1997), and all contexts around a sample.
+//!
+//! **The category** is what the innermost known function does (figure 3 of Yates, Almeida and Almeida 1997). Functions that
+//! work for whoever calls them, as letting go of a lock, where the sampling clock often fires since interrupts come on
+//! again there, are their caller's.
+//!
+//! Pure: names in, words out.
+
+use super::table::{CALLER, KernelTable};
+
+/// User code, as a context and as a category.
+pub(crate) const USER: &str = "user";
+/// A category or context that is not known.
+pub(crate) const UNKNOWN: &str = "unknown";
+/// A system call whose name cannot be told: its own frame is gone, or it has not got there yet.
+const ENTRY: &str = "system call entry and exit";
+
+/// A soft interrupt of which nothing but its beginning is under way.
+const SOFTIRQ: &str = "softirq entry and exit";
+
+/// Where a chain belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// All contexts, the innermost first; at least one.
+    pub(crate) contexts: Vec<String>,
+    /// The category.
+    pub(crate) category: &'static str,
+}
+
+/// Where a chain of functions belongs, the innermost first.
+pub(crate) fn classify(table: &KernelTable, chain: &[&str]) -> Place {
+    let category =
+        chain.iter().filter_map(|function| table.categories.of(function)).find(|category| *category != CALLER);
+    Place { contexts: contexts(table, chain), category: category.unwrap_or(UNKNOWN) }
+}
+
+fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
+    let mut contexts: Vec<String> = Vec::new();
+    // What was met on the way out, since the last context: the frame nearest to where the next one begins counts.
+    let (mut softirq, mut syscall) = (None, None);
+    for function in chain {
+        softirq = table.softirqs.of(function).or(softirq);
+        syscall = table.syscalls.of(function).or(syscall);
+        let entered = match table.entries.of(function) {
+            _ if syscall_name(function).is_some() => syscall_name(function).map(str::to_owned),
+            Some("interrupt") => Some("interrupt".to_owned()),
+            Some("fault") => Some("page fault".to_owned()),
+            Some("softirq") => Some(softirq.map_or_else(|| SOFTIRQ.to_owned(), |kind| format!("softirq {kind}"))),
+            Some("entry") => Some(syscall.unwrap_or(ENTRY).to_owned()),
+            Some("kthread") => Some("kernel thread".to_owned()),
+            Some("idle") => Some("idle".to_owned()),
+            _ => None,
+        };
+        let Some(entered) = entered else { continue };
+        (softirq, syscall) = (None, None);
+        // A context begins with several frames: an interrupt with two, a call with its own and the common one. And a soft
+        // interrupt that an interrupt left behind ran in it.
+        let is_same =
+            contexts.last().is_some_and(|last| *last == entered || entered == SOFTIRQ && last.starts_with("softirq "));
+        let is_begun = entered == ENTRY && contexts.last().is_some_and(|last| is_syscall(last));
+        if !is_same && !is_begun {
+            contexts.push(entered);
+        }
+    }
+    if contexts.is_empty() {
+        contexts.push(UNKNOWN.to_owned());
+    }
+    contexts
+}
+
+/// Whether a context is a system call: not one of the others.
+fn is_syscall(context: &str) -> bool {
+    context == ENTRY
+        || !matches!(context, "interrupt" | "page fault" | "kernel thread" | "idle" | USER | UNKNOWN)
+            && !context.starts_with("softirq ")
+}
+
+fn syscall_name(function: &str) -> Option<&str> {
+    let name = ["__x64_sys_", "__ia32_sys_", "__se_sys_", "__do_sys_", "__arm64_sys_"]
+        .iter()
+        .find_map(|prefix| function.strip_prefix(prefix))?;
+    Some(name.split_once('.').map_or(name, |(name, _)| name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(chain: &str, contexts: &[&str], category: &str) {
+        let chain: Vec<&str> = chain.split_whitespace().collect();
+        let place = classify(&KernelTable::new(), &chain);
+        assert_eq!(
+            (&place.contexts[..], place.category),
+            (&contexts.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>()[..], category),
+            "{chain:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_server_does() {
+        let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
+        check(
+            &format!(
+                "ext4_file_open do_dentry_open vfs_open path_openat do_filp_open do_sys_openat2 __x64_sys_openat {entry}"
+            ),
+            &["openat"],
+            "low-level file system",
+        );
+        check(
+            &format!("rep_movs_alternative _copy_to_iter filemap_read vfs_read ksys_read {entry}"),
+            &["read"],
+            "copying",
+        );
+        check(
+            &format!("ep_poll do_epoll_wait __x64_sys_epoll_wait {entry}"),
+            &["epoll_wait"],
+            "high-level file system",
+        );
+        check(
+            &format!("_raw_spin_unlock_irqrestore ep_poll_callback {entry}"),
+            &["system call entry and exit"],
+            "high-level file system",
+        );
+        check("entry_SYSCALL_64", &["system call entry and exit"], "entry and exit");
+        check(&entry.replace("do_syscall_64", "do_syscall_64 "), &["system call entry and exit"], "entry and exit");
+    }
+
+    #[test]
+    fn contexts_nest() {
+        check(
+            "tcp_v4_rcv ip_local_deliver net_rx_action handle_softirqs do_softirq __local_bh_enable_ip __dev_queue_xmit \
+             ip_output tcp_sendmsg sock_write_iter vfs_writev do_writev do_syscall_64 entry_SYSCALL_64_after_hwframe",
+            &["softirq net_rx", "writev"],
+            "tcp/ip and sockets",
+        );
+        check(
+            "run_timer_softirq handle_softirqs __irq_exit_rcu sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt \
+             clear_page_erms do_anonymous_page handle_mm_fault do_user_addr_fault exc_page_fault asm_exc_page_fault",
+            &["softirq timer", "interrupt", "page fault"],
+            "timers",
+        );
+        check(
+            "virtnet_poll net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn kthread ret_from_fork ret_from_fork_asm",
+            &["softirq net_rx", "kernel thread"],
+            "low-level network",
+        );
+        check("default_idle default_idle_call do_idle cpu_startup_entry", &["idle"], "other");
+    }
+
+    #[test]
+    fn what_is_not_known_is_said() {
+        check("", &["unknown"], "unknown");
+        check("qqq_new zzz_new", &["unknown"], "unknown");
+        check("qqq_new tcp_ack", &["unknown"], "tcp/ip and sockets");
+        assert!(is_syscall("writev") && is_syscall(ENTRY) && !is_syscall("softirq net_rx") && !is_syscall("user"));
+    }
+}

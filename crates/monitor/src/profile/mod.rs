@@ -1,0 +1,388 @@
+//! Where the CPU time goes: samples of all processors, and two views of the same samples.
+//!
+//! ```text
+//! sys/perf   a ring a processor, cpu-clock at 199 Hz with the kernel's call chains
+//! symbols    addresses to functions
+//! table      functions to categories: data, `kernel.txt`
+//! classify   a chain to its contexts and its category
+//! tally      samples to shares, each with its interval
+//! picture    shares as bars: text, SVG, a page
+//! ```
+//!
+//! Samples are folded as they come: equal chains of one program are one entry with a count, so memory grows with the code
+//! that runs and not with time. Nothing is classified before the end.
+//!
+//! 199 is a prime, so that no timer of the server runs in step with it. Where the clock cannot fire, with interrupts off,
+//! it fires when they are on again: see `classify`.
+
+mod classify;
+mod picture;
+mod symbols;
+mod table;
+mod tally;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use amped_measure::Failure;
+use amped_sys::perf::{Record, Ring};
+use amped_sys::process::cpu_time;
+use serde::Serialize;
+
+use crate::server::{Server, Target};
+use crate::stop::Stop;
+use classify::{USER, classify};
+use symbols::Symbols;
+use table::KernelTable;
+use tally::Tally;
+
+pub use picture::{folded, html, svg, text};
+pub use tally::{Row, Share};
+
+/// What to sample, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whose time; `None`: all that was not idle.
+    pub target: Option<Target>,
+    /// For how long.
+    pub duration: Duration,
+    /// Samples a second of each processor.
+    pub frequency: u32,
+}
+
+/// Where the time went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Profile {
+    /// Whose time the views are about.
+    pub whose: String,
+    /// How long was sampled, in seconds.
+    pub seconds: f64,
+    /// Samples a second of each processor.
+    pub frequency: u32,
+    /// Processors.
+    pub processors: u32,
+    /// Samples that came, of everybody.
+    pub samples: u64,
+    /// Samples that were to come.
+    pub expected: u64,
+    /// Samples that were lost as the ring was full.
+    pub lost: u64,
+    /// Who ran: the server, other programs, the kernel's threads, nobody; shares of all samples.
+    pub who: Vec<Row>,
+    /// Of the server's samples, what for: by the innermost context, and with all that ran inside.
+    pub contexts: Vec<Row>,
+    /// Of the server's samples, doing what.
+    pub categories: Vec<Row>,
+    /// Of the server's samples, those in functions of the kernel that the table does not know.
+    pub unknown: Share,
+    /// What the sampler used itself, as a share of one processor.
+    pub own_cpu: f64,
+    /// What cannot be seen, a line each.
+    pub missing: Vec<String>,
+    /// Chains of the server's samples, the outermost function first, and how often each was met; the most frequent first.
+    pub stacks: Vec<Stack>,
+}
+
+/// A chain.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stack {
+    /// The program, then the kernel's functions, joined by semicolons; `[user]` is user code.
+    pub frames: String,
+    /// How often.
+    pub samples: u64,
+}
+
+/// What a profile came to.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Samples.
+    Sampled(Box<Profile>),
+    /// This user may not sample; why, and the way out.
+    Refused(String),
+}
+
+/// How often the rings are emptied: they hold seconds.
+const ROUND: Duration = Duration::from_millis(500);
+
+/// Samples until the time is over, or the user has had enough.
+///
+/// # Errors
+/// As [`Server::find`]; the kernel's functions have no addresses; nothing was sampled.
+pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
+    let mut server = settings.target.map(Server::find).transpose()?;
+    let mut missing = server.as_ref().map_or_else(Vec::new, |server| server.missing().to_vec());
+    if let Some(server) = &server
+        && server.pids().is_empty()
+    {
+        return Err(Failure::failed(
+            missing.pop().unwrap_or_else(|| "the server has no process to be seen".to_owned()),
+        ));
+    }
+    let mut rings = Vec::new();
+    for processor in processors()? {
+        match Ring::open(processor, settings.frequency) {
+            Ok(ring) => rings.push(ring),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(Outcome::Refused(refused(&error))),
+            Err(error) => {
+                return Err(Failure::failed(format!(
+                    "cannot sample processor {processor} (perf_event_open): {error}; a container may forbid it (seccomp)"
+                )));
+            }
+        }
+    }
+    // Only now: it takes a while, and is of no use to whom sampling is refused.
+    let symbols = Symbols::read()?;
+    let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
+    let mut pids: BTreeSet<u32> = server.as_ref().map_or_else(BTreeSet::new, |server| server.pids().clone());
+    let (cpu_before, begun) = (cpu_time(), Instant::now());
+    for ring in &rings {
+        ring.enable().map_err(Failure::io("begin to sample"))?;
+    }
+    loop {
+        let left = settings.duration.saturating_sub(begun.elapsed());
+        let is_over = stop.wait(left.min(ROUND)) || begun.elapsed() >= settings.duration;
+        for ring in &mut rings {
+            ring.take(|record| folds.add(record));
+        }
+        if is_over {
+            break;
+        }
+    }
+    let elapsed = begun.elapsed();
+    let own_cpu = cpu_time().saturating_sub(cpu_before).as_secs_f64() / elapsed.as_secs_f64();
+    if let Some(server) = &mut server {
+        // Workers may have been started meanwhile; and who has ended counts as well.
+        let _ = server.look_again();
+        pids.extend(server.pids());
+    }
+    let processors = rings.len() as u32;
+    drop(rings);
+    let whose = match settings.target {
+        None => "all that ran".to_owned(),
+        Some(Target::Port(port)) => format!("the server at port {port}"),
+        Some(Target::Pid(pid)) => format!("process {pid}"),
+    };
+    let is_one = settings.target.is_some();
+    let head = Head { whose, is_one, elapsed, frequency: settings.frequency, processors, own_cpu, missing };
+    let is_chosen = |pid: u32| if is_one { pids.contains(&pid) } else { pid != 0 };
+    profile(head, &folds, is_chosen).map(|profile| Outcome::Sampled(Box::new(profile)))
+}
+
+/// What a profile says besides its samples.
+struct Head {
+    whose: String,
+    /// Whether it is one server, rather than all that ran.
+    is_one: bool,
+    elapsed: Duration,
+    frequency: u32,
+    processors: u32,
+    own_cpu: f64,
+    missing: Vec<String>,
+}
+
+fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result<Profile, Failure> {
+    let table = KernelTable::new();
+    let (mut who, mut contexts, mut categories) = (Tally::default(), Tally::default(), Tally::default());
+    let mut stacks: HashMap<String, u64> = HashMap::new();
+    let mut names = HashMap::new();
+    for (fold, &count) in &folds.samples {
+        let chain: Vec<&str> = fold.chain.iter().map(|number| folds.symbols.name(*number)).collect();
+        let place = if fold.in_kernel { Some(classify(&table, &chain)) } else { None };
+        let is_chosen = is_chosen(fold.pid);
+        let outermost = place.as_ref().and_then(|place| place.contexts.last()).map(String::as_str);
+        let by = match (fold.pid, outermost) {
+            (0, _) if place.as_ref().is_some_and(|place| place.contexts.len() > 1) => "interrupts while idle",
+            (0, _) => "idle",
+            _ if is_chosen && head.is_one => "the server",
+            (_, Some("kernel thread")) => "kernel threads",
+            _ => "other programs",
+        };
+        who.add(by, count);
+        if !is_chosen {
+            continue;
+        }
+        let name = names.entry(fold.pid).or_insert_with(|| {
+            let name = fs::read_to_string(format!("/proc/{}/comm", fold.pid));
+            name.map_or_else(|_| fold.pid.to_string(), |name| name.trim().replace([';', ' '], "_"))
+        });
+        let mut frames = name.clone();
+        match &place {
+            None => {
+                contexts.add(USER, count);
+                contexts.add_around(USER, count);
+                categories.add(USER, count);
+                frames.push_str(";[user]");
+            }
+            Some(place) => {
+                if let Some(innermost) = place.contexts.first() {
+                    contexts.add(innermost, count);
+                }
+                let mut around: Vec<&String> = place.contexts.iter().collect();
+                around.sort_unstable();
+                around.dedup();
+                around.iter().for_each(|context| contexts.add_around(context, count));
+                categories.add(place.category, count);
+                chain.iter().rev().for_each(|function| {
+                    frames.push(';');
+                    frames.push_str(function);
+                });
+            }
+        }
+        *stacks.entry(frames).or_default() += count;
+    }
+    let chosen = categories.total();
+    if chosen == 0 {
+        return Err(Failure::failed(format!(
+            "no sample of {} in {:.1} s: it did not run; is there load? Sample longer (--duration), or load it meanwhile",
+            head.whose,
+            head.elapsed.as_secs_f64()
+        )));
+    }
+    let mut stacks: Vec<Stack> = stacks.into_iter().map(|(frames, samples)| Stack { frames, samples }).collect();
+    stacks.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| a.frames.cmp(&b.frames)));
+    let seconds = head.elapsed.as_secs_f64();
+    Ok(Profile {
+        whose: head.whose,
+        seconds,
+        frequency: head.frequency,
+        processors: head.processors,
+        samples: who.total(),
+        expected: (seconds * f64::from(head.frequency) * f64::from(head.processors)) as u64,
+        lost: folds.lost,
+        unknown: Share::of(categories.count(classify::UNKNOWN), chosen),
+        who: who.rows(),
+        contexts: contexts.rows(),
+        categories: categories.rows(),
+        own_cpu: head.own_cpu,
+        missing: head.missing,
+        stacks,
+    })
+}
+
+/// Equal samples, counted.
+struct Folds {
+    symbols: Symbols,
+    samples: HashMap<Fold, u64>,
+    lost: u64,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Fold {
+    pid: u32,
+    in_kernel: bool,
+    /// Numbers of functions, the innermost first.
+    chain: Vec<u32>,
+}
+
+impl Folds {
+    fn add(&mut self, record: Record) {
+        match record {
+            Record::Lost(count) => self.lost += count,
+            Record::Sample(sample) => {
+                let find = |address: &u64| self.symbols.find(*address).map(|(number, _)| number);
+                let chain = sample.kernel_chain.iter().filter_map(find).collect();
+                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain };
+                *self.samples.entry(fold).or_default() += 1;
+            }
+        }
+    }
+}
+
+/// Processors that are in use.
+pub(crate) fn processors() -> Result<Vec<u32>, Failure> {
+    let path = "/sys/devices/system/cpu/online";
+    let text = fs::read_to_string(path).map_err(Failure::io(format!("read {path}")))?;
+    list(text.trim())
+        .ok_or_else(|| Failure::failed(format!("{path} holds `{}`, which is no list of processors", text.trim())))
+}
+
+/// Reads `0-3,7`.
+fn list(text: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
+        // No machine has more; a list that says so is none.
+        if to > 65_536 {
+            return None;
+        }
+        numbers.extend(from..=to);
+    }
+    Some(numbers)
+}
+
+pub(crate) fn refused(error: &std::io::Error) -> String {
+    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+    format!(
+        "the kernel does not let this user sample ({error}; kernel.perf_event_paranoid is {}): run as root, or give the \
+         program the right by `setcap cap_perfmon,cap_syslog+ep FILE`",
+        level.trim()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_sys::perf::Sample;
+
+    #[test]
+    fn lists_of_processors() {
+        let check = |text, expected: Option<&[u32]>| assert_eq!(list(text).as_deref(), expected, "{text}");
+        check("0", Some(&[0]));
+        check("0-1,3", Some(&[0, 1, 3]));
+        check("", None);
+        check("0-", None);
+        check("0-4294967295", None);
+    }
+
+    #[test]
+    fn both_views_count_the_same_samples() {
+        let symbols = Symbols::for_tests(
+            "1000 T tcp_v4_rcv\n2000 T net_rx_action\n3000 T handle_softirqs\n\
+            4000 T do_writev\n5000 T do_syscall_64\n6000 T qqq\n7000 T do_idle\n",
+        );
+        let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
+        let sample = |pid, in_kernel, kernel_chain: &[u64]| {
+            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain: kernel_chain.to_vec() })
+        };
+        for _ in 0..3 {
+            folds.add(sample(7, true, &[0x1008, 0x2000, 0x3000, 0x4000, 0x5000]));
+        }
+        folds.add(sample(7, false, &[]));
+        folds.add(sample(7, true, &[0x6001, 0x4000, 0x5000]));
+        folds.add(sample(8, false, &[]));
+        folds.add(sample(0, true, &[0x7000]));
+        folds.add(sample(0, true, &[0x2000, 0x3000, 0x7000]));
+        folds.add(Record::Lost(2));
+        let head = || Head {
+            whose: "process 7".into(),
+            is_one: true,
+            elapsed: Duration::from_secs(2),
+            frequency: 4,
+            processors: 1,
+            own_cpu: 0.0,
+            missing: Vec::new(),
+        };
+        let found = profile(head(), &folds, |pid| pid == 7).unwrap();
+        let of = |rows: &[Row], name: &str| {
+            rows.iter()
+                .find(|row| row.name == name)
+                .map(|row| (row.share.samples, row.around.map(|share| share.samples)))
+        };
+        assert_eq!((found.samples, found.expected, found.lost), (8, 8, 2));
+        assert_eq!(of(&found.who, "the server"), Some((5, None)));
+        assert_eq!(of(&found.who, "interrupts while idle"), Some((1, None)));
+        assert_eq!(of(&found.contexts, "softirq net_rx"), Some((3, Some(3))));
+        // Once innermost; around the three as well.
+        assert_eq!(of(&found.contexts, "writev"), Some((1, Some(4))));
+        assert_eq!(of(&found.contexts, "user"), Some((1, Some(1))));
+        assert_eq!(of(&found.categories, "tcp/ip and sockets"), Some((3, None)));
+        assert_eq!(found.unknown.samples, 0);
+        assert_eq!(found.stacks[0].samples, 3);
+        assert!(found.stacks[0].frames.ends_with(";do_syscall_64;do_writev;handle_softirqs;net_rx_action;tcp_v4_rcv"));
+        let text = profile(head(), &folds, |pid| pid == 99).unwrap_err().to_string();
+        assert!(text.contains("no sample"), "{text}");
+    }
+}

@@ -1,0 +1,203 @@
+//! A profile as people see it: bars in a terminal, an SVG, one page of HTML without anything from elsewhere, and the folded
+//! stacks that flame graph programs read.
+
+use std::fmt::Write;
+
+use super::Profile;
+use super::tally::Row;
+
+/// Bars in a terminal, each with its interval and, for contexts, with all that ran inside.
+pub fn text(profile: &Profile) -> String {
+    let mut text = format!(
+        "{}: {} samples of {} in {:.1} s, {} processors at {} Hz ({} expected, {} lost)\n",
+        profile.whose,
+        chosen(profile),
+        profile.samples,
+        profile.seconds,
+        profile.processors,
+        profile.frequency,
+        profile.expected,
+        profile.lost
+    );
+    for (title, rows) in views(profile) {
+        let is_nested = rows.iter().any(|row| row.around.is_some());
+        let inside = if is_nested { "  with all inside" } else { "" };
+        let _ = writeln!(text, "\n{title:<32}  share   95 % interval{inside}");
+        for row in rows {
+            let (share, percent) = (row.share, 100.0);
+            let around = row.around.map_or_else(String::new, |around| format!("{:7.1} %  ", around.share * percent));
+            let bar = "█".repeat((share.share * 40.0).round() as usize);
+            let line = format!(
+                "  {:<28} {:6.1} %  {:5.1} .. {:5.1}  {around:<11} {bar}",
+                row.name,
+                share.share * percent,
+                share.low * percent,
+                share.high * percent
+            );
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
+    }
+    let _ = writeln!(
+        text,
+        "\nin functions of the kernel that are not known: {:.1} %; the sampler itself used {:.2} % of a processor",
+        profile.unknown.share * 100.0,
+        profile.own_cpu * 100.0
+    );
+    for line in &profile.missing {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// Folded stacks: a chain a line, a blank, and how often.
+pub fn folded(profile: &Profile) -> String {
+    profile.stacks.iter().fold(String::new(), |mut text, stack| {
+        let _ = writeln!(text, "{} {}", stack.frames, stack.samples);
+        text
+    })
+}
+
+fn chosen(profile: &Profile) -> u64 {
+    profile.categories.iter().map(|row| row.share.samples).sum()
+}
+
+fn views(profile: &Profile) -> [(&'static str, &[Row]); 3] {
+    [
+        ("who ran, of all", &profile.who),
+        ("what for, by innermost context", &profile.contexts),
+        ("doing what, by category", &profile.categories),
+    ]
+}
+
+const ROW: usize = 22;
+const LEFT: f64 = 240.0;
+const SCALE: f64 = 420.0;
+
+/// The views as horizontal bars; whiskers are the intervals, and a pale bar is all that ran inside.
+pub fn svg(profile: &Profile) -> String {
+    let rows: usize = views(profile).iter().map(|(_, rows)| rows.len() + 2).sum();
+    let height = (rows + 1) * ROW;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"{height}\" viewBox=\"0 0 800 {height}\" \
+         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"800\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    let mut y = ROW;
+    for (title, rows) in views(profile) {
+        let _ = writeln!(svg, "<text x=\"10\" y=\"{}\" font-weight=\"bold\">{}</text>", y + 15, escape(title));
+        y += ROW;
+        for row in rows {
+            let at = |share: f64| LEFT + share * SCALE;
+            let (text, middle) = (y + 15, y + ROW / 2);
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.0}\" y=\"{text}\" text-anchor=\"end\">{}</text>",
+                LEFT - 8.0,
+                escape(&row.name)
+            );
+            if let Some(around) = row.around {
+                let _ = bar(&mut svg, y, around.share, "#c6dbef");
+            }
+            let _ = bar(&mut svg, y, row.share.share, "#3182bd");
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{:.1} {middle}H{:.1}\" stroke=\"black\"/><text x=\"{:.0}\" y=\"{text}\">{:.1} %</text>",
+                at(row.share.low),
+                at(row.share.high),
+                at(row.share.high.max(row.around.map_or(0.0, |around| around.share))) + 6.0,
+                row.share.share * 100.0
+            );
+            y += ROW;
+        }
+        y += ROW;
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn bar(svg: &mut String, y: usize, share: f64, fill: &str) -> std::fmt::Result {
+    let height = ROW - 6;
+    writeln!(
+        svg,
+        "<rect x=\"{LEFT}\" y=\"{}\" width=\"{:.1}\" height=\"{height}\" fill=\"{fill}\"/>",
+        y + 3,
+        share * SCALE
+    )
+}
+
+/// One page, with the picture and the most frequent chains.
+pub fn html(profile: &Profile) -> String {
+    const STACKS: usize = 50;
+    let mut rows = String::new();
+    for stack in profile.stacks.iter().take(STACKS) {
+        let frames = escape(&stack.frames).replace(';', "; <wbr>");
+        let _ = writeln!(rows, "<tr><td>{}</td><td><code>{frames}</code></td></tr>", stack.samples);
+    }
+    let picture = svg(profile);
+    let (whose, unknown) = (escape(&profile.whose), profile.unknown.share * 100.0);
+    let Profile { seconds, processors, frequency, samples, expected, lost, own_cpu, .. } = profile;
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Profile of {whose}</title>\n\
+         <style>body {{ font-family: sans-serif; max-width: 60em; margin: 2em auto }} td {{ vertical-align: top }}</style>\n\
+         <h1>Profile of {whose}</h1>\n<p>{} samples of {samples}, in {seconds:.1} s, {processors} processors at \
+         {frequency} Hz; {expected} expected, {lost} lost. In functions of the kernel that are not known: {unknown:.1} %. The \
+         sampler used {:.2} % of a processor. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
+         inside.</p>\n{picture}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
+         {rows}</table>\n</html>\n",
+        chosen(profile),
+        own_cpu * 100.0
+    )
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Share, Stack};
+
+    fn profile() -> Profile {
+        let row = |name: &str, samples, around: Option<u64>| Row {
+            name: name.to_owned(),
+            share: Share::of(samples, 100),
+            around: around.map(|samples| Share::of(samples, 100)),
+        };
+        Profile {
+            whose: "process 7".into(),
+            seconds: 2.0,
+            frequency: 199,
+            processors: 2,
+            samples: 400,
+            expected: 796,
+            lost: 0,
+            who: vec![row("idle", 100, None)],
+            contexts: vec![row("user", 60, Some(60)), row("writev", 10, Some(40))],
+            categories: vec![row("a & b <c>", 100, None)],
+            unknown: Share::of(0, 100),
+            own_cpu: 0.001,
+            missing: vec!["something".into()],
+            stacks: vec![Stack { frames: "nginx;[user]".into(), samples: 60 }],
+        }
+    }
+
+    #[test]
+    fn bars_with_intervals() {
+        let text = text(&profile());
+        let line = text.lines().find(|line| line.contains("writev")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
+        assert_eq!(words[8].chars().count(), 4);
+        assert!(text.contains("something") && text.contains("796 expected"), "{text}");
+        assert_eq!(folded(&profile()), "nginx;[user] 60\n");
+    }
+
+    #[test]
+    fn pictures_escape_names() {
+        for text in [svg(&profile()), html(&profile())] {
+            assert!(text.contains("a &amp; b &lt;c&gt;") && !text.contains("<c>"), "{text}");
+            assert_eq!(text.matches("<svg").count(), 1);
+            assert!(!text.contains("href") && !text.contains("src="), "nothing comes from elsewhere");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The table of the kernel's functions, `kernel.txt`: read once, and asked by name.
+
+use std::collections::HashMap;
+
+/// Patterns of one kind and what they mean.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns {
+    exact: HashMap<&'static str, &'static str>,
+    prefixes: HashMap<&'static str, &'static str>,
+}
+
+impl Patterns {
+    /// What the longest pattern that fits says.
+    pub(crate) fn of(&self, function: &str) -> Option<&'static str> {
+        let name = bare(function);
+        self.exact
+            .get(name)
+            .or_else(|| {
+                name.char_indices().rev().find_map(|(at, letter)| self.prefixes.get(&name[..at + letter.len_utf8()]))
+            })
+            .copied()
+    }
+
+    fn add(&mut self, pattern: &'static str, meaning: &'static str) -> Result<(), String> {
+        let (into, name) = match pattern.strip_suffix('*') {
+            Some(prefix) => (&mut self.prefixes, prefix),
+            None => (&mut self.exact, pattern),
+        };
+        let name = name.trim_start_matches('_');
+        // The same name with other underscores may be there again, with the same meaning.
+        match into.insert(name, meaning) {
+            Some(before) if before != meaning => Err(format!("{pattern}: both `{before}` and `{meaning}`")),
+            _ if name.is_empty() => Err(format!("{pattern}: fits everything")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Without underscores in front, and without what the compiler put behind.
+fn bare(function: &str) -> &str {
+    let name = function.trim_start_matches('_');
+    name.split_once('.').map_or(name, |(name, _)| name)
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(crate) struct KernelTable {
+    /// Function to category; `caller` is [`CALLER`].
+    pub(crate) categories: Patterns,
+    /// Functions with which something begins: to its kind, or of a soft interrupt to `softirq`.
+    pub(crate) entries: Patterns,
+    /// What a soft interrupt runs, to its kind.
+    pub(crate) softirqs: Patterns,
+    /// What a system call goes on with, to its name.
+    pub(crate) syscalls: Patterns,
+}
+
+/// The category of functions that work for their caller.
+pub(crate) const CALLER: &str = "caller";
+
+impl KernelTable {
+    /// The one that comes with the program.
+    pub(crate) fn new() -> KernelTable {
+        // A test reads it, so it can be read.
+        KernelTable::parse(include_str!("kernel.txt")).unwrap_or_default()
+    }
+
+    fn parse(text: &'static str) -> Result<KernelTable, String> {
+        let mut table = KernelTable::default();
+        let mut section = "";
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if let Some(name) = line.strip_prefix('[') {
+                section = name.strip_suffix(']').ok_or_else(|| format!("{line}: no `]`"))?;
+                continue;
+            }
+            for pattern in line.split_whitespace() {
+                match (section, section.split_once(' '), pattern.split_once('=')) {
+                    ("syscall", _, Some((function, name))) => table.syscalls.add(function, name)?,
+                    ("caller", _, None) => table.categories.add(pattern, CALLER)?,
+                    ("interrupt" | "fault" | "softirq" | "entry" | "kthread" | "idle", _, None) => {
+                        table.entries.add(pattern, section)?;
+                    }
+                    (_, Some(("category", name)), None) => table.categories.add(pattern, name)?,
+                    (_, Some(("softirq", kind)), None) => table.softirqs.add(pattern, kind)?,
+                    _ => return Err(format!("[{section}]: {pattern} has no place there")),
+                }
+            }
+        }
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_that_comes_with_the_program_can_be_read() {
+        let table = KernelTable::parse(include_str!("kernel.txt")).unwrap();
+        assert!(table.categories.prefixes.len() > 200);
+    }
+
+    #[test]
+    fn names_find_their_category() {
+        let table = KernelTable::new();
+        let check = |function: &str, expected: Option<&str>| {
+            assert_eq!(table.categories.of(function), expected, "{function}");
+        };
+        check("tcp_sendmsg_locked", Some("tcp/ip and sockets"));
+        check("__tcp_push_pending_frames", Some("tcp/ip and sockets"));
+        check("tcp_v4_rcv.cold", Some("tcp/ip and sockets"));
+        check("__alloc_skb", Some("low-level network"));
+        check("ext4_file_read_iter", Some("low-level file system"));
+        check("filemap_read", Some("high-level file system"));
+        check("rep_movs_alternative", Some("copying"));
+        check("_raw_spin_lock_irqsave", Some("locking"));
+        check("_raw_spin_unlock_irqrestore", Some(CALLER));
+        check("___slab_alloc", Some("memory"));
+        check("psi_group_change", Some("scheduling"));
+        check("hrtimer_start_range_ns", Some("timers"));
+        check("do_syscall_64", Some("entry and exit"));
+        check("qqq_unheard_of", None);
+        check("", None);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_table_is_told() {
+        for (text, why) in [
+            ("x", "no place"),
+            ("[category a\nx", "no `]`"),
+            ("[category a]\nx\n[category b]\n_x", "both"),
+            ("[category a]\n_*", "everything"),
+            ("[syscall]\nx", "no place"),
+            ("[softirq a]\nx=y", "no place"),
+        ] {
+            let error = KernelTable::parse(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_name_makes_it_stop(name in "\\PC{0,30}") {
+            KernelTable::new().categories.of(&name);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Counts of samples, and what they say of shares.
+//!
+//! A share p of n independent samples is known to about sqrt(p (1 - p) / n). The interval is Wilson's (1927), at 95 %: unlike
+//! the textbook's it stays within 0 and 1 and is right for small shares, which most of a profile's are.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+/// A share, from a count of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Share {
+    /// How many samples.
+    pub samples: u64,
+    /// Their share of all, from 0 to 1.
+    pub share: f64,
+    /// Where its interval of 95 % begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+}
+
+impl Share {
+    /// So many of so many. Of none, nothing is known: from 0 to 1.
+    pub fn of(samples: u64, all: u64) -> Share {
+        if all == 0 {
+            return Share { samples, share: 0.0, low: 0.0, high: 1.0 };
+        }
+        // The quantile of the normal distribution for 95 %.
+        const Z: f64 = 1.959_964;
+        let n = all as f64;
+        let share = samples as f64 / n;
+        let scale = 1.0 + Z * Z / n;
+        let middle = (share + Z * Z / (2.0 * n)) / scale;
+        let half = Z / scale * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
+        Share { samples, share, low: (middle - half).clamp(0.0, share), high: (middle + half).clamp(share, 1.0) }
+    }
+}
+
+/// A line of a view.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// What it is about.
+    pub name: String,
+    /// Its share.
+    #[serde(flatten)]
+    pub share: Share,
+    /// With all that ran inside of it; such shares add up to more than 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub around: Option<Share>,
+}
+
+/// Counts by name.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    counts: HashMap<String, (u64, u64)>,
+    total: u64,
+}
+
+impl Tally {
+    /// Adds samples.
+    pub(crate) fn add(&mut self, name: &str, samples: u64) {
+        self.entry(name).0 += samples;
+        self.total += samples;
+    }
+
+    /// Adds samples that ran inside.
+    pub(crate) fn add_around(&mut self, name: &str, samples: u64) {
+        self.entry(name).1 += samples;
+    }
+
+    fn entry(&mut self, name: &str) -> &mut (u64, u64) {
+        self.counts.entry(name.to_owned()).or_default()
+    }
+
+    /// All, without those that were added by `add_around`.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// How many were added to this name.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        self.counts.get(name).map_or(0, |(count, _)| *count)
+    }
+
+    /// The rows, the largest first.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let share = |samples| Share::of(samples, self.total);
+        let row = |(name, (inside, around)): (&String, &(u64, u64))| Row {
+            name: name.clone(),
+            share: share(*inside),
+            around: (*around > 0).then(|| share(*around)),
+        };
+        let mut rows: Vec<Row> = self.counts.iter().map(row).collect();
+        rows.sort_by(|a, b| b.share.samples.cmp(&a.share.samples).then_with(|| a.name.cmp(&b.name)));
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn wilsons_intervals() {
+        let check = |samples, all, low: f64, high: f64| {
+            let found = Share::of(samples, all);
+            assert!(
+                (found.low - low).abs() < 5e-4 && (found.high - high).abs() < 5e-4,
+                "{samples} of {all}: {found:?}"
+            );
+        };
+        // Newcombe 1998, table I, method 3.
+        check(81, 263, 0.2553, 0.3662);
+        check(15, 148, 0.0624, 0.1605);
+        check(0, 20, 0.0, 0.1611);
+        check(1, 29, 0.0061, 0.1718);
+        check(0, 0, 0.0, 1.0);
+        check(50, 50, 0.9287, 1.0);
+    }
+
+    #[test]
+    fn rows_are_sorted_and_add_up() {
+        let mut tally = Tally::default();
+        tally.add("b", 2);
+        tally.add("a", 2);
+        tally.add("c", 6);
+        tally.add_around("a", 8);
+        let rows = tally.rows();
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!((names, tally.total(), tally.count("c"), tally.count("x")), (vec!["c", "a", "b"], 10, 6, 0));
+        assert_eq!((rows[1].around.map(|share| share.share), rows[2].around), (Some(0.8), None));
+    }
+
+    proptest! {
+        #[test]
+        fn an_interval_is_around_its_share(all in 0..10_000_u64, part in 0.0..=1.0_f64) {
+            let share = Share::of((all as f64 * part) as u64, all);
+            prop_assert!(0.0 <= share.low && share.low <= share.share && share.share <= share.high && share.high <= 1.0);
+        }
+    }
+}

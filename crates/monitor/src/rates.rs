@@ -1,0 +1,491 @@
+//! What happened between two samples.
+//!
+//! Pure. A counter that has gone back (another kernel in a record, a thread whose number was given again) counts as nothing
+//! rather than as a huge number. What one of the samples lacks is `None`, never 0.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use crate::sample::{Census, Sample};
+use crate::source::{Cpu, Memory, SOFTIRQS, Stall};
+
+/// One step of time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Tick {
+    /// Milliseconds since 1970, UTC, at its end.
+    pub wall_ms: u64,
+    /// Seconds since the monitor began, at its end.
+    pub at_s: f64,
+    /// Its length in seconds.
+    pub interval_s: f64,
+    /// All processors together; shares of all their time, which add up to 1.
+    pub cpu: CpuShare,
+    /// The busiest processor's share of time that was not idle.
+    pub busiest_core: f64,
+    /// Interrupts a second.
+    pub interrupts_per_s: f64,
+    /// Soft interrupts a second, by kind; kinds without any are left out.
+    pub softirqs_per_s: BTreeMap<String, f64>,
+    /// Switches of tasks a second.
+    pub context_switches_per_s: f64,
+    /// What memory holds.
+    pub memory: Option<Memory>,
+    /// Paging.
+    pub paging: Option<PagingRate>,
+    /// Disks that are there.
+    pub disks: Vec<DiskRate>,
+    /// Pressure.
+    pub pressure: Option<PressureShare>,
+    /// The network.
+    pub network: Option<NetworkRate>,
+    /// The server's processors' worth of user time: 1 is one processor all the time.
+    pub server_user: f64,
+    /// Likewise in the kernel, system calls and faults.
+    pub server_system: f64,
+    /// Likewise waiting for a processor, all threads together.
+    pub server_wait: f64,
+    /// The server's processes.
+    pub processes: Vec<ProcessRate>,
+    /// The server's threads, the busiest first.
+    pub threads: Vec<ThreadRate>,
+    /// The server's listeners.
+    pub listeners: Vec<ListenerRate>,
+    /// Its connections, as they were counted last.
+    pub census: Option<Census>,
+    /// What the monitor used itself, as a share of one processor.
+    pub own_cpu: f64,
+    /// Likewise since it began.
+    pub own_cpu_so_far: f64,
+    /// How long after this tick the next one is planned, in seconds.
+    pub next_interval_s: f64,
+}
+
+/// Shares of processor time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CpuShare {
+    /// User code.
+    pub user: f64,
+    /// The kernel for a process.
+    pub system: f64,
+    /// Interrupts.
+    pub interrupt: f64,
+    /// Soft interrupts.
+    pub softirq: f64,
+    /// Another virtual machine.
+    pub steal: f64,
+    /// Nothing, while a process waited for a disk.
+    pub iowait: f64,
+    /// Nothing.
+    pub idle: f64,
+}
+
+/// Paging, a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PagingRate {
+    /// Bytes from block devices.
+    pub in_bytes_per_s: f64,
+    /// Bytes to them.
+    pub out_bytes_per_s: f64,
+    /// Pages from and to swap.
+    pub swap_pages_per_s: f64,
+    /// Faults.
+    pub faults_per_s: f64,
+    /// Faults that waited for a disk.
+    pub major_faults_per_s: f64,
+}
+
+/// One disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DiskRate {
+    /// Its name.
+    pub name: String,
+    /// Reads a second.
+    pub reads_per_s: f64,
+    /// Bytes read a second.
+    pub read_bytes_per_s: f64,
+    /// Writes a second.
+    pub writes_per_s: f64,
+    /// Bytes written a second.
+    pub write_bytes_per_s: f64,
+    /// How long a read took, in milliseconds; `None` without one.
+    pub read_ms: Option<f64>,
+    /// The share of time with something under way.
+    pub busy: f64,
+    /// Under way at the end.
+    pub in_flight: u64,
+}
+
+/// Shares of time in which work waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PressureShare {
+    /// Some for a processor.
+    pub cpu_some: f64,
+    /// Some for memory.
+    pub memory_some: f64,
+    /// All for memory.
+    pub memory_full: f64,
+    /// Some for a disk.
+    pub io_some: f64,
+    /// All for a disk.
+    pub io_full: f64,
+}
+
+/// The network, a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct NetworkRate {
+    /// Bytes received, all interfaces together.
+    pub in_bytes_per_s: f64,
+    /// Bytes sent.
+    pub out_bytes_per_s: f64,
+    /// Packets received.
+    pub in_packets_per_s: f64,
+    /// Packets sent.
+    pub out_packets_per_s: f64,
+    /// Packets dropped, in and out.
+    pub drops_per_s: f64,
+    /// TCP segments received.
+    pub segments_in_per_s: f64,
+    /// TCP segments sent.
+    pub segments_out_per_s: f64,
+    /// TCP segments sent again.
+    pub segments_again_per_s: f64,
+    /// Connections that others began.
+    pub passive_opens_per_s: f64,
+    /// Connections that were reset.
+    pub resets_per_s: f64,
+    /// Times that some listener's queue was full.
+    pub listen_overflows_per_s: f64,
+    /// Connections that some listener turned away.
+    pub listen_drops_per_s: f64,
+    /// Sockets in `TIME_WAIT` at the end.
+    pub time_wait_now: u64,
+}
+
+/// One process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ProcessRate {
+    /// Its number.
+    pub pid: u32,
+    /// Memory that is there, in bytes; what processes share counts for each.
+    pub resident_bytes: u64,
+    /// Bytes that it had read from disks, a second; `None` if that may not be seen.
+    pub read_bytes_per_s: Option<f64>,
+    /// Bytes that it had written.
+    pub write_bytes_per_s: Option<f64>,
+}
+
+/// One thread.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ThreadRate {
+    /// Its process.
+    pub pid: u32,
+    /// Its number.
+    pub tid: u32,
+    /// Its name.
+    pub name: String,
+    /// Its state at the end: R, S, D, T.
+    pub state: char,
+    /// The share of time that it ran.
+    pub run: f64,
+    /// The share of time that it could have run and waited for a processor.
+    pub wait: f64,
+    /// Page faults that waited for a disk, a second.
+    pub major_faults_per_s: f64,
+}
+
+/// One listener.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ListenerRate {
+    /// Address and port.
+    pub address: String,
+    /// Connections that wait to be accepted.
+    pub depth: u32,
+    /// How many may wait.
+    pub limit: u32,
+    /// Turned away since it listens.
+    pub drops: Option<u32>,
+    /// Turned away in this tick; `None` for a listener that is new.
+    pub new_drops: Option<u32>,
+}
+
+impl Tick {
+    /// From one sample to a later one; `None` if it is not later.
+    pub fn between(from: &Sample, to: &Sample) -> Option<Tick> {
+        let micros = to.at_us.checked_sub(from.at_us).filter(|micros| *micros > 0)?;
+        let seconds = micros as f64 / 1e6;
+        let rate = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
+        let mut tick = Tick {
+            wall_ms: to.wall_ms,
+            at_s: to.at_us as f64 / 1e6,
+            interval_s: seconds,
+            cpu: CpuShare::of(to.host.cpu.since(&from.host.cpu)),
+            interrupts_per_s: rate(from.host.interrupts, to.host.interrupts),
+            context_switches_per_s: rate(from.host.context_switches, to.host.context_switches),
+            memory: to.memory,
+            census: to.census.clone(),
+            own_cpu: rate(from.own.cpu_ns, to.own.cpu_ns) / 1e9,
+            own_cpu_so_far: to.own.cpu_ns as f64 / 1e3 / to.at_us.max(1) as f64,
+            next_interval_s: to.own.interval_us as f64 / 1e6,
+            ..Tick::default()
+        };
+        let busy = |(from, to): (&Cpu, &Cpu)| 1.0 - CpuShare::of(to.since(from)).idle_or_iowait();
+        tick.busiest_core = from.host.cores.iter().zip(&to.host.cores).map(busy).fold(0.0, f64::max);
+        for ((name, from), to) in SOFTIRQS.iter().zip(&from.host.softirqs).zip(&to.host.softirqs) {
+            if to > from {
+                tick.softirqs_per_s.insert((*name).to_owned(), rate(*from, *to));
+            }
+        }
+        tick.paging = from.paging.zip(to.paging).map(|(from, to)| PagingRate {
+            in_bytes_per_s: rate(from.in_bytes, to.in_bytes),
+            out_bytes_per_s: rate(from.out_bytes, to.out_bytes),
+            swap_pages_per_s: rate(from.swap_in_pages + from.swap_out_pages, to.swap_in_pages + to.swap_out_pages),
+            faults_per_s: rate(from.faults, to.faults),
+            major_faults_per_s: rate(from.major_faults, to.major_faults),
+        });
+        tick.disks = to
+            .disks
+            .iter()
+            .filter_map(|to| {
+                let from = from.disks.iter().find(|from| from.name == to.name)?;
+                let reads = to.reads.saturating_sub(from.reads);
+                Some(DiskRate {
+                    name: to.name.clone(),
+                    reads_per_s: rate(from.reads, to.reads),
+                    read_bytes_per_s: rate(from.read_bytes, to.read_bytes),
+                    writes_per_s: rate(from.writes, to.writes),
+                    write_bytes_per_s: rate(from.write_bytes, to.write_bytes),
+                    read_ms: (reads > 0).then(|| to.read_ms.saturating_sub(from.read_ms) as f64 / reads as f64),
+                    busy: (rate(from.busy_ms, to.busy_ms) / 1e3).min(1.0),
+                    in_flight: to.in_flight,
+                })
+            })
+            .collect();
+        tick.pressure = from.pressure.zip(to.pressure).map(|(from, to)| {
+            let some = |from: Stall, to: Stall| rate(from.some_us, to.some_us) / 1e6;
+            let full = |from: Stall, to: Stall| rate(from.full_us, to.full_us) / 1e6;
+            PressureShare {
+                cpu_some: some(from.cpu, to.cpu),
+                memory_some: some(from.memory, to.memory),
+                memory_full: full(from.memory, to.memory),
+                io_some: some(from.io, to.io),
+                io_full: full(from.io, to.io),
+            }
+        });
+        tick.network = from.network.as_ref().zip(to.network.as_ref()).map(|(from, to)| {
+            let mut network = NetworkRate {
+                segments_in_per_s: rate(from.tcp.segments_in, to.tcp.segments_in),
+                segments_out_per_s: rate(from.tcp.segments_out, to.tcp.segments_out),
+                segments_again_per_s: rate(from.tcp.segments_again, to.tcp.segments_again),
+                passive_opens_per_s: rate(from.tcp.passive_opens, to.tcp.passive_opens),
+                resets_per_s: rate(from.tcp.resets, to.tcp.resets),
+                listen_overflows_per_s: rate(from.tcp.listen_overflows, to.tcp.listen_overflows),
+                listen_drops_per_s: rate(from.tcp.listen_drops, to.tcp.listen_drops),
+                time_wait_now: to.tcp.time_wait_now,
+                ..NetworkRate::default()
+            };
+            for to in &to.interfaces {
+                let Some(from) = from.interfaces.iter().find(|from| from.name == to.name) else { continue };
+                network.in_bytes_per_s += rate(from.in_bytes, to.in_bytes);
+                network.out_bytes_per_s += rate(from.out_bytes, to.out_bytes);
+                network.in_packets_per_s += rate(from.in_packets, to.in_packets);
+                network.out_packets_per_s += rate(from.out_packets, to.out_packets);
+                network.drops_per_s += rate(from.in_drops + from.out_drops, to.in_drops + to.out_drops);
+            }
+            network
+        });
+        tick.add_server(from, to, rate);
+        Some(tick)
+    }
+
+    fn add_server(&mut self, from: &Sample, to: &Sample, rate: impl Fn(u64, u64) -> f64) {
+        let earlier: HashMap<u32, _> = from.threads.iter().map(|thread| (thread.tid, thread)).collect();
+        for to in &to.threads {
+            // One that is new began with nothing, in this tick.
+            let from = earlier.get(&to.tid).filter(|from| from.pid == to.pid);
+            let of = |field: fn(&crate::source::Thread) -> u64| rate(from.map_or(0, |from| field(from)), field(to));
+            let run = of(|thread| thread.run_ns) / 1e9;
+            let (user, system) = (of(|thread| thread.user_ticks), of(|thread| thread.system_ticks));
+            // In a short tick there may be no unit of either; then as it was since the thread began.
+            let (user, system) =
+                if user + system > 0.0 { (user, system) } else { (to.user_ticks as f64, to.system_ticks as f64) };
+            let share = if user + system > 0.0 { user / (user + system) } else { 0.0 };
+            let thread = ThreadRate {
+                pid: to.pid,
+                tid: to.tid,
+                name: to.name.clone(),
+                state: to.state,
+                run,
+                wait: of(|thread| thread.wait_ns) / 1e9,
+                major_faults_per_s: of(|thread| thread.major_faults),
+            };
+            self.server_user += run * share;
+            self.server_system += run * (1.0 - share);
+            self.server_wait += thread.wait;
+            self.threads.push(thread);
+        }
+        self.threads.sort_by(|a, b| b.run.total_cmp(&a.run).then(a.tid.cmp(&b.tid)));
+        for to in &to.processes {
+            let from = from.processes.iter().find(|from| from.pid == to.pid);
+            let of = |from: Option<u64>, to: Option<u64>| Some(rate(from?, to?));
+            self.processes.push(ProcessRate {
+                pid: to.pid,
+                resident_bytes: to.resident_bytes,
+                read_bytes_per_s: of(from.and_then(|from| from.read_bytes), to.read_bytes),
+                write_bytes_per_s: of(from.and_then(|from| from.write_bytes), to.write_bytes),
+            });
+        }
+        for to in &to.listeners {
+            let from = from.listeners.iter().find(|from| from.inode == to.inode);
+            let drops = from.and_then(|from| from.drops).zip(to.drops);
+            self.listeners.push(ListenerRate {
+                address: to.address.clone(),
+                depth: to.depth,
+                limit: to.limit,
+                drops: to.drops,
+                new_drops: drops.map(|(from, to)| to.wrapping_sub(from)),
+            });
+        }
+    }
+
+    /// Processors' worth of what the server used, user and system.
+    pub fn server_cpu(&self) -> f64 {
+        self.server_user + self.server_system
+    }
+
+    /// How many connections were in this state, by the last census.
+    pub fn connections(&self, state: &str) -> Option<u32> {
+        Some(self.census.as_ref()?.states.get(state).copied().unwrap_or(0))
+    }
+}
+
+impl CpuShare {
+    fn of(cpu: Cpu) -> CpuShare {
+        let share = |part: u64| part as f64 / cpu.total().max(1) as f64;
+        CpuShare {
+            user: share(cpu.user),
+            system: share(cpu.system),
+            interrupt: share(cpu.interrupt),
+            softirq: share(cpu.softirq),
+            steal: share(cpu.steal),
+            iowait: share(cpu.iowait),
+            // All of a tick that was too short for a unit of time.
+            idle: if cpu.total() == 0 { 1.0 } else { share(cpu.idle) },
+        }
+    }
+
+    fn idle_or_iowait(&self) -> f64 {
+        self.idle + self.iowait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{Listener, Own};
+    use crate::source::{Disk, Host, Interface, Network, Paging, Pressure, Process, Tcp, Thread};
+
+    fn thread(tid: u32, run_ms: u64, wait_ms: u64, user: u64, system: u64) -> Thread {
+        let (run_ns, wait_ns) = (run_ms * 1_000_000, wait_ms * 1_000_000);
+        Thread { pid: 1, tid, run_ns, wait_ns, user_ticks: user, system_ticks: system, state: 'S', ..Thread::default() }
+    }
+
+    fn later(by_us: u64) -> Sample {
+        Sample { at_us: 1_000_000 + by_us, ..Sample::default() }
+    }
+
+    #[test]
+    fn only_forward() {
+        assert_eq!(Tick::between(&later(0), &later(0)), None);
+        assert_eq!(Tick::between(&later(1), &later(0)), None);
+        let tick = Tick::between(&later(0), &later(2_000_000)).unwrap();
+        assert_eq!((tick.interval_s, tick.at_s, tick.cpu.idle), (2.0, 3.0, 1.0));
+        assert_eq!((tick.paging, tick.network, tick.pressure, tick.census), (None, None, None, None));
+    }
+
+    #[test]
+    fn processors() {
+        let cpu = |user, system, idle| Cpu { user, system, idle, ..Cpu::default() };
+        let host = |cores: Vec<Cpu>| {
+            let cpu = cores.iter().fold(Cpu::default(), |sum, core| {
+                cpu(sum.user + core.user, sum.system + core.system, sum.idle + core.idle)
+            });
+            Host { cpu, cores, interrupts: 0, softirqs: vec![0; 10], ..Host::default() }
+        };
+        let (mut from, mut to) = (later(0), later(1_000_000));
+        from.host = host(vec![cpu(0, 0, 0), cpu(100, 0, 0)]);
+        to.host = host(vec![cpu(75, 25, 0), cpu(100, 0, 100)]);
+        to.host.softirqs[3] = 500;
+        let tick = Tick::between(&from, &to).unwrap();
+        assert_eq!((tick.cpu.user, tick.cpu.system, tick.cpu.idle), (0.375, 0.125, 0.5));
+        assert_eq!(tick.busiest_core, 1.0);
+        assert_eq!(tick.softirqs_per_s, BTreeMap::from([("net_rx".to_owned(), 500.0)]));
+    }
+
+    #[test]
+    fn the_server_is_the_sum_of_its_threads() {
+        let (mut from, mut to) = (later(0), later(2_000_000));
+        from.threads = vec![thread(1, 500, 0, 10, 10), thread(2, 100, 100, 1, 0), thread(3, 900, 0, 5, 5)];
+        // The third has ended, the fourth is new, the fifth got the number of one of another process.
+        to.threads = vec![thread(1, 1500, 200, 10 + 75, 10 + 25), thread(2, 100, 100, 1, 0), thread(4, 200, 0, 0, 0)];
+        from.threads.push(Thread { pid: 99, ..thread(5, 7000, 0, 9, 9) });
+        to.threads.push(thread(5, 400, 0, 10, 30));
+        let tick = Tick::between(&from, &to).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        near(tick.server_cpu(), 0.5 + 0.1 + 0.2);
+        near(tick.server_user, 0.5 * 0.75 + 0.2 * 0.25);
+        near(tick.server_wait, 0.1);
+        assert_eq!(tick.threads.iter().map(|one| one.tid).collect::<Vec<_>>(), [1, 5, 4, 2]);
+    }
+
+    #[test]
+    fn counters_a_second() {
+        let (mut from, mut to) = (later(0), later(500_000));
+        let paging = |pages| Paging { faults: pages, major_faults: pages, in_bytes: pages * 4096, ..Paging::default() };
+        (from.paging, to.paging) = (Some(paging(10)), Some(paging(20)));
+        let stall = |us| Stall { some_us: us, full_us: us / 2 };
+        let pressure = |us| Pressure { cpu: stall(us), memory: stall(0), io: stall(us) };
+        (from.pressure, to.pressure) = (Some(pressure(0)), Some(pressure(250_000)));
+        let disk = |reads| Disk {
+            name: "vda".into(),
+            reads,
+            read_bytes: reads * 4096,
+            read_ms: reads * 3,
+            busy_ms: reads * 900,
+            ..Disk::default()
+        };
+        (from.disks, to.disks) = (vec![disk(0)], vec![disk(100), Disk { name: "new".into(), ..Disk::default() }]);
+        let network = |n| Network {
+            tcp: Tcp { segments_in: n, listen_drops: n, ..Tcp::default() },
+            interfaces: vec![Interface { name: "lo".into(), in_bytes: n, ..Interface::default() }],
+        };
+        (from.network, to.network) = (Some(network(50)), Some(network(60)));
+        let process = |bytes| Process { pid: 4, read_bytes: Some(bytes), ..Process::default() };
+        (from.processes, to.processes) = (vec![process(0)], vec![process(1 << 20)]);
+        to.own = Own { cpu_ns: 1_000_000, ..Own::default() };
+        let tick = Tick::between(&from, &to).unwrap();
+        assert_eq!(tick.paging.unwrap().major_faults_per_s, 20.0);
+        let pressure = tick.pressure.unwrap();
+        assert_eq!((pressure.cpu_some, pressure.io_full, pressure.memory_some), (0.5, 0.25, 0.0));
+        assert_eq!(tick.disks.len(), 1);
+        assert_eq!(
+            (tick.disks[0].read_bytes_per_s, tick.disks[0].read_ms, tick.disks[0].busy),
+            (819_200.0, Some(3.0), 1.0)
+        );
+        let network = tick.network.unwrap();
+        assert_eq!((network.segments_in_per_s, network.listen_drops_per_s, network.in_bytes_per_s), (20.0, 20.0, 20.0));
+        assert_eq!(tick.processes[0].read_bytes_per_s, Some(2.0 * 1_048_576.0));
+        assert_eq!((tick.own_cpu * 1e6).round(), 2000.0);
+    }
+
+    #[test]
+    fn drops_belong_to_one_socket() {
+        let listener = |inode, drops| Listener { address: "0.0.0.0:80".into(), inode, depth: 1, limit: 2, drops };
+        let (mut from, mut to) = (later(0), later(1_000_000));
+        from.listeners = vec![listener(1, Some(5)), listener(2, Some(u32::MAX))];
+        to.listeners = vec![listener(1, Some(8)), listener(2, Some(1)), listener(3, Some(9)), listener(4, None)];
+        let tick = Tick::between(&from, &to).unwrap();
+        let new: Vec<_> = tick.listeners.iter().map(|one| one.new_drops).collect();
+        assert_eq!(new, [Some(3), Some(2), None, None]);
+    }
+}

@@ -1,0 +1,493 @@
+//! All that is known at one moment, and the sampler that looks again and again.
+//!
+//! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's threads,
+//! its listeners, and, when its own interval is over, the census of connections, whose cost grows with them. Threads come
+//! and go: they are listed anew each second, and who belongs to the server every five or when one has gone.
+//!
+//! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use amped_measure::Failure;
+use amped_sys::process::cpu_time;
+use amped_sys::sock_diag::{Question, TcpState};
+use serde::{Deserialize, Serialize};
+
+use crate::budget::Budget;
+use crate::server::{Server, Target};
+use crate::source::{
+    Disk, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall, Tcp, Thread, stat_of,
+};
+use crate::stop::Stop;
+
+/// What to watch, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whom.
+    pub target: Target,
+    /// How often to look, at the most.
+    pub interval: Duration,
+    /// How often to count connections, at the most.
+    pub census_interval: Duration,
+    /// The share of one processor that the monitor may use: 0.005 is 0.5 %.
+    pub budget: f64,
+}
+
+/// Everything at one moment. Counters are since the start of the machine, the namespace or the thread.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Microseconds since the sampler began.
+    pub at_us: u64,
+    /// Milliseconds since 1970, UTC.
+    pub wall_ms: u64,
+    /// Processors.
+    pub host: Host,
+    /// Memory.
+    pub memory: Option<Memory>,
+    /// Paging.
+    pub paging: Option<Paging>,
+    /// Disks.
+    pub disks: Vec<Disk>,
+    /// Pressure.
+    pub pressure: Option<Pressure>,
+    /// The network of the server's namespace.
+    pub network: Option<Network>,
+    /// The server's processes.
+    pub processes: Vec<Process>,
+    /// The server's threads.
+    pub threads: Vec<Thread>,
+    /// The server's listeners.
+    pub listeners: Vec<Listener>,
+    /// Its connections, as they were counted last.
+    pub census: Option<Census>,
+    /// The monitor itself.
+    pub own: Own,
+}
+
+/// A socket that listens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Address and port.
+    pub address: String,
+    /// Which socket, as several may share an address (`SO_REUSEPORT`).
+    pub inode: u32,
+    /// Connections that wait to be accepted.
+    pub depth: u32,
+    /// How many may wait; the kernel lets one more in.
+    pub limit: u32,
+    /// Connections that were turned away since it listens. `None` where the kernel does not say.
+    pub drops: Option<u32>,
+}
+
+/// The connections at the server's ports (the paper's table 3).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Census {
+    /// When they were counted, in microseconds since the sampler began.
+    pub at_us: u64,
+    /// How many are in each state; states without any are left out.
+    pub states: BTreeMap<String, u32>,
+    /// What limited those that are established.
+    pub limits: CensusLimits,
+}
+
+/// What limited connections, of those that are established now and since each of them began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CensusLimits {
+    /// How many the kernel told of.
+    pub connections: u32,
+    /// Microseconds in which they had something to send or to be acknowledged, all together.
+    pub busy_us: u64,
+    /// Of those, in which the peer's window was closed.
+    pub receive_window_us: u64,
+    /// Of those, in which our buffer was too small.
+    pub send_buffer_us: u64,
+    /// How many were last limited by what the server wrote.
+    pub by_application: u32,
+    /// Segments that were sent again.
+    pub retransmitted_segments: u64,
+    /// The longest smoothed round trip, in microseconds.
+    pub round_trip_max_us: u32,
+    /// Bytes that came and that the server has not read.
+    pub unread_bytes: u64,
+    /// Bytes that the server wrote and no client has acknowledged.
+    pub unacknowledged_bytes: u64,
+}
+
+/// What the monitor itself has used since the sampler began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Own {
+    /// Nanoseconds of processor time.
+    pub cpu_ns: u64,
+    /// How long after this sample the next one is planned, in microseconds: what was asked for, or what the budget allows.
+    pub interval_us: u64,
+    /// Likewise from census to census.
+    pub census_interval_us: u64,
+}
+
+/// What [`Sampler::next`] came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// A sample.
+    Sample(Box<Sample>),
+    /// The user has had enough.
+    Stopped,
+    /// The server has ended.
+    Ended,
+}
+
+/// What a server has used and done so far, see [`Sampler::used`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Used {
+    pub(crate) run_ns: HashMap<u32, u64>,
+    pub(crate) segments: HashMap<SocketAddr, u64>,
+    pub(crate) begun: u64,
+}
+
+impl Used {
+    /// Nanoseconds of processor time for each piece of work since; `None` if nothing was done or used.
+    pub(crate) fn cost_since(&self, earlier: &Used) -> Option<f64> {
+        let sum = |now: u64, before: Option<&u64>| now.saturating_sub(before.copied().unwrap_or(0));
+        let ran: u64 = self.run_ns.iter().map(|(tid, now)| sum(*now, earlier.run_ns.get(tid))).sum();
+        // A connection that came and went in between counts once, as one that was begun.
+        let came =
+            self.segments.iter().filter_map(|(peer, now)| Some(now.saturating_sub(*earlier.segments.get(peer)?)));
+        let work = came.sum::<u64>() + self.begun.saturating_sub(earlier.begun);
+        (work > 0 && ran > 0).then(|| ran as f64 / work as f64)
+    }
+}
+
+/// Looks again and again.
+#[derive(Debug)]
+pub struct Sampler {
+    settings: Settings,
+    budget: Budget,
+    server: Server,
+    files: Files,
+    threads: BTreeMap<u32, ThreadFiles>,
+    processes: BTreeMap<u32, Option<Reader>>,
+    missing: Vec<String>,
+    begun: Instant,
+    due: Instant,
+    cpu_at_start: Duration,
+    /// When the last tick began, and what its census cost on top.
+    cpu_at_tick: Option<Duration>,
+    threads_due: Instant,
+    server_due: Instant,
+    census_due: Instant,
+    census: Option<Census>,
+}
+
+/// What all of the machine or the namespace is read from.
+#[derive(Debug)]
+struct Files {
+    stat: Reader,
+    memory: Option<Reader>,
+    paging: Option<Reader>,
+    disks: Option<Reader>,
+    pressure: Option<[Reader; 3]>,
+    network: Option<[Reader; 4]>,
+    /// Names in `/sys/block`; `None` where it cannot be read, and every device is taken for whole.
+    whole_disks: Option<Vec<String>>,
+}
+
+#[derive(Debug)]
+struct ThreadFiles {
+    pid: u32,
+    stat: Reader,
+    schedule: Option<Reader>,
+}
+
+/// Threads that are watched one by one; those of a larger server's first ones.
+const THREADS_MAX: usize = 512;
+/// How often threads are listed.
+const THREADS_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked who belongs to the server.
+const SERVER_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Sampler {
+    /// Finds the server and opens what is to be read.
+    ///
+    /// # Errors
+    /// As [`Server::find`]; `/proc/stat` cannot be read.
+    pub fn begin(settings: Settings) -> Result<Sampler, Failure> {
+        // What is spent before counts for nobody: it is once.
+        let server = Server::find(settings.target)?;
+        let mut missing = server.missing().to_vec();
+        let files = Files::open(server.network(), &mut missing)?;
+        let now = Instant::now();
+        let mut sampler = Sampler {
+            budget: Budget::new(settings.budget),
+            settings,
+            server,
+            files,
+            threads: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            missing,
+            begun: now,
+            due: now,
+            cpu_at_start: Duration::ZERO,
+            cpu_at_tick: None,
+            threads_due: now + THREADS_INTERVAL,
+            server_due: now + SERVER_INTERVAL,
+            census_due: now,
+            census: None,
+        };
+        sampler.list_threads();
+        sampler.cpu_at_start = cpu_time();
+        Ok(sampler)
+    }
+
+    /// What cannot be seen and how to see it, a line each.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// The server as it is known now.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Waits until the next sample is due, and takes it.
+    ///
+    /// # Errors
+    /// When `/proc/stat` or sock_diag, which could be read before, cannot be any more.
+    pub fn next(&mut self, stop: &Stop) -> Result<Next, Failure> {
+        // All since the last tick is part of its cost: whoever shows it or writes it down is paid for too.
+        if let Some(before) = self.cpu_at_tick {
+            self.budget.pay_for_tick(cpu_time().saturating_sub(before));
+            let interval = self.budget.tick_interval(self.settings.interval);
+            self.due = (self.due + interval).max(Instant::now());
+        }
+        if stop.wait(self.due.saturating_duration_since(Instant::now())) {
+            return Ok(Next::Stopped);
+        }
+        Ok(self.look()?.map_or(Next::Ended, Next::Sample))
+    }
+
+    /// Takes a sample at once, whatever the budget says; `None`: the server has ended.
+    pub(crate) fn look(&mut self) -> Result<Option<Box<Sample>>, Failure> {
+        let mut before = cpu_time();
+        let Some(mut sample) = self.take()? else { return Ok(None) };
+        if Instant::now() >= self.census_due {
+            let begun = cpu_time();
+            self.count()?;
+            let cost = cpu_time().saturating_sub(begun);
+            before += cost;
+            self.budget.pay_for_census(cost);
+            self.census_due = Instant::now() + self.budget.census_interval(self.settings.census_interval);
+        }
+        self.cpu_at_tick = Some(before);
+        sample.census = self.census.clone();
+        sample.own = Own {
+            cpu_ns: nanos(cpu_time().saturating_sub(self.cpu_at_start)),
+            interval_us: micros(self.budget.tick_interval(self.settings.interval)),
+            census_interval_us: micros(self.budget.census_interval(self.settings.census_interval)),
+        };
+        Ok(Some(sample))
+    }
+
+    /// `None`: the server has ended.
+    fn take(&mut self) -> Result<Option<Box<Sample>>, Failure> {
+        let now = Instant::now();
+        if now >= self.server_due {
+            self.server.look_again()?;
+            self.server_due = now + SERVER_INTERVAL;
+            self.threads_due = now;
+        }
+        if now >= self.threads_due {
+            self.list_threads();
+            self.threads_due = now + THREADS_INTERVAL;
+        }
+        let mut sample = Box::new(Sample { at_us: micros(self.begun.elapsed()), ..Sample::default() });
+        sample.wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        self.files.read(&mut sample)?;
+        let was_seen = !self.threads.is_empty();
+        self.read_threads(&mut sample);
+        if sample.threads.is_empty() && was_seen {
+            // All that was known is gone: others may have taken over.
+            self.server.look_again()?;
+            self.list_threads();
+            self.read_threads(&mut sample);
+            if sample.threads.is_empty() {
+                return Ok(None);
+            }
+        }
+        let listeners = &mut sample.listeners;
+        self.server.sockets(Question::Listeners, |socket| {
+            listeners.push(Listener {
+                address: socket.local.to_string(),
+                inode: socket.inode,
+                depth: socket.receive_queue,
+                limit: socket.send_queue,
+                drops: socket.drops,
+            });
+        })?;
+        if !was_seen && sample.listeners.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(sample))
+    }
+
+    /// Nanoseconds that the server's threads have run, and what they have done meanwhile: segments with data that came on
+    /// each connection that is open, and connections that were begun. For loads that are alike it goes with requests.
+    pub(crate) fn used(&mut self) -> Result<Used, Failure> {
+        let mut sample = Sample::default();
+        self.read_threads(&mut sample);
+        let run_ns = sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect();
+        let mut segments = HashMap::new();
+        self.server.sockets(Question::Connections { limits: true }, |socket| {
+            if let Some(limits) = socket.limits {
+                segments.insert(socket.remote, u64::from(limits.data_segments_in));
+            }
+        })?;
+        self.files.read(&mut sample)?;
+        let begun = sample.network.map_or(0, |network| network.tcp.passive_opens);
+        Ok(Used { run_ns, segments, begun })
+    }
+
+    fn list_threads(&mut self) {
+        let pids = self.server.pids();
+        self.processes.retain(|pid, _| pids.contains(pid));
+        for pid in pids {
+            self.processes.entry(*pid).or_insert_with(|| Reader::open(format!("/proc/{pid}/io")).ok());
+            let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            for tid in entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()) {
+                if self.threads.len() >= THREADS_MAX {
+                    break;
+                }
+                if self.threads.contains_key(&tid) {
+                    continue;
+                }
+                let file = |name| Reader::open(format!("/proc/{pid}/task/{tid}/{name}"));
+                if let Ok(stat) = file("stat") {
+                    self.threads.insert(tid, ThreadFiles { pid: *pid, stat, schedule: file("schedstat").ok() });
+                }
+            }
+        }
+    }
+
+    fn read_threads(&mut self, sample: &mut Sample) {
+        let page = amped_sys::process::page_bytes();
+        sample.threads.clear();
+        sample.processes.clear();
+        let (processes, seen) = (&mut self.processes, &mut sample.processes);
+        self.threads.retain(|tid, files| {
+            let Some(stat) = files.stat.read().ok().and_then(|text| stat_of(&text)) else { return false };
+            if stat.state == 'Z' || stat.state == 'X' {
+                return false;
+            }
+            let pid = files.pid;
+            if seen.last().is_none_or(|process: &Process| process.pid != pid)
+                && !seen.iter().any(|process| process.pid == pid)
+            {
+                let resident_bytes = stat.resident_pages * page;
+                let mut process = Process { pid, parent: stat.parent, resident_bytes, ..Process::default() };
+                if let Some(Ok(text)) = processes.get_mut(&pid).and_then(Option::as_mut).map(Reader::read) {
+                    process.set_io(&text);
+                }
+                seen.push(process);
+            }
+            let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
+            let ticks_ns = 1_000_000_000 / amped_sys::process::ticks_per_second().max(1);
+            // A kernel without CONFIG_SCHED_INFO has only ticks.
+            let by_ticks = Scheduled { run_ns: (stat.user_ticks + stat.system_ticks) * ticks_ns, wait_ns: 0 };
+            let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
+            sample.threads.push(Thread {
+                pid,
+                tid: *tid,
+                name: stat.name,
+                state: stat.state,
+                run_ns,
+                wait_ns,
+                user_ticks: stat.user_ticks,
+                system_ticks: stat.system_ticks,
+                major_faults: stat.major_faults,
+            });
+            true
+        });
+    }
+
+    fn count(&mut self) -> Result<(), Failure> {
+        let mut census = Census { at_us: micros(self.begun.elapsed()), ..Census::default() };
+        let limits = &mut census.limits;
+        let mut states = [0_u32; 16];
+        self.server.sockets(Question::Connections { limits: true }, |socket| {
+            states[socket.state as usize & 15] += 1;
+            limits.unread_bytes += u64::from(socket.receive_queue);
+            limits.unacknowledged_bytes += u64::from(socket.send_queue);
+            if let (TcpState::Established, Some(of)) = (socket.state, socket.limits) {
+                limits.connections += 1;
+                limits.busy_us += of.busy_us;
+                limits.receive_window_us += of.receive_window_us;
+                limits.send_buffer_us += of.send_buffer_us;
+                limits.by_application += u32::from(of.by_application);
+                limits.retransmitted_segments += u64::from(of.retransmitted_segments);
+                limits.round_trip_max_us = limits.round_trip_max_us.max(of.round_trip_us);
+            }
+        })?;
+        let counted = TcpState::ALL.into_iter().map(|state| (state.name().to_owned(), states[state as usize & 15]));
+        census.states = counted.filter(|(_, count)| *count > 0).collect();
+        self.census = Some(census);
+        Ok(())
+    }
+}
+
+impl Files {
+    fn open(network: &Path, missing: &mut Vec<String>) -> Result<Files, Failure> {
+        let stat = Reader::open("/proc/stat").map_err(|error| {
+            Failure::failed(format!("cannot open /proc/stat: {error}; is /proc mounted (mount -t proc proc /proc)?"))
+        })?;
+        let mut open = |path: String, what: &str, way: &str| {
+            let reader = Reader::open(&path);
+            reader.map_err(|error| missing.push(format!("no {what}: {path}: {error}{way}"))).ok()
+        };
+        let memory = open("/proc/meminfo".into(), "memory", "");
+        let paging = open("/proc/vmstat".into(), "paging", "");
+        let disks = open("/proc/diskstats".into(), "disks", "");
+        let mut pressure = |name: &str| {
+            open(format!("/proc/pressure/{name}"), "pressure", " (CONFIG_PSI, or psi=1 on the kernel's command line)")
+        };
+        let pressure = pressure("cpu").and_then(|cpu| Some([cpu, pressure("memory")?, pressure("io")?]));
+        let mut counters = |name: &str| open(network.join(name).display().to_string(), "network", "");
+        let network = counters("snmp")
+            .and_then(|snmp| Some([snmp, counters("netstat")?, counters("sockstat")?, counters("dev")?]));
+        let blocks = fs::read_dir("/sys/block").ok();
+        let whole_disks =
+            blocks.map(|names| names.filter_map(|name| name.ok()?.file_name().into_string().ok()).collect());
+        Ok(Files { stat, memory, paging, disks, pressure, network, whole_disks })
+    }
+
+    fn read(&mut self, sample: &mut Sample) -> Result<(), Failure> {
+        let text = self.stat.read().map_err(Failure::io("read /proc/stat"))?;
+        sample.host = Host::parse(&text).ok_or_else(|| {
+            Failure::failed("/proc/stat has another form than proc_stat(5) says; is it a container's?")
+        })?;
+        sample.memory = self.memory.as_mut().and_then(|file| Memory::parse(&file.read().ok()?));
+        sample.paging = self.paging.as_mut().and_then(|file| Paging::parse(&file.read().ok()?));
+        let whole = |name: &str| self.whole_disks.as_ref().is_none_or(|names| names.iter().any(|one| one == name));
+        if let Some(Ok(text)) = self.disks.as_mut().map(Reader::read) {
+            sample.disks = Disk::parse(&text, whole);
+        }
+        sample.pressure = self.pressure.as_mut().and_then(|[cpu, memory, io]| {
+            let stall = |file: &mut Reader| Stall::parse(&file.read().ok()?);
+            Some(Pressure { cpu: stall(cpu)?, memory: stall(memory)?, io: stall(io)? })
+        });
+        sample.network = self.network.as_mut().and_then(|[snmp, netstat, sockstat, devices]| {
+            let tcp = Tcp::parse(&snmp.read().ok()?, &netstat.read().ok()?, &sockstat.read().ok()?)?;
+            Some(Network { tcp, interfaces: Interface::parse(&devices.read().ok()?) })
+        });
+        Ok(())
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}

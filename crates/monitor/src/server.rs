@@ -1,0 +1,288 @@
+//! Whom to watch: the processes and listeners behind a port or a process number.
+//!
+//! Port and process find each other by the inode of the listening socket: sock_diag(7) says which inode listens, and
+//! `/proc/PID/fd` who has it open. A server of several processes is all that have it; of a process, it and its descendants.
+//! Descriptors of other users' processes are for root; without them there are still the sockets.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use amped_measure::Failure;
+use amped_sys::sock_diag::{Family, Question, SockDiag, Socket};
+
+use crate::source::stat_of;
+
+/// What the user named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Whoever listens at this TCP port, in this network namespace.
+    Port(u16),
+    /// This process and its descendants, in its network namespace.
+    Pid(u32),
+}
+
+/// The server, as it was found last.
+#[derive(Debug)]
+pub struct Server {
+    target: Target,
+    diag: SockDiag,
+    /// The folder of its network's counters.
+    network: String,
+    /// Ports of its listeners.
+    ports: BTreeSet<u16>,
+    /// Families of its listeners: others have no connections of it.
+    families: Vec<Family>,
+    pids: BTreeSet<u32>,
+    missing: Vec<String>,
+}
+
+impl Server {
+    /// Finds it.
+    ///
+    /// # Errors
+    /// Nobody listens there, there is no such process, or its network cannot be seen.
+    pub fn find(target: Target) -> Result<Server, Failure> {
+        let (diag, network) = match target {
+            Target::Port(_) => {
+                (SockDiag::open().map_err(Failure::io("open a netlink socket"))?, "/proc/thread-self/net".to_owned())
+            }
+            Target::Pid(pid) => (diag_of(pid)?, format!("/proc/{pid}/net")),
+        };
+        let (ports, families) = (BTreeSet::new(), Vec::new());
+        let mut server = Server { target, diag, network, ports, families, pids: BTreeSet::new(), missing: Vec::new() };
+        server.look_again()?;
+        if let (Target::Port(port), true) = (target, server.ports.is_empty()) {
+            return Err(Failure::failed(format!(
+                "nobody listens at TCP port {port} in this network namespace; `ss -ltnp` shows who listens where, and \
+                 `--pid` finds a server in another namespace"
+            )));
+        }
+        Ok(server)
+    }
+
+    /// Looks who belongs to it now. Afterwards [`pids`](Server::pids) may be empty: it has ended, or cannot be seen.
+    ///
+    /// # Errors
+    /// As [`find`](Server::find), if sock_diag or `/proc` fails.
+    pub fn look_again(&mut self) -> Result<(), Failure> {
+        let mut listeners = Vec::new();
+        let port = match self.target {
+            Target::Port(port) => port,
+            Target::Pid(_) => 0,
+        };
+        for family in [Family::Ipv4, Family::Ipv6] {
+            self.dump(family, port, Question::Listeners, |socket| listeners.push((family, socket)))?;
+        }
+        self.missing.clear();
+        let mut hidden = 0;
+        match self.target {
+            Target::Port(port) => {
+                let inodes: BTreeSet<u32> = listeners.iter().map(|(_, socket)| socket.inode).collect();
+                self.pids = owners(&inodes, &mut hidden)?;
+                if self.pids.is_empty() && hidden > 0 && !inodes.is_empty() {
+                    self.missing.push(format!(
+                        "whose port {port} is cannot be seen ({hidden} processes are another user's): no threads and no \
+                         profile of them; run as root, or as the user of the server"
+                    ));
+                }
+            }
+            Target::Pid(pid) => {
+                self.pids = family_of(pid)?;
+                // Who has started both wants to see the server.
+                let own = std::process::id();
+                if own != pid {
+                    self.pids.remove(&own);
+                }
+                let mut inodes = BTreeSet::new();
+                for pid in &self.pids {
+                    match sockets_of(*pid) {
+                        Ok(found) => inodes.extend(found),
+                        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
+                        // It has ended in the meantime.
+                        Err(_) => {}
+                    }
+                }
+                listeners.retain(|(_, socket)| inodes.contains(&socket.inode));
+                if hidden > 0 && listeners.is_empty() {
+                    self.missing.push(format!(
+                        "the ports of process {pid} cannot be seen, as it is another user's: no connections; run as root, or \
+                         name its port with --port"
+                    ));
+                }
+            }
+        }
+        self.ports = listeners.iter().map(|(_, socket)| socket.local.port()).collect();
+        self.families = [Family::Ipv4, Family::Ipv6]
+            .into_iter()
+            .filter(|one| listeners.iter().any(|(family, _)| family == one))
+            .collect();
+        Ok(())
+    }
+
+    /// Its processes, ascending.
+    pub fn pids(&self) -> &BTreeSet<u32> {
+        &self.pids
+    }
+
+    /// Ports at which it listens.
+    pub fn ports(&self) -> &BTreeSet<u16> {
+        &self.ports
+    }
+
+    /// What cannot be seen of it and how to see it, a line each.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// The folder of its network's counters.
+    pub(crate) fn network(&self) -> &Path {
+        Path::new(&self.network)
+    }
+
+    /// Asks for the sockets at all of its ports.
+    pub(crate) fn sockets(&mut self, question: Question, mut each: impl FnMut(Socket)) -> Result<(), Failure> {
+        for port in self.ports.clone() {
+            for family in self.families.clone() {
+                self.dump(family, port, question, &mut each)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn dump(&mut self, family: Family, port: u16, question: Question, each: impl FnMut(Socket)) -> Result<(), Failure> {
+        match self.diag.dump(family, port, question, each) {
+            // A kernel without that family has no sockets of it.
+            Err(error) if family == Family::Ipv6 && error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::failed(format!(
+                "this kernel does not tell of TCP sockets ({error}): it needs the module tcp_diag (`modprobe tcp_diag`)"
+            ))),
+            other => other.map_err(Failure::io("ask for TCP sockets (sock_diag)")),
+        }
+    }
+}
+
+/// A socket to ask on in the network namespace of this process.
+fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
+    let no_process = || Failure::failed(format!("there is no process {pid}; `ps` or `ss -ltnp` shows the server's"));
+    if !Path::new(&format!("/proc/{pid}")).exists() {
+        return Err(no_process());
+    }
+    let diag = || SockDiag::open().map_err(Failure::io("open a netlink socket"));
+    let path = format!("/proc/{pid}/ns/net");
+    let theirs = match fs::read_link(&path) {
+        Ok(theirs) => theirs,
+        // Of another user's process it is not told; most live in the same one.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return diag(),
+        Err(_) => return Err(no_process()),
+    };
+    if fs::read_link("/proc/thread-self/ns/net").is_ok_and(|ours| ours == theirs) {
+        return diag();
+    }
+    let opened = File::open(&path).and_then(SockDiag::open_in);
+    opened.map_err(|error| {
+        Failure::failed(format!("cannot enter the network namespace of process {pid}: {error}; run as root"))
+    })
+}
+
+/// Numbers of all processes.
+fn all_pids() -> Result<Vec<u32>, Failure> {
+    let unreadable =
+        |error| Failure::failed(format!("cannot list /proc: {error}; is it mounted (mount -t proc proc /proc)?"));
+    let entries = fs::read_dir("/proc").map_err(unreadable)?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Who has one of these sockets open. `hidden` counts those of whom it cannot be seen.
+fn owners(inodes: &BTreeSet<u32>, hidden: &mut usize) -> Result<BTreeSet<u32>, Failure> {
+    let mut owners = BTreeSet::new();
+    for pid in all_pids()? {
+        match sockets_of(pid) {
+            Ok(sockets) if sockets.iter().any(|inode| inodes.contains(inode)) => {
+                owners.insert(pid);
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => *hidden += 1,
+            _ => {}
+        }
+    }
+    Ok(owners)
+}
+
+/// Inodes of the sockets that a process has open.
+fn sockets_of(pid: u32) -> io::Result<Vec<u32>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
+    let socket = |entry: io::Result<fs::DirEntry>| {
+        let link = fs::read_link(entry.ok()?.path()).ok()?;
+        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    Ok(entries.filter_map(socket).collect())
+}
+
+/// A process and its descendants; none if it has ended.
+fn family_of(pid: u32) -> Result<BTreeSet<u32>, Failure> {
+    let parent_of = |pid| stat_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(|stat| (pid, stat));
+    let all: Vec<(u32, u32)> = all_pids()?
+        .into_iter()
+        .filter_map(parent_of)
+        .filter(|(_, stat)| stat.state != 'Z')
+        .map(|(pid, stat)| (pid, stat.parent))
+        .collect();
+    Ok(descendants(pid, &all))
+}
+
+fn descendants(root: u32, parents: &[(u32, u32)]) -> BTreeSet<u32> {
+    let mut family: BTreeSet<u32> = parents.iter().filter(|(pid, _)| *pid == root).map(|(pid, _)| *pid).collect();
+    loop {
+        let before = family.len();
+        let children = parents.iter().filter(|(_, parent)| family.contains(parent)).map(|(pid, _)| *pid);
+        let children: Vec<u32> = children.collect();
+        family.extend(children);
+        if family.len() == before {
+            return family;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_family_is_all_that_descend() {
+        let parents = [(1, 0), (9, 1), (3, 9), (4, 3), (5, 1), (2, 4)];
+        let check = |root, expected: &[u32]| {
+            assert_eq!(descendants(root, &parents), expected.iter().copied().collect(), "{root}");
+        };
+        check(9, &[2, 3, 4, 9]);
+        check(5, &[5]);
+        check(7, &[]);
+        // A loop that cannot be, from two readings that do not fit together.
+        assert_eq!(descendants(1, &[(1, 2), (2, 1)]).len(), 2);
+    }
+
+    #[test]
+    fn port_and_process_find_each_other() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let own = std::process::id();
+        let server = Server::find(Target::Port(port)).unwrap();
+        assert_eq!((server.pids(), server.missing()), (&BTreeSet::from([own]), &[][..]));
+        let mut server = Server::find(Target::Pid(own)).unwrap();
+        assert!(server.ports().contains(&port), "{server:?}");
+        drop(listener);
+        server.look_again().unwrap();
+        assert!(!server.ports().contains(&port), "{server:?}");
+        let text = Server::find(Target::Port(port)).unwrap_err().to_string();
+        assert!(text.contains("nobody listens") && text.contains(&port.to_string()), "{text}");
+    }
+
+    #[test]
+    fn a_process_that_is_not_there() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let text = Server::find(Target::Pid(child.id())).unwrap_err().to_string();
+        assert!(text.contains("there is no process"), "{text}");
+    }
+}

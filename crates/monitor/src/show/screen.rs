@@ -1,0 +1,301 @@
+//! The live screen: processors by context, the listen queue, connections by state and what limits them, the server's
+//! threads, and what the monitor itself costs. Draws cells; who calls owns the terminal.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
+
+use super::{bytes, count};
+use crate::rates::Tick;
+
+/// What is drawn besides the tick.
+#[derive(Clone, Debug, Default)]
+pub struct Screen {
+    /// Whom it is about.
+    pub title: String,
+    /// What cannot be seen, a line each.
+    pub missing: Vec<String>,
+    /// The server's use of processors in the ticks before, in thousandths of one, the newest last.
+    pub history: Vec<u64>,
+}
+
+impl Screen {
+    /// Keeps what the next drawing needs of this tick.
+    pub fn remember(&mut self, tick: &Tick) {
+        const HISTORY_MAX: usize = 512;
+        if self.history.len() == HISTORY_MAX {
+            self.history.remove(0);
+        }
+        self.history.push((tick.server_cpu() * 1e3) as u64);
+    }
+}
+
+/// Draws a tick.
+pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
+    let missing = screen.missing.len().min(3) as u16;
+    let [head, cpu, middle, threads, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(5),
+        Constraint::Length(13),
+        Constraint::Min(4),
+        Constraint::Length(1 + missing),
+    ])
+    .areas(frame.area());
+    let [queue, states, machine] = Layout::horizontal([Constraint::Fill(1); 3]).areas(middle);
+    let title = format!(" {}   {:.1} s, ticks of {:.2} s", screen.title, tick.at_s, tick.interval_s);
+    frame.render_widget(Paragraph::new(title).style(Style::new().add_modifier(Modifier::BOLD)), head);
+    processors(frame, cpu, screen, tick);
+    listeners(frame, queue, tick);
+    connections(frame, states, tick);
+    the_machine(frame, machine, tick);
+    the_threads(frame, threads, tick);
+    let mut lines = vec![Line::from(format!(
+        " monitor: {:.2} % of a processor so far    q ends, and so does Ctrl-C",
+        tick.own_cpu_so_far * 100.0
+    ))];
+    lines.extend(screen.missing.iter().take(3).map(|text| Line::from(format!(" {text}")).style(Color::Yellow)));
+    frame.render_widget(Paragraph::new(lines), foot);
+}
+
+/// A bar of all processors' time by context, and the server's use over time.
+fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
+    let block = Block::bordered().title(" processors ");
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [bar, legend, history] = Layout::vertical([Constraint::Length(1); 3]).areas(inner);
+    let cpu = &tick.cpu;
+    let parts = [
+        ("user", cpu.user, Color::Green),
+        ("system", cpu.system, Color::Blue),
+        ("softirq", cpu.softirq, Color::Magenta),
+        ("irq", cpu.interrupt, Color::Red),
+        ("steal", cpu.steal, Color::Yellow),
+        ("iowait", cpu.iowait, Color::Cyan),
+    ];
+    let (mut cells, mut names, mut drawn, mut sum) = (Vec::new(), Vec::new(), 0, 0.0);
+    for (name, share, color) in parts {
+        // Ends are rounded, not lengths, so that the whole bar is as long as the sum.
+        sum += share;
+        let end = (sum * f64::from(bar.width)).round() as usize;
+        cells.push(Span::styled("█".repeat(end.saturating_sub(drawn)), color));
+        drawn = drawn.max(end);
+        names.push(Span::styled(format!("■ {name} {:.0} %  ", share * 100.0), color));
+    }
+    names.push(Span::raw(format!("idle {:.0} %  busiest core {:.0} %", cpu.idle * 100.0, tick.busiest_core * 100.0)));
+    frame.render_widget(Paragraph::new(Line::from(cells)), bar);
+    frame.render_widget(Paragraph::new(Line::from(names)), legend);
+    let [text, line] = Layout::horizontal([Constraint::Length(40), Constraint::Fill(1)]).areas(history);
+    let server = format!(
+        "server {:.0} % user {:.0} % system {:.0} % waits",
+        tick.server_user * 100.0,
+        tick.server_system * 100.0,
+        tick.server_wait * 100.0
+    );
+    frame.render_widget(Paragraph::new(server), text);
+    let from = screen.history.len().saturating_sub(usize::from(line.width));
+    frame.render_widget(Sparkline::default().data(&screen.history[from..]), line);
+}
+
+fn listeners(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
+    let rows = tick.listeners.iter().map(|one| {
+        let drops = one.drops.map_or_else(|| "-".to_owned(), |drops| drops.to_string());
+        // Full, or turning clients away: that is what one looks for.
+        let alarm = one.depth > one.limit || one.new_drops.is_some_and(|new| new > 0);
+        let row = Row::new([one.address.clone(), format!("{}/{}", one.depth, one.limit), drops]);
+        if alarm { row.style(Color::Red) } else { row }
+    });
+    let widths = [Constraint::Fill(2), Constraint::Fill(1), Constraint::Length(8)];
+    let table = Table::new(rows, widths).header(Row::new(["address", "waiting", "dropped"]).bold());
+    frame.render_widget(table.block(Block::bordered().title(" listen queue ")), area);
+}
+
+fn connections(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
+    let mut lines = Vec::new();
+    if let Some(census) = &tick.census {
+        lines.extend(census.states.iter().map(|(state, count)| Line::from(format!("{state:<14}{count:>8}"))));
+        let limits = &census.limits;
+        let share = |part: u64| 100.0 * part as f64 / limits.busy_us.max(1) as f64;
+        if limits.connections > 0 {
+            lines.push(Line::from(format!(
+                "busy time: window {:.0} %, buffer {:.0} %",
+                share(limits.receive_window_us),
+                share(limits.send_buffer_us)
+            )));
+            lines.push(Line::from(format!(
+                "retransmitted {}, slowest {:.1} ms",
+                limits.retransmitted_segments,
+                f64::from(limits.round_trip_max_us) / 1e3
+            )));
+        }
+    }
+    let title = tick.census.as_ref().map_or_else(
+        || " connections ".to_owned(),
+        |census| format!(" connections, {:.1} s ago ", tick.at_s - census.at_us as f64 / 1e6),
+    );
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)), area);
+}
+
+fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
+    let mut lines = Vec::new();
+    if let Some(network) = tick.network {
+        lines.push(format!(
+            "net    {:>7}B/s in {:>7}B/s out",
+            bytes(network.in_bytes_per_s),
+            bytes(network.out_bytes_per_s)
+        ));
+        lines.push(format!(
+            "tcp    {:>7}/s in {:>7}/s out",
+            count(network.segments_in_per_s),
+            count(network.segments_out_per_s)
+        ));
+        lines.push(format!(
+            "       {:>7}/s again {:>5}/s resets",
+            count(network.segments_again_per_s),
+            count(network.resets_per_s)
+        ));
+    }
+    // The busiest: a machine may have a dozen that do nothing.
+    let mut disks: Vec<_> = tick.disks.iter().collect();
+    disks.sort_by(|a, b| b.busy.total_cmp(&a.busy));
+    for disk in disks.into_iter().take(3) {
+        lines.push(format!(
+            "{:<6} {:>7}B/s read {:>6}B/s written {:.0} % busy",
+            disk.name,
+            bytes(disk.read_bytes_per_s),
+            bytes(disk.write_bytes_per_s),
+            disk.busy * 100.0
+        ));
+    }
+    if let Some(memory) = tick.memory {
+        lines.push(format!("memory {:>7}B free for use", bytes(memory.available_bytes as f64)));
+    }
+    if let Some(paging) = tick.paging {
+        lines.push(format!(
+            "faults {:>7}/s of a disk {:>5}/s",
+            count(paging.faults_per_s),
+            count(paging.major_faults_per_s)
+        ));
+    }
+    if let Some(pressure) = tick.pressure {
+        let percent = |share: f64| share * 100.0;
+        lines.push(format!(
+            "waits  cpu {:.0} % memory {:.0} % disk {:.0} %",
+            percent(pressure.cpu_some),
+            percent(pressure.memory_some),
+            percent(pressure.io_some)
+        ));
+    }
+    lines.push(format!(
+        "irq    {:>7}/s switches {:>7}/s",
+        count(tick.interrupts_per_s),
+        count(tick.context_switches_per_s)
+    ));
+    let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" machine ")), area);
+}
+
+fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
+    let rows = tick.threads.iter().map(|one| {
+        Row::new([
+            one.tid.to_string(),
+            one.name.clone(),
+            one.state.to_string(),
+            format!("{:.0} %", one.run * 100.0),
+            format!("{:.0} %", one.wait * 100.0),
+            format!("{:.0}", one.major_faults_per_s),
+        ])
+    });
+    let widths = [8, 17, 6, 8, 8, 12].map(Constraint::Length);
+    let header = Row::new(["thread", "name", "state", "runs", "waits", "disk faults/s"]).bold();
+    let title = format!(" {} threads in {} processes ", tick.threads.len(), tick.processes.len());
+    frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(title)), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::{CpuShare, ListenerRate, ThreadRate};
+    use crate::sample::{Census, CensusLimits};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn drawn(width: u16, height: u16, screen: &Screen, tick: &Tick) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, screen, tick)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+        (0..height).map(|y| row(y) + "\n").collect()
+    }
+
+    fn full() -> (Screen, Tick) {
+        let mut screen = Screen { title: "port 8080".into(), missing: vec!["no pressure".into()], ..Screen::default() };
+        let tick = Tick {
+            at_s: 3.0,
+            cpu: CpuShare { user: 0.5, system: 0.25, idle: 0.25, ..CpuShare::default() },
+            server_user: 0.7,
+            census: Some(Census {
+                states: [("established".into(), 4321)].into(),
+                limits: CensusLimits {
+                    connections: 4321,
+                    busy_us: 100,
+                    receive_window_us: 25,
+                    ..CensusLimits::default()
+                },
+                at_us: 2_000_000,
+            }),
+            listeners: vec![ListenerRate {
+                address: "0.0.0.0:8080".into(),
+                depth: 5,
+                limit: 4,
+                drops: Some(14),
+                new_drops: Some(3),
+            }],
+            threads: vec![ThreadRate { tid: 77, name: "worker".into(), run: 0.31, ..ThreadRate::default() }],
+            ..Tick::default()
+        };
+        screen.remember(&tick);
+        (screen, tick)
+    }
+
+    #[test]
+    fn everything_has_its_place() {
+        let (screen, tick) = full();
+        let text = drawn(140, 32, &screen, &tick);
+        for part in [
+            "port 8080",
+            "user 50 %",
+            "5/4",
+            "14",
+            "established",
+            "4321",
+            "window 25 %",
+            "worker",
+            "31 %",
+            "no pressure",
+            "1.0 s ago",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        // Three quarters of a bar of 138 cells.
+        let bar = text.chars().filter(|cell| *cell == '█').count();
+        assert!((103..=105).contains(&bar), "{bar} cells in\n{text}");
+    }
+
+    #[test]
+    fn no_size_and_no_tick_is_too_small() {
+        let (screen, tick) = full();
+        for (width, height) in [(1, 1), (20, 5), (60, 12), (300, 100)] {
+            drawn(width, height, &screen, &tick);
+            drawn(width, height, &Screen::default(), &Tick::default());
+        }
+    }
+
+    #[test]
+    fn the_past_is_bounded() {
+        let (mut screen, tick) = full();
+        (0..2000).for_each(|_| screen.remember(&tick));
+        assert_eq!(screen.history.len(), 512);
+    }
+}

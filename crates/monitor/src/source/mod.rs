@@ -1,0 +1,81 @@
+//! What the kernel tells, a file of it a module: each reads a text into numbers and knows no file, so that its test is a
+//! text; [`Reader`] brings the texts.
+//!
+//! Numbers are as the kernel has them, counted since its start: what happened in between is `rates`' business. A field that
+//! this kernel lacks is `None` or left out, never 0, and lines and fields are found by their names, since kernels add some.
+
+mod disk;
+mod memory;
+mod network;
+mod pressure;
+mod stat;
+mod task;
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+pub use disk::Disk;
+pub use memory::{Memory, Paging};
+pub use network::{Interface, Network, Tcp};
+pub use pressure::{Pressure, Stall};
+pub use stat::{Cpu, Host, SOFTIRQS};
+pub use task::{Process, Thread};
+
+pub(crate) use task::{Scheduled, stat_of};
+
+/// A file of `/proc` that is opened once and read often, at a third of the cost.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    file: File,
+    text: Vec<u8>,
+}
+
+impl Reader {
+    /// Opens it; reads nothing.
+    pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<Reader> {
+        Ok(Reader { file: File::open(path)?, text: vec![0; 4096] })
+    }
+
+    /// What is in it now.
+    pub(crate) fn read(&mut self) -> io::Result<Cow<'_, str>> {
+        let mut length = 0;
+        loop {
+            if length == self.text.len() {
+                self.text.resize(2 * length, 0);
+            }
+            match self.file.read_at(&mut self.text[length..], length as u64)? {
+                0 => return Ok(String::from_utf8_lossy(&self.text[..length])),
+                more => length += more,
+            }
+        }
+    }
+}
+
+/// The number of a line `name: 123 kB` or `name 123`.
+fn number_after(line: &str, name: &str) -> Option<u64> {
+    let rest = line.strip_prefix(name)?;
+    let rest = rest.strip_prefix(':').or_else(|| rest.starts_with([' ', '\t']).then_some(rest))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_again_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stat");
+        std::fs::write(&path, "one").unwrap();
+        let mut reader = Reader::open(&path).unwrap();
+        assert_eq!(reader.read().unwrap(), "one");
+        let long = "x".repeat(20_000);
+        std::fs::write(&path, &long).unwrap();
+        assert_eq!(reader.read().unwrap(), long);
+        std::fs::write(&path, b"\xff!").unwrap();
+        assert_eq!(reader.read().unwrap(), "\u{fffd}!");
+    }
+}

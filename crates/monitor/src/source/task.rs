@@ -1,0 +1,146 @@
+//! `/proc/PID/task/TID/{stat,schedstat}` and `/proc/PID/io` (proc_pid_stat(5)): what a server's threads and processes used.
+//!
+//! `schedstat` has exact times; `stat` splits them into user and system by ticks. The name of a thread may hold anything,
+//! blanks and brackets too, and ends at the last `)`.
+
+use serde::{Deserialize, Serialize};
+
+use super::number_after;
+
+/// One thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its process.
+    pub pid: u32,
+    /// Its own number.
+    pub tid: u32,
+    /// Its name, of at most 15 bytes.
+    pub name: String,
+    /// Running, Sleeping, waiting for a Disk, sTopped, Zombie: its letter at this moment.
+    pub state: char,
+    /// Nanoseconds that it ran.
+    pub run_ns: u64,
+    /// Nanoseconds that it could have run, and waited for a processor.
+    pub wait_ns: u64,
+    /// User time in units of 1/100 s, by ticks.
+    pub user_ticks: u64,
+    /// System time likewise.
+    pub system_ticks: u64,
+    /// Page faults that waited for a disk.
+    pub major_faults: u64,
+}
+
+/// One process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its parent's.
+    pub parent: u32,
+    /// Memory that is its own or shared with others and is there, in bytes.
+    pub resident_bytes: u64,
+    /// Bytes that it had read from a disk; `None` without the right to see it (ptrace(2)).
+    pub read_bytes: Option<u64>,
+    /// Bytes that it had written to a disk, or will have.
+    pub write_bytes: Option<u64>,
+}
+
+/// What a `stat` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+    pub(crate) state: char,
+    pub(crate) parent: u32,
+    pub(crate) major_faults: u64,
+    pub(crate) user_ticks: u64,
+    pub(crate) system_ticks: u64,
+    pub(crate) resident_pages: u64,
+}
+
+/// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+pub(crate) fn stat_of(text: &str) -> Option<Stat> {
+    let (_, rest) = text.split_once('(')?;
+    let (name, rest) = rest.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // Field 3 of the manual page is the first one here.
+    let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
+    Some(Stat {
+        name: name.to_owned(),
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        major_faults: number(12)?,
+        user_ticks: number(14)?,
+        system_ticks: number(15)?,
+        resident_pages: number(24)?,
+    })
+}
+
+/// What a `schedstat` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scheduled {
+    pub(crate) run_ns: u64,
+    pub(crate) wait_ns: u64,
+}
+
+impl Scheduled {
+    pub(crate) fn parse(text: &str) -> Option<Scheduled> {
+        let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
+        Some(Scheduled { run_ns: numbers.next()?, wait_ns: numbers.next()? })
+    }
+}
+
+impl Process {
+    /// Adds what `/proc/PID/io` says.
+    pub(crate) fn set_io(&mut self, text: &str) {
+        let field = |name| text.lines().find_map(|line| number_after(line, name));
+        (self.read_bytes, self.write_bytes) = (field("read_bytes"), field("write_bytes"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let rest =
+            "S 17605 17605 15499 0 -1 4194304 99 0 6 0 123 45 0 0 20 0 1 0 2487743 3133440 393 18446744073709551615";
+        for name in ["cat", "a) R 1", "((", "", "two words"] {
+            let stat = stat_of(&format!("17622 ({name}) {rest}")).unwrap();
+            let expected = Stat {
+                name: name.to_owned(),
+                state: 'S',
+                parent: 17_605,
+                major_faults: 6,
+                user_ticks: 123,
+                system_ticks: 45,
+                resident_pages: 393,
+            };
+            assert_eq!(stat, expected);
+        }
+        for bad in ["", "1 (x", "1 (x) ", "1 (x) S 1 2 3", "1 x S 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1"] {
+            assert_eq!(stat_of(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn times_and_bytes() {
+        assert_eq!(Scheduled::parse("570849 2557388 2\n"), Some(Scheduled { run_ns: 570_849, wait_ns: 2_557_388 }));
+        assert_eq!(Scheduled::parse("570849"), None);
+        let mut process = Process::default();
+        process.set_io(
+            "rchar: 9\nwchar: 8\nsyscr: 1\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\ncancelled_write_bytes: 7\n",
+        );
+        assert_eq!((process.read_bytes, process.write_bytes), (Some(4096), Some(0)));
+        process.set_io("");
+        assert_eq!((process.read_bytes, process.write_bytes), (None, None));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_stop(text in "[0-9]{1,5} \\(\\PC{0,20}\\)?( [A-Z0-9-]{0,22}){0,30}") {
+            stat_of(&text);
+            Scheduled::parse(&text);
+        }
+    }
+}

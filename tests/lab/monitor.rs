@@ -1,0 +1,558 @@
+//! `ammeter monitor`, `profile` and `overhead` against planted truth: connections left in each state, a listen queue that
+//! is full with a known number of drops, a thread that uses a known share of a core, a reader of a known number of bytes.
+//!
+//! Sockets live in a network namespace of their own, so that counters begin at nothing and nobody else is counted.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+use super::{ammeter, said};
+
+/// A network namespace that goes with this value.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: &str) -> Namespace {
+        let namespace = Namespace(format!("ammeter-{name}-{}", std::process::id()));
+        ip(&["netns", "add", &namespace.0]);
+        namespace.loopback("up");
+        namespace
+    }
+
+    fn loopback(&self, state: &str) {
+        ip(&["-n", &self.0, "link", "set", "lo", state]);
+    }
+
+    /// Does something in there, in a thread that ends with it.
+    fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/run/netns/{}", self.0)).unwrap();
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+                what()
+            });
+            inside.join().unwrap()
+        })
+    }
+
+    fn ammeter(&self, words: &[&str]) -> Output {
+        self.within(|| ammeter(words))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn ip(words: &[&str]) {
+    let status = Command::new("ip").args(words).status().expect("the program `ip` (Debian package iproute2)");
+    assert!(status.success(), "ip {words:?}: network namespaces need root");
+}
+
+fn ticks(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What one tick of a short watch says.
+fn last_tick(namespace: &Namespace, port: u16) -> Value {
+    let port = port.to_string();
+    let words = [
+        "monitor",
+        "--port",
+        &port,
+        "--json",
+        "--interval",
+        "50ms",
+        "--census",
+        "50ms",
+        "--budget",
+        "100%",
+        "--duration",
+        "300ms",
+    ];
+    let output = namespace.ammeter(&words);
+    let (text, status) = said(&output);
+    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+    ticks(&text).pop().expect("a tick")
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// So many connections to this listener: the clients' ends and the server's.
+fn pairs(listener: &TcpListener, count: usize) -> Vec<(TcpStream, TcpStream)> {
+    let address = listener.local_addr().unwrap();
+    (0..count).map(|_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0)).collect()
+}
+
+#[test]
+fn connections_are_counted_in_each_state() {
+    let namespace = Namespace::new("states");
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        namespace.loopback("up");
+        // A new loopback checks its address of IPv6 for a moment.
+        let mut bound = None;
+        until("an address of the loopback", || {
+            bound = namespace.within(|| TcpListener::bind(address)).ok();
+            bound.is_some()
+        });
+        let listener = bound.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let make = |count| namespace.within(|| pairs(&listener, count));
+        let established = make(7);
+        // The client goes first, and the server has not noticed.
+        let close_wait: Vec<TcpStream> = make(3).into_iter().map(|(_, server)| server).collect();
+        let last_ack: Vec<TcpStream> = make(6).into_iter().map(|(_, server)| server).collect();
+        // The server says that it will send nothing more, and the client goes on.
+        let fin_wait_2 = make(4);
+        fin_wait_2.iter().for_each(|(_, server)| server.shutdown(Shutdown::Write).unwrap());
+        // The server goes first, then the client.
+        for (client, server) in make(5) {
+            drop(server);
+            drop(client);
+        }
+        let fin_wait_1 = make(2);
+        let states = |expected: &[(&str, u64)]| {
+            let tick = last_tick(&namespace, port);
+            let found = tick["census"]["states"].as_object().unwrap();
+            found.len() == expected.len()
+                && expected.iter().all(|(state, count)| found.get(*state).and_then(Value::as_u64) == Some(*count))
+        };
+        until("what is planted while the network works", || {
+            states(&[("established", 9), ("close_wait", 9), ("fin_wait_2", 4), ("time_wait", 5)])
+        });
+        // From here on nothing arrives: who closes waits for an acknowledgement.
+        namespace.loopback("down");
+        last_ack.iter().for_each(|server| server.shutdown(Shutdown::Write).unwrap());
+        fin_wait_1.iter().for_each(|(_, server)| server.shutdown(Shutdown::Write).unwrap());
+        until("what is planted while it does not", || {
+            states(&[
+                ("established", 7),
+                ("close_wait", 3),
+                ("fin_wait_2", 4),
+                ("time_wait", 5),
+                ("fin_wait_1", 2),
+                ("last_ack", 6),
+            ])
+        });
+        drop((established, close_wait, last_ack, fin_wait_2, fin_wait_1));
+    }
+}
+
+#[test]
+fn a_full_listen_queue_shows_its_depth_limit_and_drops() {
+    let namespace = Namespace::new("queue");
+    let tcp =
+        |flags| net::socket_with(AddressFamily::INET, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None).unwrap();
+    let (listener, address) = namespace.within(|| {
+        let listener = tcp(SocketFlags::empty());
+        net::bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        net::listen(&listener, 4).unwrap();
+        let address = SocketAddr::try_from(net::getsockname(&listener).unwrap()).unwrap();
+        (listener, address)
+    });
+    // One more than the limit is let in; what comes then is turned away, each with the one segment that a connection
+    // begins with.
+    let ask = |count: usize| -> Vec<OwnedFd> {
+        namespace.within(|| {
+            let begin = |_| {
+                let socket = tcp(SocketFlags::NONBLOCK);
+                let _ = net::connect(&socket, &address);
+                socket
+            };
+            (0..count).map(begin).collect()
+        })
+    };
+    let waiting = ask(5);
+    drop(ask(7));
+    let tick = last_tick(&namespace, address.port());
+    let found = &tick["listeners"][0];
+    let numbers = ["depth", "limit", "drops"].map(|name| found[name].as_u64().unwrap());
+    assert_eq!((numbers, found["address"].as_str()), ([5, 4, 7], Some(address.to_string().as_str())), "{tick}");
+    drop((waiting, listener));
+}
+
+/// `ammeter monitor --pid` of this process, in JSON.
+struct Watch {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Watch {
+    fn this_process(interval: &str) -> Watch {
+        let pid = std::process::id().to_string();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+            .args(["monitor", "--pid", &pid, "--json", "--budget", "100%", "--duration", "60s", "--interval", interval])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Watch { child, lines }
+    }
+
+    fn next(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().expect("a tick").unwrap()).unwrap()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn alone_a_thread_has_the_share_that_it_used() {
+    static ENOUGH: AtomicBool = AtomicBool::new(false);
+    let spin = || {
+        let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap().as_secs_f64();
+        let begun = Instant::now();
+        while !ENOUGH.load(Ordering::Relaxed) {
+            if used() > 0.3 * begun.elapsed().as_secs_f64() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        used() / begun.elapsed().as_secs_f64()
+    };
+    let thread = std::thread::Builder::new().name("spinner".to_owned()).spawn(spin).unwrap();
+    let mut watch = Watch::this_process("200ms");
+    let (mut ran, mut passed) = (0.0, 0.0);
+    for _ in 0..10 {
+        let tick = watch.next();
+        let threads = tick["threads"].as_array().unwrap();
+        let spinner = threads.iter().find(|thread| thread["name"] == "spinner").expect("the thread");
+        let seconds = tick["interval_s"].as_f64().unwrap();
+        ran += spinner["run"].as_f64().unwrap() * seconds;
+        passed += seconds;
+        assert!(threads.iter().all(|thread| thread["name"] != "ammeter"), "the monitor is not the server: {tick}");
+    }
+    ENOUGH.store(true, Ordering::Relaxed);
+    let truth = thread.join().unwrap();
+    let ratio = ran / passed / truth;
+    assert!((0.8..1.25).contains(&ratio), "used {truth}, seen {}", ran / passed);
+}
+
+#[test]
+fn bytes_that_are_read_from_a_disk_are_seen() {
+    const BYTES: u64 = 32 << 20;
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, vec![7; BYTES as usize]).unwrap();
+    let mut file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    let own = || {
+        let text = fs::read_to_string("/proc/self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap().parse::<u64>().unwrap()
+    };
+    let mut watch = Watch::this_process("100ms");
+    let (mut seen, mut of_disks) = (0.0, 0.0);
+    let mut add = |tick: &Value| {
+        let seconds = tick["interval_s"].as_f64().unwrap();
+        let sum = |list: &Value| {
+            list.as_array().unwrap().iter().map(|one| one["read_bytes_per_s"].as_f64().unwrap_or(0.0)).sum::<f64>()
+        };
+        seen += sum(&tick["processes"]) * seconds;
+        of_disks += sum(&tick["disks"]) * seconds;
+    };
+    add(&watch.next());
+    let before = own();
+    // On a busy machine pages are held for a moment by others, and then not evicted.
+    until("a file that is read from a disk; if the build folder is no disk's, build elsewhere", || {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        std::io::copy(&mut file, &mut std::io::sink()).unwrap();
+        own() - before >= BYTES
+    });
+    let truth = (own() - before) as f64;
+    (0..3).for_each(|_| add(&watch.next()));
+    assert!((0.9..1.1).contains(&(seen / truth)), "read {truth}, seen {seen}");
+    assert!(of_disks > 0.9 * truth, "read {truth}, of disks {of_disks}");
+}
+
+#[test]
+fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.zst");
+    let name = path.to_str().unwrap();
+    let words = [
+        "monitor",
+        "--port",
+        &port,
+        "--json",
+        "--interval",
+        "50ms",
+        "--budget",
+        "100%",
+        "--duration",
+        "1s",
+        "--record",
+        name,
+    ];
+    let (live, status) = said(&ammeter(&words));
+    assert!(status == 0 && live.lines().count() >= 3, "{live}");
+    assert_eq!(said(&ammeter(&["monitor", "--replay", name, "--json"])), (live.clone(), 0));
+    let (csv, _) = said(&ammeter(&["monitor", "--replay", name, "--csv"]));
+    assert_eq!(csv.lines().count(), live.lines().count() + 1);
+    // A record is never written over.
+    assert_eq!(ammeter(&words).status.code(), Some(2));
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() * 2 / 3]).unwrap();
+    let output = ammeter(&["monitor", "--replay", name, "--json"]);
+    let (cut, status) = said(&output);
+    assert!(status == 1 && String::from_utf8_lossy(&output.stderr).contains("was cut"));
+    assert!(live.starts_with(&cut) && !cut.is_empty() && cut.len() < live.len(), "{cut}");
+}
+
+#[test]
+fn wrong_words_are_told_with_the_way_out() {
+    let check = |words: &[&str], status: i32, part: &str| {
+        let output = ammeter(words);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
+        assert!(text.contains(part), "{words:?}: {text}");
+    };
+    // A port that is nobody's: its listener is closed.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let noise = folder.path().join("noise");
+    fs::write(&noise, "no record").unwrap();
+    check(&["monitor", "--port", &port], 1, "nobody listens");
+    check(&["profile", "--port", &port, "--duration", "1s"], 1, "nobody listens");
+    check(&["overhead", "--port", &port], 1, "nobody listens");
+    check(&["monitor", "--pid", "4000000"], 1, "there is no process 4000000");
+    check(&["monitor", "--json"], 2, "--port 8080");
+    check(&["monitor", "--port", "0"], 2, "0");
+    check(&["monitor", "--port", "1", "--interval", "0s"], 2, "50ms");
+    check(&["monitor", "--port", "1", "--budget", "0"], 2, "0.5%");
+    check(&["monitor", "--replay", noise.to_str().unwrap()], 1, "is no record");
+    check(&["monitor", "--replay", "/nowhere/record"], 1, "/nowhere/record");
+    let (text, status) = said(&ammeter(&["profile"]));
+    assert!(status == 0 && text.contains("Examples"), "{text}");
+}
+
+#[test]
+fn a_server_that_ends_loses_nothing_that_was_seen() {
+    let mut server = Command::new("sleep").arg("60").spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.zst");
+    let watch = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args([
+            "monitor",
+            "--pid",
+            &server.id().to_string(),
+            "--csv",
+            "--interval",
+            "50ms",
+            "--budget",
+            "100%",
+            "--record",
+        ])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("a record", || fs::metadata(&path).is_ok_and(|meta| meta.len() > 2000));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let output = watch.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains("has ended"), "{text}");
+    assert!(output.stdout.split(|byte| *byte == b'\n').count() >= 3);
+    let (shown, status) = said(&ammeter(&["monitor", "--replay", path.to_str().unwrap(), "--csv"]));
+    assert_eq!((shown.as_bytes(), status), (&output.stdout[..], 0));
+}
+
+/// The program where everybody can read it.
+fn readable_copy(folder: &tempfile::TempDir) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("ammeter");
+    fs::copy(env!("CARGO_BIN_EXE_ammeter"), &copy).unwrap();
+    copy
+}
+
+#[test]
+fn without_privileges_there_is_what_a_user_may_see() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let held = pairs(&listener, 3);
+    let folder = tempfile::tempdir().unwrap();
+    let program = readable_copy(&folder);
+    let as_nobody = |words: &[&str]| {
+        let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        Command::new("setpriv").args(user).arg(&program).args(words).output().expect("setpriv (util-linux)")
+    };
+    let output = as_nobody(&[
+        "monitor",
+        "--port",
+        &port,
+        "--json",
+        "--interval",
+        "50ms",
+        "--budget",
+        "100%",
+        "--duration",
+        "1s",
+    ]);
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (text, status) = said(&output);
+    assert_eq!((status, why.matches("cannot be seen").count()), (0, 1), "{why}");
+    assert!(why.contains("run as root"), "{why}");
+    let tick = ticks(&text).pop().unwrap();
+    assert_eq!(tick["census"]["states"]["established"], 3, "{tick}");
+    assert!(tick["threads"].as_array().unwrap().is_empty() && tick["network"].is_object(), "{tick}");
+    let output = as_nobody(&["profile", "--all", "--duration", "1s"]);
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    let level: i32 = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap().trim().parse().unwrap();
+    assert!(level < 1 || output.status.code() == Some(1) && why.contains("setcap cap_perfmon"), "{why}");
+    drop(held);
+}
+
+#[test]
+fn a_hidden_proc_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = readable_copy(&folder);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let script = format!("mount -t tmpfs none /proc && exec {} monitor --port {port}", program.display());
+    let output = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().expect("unshare (util-linux)");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains("mount -t proc"), "{text}");
+}
+
+/// A server that answers each byte, and a client that keeps it busy, until this is dropped.
+struct Busy {
+    port: String,
+    enough: std::sync::Arc<AtomicBool>,
+}
+
+impl Busy {
+    fn start() -> Busy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let enough = std::sync::Arc::new(AtomicBool::new(false));
+        let (mut client, mut server) = pairs(&listener, 1).pop().unwrap();
+        std::thread::spawn(move || {
+            let _kept = listener;
+            let mut byte = [0];
+            while server.read_exact(&mut byte).and_then(|()| server.write_all(&byte)).is_ok() {}
+        });
+        let done = enough.clone();
+        std::thread::spawn(move || {
+            let mut byte = [1];
+            while !done.load(Ordering::Relaxed)
+                && client.write_all(&byte).and_then(|()| client.read_exact(&mut byte)).is_ok()
+            {}
+        });
+        Busy { port, enough }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn alone_a_profile_says_what_for_and_doing_what() {
+    let busy = Busy::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (svg, html, folded) = (path("a.svg"), path("a.html"), path("a.txt"));
+    let output = ammeter(&[
+        "profile",
+        "--port",
+        &busy.port,
+        "--duration",
+        "3s",
+        "--json",
+        "--svg",
+        &svg,
+        "--html",
+        &html,
+        "--folded",
+        &folded,
+    ]);
+    let (text, status) = said(&output);
+    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let profile: Value = serde_json::from_str(&text).unwrap();
+    let sum =
+        |view: &str| profile[view].as_array().unwrap().iter().map(|row| row["samples"].as_u64().unwrap()).sum::<u64>();
+    let share = |view: &str, names: &[&str]| -> f64 {
+        let rows = profile[view].as_array().unwrap().iter();
+        rows.filter(|row| names.contains(&row["name"].as_str().unwrap()))
+            .map(|row| row["share"].as_f64().unwrap())
+            .sum()
+    };
+    assert_eq!(sum("contexts"), sum("categories"));
+    assert!(sum("contexts") > 50, "{profile}");
+    assert!(profile["unknown"]["share"].as_f64().unwrap() < 0.02, "{profile}");
+    // All that it does is to send and to receive.
+    let calls =
+        share("contexts", &["sendto", "recvfrom", "write", "read", "softirq net_rx", "system call entry and exit"]);
+    assert!(calls > 0.6, "{calls}: {profile}");
+    assert!(share("categories", &["tcp/ip and sockets"]) > 0.1, "{profile}");
+    let (samples, expected) = (profile["samples"].as_f64().unwrap(), profile["expected"].as_f64().unwrap());
+    assert!((0.5..1.2).contains(&(samples / expected)), "{samples} of {expected}");
+    assert!(
+        fs::read_to_string(&svg).unwrap().starts_with("<svg") && fs::read_to_string(&html).unwrap().contains("<svg")
+    );
+    let stacks = fs::read_to_string(&folded).unwrap();
+    let counted: u64 = stacks.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+    assert_eq!(counted, sum("contexts"));
+}
+
+#[test]
+fn alone_what_watching_costs_is_measured_under_load() {
+    let busy = Busy::start();
+    let words = ["overhead", "--port", &busy.port, "--blocks", "12", "--window", "50ms", "--seed", "3", "--json"];
+    let output = ammeter(&words);
+    let (text, status) = said(&output);
+    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert!(found["blocks"].as_u64().unwrap() >= 6 && found["cpu_us"].as_f64().unwrap() > 0.0, "{text}");
+    for what in ["watched", "noise"] {
+        let of = |part: &str| found[what][part].as_f64().unwrap();
+        assert!(of("low") <= of("median") && of("median") <= of("high"), "{text}");
+    }
+    drop(busy);
+    let idle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let words = [
+        "overhead",
+        "--port",
+        &idle.local_addr().unwrap().port().to_string(),
+        "--blocks",
+        "2",
+        "--window",
+        "20ms",
+        "--of",
+        "monitor",
+    ];
+    let output = ammeter(&words);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains("no load"), "{text}");
+}
