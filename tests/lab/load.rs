@@ -230,3 +230,34 @@ fn ctrl_c_prints_what_there_is() {
     let (text, _) = said(&output);
     assert!(text.contains("interrupted") && text.contains("answered"), "{text}");
 }
+
+#[test]
+fn a_replay_accounts_for_every_line() {
+    let (address, count) = server(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("access.log");
+    let line =
+        |second: u32, request: &str| format!("host - - [01/Aug/1995:00:00:0{second} -0400] \"{request}\" 200 2\n");
+    let text = line(1, "GET /a HTTP/1.0") + &line(1, "GET /b?c HTTP/1.0") + "nonsense\n" + &line(3, "GET /a HTTP/1.0");
+    std::fs::write(&log, text).unwrap();
+    let outcome = load(address, &["--replay", log.to_str().unwrap(), "--speed", "10", "--seed", "1"]);
+    assert_eq!((outcome["planned"].as_u64(), outcome["ok"].as_u64()), (Some(3), Some(3)), "{outcome}");
+    assert_eq!(count.load(Ordering::Relaxed), 3);
+    // At a rate of its own it ends where the log does.
+    let outcome = load(address, &["--replay", log.to_str().unwrap(), "--speed", "max", "--rate", "100"]);
+    assert_eq!(outcome["planned"].as_u64(), Some(3), "{outcome}");
+    let empty = folder.path().join("empty.log");
+    std::fs::write(&empty, "").unwrap();
+    let output = ammeter(&["load", &url(address), "--replay", empty.to_str().unwrap()]);
+    assert!(output.status.code() == Some(1) && !output.stderr.is_empty());
+}
+
+#[test]
+fn targets_are_asked_for_by_their_weights() {
+    let (address, _) = server(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let mix = folder.path().join("mix");
+    std::fs::write(&mix, "3 /a\n1 /b\n").unwrap();
+    let outcome = load(address, &["--mix", mix.to_str().unwrap(), "--clients", "2", "--duration", "200ms"]);
+    assert!(outcome["ok"].as_u64().unwrap() > 0 && outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
+}

@@ -12,7 +12,9 @@ use ammeter_load::null::Null;
 use ammeter_load::outcome::{Loop, Outcome, Second, Spread, Used};
 use ammeter_load::schedule::{Arrivals, Schedule, duration};
 use ammeter_load::url::Url;
-use ammeter_load::workload::Requests;
+use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
+use ammeter_load::workload::manifest::Manifest;
+use ammeter_load::workload::{Requests, mix};
 use ammeter_load::{Version, knee};
 use amped_measure::{Failure, Verdict, Worth};
 use serde::Serialize;
@@ -31,9 +33,24 @@ pub(crate) struct Args {
     /// Connections to begin a second, whatever the server does
     #[arg(long, value_name = "N", conflicts_with = "clients")]
     rate: Option<f64>,
-    /// How long to begin connections; replies may take longer
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
-    duration: Duration,
+    /// How long to begin connections; replies may take longer [default: 10s; of a replay, to its end]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    duration: Option<Duration>,
+    /// Ask for a file set, by the manifest that `ammeter files` has made
+    #[arg(long, value_name = "MANIFEST")]
+    workload: Option<PathBuf>,
+    /// Ask for targets by their weights: a file with a weight and a target a line
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "replay"])]
+    mix: Option<PathBuf>,
+    /// Ask again for what an access log shows, in its order, at its times: Common or Combined Log Format, also as gzip
+    #[arg(long, value_name = "LOG")]
+    replay: Option<PathBuf>,
+    /// How many times as fast as then, or max: as --rate or --clients say
+    #[arg(long, value_name = "X|max", default_value = "1", requires = "replay")]
+    speed: Spacing,
+    /// Check the content of each reply against the manifest
+    #[arg(long, requires = "workload")]
+    verify: bool,
     /// How connections follow each other: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff], file:F
     #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
     arrivals: Arrivals,
@@ -101,12 +118,46 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --rate 5000 --duration 30s
   ammeter load http://127.0.0.1:8080/ --rate 2000 --arrivals bursty:6,5% --fail-if 'p99>20ms'
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
+  ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
   ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
 A rate is of connections, each with --requests-per-connection requests. It does not depend on the server: a connection
 that is not established in time is given up, and the next one begins when it is planned. Exit status: 0 for a result that
 is the server's, 1 if it is the client's own (client-bound) or a --fail-if holds, 2 for wrong usage.";
+
+impl Args {
+    fn duration(&self) -> Duration {
+        self.duration.unwrap_or(Duration::from_secs(10))
+    }
+}
+
+/// What is asked for: one URL, unless flags say more.
+fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
+    let manifest = args.workload.as_deref().map(Manifest::read).transpose()?;
+    if let Some(path) = &args.replay {
+        let log = Log::read(path)?;
+        let Tally { lines, odd, cut, .. } = log.tally();
+        if !odd.is_empty() {
+            let odd: Vec<String> = odd.iter().map(|(odd, count)| format!("{} {count}", odd.name())).collect();
+            say::plain(&format!("{}: {lines} lines, not replayed: {}", path.display(), odd.join(", ")));
+        }
+        if let Some(why) = cut {
+            say::plain(&format!("{}: read as far as it goes: {why}", path.display()));
+        }
+        let belief = match &manifest {
+            Some(manifest) => Belief::Manifest { manifest, verify: args.verify },
+            None => Belief::Files,
+        };
+        return Ok(log.requests(args.speed, belief, seed));
+    }
+    if let Some(manifest) = manifest {
+        return Ok(manifest.requests(seed, args.verify));
+    }
+    let Some(path) = &args.mix else { return Ok(Requests::same(url.target.as_bytes())) };
+    let text = std::fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
+    mix::parse(&text, seed).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
+}
 
 /// Rates from, to, and their distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,13 +220,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             }
             let Asked { settings, plan, .. } = &asked;
             let on_second = asked.on_second(args);
-            let outcome = drive::closed(settings, plan, clients, args.think_time, args.duration, &stop, &*on_second)?;
+            let outcome = drive::closed(settings, plan, clients, args.think_time, args.duration(), &stop, &*on_second)?;
             tell(args, &asked, outcome)
         }
         (None, None) => {
             let rate = match (args.rate, &args.arrivals) {
                 (Some(rate), _) => rate,
                 (None, Arrivals::File(_)) => 0.0,
+                (None, _) if args.replay.is_some() && args.speed != Spacing::Max => 0.0,
                 (None, _) => {
                     return Err(Failure::usage(
                         "how much load? give --rate N (connections a second), --clients N (a closed loop) or --sweep A..B/STEP",
@@ -231,9 +283,10 @@ impl Asked {
             (Some(count), _) => count,
         };
         let version = if args.http10 { Version::Http10 } else { Version::Http11 };
-        let requests = Requests::same(url.target.as_bytes());
-        let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
+        let requests = requests(args, &url, seed)?;
+        let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
         let settings = Settings {
             target,
             connect_timeout: args.connect_timeout,
@@ -242,7 +295,7 @@ impl Asked {
             spin: args.spin.min(Duration::from_millis(1)),
             lanes: usize::from(args.generators),
         };
-        Ok(Asked { url: text.to_owned(), settings, plan, seed: args.seed.unwrap_or(u64::from(now.subsec_nanos())) })
+        Ok(Asked { url: text.to_owned(), settings, plan, seed })
     }
 
     fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop) -> Result<Outcome, Failure> {
@@ -251,13 +304,25 @@ impl Asked {
                 "{rate} connections a second are more than any one machine can begin ({RATE_MAX}); lower --rate"
             )));
         }
-        let schedule = Schedule::new(&args.arrivals, rate, args.duration, seed)?;
-        let asked = Loop::Open {
-            arrivals: args.arrivals.to_string(),
-            rate: schedule_rate(rate, &schedule),
-            seed,
-            shape: schedule.shape(),
+        let (requests, per_connection) = (self.plan.requests(), self.plan.per_connection());
+        let recorded = matches!(args.speed, Spacing::Times(_)) && args.replay.is_some();
+        let (schedule, arrivals) = if let (true, Some(log)) = (recorded, &args.replay) {
+            let schedule = Schedule::of_requests(requests, per_connection);
+            let mut schedule = schedule.ok_or_else(|| Failure::failed("the requests of this log have no times"))?;
+            if let Some(duration) = args.duration {
+                let end = schedule.at_ns().partition_point(|at| u128::from(*at) < duration.as_nanos());
+                schedule.truncate(end as u64);
+            }
+            (schedule, format!("replay:{}", log.display()))
+        } else {
+            let mut schedule = Schedule::new(&args.arrivals, rate, args.duration(), seed)?;
+            // A list that ends, ends the run.
+            if let Some(count) = requests.len() {
+                schedule.truncate(count.div_ceil(per_connection));
+            }
+            (schedule, args.arrivals.to_string())
         };
+        let asked = Loop::Open { arrivals, rate: schedule_rate(rate, &schedule), seed, shape: schedule.shape() };
         drive::open(&self.settings, &self.plan, &schedule, asked, stop, &*self.on_second(args))
     }
 
