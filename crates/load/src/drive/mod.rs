@@ -132,6 +132,7 @@ pub fn open(
         )));
     }
     let slots = wanted.min(limit).div_ceil(lanes);
+    process::make_room_for_descriptors((needed.max(wanted.min(limit)) + RESERVE) as u64);
     let clock = Clock::start();
     let start = Time::START + LEAD;
     let parts = run_lanes(lanes, |lane| {
@@ -181,6 +182,7 @@ pub fn closed(
             clients + RESERVE
         )));
     }
+    process::make_room_for_descriptors((clients + RESERVE) as u64);
     let clock = Clock::start();
     let start = Time::START + LEAD;
     let parts = run_lanes(lanes, |lane| {
