@@ -1,0 +1,66 @@
+//! A length of time, as people write it: `50ms`, `1.5s`, `100us`, `2m`.
+
+use core::fmt;
+use core::time::Duration;
+
+/// Units and their nanoseconds.
+const UNITS: &[(&str, u64)] = &[
+    ("ns", 1),
+    ("us", 1_000),
+    ("µs", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// The text is no length of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseDurationError;
+
+impl fmt::Display for ParseDurationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a length of time: write for example 100us, 50ms, 1.5s or 2m")
+    }
+}
+
+impl core::error::Error for ParseDurationError {}
+
+/// Reads a length of time. A bare number is refused, since every tool takes it for another unit; only 0 needs none.
+///
+/// # Errors
+/// When it is none, or longer than 584 years.
+pub fn parse_duration(text: &str) -> Result<Duration, ParseDurationError> {
+    let text = text.trim();
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let (number, unit) = text.split_at(text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count());
+    let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit.trim_start()).ok_or(ParseDurationError)?;
+    crate::decimal(number, *scale).map(Duration::from_nanos).ok_or(ParseDurationError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        let check = |text: &str, expected: Result<u64, ParseDurationError>| {
+            assert_eq!(parse_duration(text).map(|span| span.as_nanos() as u64), expected, "{text:?}");
+        };
+        check("0", Ok(0));
+        check("0s", Ok(0));
+        check("50ms", Ok(50_000_000));
+        check("1.5 s", Ok(1_500_000_000));
+        check("0.25ms", Ok(250_000));
+        check("100us", Ok(100_000));
+        check("100µs", Ok(100_000));
+        check("2m", Ok(120_000_000_000));
+        check("1h", Ok(3_600_000_000_000));
+        for bad in ["", "50", "ms", "-1s", "1.5ns", "1..5s", "1s 2ms", "1 fortnight", "99999999999h"] {
+            check(bad, Err(ParseDurationError));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A bandwidth, as people write it: `10mbit`, `56kbit`, `1.5Mbit/s`.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// Bits in a second.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct BitsPerSecond(pub u64);
+
+/// Units are decimal, as those of links always are (and of tc(8), whose spelling this is).
+const UNITS: &[(&str, u64)] =
+    &[("Tbit", 1_000_000_000_000), ("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
+
+/// The text is no bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseBitsPerSecondError;
+
+impl fmt::Display for ParseBitsPerSecondError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a bandwidth: write for example 56kbit, 1.5mbit, 10mbit or 1gbit (bits in a second, not bytes)")
+    }
+}
+
+impl core::error::Error for ParseBitsPerSecondError {}
+
+impl FromStr for BitsPerSecond {
+    type Err = ParseBitsPerSecondError;
+
+    fn from_str(text: &str) -> Result<BitsPerSecond, ParseBitsPerSecondError> {
+        let text = text.trim();
+        let text = text.strip_suffix("/s").unwrap_or(text);
+        let (number, unit) = text.split_at(text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count());
+        let unit = unit.trim_start();
+        let (_, scale) =
+            UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).ok_or(ParseBitsPerSecondError)?;
+        crate::decimal(number, *scale).map(BitsPerSecond).ok_or(ParseBitsPerSecondError)
+    }
+}
+
+impl fmt::Display for BitsPerSecond {
+    /// The largest unit that leaves a whole number, so that what is printed can be read back without loss.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |&&(_, scale): &&(&str, u64)| self.0 >= scale && self.0.is_multiple_of(scale);
+        let (unit, scale) = UNITS.iter().find(fits).copied().unwrap_or(("bit", 1));
+        write!(f, "{}{unit}/s", self.0 / scale)
+    }
+}
+
+impl fmt::Debug for BitsPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate alloc;
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn reads_what_people_write() {
+        let check = |text: &str, expected: Result<u64, ParseBitsPerSecondError>| {
+            assert_eq!(text.parse::<BitsPerSecond>().map(|rate| rate.0), expected, "{text:?}");
+        };
+        check("9600bit", Ok(9600));
+        check("56kbit", Ok(56_000));
+        check("1.5mbit", Ok(1_500_000));
+        check("10 Mbit/s", Ok(10_000_000));
+        check("1gbit", Ok(1_000_000_000));
+        check("0.0001kbit", Err(ParseBitsPerSecondError));
+        // tc(8) reads `mbps` as megabytes, others as megabits: so it is neither.
+        for bad in ["", "10", "mbit", "10mbps", "1.2.3mbit", "-1kbit", ".mbit", "99999999999tbit"] {
+            check(bad, Err(ParseBitsPerSecondError));
+        }
+    }
+
+    #[test]
+    fn prints_what_it_can_read_back() {
+        for n in [0, 1, 56_000, 33_600, 1_500_000, 1_000_000_000, 1_000_000_001, u64::MAX] {
+            assert_eq!(BitsPerSecond(n).to_string().parse::<BitsPerSecond>(), Ok(BitsPerSecond(n)));
+        }
+        assert_eq!(BitsPerSecond(10_000_000).to_string(), "10Mbit/s");
+    }
+}
