@@ -10,7 +10,9 @@ pub mod file;
 pub mod inotify;
 pub mod local;
 pub mod mapping;
+pub mod netns;
 pub mod perf;
+
 pub mod poll;
 pub mod process;
 pub mod resolve;
@@ -18,3 +20,4 @@ pub mod shared;
 pub mod signal;
 pub mod sock_diag;
 pub mod socket;
+pub mod tun;

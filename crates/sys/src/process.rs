@@ -108,6 +108,33 @@ pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
 }
 
+/// Has the programs that `command` starts obey signals as usual, though this thread may block them, and end with this
+/// thread: SIGKILL comes to them when it is gone, however it went. What they start themselves is not reached.
+pub fn end_with_this_thread(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let prepare = || {
+        // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); prctl(2) takes plain numbers. Both may be
+        // called between fork(2) and execve(2) (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on
+        // the mask of its caller, and knows no death signal.
+        unsafe {
+            let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+        }
+        Ok(())
+    };
+    // SAFETY: `prepare` does nothing but what signal-safety(7) allows, see there. JUSTIFICATION: there is no other way to
+    // act in a child of std's before it becomes another program.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Asks a process to end (SIGTERM). That it has ended already is no error.
+pub fn terminate(process: u32) {
+    use rustix::process::{Signal, kill_process};
+    let _ = pid(process).and_then(|pid| kill_process(pid, Signal::TERM));
+}
+
 /// Which side of a [`fork`] this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fork {

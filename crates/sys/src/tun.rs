@@ -1,0 +1,111 @@
+//! TUN: a network device whose other end is a program, which reads what the kernel sends and writes what it is to receive
+//! (Documentation/networking/tuntap.rst).
+//!
+//! Packets are IP packets, each behind a header of [`HEADER_BYTES`] (`struct virtio_net_hdr`, linux/virtio_net.h) that says
+//! what is still to be done: cut it into segments, or put a checksum in. Because of that header a TCP sender may hand over
+//! 64 KiB at once.
+
+use std::fs::OpenOptions;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Length of the header before each packet.
+pub const HEADER_BYTES: usize = 10;
+
+/// The program's end of a device. The device goes when this does, however the program ends.
+#[derive(Debug)]
+pub struct Tun {
+    fd: OwnedFd,
+}
+
+impl Tun {
+    /// Makes a device of this name in the network namespace of the calling thread. `large`: the kernel may send TCP
+    /// segments uncut, up to 64 KiB together; else each packet is one of the device's MTU.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::PermissionDenied`] from opening `/dev/net/tun`; EPERM where this
+    /// thread may not change the namespace's network; EBUSY for a name that is taken.
+    pub fn create(name: &str, large: bool) -> io::Result<Tun> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open("/dev/net/tun")?;
+        let mut ifr_name = [0; libc::IFNAMSIZ];
+        // The last byte stays 0.
+        if name.is_empty() || name.len() >= ifr_name.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a device's name has 1 to 15 bytes"));
+        }
+        for (to, from) in ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+        let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags } };
+        // SAFETY: TUNSETIFF reads and writes the `ifreq` that its argument points to, which is alive. JUSTIFICATION: neither
+        // std nor rustix makes TUN devices.
+        check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+        let features = if large {
+            libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN
+        } else {
+            // Checksums between two devices of one machine need not be computed at all.
+            libc::TUN_F_CSUM
+        };
+        // SAFETY: TUNSETOFFLOAD takes a plain number.
+        check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(features)) })?;
+        Ok(Tun { fd: file.into() })
+    }
+
+    /// The next packet that the kernel sends, with its header, into `buffer`; how long it is. Does not wait.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is none; EBADFD once the device was removed.
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(&self.fd, buffer)?)
+    }
+
+    /// Gives the kernel a packet, with its header, in pieces. The kernel works it off before this returns, as far as a
+    /// socket.
+    ///
+    /// # Errors
+    /// EIO while the device is down; EBADFD once it was removed; EINVAL for a packet that is none.
+    pub fn write(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        rustix::io::writev(&self.fd, pieces)?;
+        Ok(())
+    }
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Whether an error of [`Tun::read`] or [`Tun::write`] says that the device is no more.
+pub fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EBADFD)
+}
+
+/// Whether an error of [`Tun::write`] says that the device is down.
+pub fn is_down(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO)
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_none_is_refused() {
+        for name in ["", "0123456789abcdef"] {
+            assert_eq!(
+                Tun::create(name, true).map(|_| ()).map_err(|error| error.kind()),
+                Err(io::ErrorKind::InvalidInput)
+            );
+        }
+    }
+}
