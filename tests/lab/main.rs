@@ -8,6 +8,7 @@ mod files;
 mod host;
 mod load;
 mod monitor;
+mod wan;
 
 use std::process::{Command, Output};
 

@@ -36,6 +36,8 @@ enum Command {
     Overhead(command::overhead::Args),
     /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
     Profile(command::profile::Args),
+    /// Run a command behind a path with latency, bandwidth, queue and loss
+    Wan(Box<command::wan::Args>),
 }
 
 impl Command {
@@ -47,6 +49,7 @@ impl Command {
             Command::Monitor(args) => command::monitor::run(args),
             Command::Overhead(args) => command::overhead::run(args),
             Command::Profile(args) => command::profile::run(args),
+            Command::Wan(args) => command::wan::run(args),
         }
     }
 }
@@ -57,6 +60,7 @@ Examples:
   ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
   ammeter monitor --port 8080                     watch a server and its machine
   ammeter profile --port 8080                     where its CPU time goes
+  ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server of this host, from far away
   ammeter host --json                             what this machine is, for a record beside results";
 
 fn main() -> ExitCode {

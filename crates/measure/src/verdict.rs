@@ -18,6 +18,9 @@ pub enum Worth {
     AtLeast,
     /// The instrument did not do what was asked of it: the figures are its own.
     ClientBound,
+    /// The network between client and server, where an instrument played it, was not the one asked for: the figures are that
+    /// instrument's.
+    PathBound,
 }
 
 impl fmt::Display for Worth {
@@ -26,6 +29,7 @@ impl fmt::Display for Worth {
             Worth::Valid => "valid",
             Worth::AtLeast => "at-least",
             Worth::ClientBound => "client-bound",
+            Worth::PathBound => "path-bound",
         })
     }
 }
@@ -55,9 +59,9 @@ impl Verdict {
         self.evidence.push(evidence.into());
     }
 
-    /// What the program ends with: 0, or 1 for a run that is the client's own or a check that did not hold.
+    /// What the program ends with: 0, or 1 for a run that is an instrument's own or a check that did not hold.
     pub fn exit_status(&self) -> u8 {
-        u8::from(self.worth == Worth::ClientBound || !self.broken.is_empty())
+        u8::from(matches!(self.worth, Worth::ClientBound | Worth::PathBound) || !self.broken.is_empty())
     }
 }
 

@@ -12,7 +12,6 @@ pub mod local;
 pub mod mapping;
 pub mod netns;
 pub mod perf;
-
 pub mod poll;
 pub mod process;
 pub mod resolve;

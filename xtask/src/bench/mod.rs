@@ -23,6 +23,7 @@ mod load;
 mod plot;
 mod report;
 mod server;
+mod wan;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ pub(crate) enum Args {
     Load(generator::Args),
     /// Make tables and plots again from results that are there
     Redraw(Chosen),
+    /// What one core carries through the delay router of `ammeter wan`
+    Wan(wan::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -91,6 +94,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Args::Ablation(args) => ablation(args),
         Args::Load(args) => generator::run(args),
         Args::Redraw(chosen) => redraw(chosen),
+        Args::Wan(args) => wan::run(args),
     }
 }
 

@@ -69,3 +69,4 @@ mod tests {
         }
     }
 }
+pub(crate) mod wan;

@@ -1,0 +1,524 @@
+//! `ammeter wan`: a command, or a whole test-bed, behind paths with latency, bandwidth, queue and loss.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ammeter_wan::behind::{self, Outcome};
+use ammeter_wan::link::ETHERNET_BYTES;
+use ammeter_wan::path::PathSettings;
+use ammeter_wan::profile::{PROFILES, Profile};
+use ammeter_wan::router::{Accuracy, LinkReport, Report};
+use ammeter_wan::selftest::{self, Trial, TrialSettings};
+use ammeter_wan::spec::{self, LinkTexts};
+use ammeter_wan::testbed::{self, Net};
+use amped_measure::{Failure, Verdict};
+use amped_units::parse_duration;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    path: PathFlags,
+    #[command(flatten)]
+    router: RouterFlags,
+    /// Write what passes, and what is dropped and why, to this file (pcapng)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// What became of the packets as JSON, in one line, on standard error
+    #[arg(long)]
+    json: bool,
+    /// The command, with its arguments; this host is 10.77.0.1 and fd77::1 in there
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// List the named networks, with the source of each figure
+    Profiles,
+    /// Make a server's namespace and one for each class of clients, joined by the router, until `down`
+    #[command(after_help = UP_EXAMPLES)]
+    Up(Up),
+    /// Run a command in the namespace of a class, or of `server`
+    Exec(Exec),
+    /// Say what became of the test-bed's packets so far
+    Status(At),
+    /// Change the bandwidth of all paths of a class, both ways, from now on
+    Set(Set),
+    /// End the test-bed and all that runs in it
+    Down(At),
+    /// Measure what the router makes of paths on this machine, asked against got
+    #[command(after_help = SELFTEST_EXAMPLES)]
+    Selftest(Selftest),
+}
+
+/// Which test-bed.
+#[derive(clap::Args, Debug)]
+struct At {
+    /// Socket at which the test-bed is reached
+    #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
+    control: PathBuf,
+    /// As JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The flags of `ammeter wan up`.
+#[derive(clap::Args, Debug)]
+struct Up {
+    /// Description of the test-bed
+    #[arg(value_name = "NET.toml")]
+    file: PathBuf,
+    /// Socket at which the test-bed is reached
+    #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
+    control: PathBuf,
+    /// Stay in the foreground, until Ctrl-C or `down`
+    #[arg(long)]
+    foreground: bool,
+    /// Write what passes, and what is dropped and why, to this file (pcapng)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Leave the router among the ordinary threads, without SCHED_FIFO
+    #[arg(long)]
+    no_realtime: bool,
+    /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
+    #[arg(long, value_name = "TIME", default_value = "60us", value_parser = parse_duration)]
+    spin: Duration,
+}
+
+/// The flags of `ammeter wan exec`.
+#[derive(clap::Args, Debug)]
+struct Exec {
+    /// Socket at which the test-bed is reached
+    #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
+    control: PathBuf,
+    /// The class, or `server`
+    class: String,
+    /// The command, with its arguments; the server is 10.77.0.1 and fd77::1
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// The flags of `ammeter wan set`.
+#[derive(clap::Args, Debug)]
+struct Set {
+    /// Socket at which the test-bed is reached
+    #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
+    control: PathBuf,
+    /// The class
+    class: String,
+    /// How fast packets are sent
+    #[arg(long, value_name = "RATE")]
+    bandwidth: String,
+}
+
+const UP_EXAMPLES: &str = "\
+Example:
+  cat > net.toml <<END
+  seed = 1                     # all of these four lines may be left out
+  congestion-control = \"cubic\"
+  mtu = 1500
+
+  [[class]]
+  name = \"lan\"
+  profile = \"lan\"
+  clients = 20                 # addresses 10.78.0.1 to 10.78.0.20, each with a path of its own
+
+  [[class]]
+  name = \"home\"
+  profile = \"cable\"
+  shared = true                # all of 10.79.0.0/16 over one path
+  loss = \"0.1%\"              # both ways
+  down.bandwidth = \"20mbit\"  # this way alone
+  END
+  ammeter wan up net.toml
+  ammeter wan exec server -- amped serve examples/site --listen '*:80' &
+  ammeter wan exec home -- curl http://10.77.0.1/
+  ammeter wan set home --bandwidth 1mbit
+  ammeter wan status
+  ammeter wan down";
+
+/// The flags of `ammeter wan selftest`.
+#[derive(clap::Args, Debug)]
+struct Selftest {
+    #[command(flatten)]
+    path: PathFlags,
+    #[command(flatten)]
+    router: RouterFlags,
+    /// For how long TCP sends over each path
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    tcp: Duration,
+    /// As JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+const SELFTEST_EXAMPLES: &str = "\
+Examples:
+  ammeter wan selftest                                      the usual paths, from 56 kbit/s to 1 Gbit/s
+  ammeter wan selftest --profile satellite                  this one
+  ammeter wan selftest --latency 10ms --bandwidth 300mbit --loss 2%
+
+Two namespaces and a router between them, which nobody else sees. Delays are medians at the receiver, which the kernel
+wakes late by tens of microseconds; `late` is what the router itself was late by. Rates count packets at layer 3, TCP's
+counts data.
+
+Exit status: 0 if all is as asked, 1 if not.";
+
+/// What lies between a client and the server.
+#[derive(clap::Args, Debug, Default)]
+struct PathFlags {
+    /// A named network, see `ammeter wan profiles`; the flags below change it
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
+    /// How long a packet is on its way: `50ms`, `50ms±10ms` with uniform, normal or pareto behind it (and reorder, for
+    /// packets that overtake), or `trace:FILE` [default: 0]
+    #[arg(long, value_name = "TIME", verbatim_doc_comment)]
+    latency: Option<String>,
+    /// How fast packets are sent: `10mbit`, unlimited, or `trace:FILE` as mahimahi reads it [default: unlimited]
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<String>,
+    /// What is lost on the way: `1%`, `gilbert:0.5%,25%` (to bad, to good), `pattern:...x`, or `trace:FILE` [default: 0]
+    #[arg(long, value_name = "LOSS")]
+    loss: Option<String>,
+    /// What waits before it is sent: 100 packets, 64KiB, unlimited, codel, `codel:5ms,100ms` or `red:30KB,90KB,10%`
+    /// [default: 100 ms of the bandwidth, 30 KB at least]
+    #[arg(long, value_name = "QUEUE", verbatim_doc_comment)]
+    queue: Option<String>,
+    /// Count packets as Ethernet does, with the 38 bytes that it adds to each [default: the bytes of IP alone]
+    #[arg(long)]
+    layer2: bool,
+}
+
+/// How it is played.
+#[derive(clap::Args, Debug)]
+struct RouterFlags {
+    /// From which everything is drawn that is drawn
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// What TCP's senders do about congestion, on both sides
+    #[arg(long, value_name = "NAME", default_value = "cubic")]
+    congestion_control: String,
+    /// The largest packet, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
+    mtu: u32,
+    /// Have the kernel cut TCP's data into packets before they reach the router: slower, and nothing but a comparison
+    #[arg(long)]
+    small_packets: bool,
+    /// Leave the router among the ordinary threads, without SCHED_FIFO
+    #[arg(long)]
+    no_realtime: bool,
+    /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
+    #[arg(long, value_name = "TIME", default_value = "60us", value_parser = parse_duration)]
+    spin: Duration,
+    /// How late 1 % of the packets may leave before the run counts as the router's own and not the path's (path-bound)
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
+    late_max: Duration,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ammeter wan --latency 50ms --bandwidth 10mbit --loss 1% -- curl http://10.77.0.1:8080/
+  ammeter wan --profile modem-56k -- curl -o /dev/null -w '%{time_total}\\n' http://10.77.0.1:8080/
+  ammeter wan --latency '40ms±10ms normal' --queue codel --pcap run.pcapng -- sh
+
+Each value holds for each direction, so a latency of 50ms adds 100 ms to a round trip. The command reaches this host alone,
+at 10.77.0.1 or [fd77::1]; a server is to listen there or on all addresses, not on 127.0.0.1. What became of the packets
+goes to standard error. Several can run at once.
+
+Exit status: 0 if the command ended with 0 and the packets left when they should have; 1 if not, with the reason; 2 for
+wrong usage. The command's own status is in the text.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    match &args.action {
+        Some(Action::Profiles) => return profiles(),
+        Some(Action::Selftest(args)) => return selftest(args),
+        Some(Action::Up(args)) => return up(args),
+        Some(Action::Exec(args)) => return exec(args),
+        Some(Action::Status(at)) => return passed(&testbed::status(&at.control)?, at.json),
+        Some(Action::Down(at)) => return passed(&testbed::down(&at.control)?, at.json),
+        Some(Action::Set(args)) => {
+            return testbed::set_bandwidth(&args.control, &args.class, &args.bandwidth).map(|()| Verdict::valid());
+        }
+        None => {}
+    }
+    if args.command.is_empty() {
+        return Err(Failure::usage("no command; write it behind two dashes: ammeter wan --latency 50ms -- curl ..."));
+    }
+    let RouterFlags { seed, congestion_control, mtu, small_packets, late_max, .. } = &args.router;
+    let outcome = behind::run(behind::Settings {
+        command: args.command.clone(),
+        path: args.path.settings()?,
+        seed: *seed,
+        accuracy: args.router.accuracy(),
+        mtu: *mtu,
+        large_packets: !small_packets,
+        congestion_control: congestion_control.clone(),
+        capture: args.pcap.clone(),
+    })?;
+    let verdict = verdict_of(&outcome, *late_max);
+    if args.json {
+        let told = Told { report: &outcome.report, congestion_control, verdict: &verdict };
+        say::plain(&serde_json::to_string(&told).map_err(|error| Failure::failed(error.to_string()))?);
+    } else {
+        say::plain(&summary(&outcome.report, congestion_control));
+        say::plain(&format!("ammeter wan: {verdict}"));
+    }
+    Ok(verdict)
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    report: &'a Report,
+    congestion_control: &'a str,
+    verdict: &'a Verdict,
+}
+
+fn verdict_of(outcome: &Outcome, late_max: Duration) -> Verdict {
+    let mut verdict = outcome.report.verdict(late_max);
+    if !outcome.status.success() {
+        verdict.broken.push(format!("the command ends with status 0 (it ended with {})", outcome.status));
+    }
+    verdict
+}
+
+/// Makes a test-bed: by a copy of this program in the background, unless this is it.
+fn up(args: &Up) -> Result<Verdict, Failure> {
+    if !args.foreground {
+        return up_in_background();
+    }
+    let name = args.file.display();
+    let text =
+        fs::read_to_string(&args.file).map_err(|error| Failure::usage(format!("cannot read {name}: {error}")))?;
+    let net = Net::parse(&text, &read_file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+    let accuracy = Accuracy { realtime: !args.no_realtime, spin: args.spin };
+    let report = testbed::run(&net, accuracy, args.pcap.clone(), &args.control, || {
+        // Nobody listens to a pipe that is closed, and nothing is wrong with that.
+        let _ = say::out("up");
+    })?;
+    say::plain(&summary(&report, &net.congestion_control));
+    Ok(report.verdict(Duration::from_millis(1)))
+}
+
+fn up_in_background() -> Result<Verdict, Failure> {
+    let program = std::env::current_exe().map_err(Failure::io("find this program"))?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--foreground");
+    // Ctrl-C is for what runs in the foreground.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(Failure::io("start the test-bed"))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(Failure::io("wait for the test-bed"))?;
+    }
+    if line.trim() == "up" {
+        return Ok(Verdict::valid());
+    }
+    // It has said why, and ended.
+    let output = child.wait_with_output().map_err(Failure::io("wait for the test-bed"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text = text.trim().strip_prefix("ammeter: ").unwrap_or(text.trim()).to_owned();
+    Err(if output.status.code() == Some(2) { Failure::Usage(text) } else { Failure::Failed(text) })
+}
+
+fn exec(args: &Exec) -> Result<Verdict, Failure> {
+    let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match testbed::exec(&args.control, &args.class, command)? {}
+}
+
+/// What became of a test-bed's packets.
+fn passed(report: &Report, json: bool) -> Result<Verdict, Failure> {
+    if json {
+        say::json(report)?
+    } else {
+        say::out(&summary(report, "as described"))?
+    }
+    Ok(Verdict::valid())
+}
+
+/// What `selftest` tries when it is told nothing else: (name, latency, bandwidth, loss).
+const USUAL: &[(&str, &str, &str, &str)] = &[
+    ("56 kbit/s", "50ms", "56kbit", "0"),
+    ("1 Mbit/s", "20ms", "1mbit", "0"),
+    ("10 Mbit/s, 1 % lost", "20ms", "10mbit", "1%"),
+    ("100 Mbit/s", "5ms", "100mbit", "0"),
+    ("1 Gbit/s", "1ms", "1gbit", "0"),
+    ("no limit", "0", "unlimited", "0"),
+];
+
+fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
+    let chosen = args.path.settings()?;
+    let plain = PathSettings { up: spec::plain_link(), down: spec::plain_link() };
+    let paths: Vec<(String, PathSettings)> = if chosen == plain {
+        let usual = USUAL.iter().map(|(name, latency, bandwidth, loss)| {
+            let some = |text: &&str| Some((*text).to_owned());
+            let flags = PathFlags {
+                latency: some(latency),
+                bandwidth: some(bandwidth),
+                loss: some(loss),
+                layer2: args.path.layer2,
+                ..PathFlags::default()
+            };
+            flags.settings().map(|path| ((*name).to_owned(), path))
+        });
+        usual.collect::<Result<_, _>>()?
+    } else {
+        vec![("as asked".to_owned(), chosen)]
+    };
+    let settings = TrialSettings {
+        seed: args.router.seed,
+        accuracy: args.router.accuracy(),
+        mtu: args.router.mtu,
+        large_packets: !args.router.small_packets,
+        congestion_control: args.router.congestion_control.clone(),
+        late_max: args.router.late_max,
+        tcp: args.tcp,
+    };
+    let mut verdict = Verdict::valid();
+    let mut trials = Vec::new();
+    for (name, path) in &paths {
+        let trial = selftest::trial(name, path, &settings)?;
+        for evidence in &trial.verdict.evidence {
+            verdict.weaken(trial.verdict.worth, format!("{name}: {evidence}"));
+        }
+        if !args.json {
+            // Each as it comes, since all of them take a while.
+            say::out(&told(&trial, trials.is_empty()))?;
+        }
+        trials.push(trial);
+    }
+    if args.json {
+        say::json(&trials)?;
+    }
+    say::plain(&format!("ammeter wan: {verdict}"));
+    Ok(verdict)
+}
+
+/// A line of the table, with its head before the first.
+fn told(trial: &Trial, is_first: bool) -> String {
+    let head = format!(
+        "router  {}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>8}  {:>15}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>8}  {:>15}",
+        trial.scheduling,
+        "",
+        "delay, ms",
+        "rate, Mbit/s",
+        "spacing, us",
+        "lost, %",
+        "TCP",
+        "late, us",
+        "path",
+        "asked     got",
+        "asked       got",
+        "asked       got",
+        "asked    got",
+        "Mbit/s",
+        "p50       p99"
+    );
+    let line = format!(
+        "{:21} {:8.3} {:8.3}  {:9.3} {:9.3}  {:9.1} {:9.1}  {:6.2} {:6.2}  {:8.1}  {:7.1} {:7.1}",
+        trial.name,
+        trial.delay_asked_ms,
+        trial.delay_got_ms,
+        trial.rate_asked_mbit,
+        trial.rate_got_mbit,
+        trial.spacing_asked_us,
+        trial.spacing_got_us,
+        trial.loss_asked * 100.0,
+        trial.loss_got * 100.0,
+        trial.tcp_mbit,
+        trial.lateness.p50_us,
+        trial.lateness.p99_us
+    );
+    if is_first { format!("{head}\n{line}") } else { line }
+}
+
+impl PathFlags {
+    fn settings(&self) -> Result<PathSettings, Failure> {
+        let mut path = match &self.profile {
+            None => PathSettings { up: spec::plain_link(), down: spec::plain_link() },
+            Some(name) => Profile::find(name).map_err(Failure::Usage)?.path(),
+        };
+        let texts = LinkTexts {
+            latency: self.latency.as_deref(),
+            bandwidth: self.bandwidth.as_deref(),
+            loss: self.loss.as_deref(),
+            queue: self.queue.as_deref(),
+        };
+        for link in [&mut path.up, &mut path.down] {
+            texts.apply(link, &read_file).map_err(|error| Failure::usage(format!("--{error}")))?;
+            link.framing_bytes = if self.layer2 { ETHERNET_BYTES } else { 0 };
+        }
+        Ok(path)
+    }
+}
+
+impl RouterFlags {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy { realtime: !self.no_realtime, spin: self.spin }
+    }
+}
+
+fn read_file(name: &str) -> Result<String, String> {
+    fs::read_to_string(name).map_err(|error| format!("cannot read {name}: {error}"))
+}
+
+/// What became of the packets, for a person: a line for each direction of all paths of one name.
+fn summary(report: &Report, congestion_control: &str) -> String {
+    let late = &report.lateness;
+    let mut text = format!(
+        "router    {}; {} packets left late by {:.1} us at p50, {:.1} at p99, {:.1} at most; TCP {congestion_control}",
+        report.scheduling, late.packets, late.p50_us, late.p99_us, late.max_us
+    );
+    for paths in report.paths.chunk_by(|a, b| a.name == b.name) {
+        let name = &paths[0].name;
+        for (direction, links) in [
+            ("up", paths.iter().map(|path| path.up).collect::<Vec<_>>()),
+            ("down", paths.iter().map(|path| path.down).collect()),
+        ] {
+            let sum = |of: fn(&LinkReport) -> u64| links.iter().map(of).sum::<u64>();
+            let causes = [
+                (sum(|link| link.packets.lost), "lost"),
+                (sum(|link| link.packets.queue_full), "queue full"),
+                (sum(|link| link.packets.codel), "codel"),
+                (sum(|link| link.packets.red), "red"),
+            ];
+            let dropped: Vec<String> = causes
+                .iter()
+                .filter(|(count, _)| *count > 0)
+                .map(|(count, cause)| format!("{count} {cause}"))
+                .collect();
+            let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
+            let left = sum(|link| link.packets.left);
+            let delay: f64 = links.iter().map(|link| link.delay_mean_ms * link.packets.left as f64).sum();
+            text.push_str(&format!(
+                "\n{name:9} {direction:4} {} packets in, {left} out, {} in the queue, dropped: {dropped}; {:.2} ms on \
+                 average, {:.2} at most",
+                sum(|link| link.packets.entered),
+                sum(|link| link.queue_packets),
+                delay / left.max(1) as f64,
+                links.iter().map(|link| link.delay_max_ms).fold(0.0, f64::max)
+            ));
+        }
+    }
+    text
+}
+
+fn profiles() -> Result<Verdict, Failure> {
+    let lines: Vec<String> = PROFILES.iter().map(|profile| format!("{:14} {}", profile.name, profile.source)).collect();
+    say::out(&lines.join("\n"))?;
+    Ok(Verdict::valid())
+}

@@ -1,0 +1,237 @@
+//! One command behind one path: a namespace for it, a device on each side, a router between them, and nothing left of it
+//! afterwards.
+//!
+//! This host is [`HOST4`] and [`HOST6`] in there; the command has the next free address beside it, so that several can be
+//! behind paths of their own at once. The main thread waits for signals and for the command; one thread is in the namespace,
+//! starts the command there and lives as long as it; one is the router.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amped_measure::Failure;
+use amped_sys::process;
+use amped_sys::signal::{Signal, Signals};
+use amped_units::Bytes;
+
+use crate::path::{PathSettings, Prefix};
+use crate::place::{DeviceSettings, Mark, check_congestion_control, ip, make_device, unshare};
+use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
+
+/// This host, as seen from the namespace.
+pub const HOST4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// This host, as seen from the namespace: a unique local address (RFC 4193).
+pub const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
+
+/// The command's addresses end with a number from 2 to this.
+const CLIENTS_MAX: u16 = 254;
+/// The command's device, in its namespace.
+const DEVICE: &str = "wan0";
+/// How long a command may take to end after it was asked to, before it is killed.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The command, with its arguments; not empty.
+    pub command: Vec<OsString>,
+    /// What lies between it and this host.
+    pub path: PathSettings,
+    /// From which all is drawn.
+    pub seed: u64,
+    /// How exact the router is to be.
+    pub accuracy: Accuracy,
+    /// The largest packet, in bytes at layer 3.
+    pub mtu: u32,
+    /// Whether TCP may hand over segments uncut.
+    pub large_packets: bool,
+    /// What TCP's senders do about congestion, on both sides of the path.
+    pub congestion_control: String,
+    /// Where to write what passes.
+    pub capture: Option<PathBuf>,
+}
+
+/// How it went.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// How the command ended.
+    pub status: ExitStatus,
+    /// What became of the packets.
+    pub report: Report,
+}
+
+/// The most bytes of packets that a router holds: 10 Gbit/s for 400 ms.
+pub const HELD_MAX: Bytes = Bytes::mib(512);
+
+/// Runs a command behind a path. To be called before any thread is started, so that all of them leave signals to this one;
+/// those that end a program end the command, and then this returns.
+///
+/// # Errors
+/// When this user may not, there is no `ip`, all addresses are taken, the command cannot be started, or the router ends
+/// before it. Nothing is left behind then either.
+pub fn run(settings: Settings) -> Result<Outcome, Failure> {
+    let signals = Signals::block().map_err(Failure::io("take signals"))?;
+    Mark::end_orphans();
+    let mark = Mark::own()?;
+    check_congestion_control(&settings.congestion_control)?;
+    let (host, client) = host_side(&settings)?;
+    let (ports, port) = channel();
+    let (starts, start) = channel();
+    let (events, ended) = channel();
+    let inside = Inside { settings: settings.clone(), mark: mark.clone(), client };
+    let thread = thread::Builder::new()
+        .name("namespace".to_owned())
+        .spawn(move || inside.run(&ports, &start, &events))
+        .map_err(Failure::io("start a thread"))?;
+    let router = match port.recv() {
+        Ok(port) => Router::start(router_settings(&settings, host, port, client))?,
+        // It has said why before it ended.
+        Err(_) => return Err(failure_of(&ended)),
+    };
+    // One that is not there any more is seen below.
+    let _ = starts.send(());
+    let result = wait(&ended, &signals, &router);
+    mark.end_all();
+    let _ = thread.join();
+    let report = router.stop()?;
+    Ok(Outcome { status: result?, report })
+}
+
+fn router_settings(settings: &Settings, host: Port, client: Port, address: u16) -> RouterSettings {
+    let (v4, v6) = client_addresses(address);
+    let plan = Plan {
+        name: "path".to_owned(),
+        prefixes: vec![Prefix::host(v4), Prefix::host(v6)],
+        client: 0,
+        settings: settings.path.clone(),
+    };
+    RouterSettings {
+        server: host,
+        clients: vec![client],
+        paths: vec![plan],
+        seed: settings.seed,
+        accuracy: settings.accuracy,
+        held_max: HELD_MAX,
+        capture: settings.capture.clone(),
+    }
+}
+
+fn client_addresses(number: u16) -> (IpAddr, IpAddr) {
+    let [a, b, c, _] = HOST4.octets();
+    let v6 = Ipv6Addr::from_bits(HOST6.to_bits() - 1 + u128::from(number));
+    (Ipv4Addr::new(a, b, c, number as u8).into(), v6.into())
+}
+
+fn device(settings: &Settings, name: String, addresses: [IpAddr; 2], routes: [IpAddr; 2]) -> DeviceSettings {
+    DeviceSettings {
+        name,
+        mtu: settings.mtu,
+        large_packets: settings.large_packets,
+        addresses: addresses.to_vec(),
+        routes: routes.map(Prefix::host).to_vec(),
+        congestion_control: settings.congestion_control.clone(),
+    }
+}
+
+/// Makes the host's device, and finds the command's address: the first that no route of this host leads to.
+fn host_side(settings: &Settings) -> Result<(Port, u16), Failure> {
+    let host = [HOST4.into(), HOST6.into()];
+    for number in 2..=CLIENTS_MAX {
+        let (v4, v6) = client_addresses(number);
+        // Whose it is stands in the name, for `ip link`.
+        let name = format!("wan{}", std::process::id());
+        match make_device(&device(settings, name, host, [v4, v6])) {
+            Ok(port) => {
+                // What this host remembers of the last one who had the address: a round trip, a threshold (tcp_metrics(8)).
+                // There may be nothing to forget.
+                for address in [v4, v6] {
+                    let _ = ip(&format!("tcp_metrics flush {address}\n"));
+                }
+                return Ok((port, number));
+            }
+            // EEXIST: another command has it, behind its own path.
+            Err(Failure::Failed(text)) if text.contains("route add") && text.contains("File exists") => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(Failure::failed(format!("all {} addresses beside {HOST4} are taken; end some `ammeter wan`", CLIENTS_MAX - 1)))
+}
+
+/// The thread that is in the namespace.
+struct Inside {
+    settings: Settings,
+    mark: Mark,
+    client: u16,
+}
+
+enum Event {
+    Started(u32),
+    Ended(Result<ExitStatus, Failure>),
+}
+
+impl Inside {
+    fn run(self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) {
+        // Who no longer listens has failed himself, and says so.
+        let _ = events.send(Event::Ended(self.work(ports, start, events)));
+    }
+
+    fn work(&self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) -> Result<ExitStatus, Failure> {
+        unshare()?;
+        let (v4, v6) = client_addresses(self.client);
+        let routes = [HOST4.into(), HOST6.into()];
+        let port = make_device(&device(&self.settings, DEVICE.to_owned(), [v4, v6], routes))?;
+        let gone = || Failure::failed("the router could not be started");
+        ports.send(port).map_err(|_| gone())?;
+        start.recv().map_err(|_| gone())?;
+
+        let (program, arguments) = self.settings.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        self.mark.put_on(&mut command);
+        process::end_with_this_thread(&mut command);
+        let mut child = command.spawn().map_err(|error| {
+            Failure::failed(format!("cannot start {}: {error}; it is a program and its arguments", program.display()))
+        })?;
+        // As above.
+        let _ = events.send(Event::Started(child.id()));
+        child.wait().map_err(Failure::io("wait for the command"))
+    }
+}
+
+fn failure_of(events: &Receiver<Event>) -> Failure {
+    match events.recv() {
+        Ok(Event::Ended(Err(failure))) => failure,
+        _ => Failure::failed("the thread of the namespace has ended"),
+    }
+}
+
+/// Waits until the command has ended; has it end when a signal or the router's end says so.
+fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<ExitStatus, Failure> {
+    let (mut child, mut asked): (Option<u32>, Option<Instant>) = (None, None);
+    loop {
+        match events.recv_timeout(Duration::from_millis(5)) {
+            Ok(Event::Started(pid)) => child = Some(pid),
+            Ok(Event::Ended(result)) => return result,
+            Err(_) => {}
+        }
+        // The end of the command comes as a signal too, so this is no wait for it.
+        let signal = signals.wait_for(Duration::from_millis(100));
+        let is_end =
+            matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || router.has_ended();
+        if let Some(pid) = child {
+            match asked {
+                // After Ctrl-C the terminal has told the command as well; hearing it twice does no harm.
+                None if is_end => {
+                    process::terminate(pid);
+                    asked = Some(Instant::now());
+                }
+                Some(since) if since.elapsed() > PATIENCE || is_end && signal.is_some() => process::kill(pid),
+                _ => {}
+            }
+        }
+    }
+}

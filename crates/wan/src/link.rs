@@ -1,0 +1,783 @@
+//! One direction of a path: packets go in, and come out later, further apart and fewer.
+//!
+//! Pure: time is an argument, nothing here sleeps. A packet meets, in this order, the queue (`queue.rs`), the wire, which
+//! sends one packet at a time at the bandwidth, the loss on that wire (`loss.rs`), and the latency. As a router's buffer comes
+//! before the wire it feeds, a packet that the wire loses has used its bandwidth, and one that is in the air fills no queue.
+//! Without drops that is the formula of Banga and Druschel (1999), section 4.4:
+//! delay = latency + size / bandwidth + what is queued before it.
+//!
+//! A link is worked off only when somebody looks: [`Link::enter`] and [`Link::pop`] first bring it up to the present, each
+//! event at the moment at which it happened, so that being asked late changes nothing of what comes out. Only
+//! [`Link::next_due`] need wake anybody.
+//!
+//! Not a model of what the radio or the cable does: a bandwidth trace says when bytes may go, and nothing why.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_measure::stats::Random;
+use amped_units::{BitsPerSecond, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::loss::{Loss, Wire};
+use crate::queue::{Queue, QueueSettings};
+
+/// What one direction of a path is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkSettings {
+    /// How long a packet is on its way once it was sent.
+    pub latency: Latency,
+    /// How fast packets are sent.
+    pub bandwidth: Bandwidth,
+    /// Where packets wait that cannot be sent yet.
+    pub queue: QueueSettings,
+    /// Which packets never arrive.
+    pub loss: Loss,
+    /// Bytes that each packet counts for on the wire and in the queue beside its own: 0 to count at layer 3,
+    /// [`ETHERNET_BYTES`] to count at layer 2.
+    pub framing_bytes: u32,
+}
+
+/// What Ethernet adds to a packet on the wire (IEEE 802.3): preamble and start 8, header 14, check sequence 4, gap 12.
+pub const ETHERNET_BYTES: u32 = 38;
+
+/// How long a packet is on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Latency {
+    /// Always so long.
+    Fixed(Duration),
+    /// Each packet another time.
+    Jitter(Jitter),
+    /// As recorded.
+    Trace(LatencyTrace),
+}
+
+/// A latency drawn for each packet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Jitter {
+    /// The mean.
+    pub mean: Duration,
+    /// How far from it: half the width of the uniform distribution, the standard deviation of the others.
+    pub spread: Duration,
+    /// How it is drawn. What would be below zero is zero.
+    pub shape: Shape,
+    /// Whether packets keep their order: one that was quicker waits for the one before it. Else they overtake.
+    pub keeps_order: bool,
+}
+
+/// The shape of a distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Everything from mean - spread to mean + spread alike.
+    Uniform,
+    /// The normal distribution.
+    Normal,
+    /// The Pareto distribution of shape 3, moved so that mean and deviation are those asked for: a few packets come very
+    /// late.
+    Pareto,
+}
+
+/// Latencies as recorded: each holds from its moment on until the next one's. Begins at the first packet, and again at its
+/// end. Packets keep their order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatencyTrace {
+    /// Moments since the first packet, ascending from zero, and the latency from there on. Never empty.
+    pub steps: Arc<[(Duration, Duration)]>,
+    /// When it begins again; after the last moment.
+    pub period: Duration,
+}
+
+/// How fast packets are sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Bandwidth {
+    /// At once.
+    Unlimited,
+    /// At this rate, which is not 0.
+    Fixed(BitsPerSecond),
+    /// When a trace says so.
+    Trace(BandwidthTrace),
+}
+
+/// Moments at which 1504 bytes may be sent, as mahimahi's `mm-link` reads them: one a line, in milliseconds, as often as
+/// there are such opportunities in it. What nobody uses is gone. Begins at the first packet, and again at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BandwidthTrace {
+    /// Milliseconds since the first packet, ascending, the last one not 0. Never empty.
+    pub opportunities_ms: Arc<[u64]>,
+}
+
+/// The size of an opportunity: an Ethernet frame of 1500 bytes with the 4 bytes that TUN puts before it.
+pub const OPPORTUNITY_BYTES: u32 = 1504;
+
+impl Bandwidth {
+    /// Bits in a second, in the long run; `None` for an unlimited one.
+    pub fn mean(&self) -> Option<f64> {
+        match self {
+            Bandwidth::Unlimited => None,
+            Bandwidth::Fixed(rate) => Some(rate.0 as f64),
+            Bandwidth::Trace(trace) => {
+                let bits = trace.opportunities_ms.len() as f64 * f64::from(OPPORTUNITY_BYTES) * 8.0;
+                Some(bits * 1e3 / trace.period_ms() as f64)
+            }
+        }
+    }
+}
+
+impl BandwidthTrace {
+    fn period_ms(&self) -> u64 {
+        self.opportunities_ms.last().copied().unwrap_or(1).max(1)
+    }
+
+    /// The moment of opportunity number `n`, counted over all repetitions.
+    fn moment(&self, n: u64) -> Time {
+        let len = self.opportunities_ms.len() as u64;
+        Time::from_millis(n / len * self.period_ms() + self.opportunities_ms[(n % len) as usize])
+    }
+
+    /// The number of the first opportunity that is not before `time`.
+    fn first_from(&self, time: Time) -> u64 {
+        let ms = time.as_nanos().div_ceil(1_000_000);
+        // A moment that is the end of one repetition is the 0 of the next; look from the one before.
+        let round = ms.saturating_sub(1) / self.period_ms();
+        let within = ms - round * self.period_ms();
+        let at = self.opportunities_ms.partition_point(|moment| *moment < within);
+        round * self.opportunities_ms.len() as u64 + at as u64
+    }
+}
+
+/// Why the model dropped a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The wire lost it.
+    Loss,
+    /// It found no room in the queue.
+    QueueFull,
+    /// It had waited too long.
+    CoDel,
+    /// The queue was too long on average.
+    Red,
+}
+
+/// A packet that comes out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure<T> {
+    /// When it is to come out.
+    pub due: Time,
+    /// What it is.
+    pub item: T,
+}
+
+/// A packet that does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped<T> {
+    /// When that happened.
+    pub at: Time,
+    /// Why.
+    pub cause: Cause,
+    /// Its size, as the link counts.
+    pub bytes: u32,
+    /// What it is.
+    pub item: T,
+}
+
+/// What has become of the packets of a link. Always: `entered` = `left` + all that were dropped + what it still holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Packets that went in.
+    pub entered: u64,
+    /// Packets that came out.
+    pub left: u64,
+    /// Bytes that came out, as the link counts them.
+    pub left_bytes: u64,
+    /// Lost on the wire.
+    pub lost: u64,
+    /// Dropped for want of room in the queue.
+    pub queue_full: u64,
+    /// Dropped by CoDel.
+    pub codel: u64,
+    /// Dropped by RED.
+    pub red: u64,
+}
+
+impl Counts {
+    /// Packets that were dropped, for whatever cause.
+    pub fn dropped(&self) -> u64 {
+        self.lost + self.queue_full + self.codel + self.red
+    }
+}
+
+/// One direction of a path, with packets in it.
+#[derive(Clone, Debug)]
+pub struct Link<T> {
+    latency: Latency,
+    bandwidth: Bandwidth,
+    framing_bytes: u32,
+    queue: Queue<T>,
+    wire: Wire,
+    random: Random,
+    /// When the first packet came; traces count from there.
+    began: Option<Time>,
+    sending: Option<Sending<T>>,
+    clock: Clock,
+    /// Sent, and on their way; ascending by `due`.
+    flying: VecDeque<Flying<T>>,
+    dropped: Vec<Dropped<T>>,
+    counts: Counts,
+}
+
+#[derive(Clone, Debug)]
+struct Sending<T> {
+    bytes: u32,
+    item: T,
+    end: Time,
+}
+
+#[derive(Clone, Debug)]
+struct Flying<T> {
+    due: Time,
+    bytes: u32,
+    item: T,
+}
+
+/// How far the wire has come, finer than a nanosecond.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clock {
+    /// When the wire was last free.
+    free: Time,
+    /// What `free` was rounded down by, in 1 / rate nanoseconds: packets sent without a pause take together exactly as long
+    /// as all their bits, however short each one is.
+    rest: u64,
+    /// Of a trace: how much is left of the opportunity at `free`, and the number of the first one that nobody has used.
+    left_bytes: u32,
+    next: u64,
+}
+
+impl<T> Link<T> {
+    /// An empty link. All that is drawn is drawn from `seed`.
+    pub fn new(settings: &LinkSettings, seed: u64) -> Link<T> {
+        // Each model draws from a sequence of its own, so that a change of one leaves what the others draw.
+        let mut seeds = Random(seed);
+        let typical = settings.bandwidth.mean().map_or(0.0, |rate| 8.0 * 500.0 / rate);
+        Link {
+            latency: settings.latency.clone(),
+            bandwidth: settings.bandwidth.clone(),
+            framing_bytes: settings.framing_bytes,
+            wire: Wire::new(settings.loss.clone(), seeds.next()),
+            queue: Queue::new(&settings.queue, Duration::from_secs_f64(typical), seeds.next()),
+            random: Random(seeds.next()),
+            began: None,
+            sending: None,
+            clock: Clock::default(),
+            flying: VecDeque::new(),
+            dropped: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// A packet of `bytes` at layer 3 goes in.
+    pub fn enter(&mut self, now: Time, bytes: u32, item: T) {
+        self.advance(now);
+        self.began.get_or_insert(now);
+        let bytes = bytes + self.framing_bytes;
+        self.counts.entered += 1;
+        let refused = if self.sending.is_some() {
+            self.queue.push(now, bytes, item).err()
+        } else if self.queue.admits(now) {
+            self.send(now, bytes, item);
+            None
+        } else {
+            Some((item, Cause::Red))
+        };
+        if let Some((item, cause)) = refused {
+            self.drop(Dropped { at: now, cause, bytes, item });
+        }
+    }
+
+    /// The next packet that is due by `now`, in the order of their departures.
+    pub fn pop(&mut self, now: Time) -> Option<Departure<T>> {
+        self.advance(now);
+        let flying = self.flying.pop_front_if(|flying| flying.due <= now)?;
+        self.counts.left += 1;
+        self.counts.left_bytes += u64::from(flying.bytes);
+        Some(Departure { due: flying.due, item: flying.item })
+    }
+
+    /// What was dropped since this was last asked, oldest first.
+    pub fn take_dropped(&mut self) -> std::vec::Drain<'_, Dropped<T>> {
+        self.dropped.drain(..)
+    }
+
+    /// When to ask [`Link::pop`] again: no packet is due before, if none goes in. [`Time::NEVER`] while the link is empty.
+    pub fn next_due(&self) -> Time {
+        let flying = self.flying.front().map_or(Time::NEVER, |flying| flying.due);
+        // What is being sent now takes at least the shortest latency from the end on, and what waits comes after it.
+        let sending = self.sending.as_ref().map_or(Time::NEVER, |sending| sending.end + self.latency_min());
+        flying.min(sending)
+    }
+
+    /// From now on packets are sent so fast. The one that is being sent has its rest sent at the new rate, where both are
+    /// fixed ones; else it ends as it would have.
+    pub fn set_bandwidth(&mut self, now: Time, bandwidth: Bandwidth) {
+        self.advance(now);
+        if let (Some(sending), Bandwidth::Fixed(old), Bandwidth::Fixed(new)) =
+            (&mut self.sending, &self.bandwidth, &bandwidth)
+        {
+            let rest = u128::from((sending.end - now).as_nanos() as u64) * u128::from(old.0) / u128::from(new.0.max(1));
+            sending.end = now + Duration::from_nanos(u64::try_from(rest).unwrap_or(u64::MAX));
+            self.clock = Clock { free: sending.end, ..Clock::default() };
+        }
+        self.bandwidth = bandwidth;
+    }
+
+    /// What has become of all packets so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// How many packets it holds: those that wait, the one that is sent, and those on their way.
+    pub fn held(&self) -> u64 {
+        self.queue.packets() + u64::from(self.sending.is_some()) + self.flying.len() as u64
+    }
+
+    /// How many packets and bytes wait in the queue.
+    pub fn queued(&self) -> (u64, u64) {
+        (self.queue.packets(), self.queue.bytes())
+    }
+
+    /// Does everything that happens on the wire until `now`.
+    fn advance(&mut self, now: Time) {
+        while let Some(Sending { bytes, item, end }) = self.sending.take_if(|sending| sending.end <= now) {
+            self.sent(end, bytes, item);
+            // A packet that takes no time leaves the wire free for the next.
+            while self.sending.is_none() {
+                let before = self.dropped.len();
+                let next = self.queue.pop(end, &mut self.dropped);
+                self.counts.codel += (self.dropped.len() - before) as u64;
+                let Some((bytes, item)) = next else { break };
+                self.send(end, bytes, item);
+            }
+        }
+    }
+
+    /// Begins to send a packet, at a moment at which the wire is free; one that takes no time is sent at once.
+    fn send(&mut self, from: Time, bytes: u32, item: T) {
+        match self.clock.end(from, bytes, &self.bandwidth, self.began.unwrap_or(from)) {
+            Some(end) => self.sending = Some(Sending { bytes, item, end }),
+            None => self.sent(from, bytes, item),
+        }
+    }
+
+    /// A packet is on the wire as a whole: it is lost, or on its way.
+    fn sent(&mut self, at: Time, bytes: u32, item: T) {
+        if self.wire.loses() {
+            self.drop(Dropped { at, cause: Cause::Loss, bytes, item });
+            return;
+        }
+        let mut due = at + self.latency(at);
+        let keeps_order = match &self.latency {
+            Latency::Jitter(jitter) => jitter.keeps_order,
+            Latency::Fixed(_) | Latency::Trace(_) => true,
+        };
+        let last = self.flying.back().map_or(Time::START, |last| last.due);
+        if keeps_order {
+            due = due.max(last);
+        }
+        let flying = Flying { due, bytes, item };
+        if last <= due {
+            self.flying.push_back(flying);
+        } else {
+            let at = self.flying.partition_point(|other| other.due <= due);
+            self.flying.insert(at, flying);
+        }
+    }
+
+    fn latency(&mut self, at: Time) -> Duration {
+        match &self.latency {
+            Latency::Fixed(latency) => *latency,
+            Latency::Jitter(jitter) => {
+                let off = jitter.shape.draw(&mut self.random) * jitter.spread.as_secs_f64();
+                Duration::from_secs_f64((jitter.mean.as_secs_f64() + off).max(0.0))
+            }
+            Latency::Trace(trace) => {
+                let since = at - self.began.unwrap_or(at);
+                let within = since.as_nanos() % trace.period.as_nanos().max(1);
+                let next = trace.steps.partition_point(|(from, _)| from.as_nanos() <= within);
+                trace.steps[next.saturating_sub(1)].1
+            }
+        }
+    }
+
+    fn latency_min(&self) -> Duration {
+        match &self.latency {
+            Latency::Fixed(latency) => *latency,
+            Latency::Jitter(_) | Latency::Trace(_) => Duration::ZERO,
+        }
+    }
+
+    fn drop(&mut self, dropped: Dropped<T>) {
+        match dropped.cause {
+            Cause::Loss => self.counts.lost += 1,
+            Cause::QueueFull => self.counts.queue_full += 1,
+            Cause::Red => self.counts.red += 1,
+            // Counted where they are taken from the queue.
+            Cause::CoDel => {}
+        }
+        self.dropped.push(dropped);
+    }
+}
+
+impl Clock {
+    /// When a packet ends that begins now, with the wire free; `None` where it takes no time.
+    fn end(&mut self, from: Time, bytes: u32, bandwidth: &Bandwidth, began: Time) -> Option<Time> {
+        let end = match bandwidth {
+            Bandwidth::Unlimited => return None,
+            Bandwidth::Fixed(rate) => {
+                if self.free != from {
+                    self.rest = 0;
+                }
+                let rate = u128::from(rate.0.max(1));
+                let work = u128::from(bytes) * 8 * 1_000_000_000 + u128::from(self.rest);
+                self.rest = (work % rate) as u64;
+                from + Duration::from_nanos(u64::try_from(work / rate).unwrap_or(u64::MAX))
+            }
+            Bandwidth::Trace(trace) => {
+                // What is left of an opportunity is for who waited at its moment.
+                if self.free != from {
+                    self.left_bytes = 0;
+                }
+                if bytes <= self.left_bytes {
+                    self.left_bytes -= bytes;
+                    from
+                } else {
+                    let rest = bytes - self.left_bytes;
+                    let first = self.next.max(trace.first_from(Time::START + (from - began)));
+                    let used = rest.div_ceil(OPPORTUNITY_BYTES);
+                    self.left_bytes = used * OPPORTUNITY_BYTES - rest;
+                    self.next = first + u64::from(used);
+                    began + trace.moment(self.next - 1).since(Time::START)
+                }
+            }
+        };
+        self.free = end;
+        Some(end)
+    }
+}
+
+impl Shape {
+    /// A value with mean 0 and the deviation of 1 that goes with the shape.
+    fn draw(self, random: &mut Random) -> f64 {
+        match self {
+            Shape::Uniform => 2.0 * random.fraction() - 1.0,
+            // Box and Muller (1958); 1 - fraction is never 0.
+            Shape::Normal => {
+                let (radius, angle) = (1.0 - random.fraction(), random.fraction());
+                (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+            }
+            // By inversion: (1 - u)^(-1/3) has the mean 3/2 and the variance 3/4.
+            Shape::Pareto => ((1.0 - random.fraction()).powf(-1.0 / 3.0) - 1.5) / 0.75f64.sqrt(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::GilbertElliott;
+    use crate::queue::{CoDel, Discipline, Limit, Red};
+    use amped_units::Bytes;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn settings(latency: Latency, bandwidth: Bandwidth) -> LinkSettings {
+        let queue = QueueSettings { limit: Limit::Unlimited, discipline: Discipline::DropTail };
+        LinkSettings { latency, bandwidth, queue, loss: Loss::None, framing_bytes: 0 }
+    }
+
+    fn ms(n: u64) -> Latency {
+        Latency::Fixed(Duration::from_millis(n))
+    }
+
+    fn rate(bits: u64) -> Bandwidth {
+        Bandwidth::Fixed(BitsPerSecond(bits))
+    }
+
+    /// Sends packets of (moment, bytes) through a new link; returns (number, due) of those that come out, in that order.
+    /// `eager`: asked at each moment that the link itself names, else only now and then.
+    fn run(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)], eager: bool) -> Vec<(usize, u64)> {
+        let mut link = Link::new(settings, seed);
+        let mut out = Vec::new();
+        let mut collect = |link: &mut Link<usize>, now: Time| {
+            while let Some(departure) = link.pop(now) {
+                assert!(departure.due <= now, "nothing leaves early");
+                out.push((departure.item, departure.due.as_nanos()));
+            }
+        };
+        for (n, &(at, bytes)) in packets.iter().enumerate() {
+            while eager && link.next_due() < Time::from_nanos(at) {
+                let due = link.next_due();
+                collect(&mut link, due);
+            }
+            link.enter(Time::from_nanos(at), bytes, n);
+            if !eager && n % 7 == 0 {
+                collect(&mut link, Time::from_nanos(at));
+            }
+        }
+        while link.next_due() != Time::NEVER {
+            let due = link.next_due();
+            collect(&mut link, due);
+        }
+        let counts = link.counts();
+        assert_eq!((link.held(), counts.entered), (0, packets.len() as u64));
+        assert_eq!((counts.left, counts.left + counts.dropped()), (out.len() as u64, counts.entered));
+        assert_eq!(link.take_dropped().count() as u64, counts.dropped());
+        out
+    }
+
+    #[test]
+    fn a_packet_takes_latency_and_its_size_by_the_bandwidth() {
+        let check = |latency: u64, bandwidth: Bandwidth, bytes: u32, expected_ns: u64| {
+            let out = run(&settings(ms(latency), bandwidth), 1, &[(5, bytes)], true);
+            assert_eq!(out, [(0, 5 + expected_ns)]);
+        };
+        check(50, Bandwidth::Unlimited, 1500, 50 * MS);
+        check(50, rate(10_000_000), 1500, 51_200_000);
+        check(0, rate(56_000), 1500, 214_285_714);
+        check(0, rate(1_000_000_000), 40, 320);
+        check(0, Bandwidth::Unlimited, 1500, 0);
+    }
+
+    #[test]
+    fn back_to_back_packets_leave_as_far_apart_as_the_bandwidth_puts_them() {
+        // 7 bytes at 1 Gbit/s are 56 ns; at 3 Gbit/s 18.67, and three of them again 56.
+        let out = run(&settings(ms(1), rate(3_000_000_000)), 1, &[(0, 7); 9], true);
+        let dues: Vec<u64> = out.iter().map(|(_, due)| due - MS).collect();
+        assert_eq!(dues, [18, 37, 56, 74, 93, 112, 130, 149, 168]);
+    }
+
+    #[test]
+    fn framing_counts_on_the_wire() {
+        let framed = LinkSettings { framing_bytes: ETHERNET_BYTES, ..settings(ms(0), rate(1_000_000)) };
+        assert_eq!(run(&framed, 1, &[(0, 1462)], true), [(0, 12 * MS)]);
+    }
+
+    #[test]
+    fn mahimahi_traces() {
+        let trace = |opportunities: &[u64]| Bandwidth::Trace(BandwidthTrace { opportunities_ms: opportunities.into() });
+        let check = |opportunities: &[u64], packets: &[(u64, u32)], expected_ms: &[u64]| {
+            let packets: Vec<_> = packets.iter().map(|(at, bytes)| (at * MS, *bytes)).collect();
+            let out = run(&settings(ms(0), trace(opportunities)), 1, &packets, true);
+            let out: Vec<u64> = out.iter().map(|(_, due)| due / MS).collect();
+            assert_eq!(out, expected_ms, "{opportunities:?} {packets:?}");
+        };
+        // One packet each opportunity, and round again after the last.
+        check(&[1, 3, 10], &[(0, 1504); 5], &[1, 3, 10, 11, 13]);
+        // Small ones share one, a large one takes two.
+        check(&[1, 2, 3, 4], &[(0, 700), (0, 700), (0, 700), (0, 3000)], &[1, 1, 2, 4]);
+        // Several at once.
+        check(&[5, 5, 5], &[(0, 1504); 4], &[5, 5, 5, 10]);
+        // What nobody used is gone, and so is what is left of one for who comes later.
+        check(&[1, 2, 3], &[(0, 100), (2, 100), (5, 1504), (5, 1504)], &[1, 2, 5, 6]);
+        // The trace begins with the first packet.
+        check(&[2], &[(7, 1504), (7, 1504)], &[9, 11]);
+        check(&[0, 4], &[(0, 1504); 5], &[0, 4, 4, 8, 8]);
+    }
+
+    #[test]
+    fn latency_traces() {
+        let steps =
+            [(0, 10), (100, 50)].map(|(at, latency)| (Duration::from_millis(at), Duration::from_millis(latency)));
+        let trace = LatencyTrace { steps: steps.into(), period: Duration::from_millis(200) };
+        let link = settings(Latency::Trace(trace), Bandwidth::Unlimited);
+        let packets: Vec<_> = [1000, 1099, 1100, 1199, 1240, 1301].map(|at| (at * MS, 100)).into();
+        let out: Vec<u64> = run(&link, 1, &packets, true).iter().map(|(_, due)| due / MS).collect();
+        // Order is kept: what is sent at 1240 with 10 ms waits for what left at 1199 with 50.
+        assert_eq!(out, [1010, 1109, 1150, 1249, 1250, 1351]);
+    }
+
+    #[test]
+    fn jitter_has_the_mean_and_the_spread_asked_for() {
+        for (shape, deviation) in [(Shape::Uniform, 1.0 / 3f64.sqrt()), (Shape::Normal, 1.0), (Shape::Pareto, 1.0)] {
+            let (mean, spread) = (Duration::from_millis(100), Duration::from_millis(10));
+            let jitter = Latency::Jitter(Jitter { mean, spread, shape, keeps_order: false });
+            let packets: Vec<_> = (0..100_000).map(|n| (n * 200 * MS, 100)).collect();
+            let out = run(&settings(jitter, Bandwidth::Unlimited), 3, &packets, true);
+            let delays: Vec<f64> = out.iter().map(|(n, due)| (due - packets[*n].0) as f64 / MS as f64).collect();
+            let average = delays.iter().sum::<f64>() / delays.len() as f64;
+            let variance = delays.iter().map(|delay| (delay - average).powi(2)).sum::<f64>() / delays.len() as f64;
+            assert!((average - 100.0).abs() < 0.3, "{shape:?}: mean {average} ms");
+            // Pareto's fourth moment is infinite, so its variance converges slowly.
+            let tolerance = if shape == Shape::Pareto { 2.0 } else { 0.1 };
+            assert!((variance.sqrt() - 10.0 * deviation).abs() < tolerance, "{shape:?}: deviation {}", variance.sqrt());
+        }
+    }
+
+    #[test]
+    fn jitter_overtakes_only_where_it_may() {
+        for keeps_order in [true, false] {
+            let (mean, spread) = (Duration::from_millis(50), Duration::from_millis(40));
+            let jitter = Latency::Jitter(Jitter { mean, spread, shape: Shape::Uniform, keeps_order });
+            let packets: Vec<_> = (0..1000).map(|n| (n * MS, 100)).collect();
+            let out = run(&settings(jitter, Bandwidth::Unlimited), 3, &packets, true);
+            assert!(out.is_sorted_by_key(|(_, due)| *due));
+            assert_eq!(out.is_sorted_by_key(|(n, _)| *n), keeps_order);
+        }
+    }
+
+    #[test]
+    fn bandwidth_changes_in_the_middle_of_a_packet() {
+        let mut link = Link::new(&settings(ms(0), rate(1_000_000)), 1);
+        // 10 ms each; after 4 ms the rest of the first takes 3 instead of 6.
+        link.enter(Time::START, 1250, 0);
+        link.enter(Time::START, 1250, 1);
+        link.enter(Time::START, 1250, 2);
+        link.set_bandwidth(Time::from_millis(4), rate(2_000_000));
+        assert_eq!(link.next_due(), Time::from_millis(7));
+        link.set_bandwidth(Time::from_millis(8), Bandwidth::Unlimited);
+        let out: Vec<_> = std::iter::from_fn(|| link.pop(Time::NEVER)).map(|out| out.due.as_millis()).collect();
+        assert_eq!(out, [7, 12, 12]);
+    }
+
+    /// The formula of the paper, packet by packet, with droptail by packets, in a way that has nothing in common with the
+    /// link: (number, due) of those that come out.
+    fn formula(latency_ns: u64, bits: u64, limit: u64, packets: &[(u64, u32)]) -> Vec<(usize, u64)> {
+        let (mut out, mut spans): (_, Vec<(u64, u64)>) = (Vec::new(), Vec::new());
+        let (mut busy_from, mut busy_bits) = (0, 0u128);
+        for (n, &(at, bytes)) in packets.iter().enumerate() {
+            let free = spans.last().map_or(0, |(_, end)| *end);
+            // Those whose turn has not come yet at this moment.
+            if spans.iter().filter(|(start, _)| *start > at).count() as u64 >= limit && free > at {
+                continue;
+            }
+            if free < at || n == 0 {
+                (busy_from, busy_bits) = (at, 0);
+            }
+            busy_bits += u128::from(bytes) * 8;
+            let end = busy_from + (busy_bits * 1_000_000_000 / u128::from(bits)) as u64;
+            spans.push((free.max(at), end));
+            out.push((n, end + latency_ns));
+        }
+        out
+    }
+
+    fn packets() -> impl Strategy<Value = Vec<(u64, u32)>> {
+        // Trains of packets with pauses between them.
+        prop::collection::vec((prop_oneof![Just(0), 0..100_000u64, 0..50 * MS], 20..1500u32), 1..300).prop_map(|gaps| {
+            let mut at = 0;
+            gaps.into_iter()
+                .map(|(gap, bytes)| {
+                    at += gap;
+                    (at, bytes)
+                })
+                .collect()
+        })
+    }
+
+    fn any_bandwidth() -> impl Strategy<Value = Bandwidth> {
+        prop_oneof![
+            Just(Bandwidth::Unlimited),
+            (9_600..10_000_000_000u64).prop_map(rate),
+            prop::collection::vec(0..50u64, 1..20).prop_map(|mut opportunities| {
+                opportunities.push(60);
+                opportunities.sort_unstable();
+                Bandwidth::Trace(BandwidthTrace { opportunities_ms: opportunities.into() })
+            }),
+        ]
+    }
+
+    fn any_settings() -> impl Strategy<Value = LinkSettings> {
+        let span = |ms: u64| (0..ms * MS).prop_map(Duration::from_nanos);
+        let shape = prop_oneof![Just(Shape::Uniform), Just(Shape::Normal), Just(Shape::Pareto)];
+        let latency = prop_oneof![
+            span(200).prop_map(Latency::Fixed),
+            (span(100), span(50), shape, any::<bool>()).prop_map(|(mean, spread, shape, keeps_order)| Latency::Jitter(
+                Jitter { mean, spread, shape, keeps_order }
+            )),
+        ];
+        let limit = prop_oneof![
+            (0..50u64).prop_map(Limit::Packets),
+            (0..60_000u64).prop_map(|bytes| Limit::Bytes(Bytes(bytes))),
+            Just(Limit::Unlimited)
+        ];
+        let discipline = prop_oneof![
+            Just(Discipline::DropTail),
+            Just(Discipline::CoDel(CoDel::default())),
+            (1..20_000u64, 1..20_000u64, 0.0..1.0f64).prop_map(|(min, more, weight)| Discipline::Red(Red {
+                min: Bytes(min),
+                max: Bytes(min + more),
+                probability_max: 0.1,
+                weight
+            })),
+        ];
+        let loss = prop_oneof![
+            Just(Loss::None),
+            (0.0..1.0f64).prop_map(Loss::Bernoulli),
+            (0.0..1.0f64, 0.0..1.0f64).prop_map(|(to_bad, to_good)| Loss::GilbertElliott(GilbertElliott {
+                to_bad,
+                to_good,
+                lost_in_bad: 0.8,
+                lost_in_good: 0.01
+            })),
+            prop::collection::vec(any::<bool>(), 1..20).prop_map(|lost| Loss::Pattern(lost.into())),
+        ];
+        (latency, any_bandwidth(), limit, discipline, loss, 0..50u32).prop_map(
+            |(latency, bandwidth, limit, discipline, loss, framing_bytes)| LinkSettings {
+                latency,
+                bandwidth,
+                queue: QueueSettings { limit, discipline },
+                loss,
+                framing_bytes,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn packets_leave_as_the_formula_says(
+            packets in packets(), latency in 0..200 * MS, bits in 56_000..1_000_000_000u64, limit in 0..40u64,
+        ) {
+            let limited = QueueSettings { limit: Limit::Packets(limit), discipline: Discipline::DropTail };
+            let link = settings(Latency::Fixed(Duration::from_nanos(latency)), rate(bits));
+            let link = LinkSettings { queue: limited, ..link };
+            prop_assert_eq!(run(&link, 1, &packets, true), formula(latency, bits, limit, &packets));
+        }
+
+        /// `run` itself checks that nothing leaves early, and that in = out + dropped once all is out.
+        #[test]
+        fn being_asked_late_changes_nothing(packets in packets(), link in any_settings(), seed: u64) {
+            let eager = run(&link, seed, &packets, true);
+            let mut lazy = run(&link, seed, &packets, false);
+            // What is asked for late comes in the order of its departure among what is there by then.
+            lazy.sort_by_key(|(n, due)| (*due, *n));
+            let mut eager = eager;
+            eager.sort_by_key(|(n, due)| (*due, *n));
+            prop_assert_eq!(eager, lazy);
+        }
+
+        #[test]
+        fn in_is_out_and_dropped_and_held_at_every_moment(
+            packets in packets(), link in any_settings(), bandwidth in any_bandwidth(), seed: u64, change in 0..300usize,
+        ) {
+            let mut link = Link::new(&link, seed);
+            let mut seen = vec![false; packets.len()];
+            for (n, &(at, bytes)) in packets.iter().enumerate() {
+                let now = Time::from_nanos(at);
+                if n == change {
+                    link.set_bandwidth(now, bandwidth.clone());
+                }
+                link.enter(now, bytes, n);
+                while let Some(out) = link.pop(now) {
+                    prop_assert!(!std::mem::replace(&mut seen[out.item], true), "packet {} twice", out.item);
+                }
+                for out in link.take_dropped() {
+                    prop_assert!(!std::mem::replace(&mut seen[out.item], true), "packet {} twice", out.item);
+                }
+                let counts = link.counts();
+                prop_assert_eq!(counts.entered, counts.left + counts.dropped() + link.held());
+                let gone = seen.iter().filter(|gone| **gone).count() as u64;
+                prop_assert_eq!(gone, counts.left + counts.dropped());
+            }
+        }
+    }
+}

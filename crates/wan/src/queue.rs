@@ -1,0 +1,407 @@
+//! The queue before a wire: who waits while another packet is sent, and who is dropped.
+//!
+//! Three disciplines. Droptail refuses what finds no room; RED refuses early, so that senders slow down before there is no
+//! room; CoDel takes all in, and drops at the head what has waited too long. `link.rs` asks for the next packet whenever the
+//! wire becomes free, and hands in the time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use amped_measure::stats::Random;
+use amped_units::{Bytes, Time};
+
+use crate::link::{Cause, Dropped};
+
+/// What a queue is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueSettings {
+    /// How much it holds, beside the packet that is being sent.
+    pub limit: Limit,
+    /// Whom it drops.
+    pub discipline: Discipline,
+}
+
+/// How much a queue holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// So many packets.
+    Packets(u64),
+    /// So many bytes of packets, counted as the link counts them.
+    Bytes(Bytes),
+    /// Everything.
+    Unlimited,
+}
+
+/// Whom a queue drops.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Discipline {
+    /// Who finds no room.
+    DropTail,
+    /// Who has waited too long: CoDel (RFC 8289).
+    CoDel(CoDel),
+    /// Some of those who come while it is long on average: RED (Floyd and Jacobson 1993).
+    Red(Red),
+}
+
+/// The two constants of CoDel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoDel {
+    /// How long packets may wait all the time (TARGET).
+    pub target: Duration,
+    /// For how long they may wait longer (INTERVAL): about a round trip.
+    pub interval: Duration,
+}
+
+impl Default for CoDel {
+    /// RFC 8289, 4.2 and 4.3: 5 ms, and 100 ms for the Internet at large.
+    fn default() -> CoDel {
+        CoDel { target: Duration::from_millis(5), interval: Duration::from_millis(100) }
+    }
+}
+
+/// The four constants of RED.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Red {
+    /// Below this average it drops nobody (min_th).
+    pub min: Bytes,
+    /// From this average on it drops everybody (max_th); above `min`.
+    pub max: Bytes,
+    /// With which probability it drops just before `max` (max_p).
+    pub probability_max: f64,
+    /// How much of each new length goes into the average (w_q).
+    pub weight: f64,
+}
+
+/// A queue with packets in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue<T> {
+    limit: Limit,
+    state: State,
+    waiting: VecDeque<Waiting<T>>,
+    bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting<T> {
+    since: Time,
+    bytes: u32,
+    item: T,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    DropTail,
+    CoDel(CoDelState),
+    Red(RedState),
+}
+
+impl<T> Queue<T> {
+    /// `typical` is how long the wire takes for a packet of usual size, by which RED's average ages while nobody comes.
+    pub(crate) fn new(settings: &QueueSettings, typical: Duration, seed: u64) -> Queue<T> {
+        let state = match settings.discipline {
+            Discipline::DropTail => State::DropTail,
+            Discipline::CoDel(settings) => State::CoDel(CoDelState::new(settings)),
+            Discipline::Red(settings) => State::Red(RedState::new(settings, typical, seed)),
+        };
+        Queue { limit: settings.limit, state, waiting: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Whether a packet may pass that comes while the wire is free, so that nobody waits. RED alone may say no: its average
+    /// is of the past.
+    pub(crate) fn admits(&mut self, now: Time) -> bool {
+        match &mut self.state {
+            State::Red(red) => !red.drops(now, 0),
+            State::DropTail | State::CoDel(_) => true,
+        }
+    }
+
+    /// Puts a packet at the end, or gives it back with the reason.
+    pub(crate) fn push(&mut self, now: Time, bytes: u32, item: T) -> Result<(), (T, Cause)> {
+        let is_full = match self.limit {
+            Limit::Packets(limit) => self.packets() >= limit,
+            Limit::Bytes(limit) => self.bytes + u64::from(bytes) > limit.0,
+            Limit::Unlimited => false,
+        };
+        if let State::Red(red) = &mut self.state
+            && red.drops(now, self.bytes)
+        {
+            return Err((item, Cause::Red));
+        }
+        if is_full {
+            return Err((item, Cause::QueueFull));
+        }
+        self.bytes += u64::from(bytes);
+        self.waiting.push_back(Waiting { since: now, bytes, item });
+        Ok(())
+    }
+
+    /// The packet to send now, with its size. What CoDel drops on the way goes to `dropped`.
+    pub(crate) fn pop(&mut self, now: Time, dropped: &mut Vec<Dropped<T>>) -> Option<(u32, T)> {
+        let mut drop = |packet: Waiting<T>| {
+            dropped.push(Dropped { at: now, cause: Cause::CoDel, bytes: packet.bytes, item: packet.item });
+        };
+        let packet = match &mut self.state {
+            State::CoDel(codel) => codel.pop(now, &mut self.waiting, &mut self.bytes, &mut drop),
+            State::DropTail | State::Red(_) => take(&mut self.waiting, &mut self.bytes),
+        };
+        if let State::Red(red) = &mut self.state
+            && packet.is_none()
+        {
+            red.idle_since = Some(now);
+        }
+        packet.map(|packet| (packet.bytes, packet.item))
+    }
+
+    /// How many packets wait.
+    pub(crate) fn packets(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    /// How many bytes wait.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn take<T>(waiting: &mut VecDeque<Waiting<T>>, bytes: &mut u64) -> Option<Waiting<T>> {
+    let packet = waiting.pop_front()?;
+    *bytes -= u64::from(packet.bytes);
+    Some(packet)
+}
+
+/// What CoDel remembers, by the names of RFC 8289, 5.
+#[derive(Clone, Debug)]
+struct CoDelState {
+    settings: CoDel,
+    first_above: Option<Time>,
+    drop_next: Time,
+    count: u32,
+    last_count: u32,
+    is_dropping: bool,
+}
+
+/// RFC 8289, 5.1: with no more than a packet of the largest size left there is no standing queue.
+const MAX_PACKET_BYTES: u64 = 1500;
+
+impl CoDelState {
+    fn new(settings: CoDel) -> CoDelState {
+        CoDelState { settings, first_above: None, drop_next: Time::START, count: 0, last_count: 0, is_dropping: false }
+    }
+
+    /// RFC 8289, 5.6, `deque`.
+    fn pop<T>(
+        &mut self,
+        now: Time,
+        waiting: &mut VecDeque<Waiting<T>>,
+        bytes: &mut u64,
+        drop: &mut impl FnMut(Waiting<T>),
+    ) -> Option<Waiting<T>> {
+        let (mut packet, mut may_drop) = self.take(now, waiting, bytes);
+        if self.is_dropping {
+            self.is_dropping = may_drop;
+            while self.is_dropping && now >= self.drop_next {
+                packet.into_iter().for_each(&mut *drop);
+                self.count += 1;
+                (packet, may_drop) = self.take(now, waiting, bytes);
+                self.is_dropping = may_drop;
+                if may_drop {
+                    self.drop_next = self.control_law(self.drop_next);
+                }
+            }
+        } else if may_drop {
+            packet.into_iter().for_each(&mut *drop);
+            (packet, _) = self.take(now, waiting, bytes);
+            self.is_dropping = true;
+            // Soon after the last time it goes on at the rate that was enough then.
+            let delta = self.count - self.last_count;
+            let recent = now - self.drop_next < self.settings.interval * 16;
+            self.count = if delta > 1 && recent { delta } else { 1 };
+            self.drop_next = self.control_law(now);
+            self.last_count = self.count;
+        }
+        packet
+    }
+
+    /// RFC 8289, 5.5, `dodequeue`: the packet at the head, and whether it may be dropped.
+    fn take<T>(
+        &mut self,
+        now: Time,
+        waiting: &mut VecDeque<Waiting<T>>,
+        bytes: &mut u64,
+    ) -> (Option<Waiting<T>>, bool) {
+        let Some(packet) = take(waiting, bytes) else {
+            self.first_above = None;
+            return (None, false);
+        };
+        if now - packet.since < self.settings.target || *bytes <= MAX_PACKET_BYTES {
+            self.first_above = None;
+            return (Some(packet), false);
+        }
+        let first_above = *self.first_above.get_or_insert(now + self.settings.interval);
+        (Some(packet), now >= first_above)
+    }
+
+    /// RFC 8289, 5.3: drops come closer together with the square root of their number.
+    fn control_law(&self, from: Time) -> Time {
+        from + self.settings.interval.div_f64(f64::from(self.count.max(1)).sqrt())
+    }
+}
+
+/// What RED remembers, by the names of its paper, section 4.
+#[derive(Clone, Debug)]
+struct RedState {
+    settings: Red,
+    typical: Duration,
+    random: Random,
+    average: f64,
+    /// Packets since the last one that was dropped; `None` while the average is below `min`.
+    count: Option<u64>,
+    idle_since: Option<Time>,
+}
+
+impl RedState {
+    fn new(settings: Red, typical: Duration, seed: u64) -> RedState {
+        RedState { settings, typical, random: Random(seed), average: 0.0, count: None, idle_since: Some(Time::START) }
+    }
+
+    /// Whether a packet that comes now, while `bytes` wait, is dropped.
+    fn drops(&mut self, now: Time, bytes: u64) -> bool {
+        let Red { min, max, probability_max, weight } = self.settings;
+        if let Some(since) = self.idle_since.take() {
+            // As if small packets had come to an empty queue in the meantime.
+            let packets = (now - since).as_secs_f64() / self.typical.as_secs_f64().max(1e-9);
+            self.average *= (1.0 - weight).powf(packets);
+        }
+        self.average += weight * (bytes as f64 - self.average);
+        let (min, max) = (min.0 as f64, max.0 as f64);
+        if self.average < min {
+            self.count = None;
+            return false;
+        }
+        let count = self.count.map_or(0, |count| count + 1);
+        let is_dropped = self.average >= max || {
+            let probability = probability_max * (self.average - min) / (max - min);
+            // The longer none was dropped the likelier: gaps are uniform, not geometric.
+            let rest = 1.0 - count as f64 * probability;
+            rest <= 0.0 || self.random.fraction() < probability / rest
+        };
+        self.count = Some(if is_dropped { 0 } else { count });
+        is_dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn queue(limit: Limit, discipline: Discipline) -> Queue<u64> {
+        Queue::new(&QueueSettings { limit, discipline }, Duration::from_millis(1), 1)
+    }
+
+    #[test]
+    fn droptail_refuses_what_finds_no_room() {
+        let check = |limit: Limit, sizes: &[u32], taken: &[bool]| {
+            let mut queue = queue(limit, Discipline::DropTail);
+            let got: Vec<bool> = sizes.iter().map(|&size| queue.push(Time::START, size, 0).is_ok()).collect();
+            assert_eq!(got, taken, "{limit:?} {sizes:?}");
+        };
+        check(Limit::Packets(2), &[1500, 40, 40], &[true, true, false]);
+        check(Limit::Packets(0), &[40], &[false]);
+        // A small one still fits where a large one did not.
+        check(Limit::Bytes(Bytes(1600)), &[1500, 1500, 100, 1], &[true, false, true, false]);
+        check(Limit::Unlimited, &[65_000; 100], &[true; 100]);
+    }
+
+    #[test]
+    fn first_in_first_out() {
+        let mut queue = queue(Limit::Unlimited, Discipline::DropTail);
+        for n in 0..5 {
+            queue.push(Time::START, 100, n).expect("room");
+        }
+        let mut none = Vec::new();
+        let order: Vec<u64> = std::iter::from_fn(|| queue.pop(Time::START, &mut none)).map(|(_, n)| n).collect();
+        assert_eq!((order, queue.bytes(), none.len()), (vec![0, 1, 2, 3, 4], 0, 0));
+    }
+
+    /// Packets of 1000 bytes come each `gap_ns` and leave each millisecond, for ten seconds. Returns the moments of drops.
+    fn codel(gap_ns: u64) -> (Vec<Time>, Duration) {
+        let mut queue = queue(Limit::Unlimited, Discipline::CoDel(CoDel::default()));
+        let (mut drops, mut next, mut longest) = (Vec::new(), 0, Duration::ZERO);
+        for tick in 0..10_000 {
+            let now = Time::from_nanos(tick * MS);
+            while next <= now.as_nanos() {
+                queue.push(Time::from_nanos(next), 1000, next).expect("no limit");
+                next += gap_ns;
+            }
+            if let Some((_, since)) = queue.pop(now, &mut drops) {
+                longest = longest.max(now - Time::from_nanos(since));
+            }
+        }
+        (drops.iter().map(|drop| drop.at).collect(), longest)
+    }
+
+    #[test]
+    fn codel_leaves_a_queue_alone_that_empties() {
+        let (drops, longest) = codel(MS + MS / 10);
+        assert_eq!(drops.len(), 0);
+        assert!(longest < Duration::from_millis(5), "{longest:?}");
+    }
+
+    #[test]
+    fn codel_drops_as_its_control_law_says() {
+        // 2 % too much: above 5 ms from 250 ms on or so, first drop 100 ms later, the next after 100 / sqrt(1),
+        // 100 / sqrt(2), ...
+        let (drops, longest) = codel(MS * 100 / 102);
+        assert!(drops.len() > 5, "{} drops", drops.len());
+        assert!(drops[0] > Time::from_millis(300) && drops[0] < Time::from_millis(450), "{:?}", drops[0]);
+        for (n, pair) in drops.windows(2).take(4).enumerate() {
+            let gap = (pair[1] - pair[0]).as_secs_f64() * 1e3;
+            let law = 100.0 / ((n + 1) as f64).sqrt();
+            // Drops fall on ticks of a millisecond.
+            assert!((gap - law).abs() <= 2.0, "gap {n}: {gap} ms, {law} by the law");
+        }
+        assert!(longest < Duration::from_millis(60), "{longest:?}");
+    }
+
+    #[test]
+    fn red_drops_nobody_below_and_everybody_above() {
+        let red = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 0.5 };
+        let mut queue = queue(Limit::Unlimited, Discipline::Red(red));
+        let mut early = 0;
+        for n in 0..1000 {
+            let before = queue.bytes();
+            let is_taken = queue.push(Time::START, 1000, n).is_ok();
+            if before <= 10_000 {
+                assert!(is_taken, "at {before} bytes");
+            } else if !is_taken && before < 30_000 {
+                early += 1;
+            }
+            assert!(before <= 33_000, "at {before} bytes nobody gets in");
+        }
+        assert!(early >= 1, "some are dropped between the two");
+        assert!(queue.bytes() < 33_000);
+    }
+
+    #[test]
+    fn red_drops_between_its_thresholds_as_often_as_its_paper_says() {
+        // Held at an average half way: p_b = 0.05. The count is 1 at the first packet after a drop, so gaps are uniform on
+        // 1 to 1 / p_b - 1, 10 packets on average.
+        let settings = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 1.0 };
+        let mut red = RedState::new(settings, Duration::from_millis(1), 5);
+        let drops = (0..100_000).filter(|_| red.drops(Time::START, 20_000)).count();
+        let gap = 100_000.0 / drops as f64;
+        assert!((gap - 10.0).abs() < 0.3, "{gap} packets from drop to drop");
+    }
+
+    #[test]
+    fn reds_average_ages_while_nobody_comes() {
+        let settings = Red { min: Bytes(1000), max: Bytes(3000), probability_max: 1.0, weight: 0.1 };
+        let mut red = RedState::new(settings, Duration::from_millis(1), 5);
+        red.average = 2000.0;
+        red.idle_since = Some(Time::START);
+        assert!(!red.drops(Time::from_millis(100), 0));
+        assert!(red.average < 1.0, "{}", red.average);
+    }
+}

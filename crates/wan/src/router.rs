@@ -1,0 +1,768 @@
+//! The delay router: takes packets from the devices of clients and server, has the links decide when each is to leave, and
+//! sends it then.
+//!
+//! One thread, one wait. A turn: (1) wait until a packet is there or the next one is due, the last bit of it by looking again
+//! and again (`spin`), since a sleeper is woken tens of microseconds late; (2) take in what is there, a batch a device;
+//! (3) send what is due. How late each packet left is measured, always: what the router could not keep is its own fault and
+//! not the network's, and [`Report::verdict`] says so. So are packets that the kernel dropped before they were read, or that
+//! found no room here.
+//!
+//! A large packet is one buffer and as many entries in its link as it has segments. Those that leave in the same turn are
+//! written together, so a fast link costs less for each byte the faster it is, and a slow one sends single packets.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use amped_measure::{Failure, Verdict, Worth};
+use amped_sys::clock::{self, Clock};
+use amped_sys::epoll::{Epoll, Events, Interest};
+use amped_sys::eventfd::EventFd;
+use amped_sys::tun::{self, HEADER_BYTES, Tun};
+use amped_units::{Bytes, Time};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::agenda::Agenda;
+use crate::capture::{Capture, Happened};
+use crate::link::{Bandwidth, Cause, Counts, Departure, Link};
+use crate::packet::{self, Layout, Packet};
+use crate::path::{Direction, PathSettings, Prefix, Prefixes};
+
+/// A device of the router.
+#[derive(Debug)]
+pub struct Port {
+    /// What it is called in reports and captures.
+    pub name: String,
+    /// The program's end of it.
+    pub tun: Tun,
+    /// Its line of `/proc/net/dev`, opened in its namespace: how many packets the kernel dropped before they were read.
+    pub statistics: Statistics,
+}
+
+/// The counts of one device (proc_pid_net(5), `/proc/net/dev`).
+#[derive(Debug)]
+pub struct Statistics {
+    file: File,
+    device: String,
+}
+
+impl Statistics {
+    /// Of this device of the namespace that the calling thread is in.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn open(device: &str) -> io::Result<Statistics> {
+        Ok(Statistics { file: File::open("/proc/thread-self/net/dev")?, device: device.to_owned() })
+    }
+
+    /// Packets for the device that the kernel dropped, for want of room in its queue; 0 once the device is gone.
+    fn dropped(&self) -> u64 {
+        let mut text = vec![0; 16 * 1024];
+        let length = self.file.read_at(&mut text, 0).unwrap_or(0);
+        dropped_of(&String::from_utf8_lossy(&text[..length]), &self.device).unwrap_or(0)
+    }
+}
+
+fn dropped_of(table: &str, device: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
+    // Eight figures of what is received, then bytes, packets, errors and drops of what is sent.
+    line.split_whitespace().nth(8 + 3)?.parse().ok()
+}
+
+/// A path, and who takes it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What it is called in reports.
+    pub name: String,
+    /// Addresses of its clients.
+    pub prefixes: Vec<Prefix>,
+    /// The number of its clients' device in [`RouterSettings::clients`].
+    pub client: usize,
+    /// What it is to be.
+    pub settings: PathSettings,
+}
+
+/// What a router is made of.
+#[derive(Debug)]
+pub struct RouterSettings {
+    /// The device behind which the server is.
+    pub server: Port,
+    /// The devices behind which clients are.
+    pub clients: Vec<Port>,
+    /// The paths between them.
+    pub paths: Vec<Plan>,
+    /// From which all is drawn.
+    pub seed: u64,
+    /// How exact it is to be.
+    pub accuracy: Accuracy,
+    /// The most bytes of packets that it holds; what comes beyond that is its own overflow.
+    pub held_max: Bytes,
+    /// Where to write what passes; `None`: nowhere.
+    pub capture: Option<PathBuf>,
+}
+
+/// How exact a router is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accuracy {
+    /// Whether its thread is to run before all ordinary ones (`SCHED_FIFO`), if it may.
+    pub realtime: bool,
+    /// How long before a packet is due it stops sleeping and looks at the clock instead.
+    pub spin: Duration,
+}
+
+impl Default for Accuracy {
+    /// Both: a thread that sleeps is woken 80 to 120 us late at p99 even with `SCHED_FIFO`, and 0.4 us with 60 us of
+    /// looking at the clock (measured on a virtual machine of two cores that others used, Linux 6.18).
+    fn default() -> Accuracy {
+        Accuracy { realtime: true, spin: Duration::from_micros(60) }
+    }
+}
+
+/// What has become of everything so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// How long the router has run, in seconds.
+    pub seconds: f64,
+    /// CPU time of its thread, in seconds.
+    pub cpu_seconds: f64,
+    /// How its thread runs: what accuracy can be expected.
+    pub scheduling: String,
+    /// The seed of all that was drawn.
+    pub seed: u64,
+    /// How late packets left.
+    pub lateness: Lateness,
+    /// Packets that found no room in the router itself.
+    pub overflow: u64,
+    /// Packets that the kernel dropped before the router could read them.
+    pub kernel_dropped: u64,
+    /// Packets that a device refused because it was down.
+    pub refused: u64,
+    /// Packets from or to addresses that have no path.
+    pub no_path: u64,
+    /// Packets that were none of IP, or not what their headers say.
+    pub not_ip: u64,
+    /// Blocks of 1 MiB that the capture lacks because the disk was too slow.
+    pub capture_left_out: u64,
+    /// Each path.
+    pub paths: Vec<PathReport>,
+}
+
+/// Actual minus intended departure, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Of so many packets.
+    pub packets: u64,
+    /// The median.
+    pub p50_us: f64,
+    /// What 99 % do not exceed.
+    pub p99_us: f64,
+    /// What 99.9 % do not exceed.
+    pub p999_us: f64,
+    /// The worst.
+    pub max_us: f64,
+}
+
+/// What has become of a path's packets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathReport {
+    /// Its name.
+    pub name: String,
+    /// To the server.
+    pub up: LinkReport,
+    /// To the client.
+    pub down: LinkReport,
+}
+
+/// What has become of a link's packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// How many, and why not.
+    pub packets: Counts,
+    /// Packets that are in it now.
+    pub held: u64,
+    /// Packets that wait in its queue now.
+    pub queue_packets: u64,
+    /// Bytes that wait in its queue now.
+    pub queue_bytes: u64,
+    /// How long those that left were in it, on average, in milliseconds.
+    pub delay_mean_ms: f64,
+    /// How long the slowest of them was, in milliseconds.
+    pub delay_max_ms: f64,
+}
+
+impl Report {
+    /// Whether what passed was shaped by the paths, or by the router: path-bound if more than 1 % of the packets left more
+    /// than `bound` late, or if any were dropped that no model dropped.
+    pub fn verdict(&self, bound: Duration) -> Verdict {
+        let mut verdict = Verdict::valid();
+        let bound_us = bound.as_secs_f64() * 1e6;
+        if self.lateness.p99_us > bound_us {
+            verdict.weaken(
+                Worth::PathBound,
+                format!("packets left {:.0} us late at p99, more than {bound_us:.0} us", self.lateness.p99_us),
+            );
+        }
+        for (count, what) in [
+            (self.overflow, "found no room in the router"),
+            (self.kernel_dropped, "were dropped by the kernel before the router read them"),
+            (self.refused, "were refused by a device that was down"),
+        ] {
+            if count > 0 {
+                verdict.weaken(Worth::PathBound, format!("{count} packets {what}"));
+            }
+        }
+        verdict
+    }
+}
+
+/// A router that runs.
+#[derive(Debug)]
+pub struct Router {
+    orders: Sender<Order>,
+    bell: Arc<EventFd>,
+    thread: JoinHandle<Result<Report, Failure>>,
+}
+
+enum Order {
+    Report(Sender<Report>),
+    SetBandwidth(String, Vec<Direction>, Bandwidth),
+    Stop,
+}
+
+impl Router {
+    /// Starts one, in a thread of its own.
+    ///
+    /// # Errors
+    /// When no thread, no descriptor or no capture file can be had.
+    pub fn start(settings: RouterSettings) -> Result<Router, Failure> {
+        let bell = Arc::new(EventFd::new().map_err(Failure::io("make a bell for the router"))?);
+        let (orders, received) = channel();
+        let ring = Arc::clone(&bell);
+        let thread = thread::Builder::new()
+            .name("router".to_owned())
+            .spawn(move || State::new(settings, received, ring)?.run())
+            .map_err(Failure::io("start the router's thread"))?;
+        Ok(Router { orders, bell, thread })
+    }
+
+    /// What has become of everything so far.
+    ///
+    /// # Errors
+    /// When the router has ended; [`Router::stop`] says why.
+    pub fn report(&self) -> Result<Report, Failure> {
+        let (sender, receiver) = channel();
+        self.order(Order::Report(sender));
+        receiver.recv().map_err(|_| Failure::failed("the router has ended"))
+    }
+
+    /// From now on these directions of all paths of this name have this bandwidth.
+    pub fn set_bandwidth(&self, path: &str, directions: &[Direction], bandwidth: Bandwidth) {
+        self.order(Order::SetBandwidth(path.to_owned(), directions.to_vec(), bandwidth));
+    }
+
+    /// Whether it has ended by itself; [`Router::stop`] says why.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Ends it. What is on its way is gone.
+    ///
+    /// # Errors
+    /// Why it had ended before: a device was removed, or the capture could not be written.
+    pub fn stop(self) -> Result<Report, Failure> {
+        self.order(Order::Stop);
+        self.thread.join().unwrap_or_else(|_| Err(Failure::failed("the router's thread has panicked")))
+    }
+
+    fn order(&self, order: Order) {
+        // One that has ended hears nothing.
+        let _ = self.orders.send(order);
+        self.bell.ring();
+    }
+}
+
+/// A packet that is held, for all its segments.
+struct Held {
+    buffer: Vec<u8>,
+    length: usize,
+    layout: Layout,
+    arrived: Time,
+    pool: Rc<Pool>,
+}
+
+impl Held {
+    fn view(&self) -> Packet<'_> {
+        Packet { bytes: &self.buffer[..self.length], layout: &self.layout }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.buffer));
+    }
+}
+
+/// A segment of a held packet.
+type Segment = (Rc<Held>, u32);
+
+/// Buffers, and how much of them is in use.
+#[derive(Default)]
+struct Pool {
+    held_bytes: Cell<u64>,
+    spare: RefCell<Vec<Vec<u8>>>,
+}
+
+/// A packet of IP with its header is no longer than this.
+const BUFFER_BYTES: usize = 65_535 + HEADER_BYTES;
+/// From here on a packet keeps the buffer that it was read into; below, it is copied into one of its size.
+const COPY_BYTES_MAX: usize = 8 * 1024;
+/// So many large buffers are kept for the next packets, 16 MiB.
+const SPARE_MAX: usize = 256;
+
+impl Pool {
+    /// Takes the first `length` bytes of `read`.
+    fn keep(&self, read: &mut Vec<u8>, length: usize) -> Vec<u8> {
+        let buffer = if length <= COPY_BYTES_MAX {
+            read[..length].to_vec()
+        } else {
+            std::mem::replace(read, self.spare.borrow_mut().pop().unwrap_or_else(|| vec![0; BUFFER_BYTES]))
+        };
+        self.held_bytes.set(self.held_bytes.get() + buffer.len() as u64);
+        buffer
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        self.held_bytes.set(self.held_bytes.get() - buffer.len() as u64);
+        let mut spare = self.spare.borrow_mut();
+        if buffer.len() == BUFFER_BYTES && spare.len() < SPARE_MAX {
+            spare.push(buffer);
+        }
+    }
+}
+
+/// Packets that are taken from one device before the others and the clock have their turn.
+const BATCH: usize = 64;
+/// What a spin may have of each window of this length. A thread of real time that never sleeps is stopped by the kernel, by
+/// default for 50 ms of each second (sched(7), `sched_rt_runtime_us`), which would be seen in every path.
+const WINDOW: Duration = Duration::from_millis(100);
+const SPIN_OF_WINDOW: Duration = Duration::from_millis(70);
+
+const BELL: u64 = u64::MAX;
+
+struct State {
+    clock: Clock,
+    /// The server's first, then those of clients.
+    ports: Vec<Port>,
+    prefixes: Prefixes,
+    names: Vec<String>,
+    /// Of each path the number of its clients' port.
+    clients: Vec<usize>,
+    /// Link 2 * path is up, 2 * path + 1 down.
+    links: Vec<Link<Segment>>,
+    delays: Vec<Delay>,
+    agenda: Agenda,
+    pool: Rc<Pool>,
+    held_max: u64,
+    read: Vec<u8>,
+    header: Vec<u8>,
+    leaving: Vec<Departure<Segment>>,
+    lateness: Histogram<u64>,
+    capture: Option<Capture>,
+    epoll: Epoll,
+    orders: Receiver<Order>,
+    bell: Arc<EventFd>,
+    spin: Duration,
+    /// When the window began, and how much of it was spun.
+    window: Time,
+    spun: Duration,
+    /// When the last turn began.
+    turned: Time,
+    /// What stays empty until the end: counts that are not kept elsewhere.
+    report: Report,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Delay {
+    sum_ns: u64,
+    max_ns: u64,
+}
+
+impl State {
+    fn new(settings: RouterSettings, orders: Receiver<Order>, bell: Arc<EventFd>) -> Result<State, Failure> {
+        let RouterSettings { server, clients, paths, seed, accuracy, held_max, capture } = settings;
+        clock::exact_timers();
+        let policy = match accuracy.realtime.then(clock::run_first) {
+            Some(Ok(())) => "SCHED_FIFO".to_owned(),
+            Some(Err(error)) => {
+                format!("ordinary, as SCHED_FIFO is refused ({error}): packets leave milliseconds late")
+            }
+            None => "ordinary, as asked".to_owned(),
+        };
+        let scheduling = match accuracy.spin {
+            Duration::ZERO => policy,
+            spin => format!("{policy}; looks at the clock for the last {} us", spin.as_micros()),
+        };
+
+        let clock = Clock::start();
+        let ports: Vec<Port> = std::iter::once(server).chain(clients).collect();
+        let epoll = Epoll::new().map_err(Failure::io("make an epoll set for the router"))?;
+        epoll.add(&*bell, BELL, Interest::Readable).map_err(Failure::io("wait for orders"))?;
+        for (number, port) in ports.iter().enumerate() {
+            epoll.add(&port.tun, number as u64, Interest::Readable).map_err(Failure::io("wait for a device"))?;
+        }
+        let mut prefixes = Prefixes::default();
+        let mut links = Vec::with_capacity(paths.len() * 2);
+        // Each link has a seed of its own, which does not depend on how many others there are.
+        let mut seeds = amped_measure::stats::Random(seed);
+        for (number, plan) in paths.iter().enumerate() {
+            for prefix in &plan.prefixes {
+                if prefixes.insert(*prefix, number as u32).is_some() {
+                    return Err(Failure::usage(format!("two paths have the prefix {prefix}; give each its own")));
+                }
+            }
+            for settings in [&plan.settings.up, &plan.settings.down] {
+                links.push(Link::new(settings, seeds.next()));
+            }
+        }
+        let capture = match capture {
+            None => None,
+            Some(path) => {
+                let names: Vec<String> = ports.iter().map(|port| port.name.clone()).collect();
+                let place = path.display().to_string();
+                let file = File::create(&path).and_then(|file| Capture::begin(file, &names, clock.now()));
+                Some(file.map_err(Failure::io(format!("write packets to {place}")))?)
+            }
+        };
+        Ok(State {
+            clock,
+            ports,
+            prefixes,
+            clients: paths.iter().map(|plan| plan.client + 1).collect(),
+            names: paths.into_iter().map(|plan| plan.name).collect(),
+            agenda: Agenda::new(links.len()),
+            delays: vec![Delay::default(); links.len()],
+            links,
+            pool: Rc::default(),
+            held_max: held_max.0,
+            read: vec![0; BUFFER_BYTES],
+            header: Vec::with_capacity(256),
+            leaving: Vec::new(),
+            // To a minute, with three figures.
+            lateness: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed"),
+            capture,
+            epoll,
+            orders,
+            bell,
+            spin: accuracy.spin,
+            window: Time::START,
+            spun: Duration::ZERO,
+            turned: Time::START,
+            report: Report {
+                seconds: 0.0,
+                cpu_seconds: 0.0,
+                scheduling,
+                seed,
+                lateness: Lateness::default(),
+                overflow: 0,
+                kernel_dropped: 0,
+                refused: 0,
+                no_path: 0,
+                not_ip: 0,
+                capture_left_out: 0,
+                paths: Vec::new(),
+            },
+        })
+    }
+
+    fn run(mut self) -> Result<Report, Failure> {
+        let mut events = Events::with_capacity(self.ports.len() + 1);
+        loop {
+            let timeout = self.timeout();
+            self.epoll.wait(&mut events, timeout).map_err(Failure::io("wait for packets"))?;
+            for ready in events.iter() {
+                match ready.token {
+                    BELL if self.obey() => return self.end(),
+                    BELL => {}
+                    port => self.take_in(port as usize)?,
+                }
+            }
+            let now = self.clock.now();
+            while let Some(link) = self.agenda.next(now) {
+                self.send(link, now)?;
+            }
+        }
+    }
+
+    /// How long to sleep: until shortly before the next packet is due, and not at all from then on.
+    fn timeout(&mut self) -> Option<Duration> {
+        let due = self.agenda.next_due();
+        if due == Time::NEVER {
+            return None;
+        }
+        let now = self.clock.now();
+        let turned = std::mem::replace(&mut self.turned, now);
+        let wait = due - now;
+        if wait > self.spin {
+            return Some(wait - self.spin);
+        }
+        if now - self.window > WINDOW {
+            (self.window, self.spun) = (now, Duration::ZERO);
+        }
+        if self.spun >= SPIN_OF_WINDOW {
+            return Some(wait);
+        }
+        // The loop comes by without sleeping until then, and sees what comes meanwhile. It may have slept before it began.
+        self.spun += (now - turned).min(self.spin);
+        Some(Duration::ZERO)
+    }
+
+    /// Takes in what a device has, as far as a batch goes.
+    fn take_in(&mut self, port: usize) -> Result<(), Failure> {
+        for _ in 0..BATCH {
+            let length = match self.ports[port].tun.read(&mut self.read) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(self.lost(port, &error)),
+            };
+            let now = self.clock.now();
+            let Some(layout) = packet::layout(&self.read[..length]) else {
+                self.report.not_ip += 1;
+                continue;
+            };
+            let (direction, client) = if port == 0 { (1, layout.destination) } else { (0, layout.source) };
+            let path = self.prefixes.find(client).map(|path| path as usize);
+            // An address of another device's clients is nobody's here.
+            let Some(path) = path.filter(|path| port == 0 || self.clients[*path] == port) else {
+                self.report.no_path += 1;
+                continue;
+            };
+            if let Some(capture) = &mut self.capture {
+                capture.note(now, port as u32, Happened::Entered, &[&self.read[HEADER_BYTES..length]]);
+            }
+            if self.pool.held_bytes.get() + length as u64 > self.held_max {
+                self.report.overflow += u64::from(layout.segments);
+                continue;
+            }
+            let buffer = self.pool.keep(&mut self.read, length);
+            let held = Rc::new(Held { buffer, length, layout, arrived: now, pool: Rc::clone(&self.pool) });
+            let number = path * 2 + direction;
+            let link = &mut self.links[number];
+            for segment in 0..layout.segments {
+                link.enter(now, held.view().segment_bytes(segment), (Rc::clone(&held), segment));
+            }
+            self.agenda.remind(number as u32, link.next_due());
+            self.forget_dropped(number);
+        }
+        Ok(())
+    }
+
+    /// Sends what a link has by now.
+    fn send(&mut self, number: u32, now: Time) -> Result<(), Failure> {
+        let link = &mut self.links[number as usize];
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.extend(std::iter::from_fn(|| link.pop(now)));
+        self.agenda.remind(number, link.next_due());
+        self.forget_dropped(number as usize);
+        // Neighbours of one large packet leave together.
+        for run in leaving.chunk_by(|a, b| Rc::ptr_eq(&a.item.0, &b.item.0) && a.item.1 + 1 == b.item.1) {
+            self.write(number as usize, run)?;
+        }
+        leaving.clear();
+        self.leaving = leaving;
+        Ok(())
+    }
+
+    fn write(&mut self, link: usize, run: &[Departure<Segment>]) -> Result<(), Failure> {
+        let Some(Departure { item: (held, first), .. }) = run.first() else { return Ok(()) };
+        let port = if link.is_multiple_of(2) { 0 } else { self.clients[link / 2] };
+        let now = self.clock.now();
+        for departure in run {
+            self.lateness.saturating_record((now - departure.due).as_nanos() as u64);
+            let delay_ns = (departure.due - held.arrived).as_nanos() as u64;
+            let delay = &mut self.delays[link];
+            delay.sum_ns += delay_ns;
+            delay.max_ns = delay.max_ns.max(delay_ns);
+        }
+        let (tun, capture) = (&self.ports[port].tun, &mut self.capture);
+        let written = held.view().write(*first, first + run.len() as u32, &mut self.header, |pieces| {
+            if let Some(capture) = capture {
+                note(capture, now, port, Happened::Left, pieces);
+            }
+            tun.write(pieces)
+        });
+        match written {
+            Ok(()) => Ok(()),
+            Err(error) if tun::is_gone(&error) => Err(self.lost(port, &error)),
+            Err(_) => {
+                self.report.refused += run.len() as u64;
+                Ok(())
+            }
+        }
+    }
+
+    fn forget_dropped(&mut self, link: usize) {
+        let port = if link.is_multiple_of(2) { self.clients[link / 2] } else { 0 };
+        let dropped = self.links[link].take_dropped();
+        let Some(capture) = &mut self.capture else { return };
+        for dropped in dropped {
+            let cause = match dropped.cause {
+                Cause::Loss => "lost",
+                Cause::QueueFull => "queue full",
+                Cause::CoDel => "codel",
+                Cause::Red => "red",
+            };
+            let (held, segment) = &dropped.item;
+            // Nothing is written, so nothing fails.
+            let _ = held.view().write(*segment, segment + 1, &mut self.header, |pieces| {
+                note(capture, dropped.at, port, Happened::Dropped(cause), pieces);
+                Ok(())
+            });
+        }
+    }
+
+    /// Does what it was told; whether that is to end.
+    fn obey(&mut self) -> bool {
+        self.bell.silence();
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Report(to) => {
+                    // Who asked may have gone.
+                    let _ = to.send(self.report_now());
+                }
+                Order::SetBandwidth(name, directions, bandwidth) => {
+                    let now = self.clock.now();
+                    for path in (0..self.names.len()).filter(|path| self.names[*path] == name) {
+                        for direction in &directions {
+                            let number = path * 2 + usize::from(*direction == Direction::Down);
+                            self.links[number].set_bandwidth(now, bandwidth.clone());
+                            self.agenda.remind(number as u32, self.links[number].next_due());
+                        }
+                    }
+                }
+                Order::Stop => return true,
+            }
+        }
+        false
+    }
+
+    fn report_now(&self) -> Report {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let quantile = |q: f64| if self.lateness.is_empty() { 0.0 } else { us(self.lateness.value_at_quantile(q)) };
+        let link = |number: usize| {
+            let (link, delay) = (&self.links[number], self.delays[number]);
+            let packets = link.counts();
+            let (queue_packets, queue_bytes) = link.queued();
+            LinkReport {
+                packets,
+                held: link.held(),
+                queue_packets,
+                queue_bytes,
+                delay_mean_ms: delay.sum_ns as f64 / packets.left.max(1) as f64 / 1e6,
+                delay_max_ms: delay.max_ns as f64 / 1e6,
+            }
+        };
+        let paths = self.names.iter().enumerate().map(|(path, name)| PathReport {
+            name: name.clone(),
+            up: link(path * 2),
+            down: link(path * 2 + 1),
+        });
+        Report {
+            seconds: self.clock.now().since(Time::START).as_secs_f64(),
+            cpu_seconds: clock::cpu_time().as_secs_f64(),
+            lateness: Lateness {
+                packets: self.lateness.len(),
+                p50_us: quantile(0.5),
+                p99_us: quantile(0.99),
+                p999_us: quantile(0.999),
+                max_us: quantile(1.0),
+            },
+            kernel_dropped: self.ports.iter().map(|port| port.statistics.dropped()).sum(),
+            paths: paths.collect(),
+            ..self.report.clone()
+        }
+    }
+
+    fn end(mut self) -> Result<Report, Failure> {
+        let mut report = self.report_now();
+        if let Some(capture) = self.capture.take() {
+            report.capture_left_out = capture.end().map_err(Failure::io("write the packets that passed"))?;
+        }
+        Ok(report)
+    }
+
+    fn lost(&self, port: usize, error: &io::Error) -> Failure {
+        let name = &self.ports[port].name;
+        if tun::is_gone(error) {
+            Failure::failed(format!("the device of {name} was removed while the router ran; start again"))
+        } else {
+            Failure::failed(format!("cannot read packets from the device of {name}: {error}"))
+        }
+    }
+}
+
+/// Notes a packet without the header of the device, which is the beginning of its first piece.
+fn note(capture: &mut Capture, at: Time, port: usize, happened: Happened, pieces: &[io::IoSlice<'_>]) {
+    let mut parts: [&[u8]; 2] = [&[], &[]];
+    for (part, piece) in parts.iter_mut().zip(pieces) {
+        *part = piece;
+    }
+    parts[0] = parts[0].get(HEADER_BYTES..).unwrap_or_default();
+    capture.note(at, port as u32, happened, &parts);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_dropped() {
+        let table = "Inter-|   Receive                            |  Transmit\n \
+                     face |bytes    packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo\n\
+                     \x20   lo:   1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n\
+                     wan0: 100 2 0 0 0 0 0 0 900 10 0 77 0 0 0 0\n";
+        assert_eq!(dropped_of(table, "wan0"), Some(77));
+        assert_eq!(dropped_of(table, "lo"), Some(12));
+        assert_eq!(dropped_of(table, "wan"), None);
+    }
+
+    #[test]
+    fn verdicts() {
+        let report: Report = serde_json::from_str(
+            r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","seed":1,"lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
+                "p999_us":900.0,"max_us":9000.0},"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
+                "capture_left_out":0,"paths":[]}"#,
+        )
+        .expect("the form of a report");
+        let check = |report: &Report, bound_us: u64, says: &str| {
+            let verdict = report.verdict(Duration::from_micros(bound_us));
+            assert_eq!(verdict.exit_status(), u8::from(says != "valid"), "{verdict}");
+            assert!(verdict.to_string().contains(says), "{verdict}");
+        };
+        check(&report, 100, "valid");
+        check(&report, 80, "late");
+        check(&Report { overflow: 1, ..report.clone() }, 100, "no room");
+        check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
+        check(&Report { refused: 1, ..report }, 100, "path-bound");
+    }
+
+    #[test]
+    fn large_buffers_are_used_again() {
+        let pool = Pool::default();
+        let mut read = vec![0; BUFFER_BYTES];
+        let small = pool.keep(&mut read, 1500);
+        assert_eq!((small.len(), read.len(), pool.held_bytes.get()), (1500, BUFFER_BYTES, 1500));
+        let large = pool.keep(&mut read, 60_000);
+        assert_eq!((large.len(), read.len()), (BUFFER_BYTES, BUFFER_BYTES));
+        pool.give_back(large);
+        pool.give_back(small);
+        assert_eq!((pool.held_bytes.get(), pool.spare.borrow().len()), (0, 1));
+    }
+}

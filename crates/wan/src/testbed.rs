@@ -1,0 +1,508 @@
+//! A whole test-bed: a namespace for the server, one for each class of clients, and the router between them (Banga and
+//! Druschel 1999, figure 3), described by a file, held by one program and reached by others over a socket.
+//!
+//! The program that is `up` holds namespaces, devices and router; they are there as long as it is. `exec` asks it for a
+//! namespace and goes in; `status` asks what became of the packets; `down` has it end, with all that was started in there.
+//! A request and its answer are a line of JSON each.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use amped_measure::Failure;
+use amped_sys::netns::NetNs;
+use amped_sys::poll;
+use amped_sys::signal::{Signal, Signals};
+use serde::{Deserialize, Serialize};
+
+use crate::behind::{HELD_MAX, HOST4, HOST6};
+use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
+use crate::path::{Direction, PathSettings, Prefix};
+use crate::place::{DeviceSettings, Mark, check_congestion_control, in_new_namespace, make_device};
+use crate::profile::Profile;
+use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
+use crate::spec::{self, LinkTexts, ReadFile};
+
+/// The server's name among those of classes.
+pub const SERVER: &str = "server";
+/// Class number n, from 0, has the addresses 10.(78 + n).0.0/16; more would leave 10.0.0.0/8.
+const CLASSES_MAX: usize = 177;
+/// So many addresses a class has at most.
+const CLIENTS_MAX: u32 = 65_000;
+
+/// What a test-bed is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Net {
+    /// From which all is drawn.
+    pub seed: u64,
+    /// What TCP's senders do about congestion, everywhere in it.
+    pub congestion_control: String,
+    /// The largest packet, in bytes at layer 3.
+    pub mtu: u32,
+    /// The classes of clients.
+    pub classes: Vec<Class>,
+}
+
+/// Clients that are alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// Its name.
+    pub name: String,
+    /// How many addresses it has.
+    pub clients: u32,
+    /// Whether all of them share one path; else each has its own.
+    pub shared: bool,
+    /// What the paths are.
+    pub path: PathSettings,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct NetFile {
+    #[serde(default = "one")]
+    seed: u64,
+    #[serde(default = "cubic")]
+    congestion_control: String,
+    #[serde(default = "ethernet")]
+    mtu: u32,
+    #[serde(default)]
+    class: Vec<ClassFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ClassFile {
+    name: String,
+    #[serde(default = "one")]
+    clients: u64,
+    #[serde(default)]
+    shared: bool,
+    profile: Option<String>,
+    latency: Option<String>,
+    bandwidth: Option<String>,
+    loss: Option<String>,
+    queue: Option<String>,
+    #[serde(default)]
+    layer2: bool,
+    #[serde(default)]
+    up: LinkFile,
+    #[serde(default)]
+    down: LinkFile,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct LinkFile {
+    latency: Option<String>,
+    bandwidth: Option<String>,
+    loss: Option<String>,
+    queue: Option<String>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn cubic() -> String {
+    "cubic".to_owned()
+}
+
+fn ethernet() -> u32 {
+    1500
+}
+
+impl Net {
+    /// Reads a description (TOML).
+    ///
+    /// # Errors
+    /// What is wrong, where, and what to write instead.
+    pub fn parse(text: &str, files: ReadFile<'_>) -> Result<Net, String> {
+        let file: NetFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        if file.class.is_empty() || file.class.len() > CLASSES_MAX {
+            return Err(format!("there are 1 to {CLASSES_MAX} classes; write [[class]], and name = \"home\" below it"));
+        }
+        if !(1280..=65_535).contains(&file.mtu) {
+            return Err("mtu: 1280 to 65535 bytes (RFC 8200, section 5)".to_owned());
+        }
+        let mut names = BTreeSet::from([SERVER]);
+        let mut classes = Vec::new();
+        for class in &file.class {
+            let wrong = |error: String| format!("class {:?}: {error}", class.name);
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+            if class.name.is_empty() || !class.name.chars().all(is_word) || !names.insert(&class.name) {
+                return Err(wrong("a name is one word of its own, and not `server`".to_owned()));
+            }
+            let clients = u32::try_from(class.clients).ok().filter(|count| (1..=CLIENTS_MAX).contains(count));
+            let clients = clients.ok_or_else(|| wrong(format!("clients: 1 to {CLIENTS_MAX}")))?;
+            let path = class.path(files).map_err(wrong)?;
+            classes.push(Class { name: class.name.clone(), clients, shared: class.shared, path });
+        }
+        Ok(Net { seed: file.seed, congestion_control: file.congestion_control, mtu: file.mtu, classes })
+    }
+}
+
+impl ClassFile {
+    fn path(&self, files: ReadFile<'_>) -> Result<PathSettings, String> {
+        let mut path = match &self.profile {
+            None => PathSettings { up: spec::plain_link(), down: spec::plain_link() },
+            Some(name) => Profile::find(name)?.path(),
+        };
+        let both = LinkTexts {
+            latency: self.latency.as_deref(),
+            bandwidth: self.bandwidth.as_deref(),
+            loss: self.loss.as_deref(),
+            queue: self.queue.as_deref(),
+        };
+        let apply = |link: &mut LinkSettings, one: &LinkFile, name: &str| {
+            both.apply(link, files)?;
+            let texts = LinkTexts {
+                latency: one.latency.as_deref(),
+                bandwidth: one.bandwidth.as_deref(),
+                loss: one.loss.as_deref(),
+                queue: one.queue.as_deref(),
+            };
+            link.framing_bytes = if self.layer2 { ETHERNET_BYTES } else { 0 };
+            texts.apply(link, files).map_err(|error| format!("{name}.{error}"))
+        };
+        apply(&mut path.up, &self.up, "up")?;
+        apply(&mut path.down, &self.down, "down")?;
+        Ok(path)
+    }
+}
+
+/// The address of client `number`, from 1, of class number `class`, from 0.
+fn client(class: usize, number: u32) -> [IpAddr; 2] {
+    let v4 = Ipv4Addr::from_bits(u32::from_be_bytes([10, 78 + class as u8, 0, 0]) + number);
+    let v6 = Ipv6Addr::new(0xfd77, class as u16 + 1, 0, 0, 0, 0, 0, number as u16);
+    [v4.into(), v6.into()]
+}
+
+/// All addresses of a class.
+fn network(class: usize) -> [Prefix; 2] {
+    let [v4, v6] = client(class, 0);
+    [Prefix::new(v4, 16), Prefix::new(v6, 32)].map(|prefix| prefix.expect("no longer than an address"))
+}
+
+/// Makes a test-bed and answers requests at this socket until one asks for the end, or a signal does; `ready` is called once
+/// it is there. To be called before any thread is started, so that all of them leave signals to this one.
+///
+/// # Errors
+/// When there is another one at this socket, this user may not, there is no `ip`, or the router ends by itself.
+pub fn run(
+    net: &Net,
+    accuracy: Accuracy,
+    capture: Option<PathBuf>,
+    socket: &Path,
+    ready: impl FnOnce(),
+) -> Result<Report, Failure> {
+    let signals = Signals::block().map_err(Failure::io("take signals"))?;
+    let listener = listen(socket)?;
+    let ended =
+        Testbed::build(net, accuracy, capture).and_then(|testbed| testbed.serve(socket, &listener, &signals, ready));
+    if ended.is_err() {
+        // It may be gone already.
+        let _ = fs::remove_file(socket);
+    }
+    ended
+}
+
+/// A test-bed that is up.
+#[derive(Debug)]
+struct Testbed {
+    router: Router,
+    namespaces: Vec<(String, NetNs)>,
+    mark: Mark,
+}
+
+impl Testbed {
+    fn build(net: &Net, accuracy: Accuracy, capture: Option<PathBuf>) -> Result<Testbed, Failure> {
+        Mark::end_orphans();
+        check_congestion_control(&net.congestion_control)?;
+        let networks = (0..net.classes.len()).flat_map(network).collect();
+        let (server, namespace) = end(net, SERVER, vec![HOST4.into(), HOST6.into()], networks)?;
+        let mut namespaces = vec![(SERVER.to_owned(), namespace)];
+        let (mut clients, mut paths) = (Vec::new(), Vec::new());
+        for (number, class) in net.classes.iter().enumerate() {
+            let addresses: Vec<[IpAddr; 2]> = (1..=class.clients).map(|n| client(number, n)).collect();
+            let hosts = [HOST4.into(), HOST6.into()].map(Prefix::host).to_vec();
+            let (port, namespace) = end(net, &class.name, addresses.concat(), hosts)?;
+            clients.push(port);
+            namespaces.push((class.name.clone(), namespace));
+            let plan = |prefixes: Vec<Prefix>| Plan {
+                name: class.name.clone(),
+                prefixes,
+                client: number,
+                settings: class.path.clone(),
+            };
+            if class.shared {
+                paths.push(plan(network(number).to_vec()));
+            } else {
+                paths.extend(addresses.iter().map(|both| plan(both.map(Prefix::host).to_vec())));
+            }
+        }
+        let settings = RouterSettings { server, clients, paths, seed: net.seed, accuracy, held_max: HELD_MAX, capture };
+        Ok(Testbed { router: Router::start(settings)?, namespaces, mark: Mark::own()? })
+    }
+
+    fn serve(
+        self,
+        socket: &Path,
+        listener: &UnixListener,
+        signals: &Signals,
+        ready: impl FnOnce(),
+    ) -> Result<Report, Failure> {
+        let bell = signals.bell().map_err(Failure::io("take signals"))?;
+        ready();
+        let asked = loop {
+            let readable = poll::wait_readable(&[listener.as_fd(), bell.as_fd()], Duration::from_millis(200))
+                .map_err(Failure::io("wait for requests"))?;
+            let signal = signals.wait_for(Duration::ZERO);
+            if matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || self.router.has_ended()
+            {
+                break None;
+            }
+            if readable.first() == Some(&true)
+                && let Ok((connection, _)) = listener.accept()
+                && let Some(connection) = self.answer(connection)
+            {
+                break Some(connection);
+            }
+        };
+        // Before who asked for the end hears of it: he may make the next one at once.
+        let _ = fs::remove_file(socket);
+        self.mark.end_all();
+        let report = self.router.stop();
+        if let Some(mut connection) = asked {
+            let answer = match &report {
+                Ok(report) => Answer::Report(report.clone()),
+                Err(failure) => Answer::Refused(failure.to_string()),
+            };
+            // Who asked may have gone.
+            let _ = tell(&mut connection, &answer);
+        }
+        report
+    }
+
+    /// Answers one request; gives the connection back if it asks for the end.
+    fn answer(&self, mut connection: UnixStream) -> Option<UnixStream> {
+        // Nobody stops the test-bed by connecting and saying nothing.
+        connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        let mut line = String::new();
+        BufReader::new(&connection).read_line(&mut line).ok()?;
+        let answer = match serde_json::from_str(&line) {
+            Ok(Request::Down) => return Some(connection),
+            Ok(Request::Status) => match self.router.report() {
+                Ok(report) => Answer::Report(report),
+                Err(failure) => Answer::Refused(failure.to_string()),
+            },
+            Ok(Request::Namespace(name)) => match self.namespaces.iter().find(|(known, _)| *known == name) {
+                Some((_, namespace)) => Answer::Namespace { path: namespace.path(), mark: self.mark.to_string() },
+                None => {
+                    let names: Vec<&str> = self.namespaces.iter().map(|(name, _)| name.as_str()).collect();
+                    Answer::Refused(format!("no class is named {name:?}; there are: {}", names.join(", ")))
+                }
+            },
+            Ok(Request::SetBandwidth { class, bandwidth }) => {
+                match spec::bandwidth(&bandwidth, &|_| Err("only a rate can be set live".to_owned())) {
+                    Ok(bandwidth) if self.namespaces.iter().skip(1).any(|(known, _)| *known == class) => {
+                        self.set_bandwidth(&class, bandwidth);
+                        Answer::Done
+                    }
+                    Ok(_) => Answer::Refused(format!("no class is named {class:?}")),
+                    Err(error) => Answer::Refused(error),
+                }
+            }
+            Err(error) => Answer::Refused(format!("not a request: {error}")),
+        };
+        // Who asked may have gone.
+        let _ = tell(&mut connection, &answer);
+        None
+    }
+
+    fn set_bandwidth(&self, class: &str, bandwidth: Bandwidth) {
+        self.router.set_bandwidth(class, &Direction::ALL, bandwidth);
+    }
+}
+
+/// A namespace with a device, and the router's end of it.
+fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<Prefix>) -> Result<(Port, NetNs), Failure> {
+    let device = DeviceSettings {
+        name: "wan0".to_owned(),
+        mtu: net.mtu,
+        large_packets: true,
+        addresses,
+        routes,
+        congestion_control: net.congestion_control.clone(),
+    };
+    let (port, namespace) = in_new_namespace(move || make_device(&device))?;
+    Ok((Port { name: name.to_owned(), ..port }, namespace))
+}
+
+fn listen(socket: &Path) -> Result<UnixListener, Failure> {
+    let place = socket.display();
+    if UnixStream::connect(socket).is_ok() {
+        return Err(Failure::failed(format!("a test-bed is up already at {place}; end it with: ammeter wan down")));
+    }
+    // What is left of one that was killed.
+    if fs::symlink_metadata(socket).is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type())) {
+        fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
+    }
+    let listener = UnixListener::bind(socket).map_err(Failure::io(format!("listen at {place}")))?;
+    // Who may ask may start programs in there; that is for the same user.
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600)).map_err(Failure::io(format!("protect {place}")))?;
+    Ok(listener)
+}
+
+/// What can be asked of a test-bed.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    Status,
+    Namespace(String),
+    SetBandwidth { class: String, bandwidth: String },
+    Down,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Report(Report),
+    Namespace { path: PathBuf, mark: String },
+    Done,
+    Refused(String),
+}
+
+fn tell(connection: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    connection.write_all(&line)
+}
+
+fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
+    let place = socket.display();
+    let mut connection = UnixStream::connect(socket).map_err(|error| {
+        Failure::failed(format!("no test-bed is up at {place} ({error}); make one with: ammeter wan up NET.toml"))
+    })?;
+    let mut line = String::new();
+    tell(&mut connection, request)
+        .and_then(|()| BufReader::new(&connection).read_line(&mut line))
+        .map_err(Failure::io(format!("ask the test-bed at {place}")))?;
+    match serde_json::from_str(&line) {
+        Ok(Answer::Refused(text)) => Err(Failure::failed(text)),
+        Ok(answer) => Ok(answer),
+        Err(_) => Err(Failure::failed(format!("the test-bed at {place} has ended"))),
+    }
+}
+
+fn unexpected() -> Failure {
+    Failure::failed("the test-bed gives an answer to something else; is it of another version?")
+}
+
+/// What became of the packets of the test-bed at this socket so far.
+///
+/// # Errors
+/// When there is none.
+pub fn status(socket: &Path) -> Result<Report, Failure> {
+    match ask(socket, &Request::Status)? {
+        Answer::Report(report) => Ok(report),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Ends the test-bed at this socket, and all that was started in it; what became of its packets.
+///
+/// # Errors
+/// When there is none, or it has failed.
+pub fn down(socket: &Path) -> Result<Report, Failure> {
+    match ask(socket, &Request::Down)? {
+        Answer::Report(report) => Ok(report),
+        _ => Err(unexpected()),
+    }
+}
+
+/// From now on all paths of this class have this bandwidth, in both directions.
+///
+/// # Errors
+/// When there is no test-bed, no such class, or the bandwidth is none.
+pub fn set_bandwidth(socket: &Path, class: &str, bandwidth: &str) -> Result<(), Failure> {
+    match ask(socket, &Request::SetBandwidth { class: class.to_owned(), bandwidth: bandwidth.to_owned() })? {
+        Answer::Done => Ok(()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Becomes this command, in the namespace of the server or of a class. To be called before any thread is started.
+///
+/// # Errors
+/// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
+pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
+    let Answer::Namespace { path, mark } = ask(socket, &Request::Namespace(class.to_owned()))? else {
+        return Err(unexpected());
+    };
+    NetNs::open(&path)
+        .and_then(|namespace| namespace.enter())
+        .map_err(Failure::io(format!("enter the namespace of {class}")))?;
+    command.env(Mark::VARIABLE, mark);
+    let error = command.exec();
+    Err(Failure::failed(format!("cannot start {}: {error}", command.get_program().display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Net, String> {
+        Net::parse(text, &|name| Err(format!("no file {name}")))
+    }
+
+    #[test]
+    fn descriptions() {
+        let net = parse(
+            "seed = 7\ncongestion-control = \"reno\"\n[[class]]\nname = \"lan\"\nclients = 20\n\
+             [[class]]\nname = \"home\"\nprofile = \"cable\"\nloss = \"1%\"\nshared = true\ndown.bandwidth = \"20mbit\"\n",
+        )
+        .expect("right");
+        assert_eq!((net.seed, net.congestion_control.as_str(), net.mtu), (7, "reno", 1500));
+        let [lan, home] = &net.classes[..] else { panic!("two classes") };
+        assert_eq!((lan.clients, lan.shared, &lan.path.up), (20, false, &spec::plain_link()));
+        assert_eq!((home.clients, home.shared), (1, true));
+        assert_eq!((home.path.up.bandwidth.mean(), home.path.down.bandwidth.mean()), (Some(1e6), Some(2e7)));
+        assert_eq!(home.path.down.loss.mean(), 0.01);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let check = |text: &str, says: &str| {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(says), "{text}: {error}");
+        };
+        let class = |line: &str| format!("[[class]]\nname = \"a\"\n{line}\n");
+        check("", "[[class]]");
+        check("[[class]]\nnam = 1\n", "line 2");
+        check(&class("latency = \"50\""), "class \"a\": latency");
+        check(&class("up.loss = \"x\""), "up.loss");
+        check(&class("clients = 0"), "clients");
+        check(&class("profile = \"moon\""), "satellite");
+        check(&class("[[class]]\nname = \"a\""), "of its own");
+        check("[[class]]\nname = \"server\"\n", "server");
+        check("mtu = 100\n[[class]]\nname = \"a\"\n", "1280");
+    }
+
+    #[test]
+    fn every_client_has_an_address_in_its_network() {
+        for class in [0, 1, CLASSES_MAX - 1] {
+            let mut prefixes = crate::path::Prefixes::default();
+            network(class).into_iter().for_each(|prefix| assert_eq!(prefixes.insert(prefix, 1), None));
+            for number in [1, 2, 256, CLIENTS_MAX] {
+                assert!(client(class, number).iter().all(|address| prefixes.find(*address) == Some(1)));
+            }
+            assert!(client(class + 1, 1).iter().all(|address| prefixes.find(*address).is_none()));
+        }
+    }
+}

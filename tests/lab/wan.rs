@@ -1,0 +1,383 @@
+//! `ammeter wan`: what lies between a command and this host is what was asked for, and nothing is left of it.
+//!
+//! These tests make network namespaces and devices, for which they must be root. Of time they assert only what cannot be
+//! otherwise: that nothing arrives before its latency.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::ammeter;
+
+/// A server on all addresses that answers each connection with `bytes` bytes. Its port; it ends with the test.
+fn server(bytes: usize) -> u16 {
+    let listener = TcpListener::bind("[::]:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            thread::spawn(move || {
+                let mut request = [0; 4096];
+                let _ = connection.read(&mut request);
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n");
+                // The client may have gone.
+                let _ = connection.write_all(head.as_bytes()).and_then(|()| connection.write_all(&vec![b'x'; bytes]));
+            });
+        }
+    });
+    port
+}
+
+/// Runs `ammeter wan --json FLAGS -- COMMAND`; its standard output, the report on the last line of standard error, and the
+/// status. How late packets leave is for `selftest` to judge.
+fn wan(flags: &[&str], command: &[&str]) -> (String, Value, i32) {
+    let words = [&["wan", "--json", "--late-max=1m"], flags, &["--"], command].concat();
+    let output = ammeter(&words);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let last = errors.lines().last().unwrap_or_default();
+    let told = serde_json::from_str(last).unwrap_or_else(|_| panic!("{words:?} said: {errors}"));
+    (String::from_utf8(output.stdout).unwrap(), told, output.status.code().unwrap())
+}
+
+fn curl(flags: &[&str], url: &str, shown: &str) -> (String, Value, i32) {
+    wan(flags, &["curl", "--silent", "--show-error", "--max-time", "60", "-o", "/dev/null", "-w", shown, url])
+}
+
+fn count(told: &Value, direction: &str, name: &str) -> u64 {
+    told["report"]["paths"][0][direction]["packets"][name].as_u64().unwrap()
+}
+
+#[test]
+fn each_value_holds_for_each_direction() {
+    let port = server(1000);
+    for host in ["10.77.0.1", "[fd77::1]"] {
+        let url = format!("http://{host}:{port}/");
+        let (times, told, status) = curl(&["--latency", "50ms"], &url, "%{time_connect} %{time_total}");
+        assert_eq!(status, 0, "{told}");
+        let times: Vec<f64> = times.split(' ').map(|time| time.parse().unwrap()).collect();
+        // A round trip to connect, another one for request and answer.
+        assert!(times[0] >= 0.1 && times[1] >= 0.2, "{host}: {times:?}");
+        // The last ones are on their way when the command ends.
+        let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
+        assert_eq!(count(&told, "up", "entered"), count(&told, "up", "left") + held);
+        assert!(told["report"]["paths"][0]["down"]["delay_mean_ms"].as_f64().unwrap() >= 50.0);
+        assert_eq!(told["congestion_control"], "cubic");
+    }
+}
+
+#[test]
+fn a_bandwidth_is_not_exceeded() {
+    let port = server(100_000);
+    let url = format!("http://10.77.0.1:{port}/");
+    let (time, told, status) = curl(&["--bandwidth", "2mbit"], &url, "%{time_total}");
+    assert_eq!(status, 0, "{told}");
+    // 100,000 bytes and the headers of 70 packets at least.
+    let time: f64 = time.parse().unwrap();
+    assert!(time >= (100_000.0 + 69.0 * 52.0) * 8.0 / 2e6, "{time} s");
+    assert!(count(&told, "down", "left_bytes") > 100_000);
+}
+
+#[test]
+fn losses_are_told_and_tcp_mends_them() {
+    let port = server(300_000);
+    let url = format!("http://10.77.0.1:{port}/");
+    let (size, told, status) = curl(&["--loss", "pattern:.........x", "--latency", "1ms"], &url, "%{size_download}");
+    assert_eq!((size.as_str(), status), ("300000", 0), "{told}");
+    for direction in ["up", "down"] {
+        let (entered, lost) = (count(&told, direction, "entered"), count(&told, direction, "lost"));
+        // Those that are on the wire at the end have not been lost yet.
+        assert!(lost == entered / 10 || lost + 1 == entered / 10, "{direction}: {lost} of {entered}");
+    }
+}
+
+#[test]
+fn what_a_flood_brings_is_dropped_and_counted() {
+    let sink = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let port = sink.local_addr().unwrap().port();
+    let flood = format!("exec 3>/dev/udp/10.77.0.1/{port}; for i in {{1..5000}}; do echo $i >&3; done");
+    let (_, told, status) = wan(&["--bandwidth", "100kbit", "--queue", "50"], &["bash", "-c", &flood]);
+    assert_eq!(status, 0, "{told}");
+    let up = |name| count(&told, "up", name);
+    assert!(up("queue_full") > 0, "{told}");
+    let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
+    assert_eq!(up("entered"), up("left") + up("queue_full") + held);
+    assert!(up("entered") >= 5000, "{told}");
+}
+
+#[test]
+fn several_are_behind_paths_of_their_own_at_once() {
+    let port = server(10);
+    let url = format!("http://10.77.0.1:{port}/");
+    let runs: Vec<_> = (0..4)
+        .map(|_| {
+            let url = url.clone();
+            thread::spawn(move || curl(&["--latency", "100ms"], &url, "%{http_code}"))
+        })
+        .collect();
+    for run in runs {
+        let (code, told, status) = run.join().unwrap();
+        assert_eq!((code.as_str(), status), ("200", 0), "{told}");
+    }
+}
+
+#[test]
+fn a_command_that_fails_is_told() {
+    let (_, told, status) = wan(&["--loss", "100%"], &["sh", "-c", "exit 7"]);
+    assert_eq!(status, 1);
+    assert!(told["verdict"]["broken"][0].as_str().unwrap().contains("exit status: 7"), "{told}");
+}
+
+#[test]
+fn the_path_has_its_congestion_control_and_the_host_keeps_its_own() {
+    let setting = "/proc/sys/net/ipv4/tcp_congestion_control";
+    let before = fs::read_to_string(setting).unwrap();
+    // TCP_CONGESTION is option 13.
+    let serve = "import socket; l = socket.create_server(('', 0)); print(l.getsockname()[1], flush=True)\n\
+                 s = l.accept()[0]; print(s.getsockopt(6, 13, 16).strip(b'\\0').decode())";
+    let mut server = Command::new("python3").args(["-c", serve]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let port = said.next().unwrap();
+    let connect = format!(
+        "import socket; s = socket.create_connection(('10.77.0.1', {port})); \
+         print(s.getsockopt(6, 13, 16).strip(b'\\0').decode())"
+    );
+    let (text, told, status) = wan(&["--congestion-control", "reno"], &["python3", "-c", &connect]);
+    assert_eq!((text.trim(), status), ("reno", 0), "{told}");
+    assert_eq!(said.next().as_deref(), Some("reno"));
+    assert_eq!(fs::read_to_string(setting).unwrap(), before);
+    server.wait().unwrap();
+}
+
+#[test]
+fn wrong_usage_says_the_way_out() {
+    let check = |flags: &[&str], says: &str| {
+        let output = ammeter(&[&["wan"], flags].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {text}");
+        assert!(text.contains(says), "{flags:?}: {text}");
+    };
+    check(&["--latency", "50", "--", "true"], "50ms");
+    check(&["--bandwidth", "10mbps", "--", "true"], "10mbit");
+    check(&["--loss", "101%", "--", "true"], "0.5%");
+    check(&["--queue", "some", "--", "true"], "codel");
+    check(&["--profile", "moon", "--", "true"], "transatlantic");
+    check(&["--bandwidth", "trace:/no/such/file", "--", "true"], "/no/such/file");
+    check(&["--congestion-control", "hope", "--", "true"], "cubic");
+    check(&["--latency", "50ms"], "--");
+    check(&["--mtu", "100", "--", "true"], "1280");
+    let output = ammeter(&["wan", "--", "/no/such/program"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/program"));
+}
+
+#[test]
+fn what_passes_is_written_as_pcapng() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.pcapng");
+    let port = server(10);
+    let url = format!("http://10.77.0.1:{port}/");
+    let flags = ["--pcap", file.to_str().unwrap(), "--loss", "pattern:...x"];
+    let (_, told, _) = curl(&flags, &url, "");
+    let bytes = fs::read(&file).unwrap();
+    // The magic number of a section, and the cause of a drop.
+    assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
+    assert!(count(&told, "up", "lost") > 0, "{told}");
+    assert!(bytes.windows(13).any(|text| text == b"dropped: lost"));
+}
+
+/// Starts `ammeter wan` with a command that starts others and never ends, and waits until that is there.
+fn endless(folder: &Path) -> Child {
+    let ready = folder.join("ready");
+    let inside = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", ready.display());
+    let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["wan", "--latency", "10ms", "--", "sh", "-c", &inside])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the command is there", || ready.exists());
+    assert!(device(&child).exists(), "its device is there");
+    child
+}
+
+fn device(child: &Child) -> std::path::PathBuf {
+    Path::new("/sys/class/net").join(format!("wan{}", child.id()))
+}
+
+fn sleeper(folder: &Path) -> std::path::PathBuf {
+    Path::new("/proc").join(fs::read_to_string(folder.join("ready")).unwrap().trim()).join("exe")
+}
+
+fn is_running(exe: &Path) -> bool {
+    // A process that has ended and was not asked for yet has no program any more.
+    fs::read_link(exe).is_ok()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "waited for a minute: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_the_command_and_leaves_nothing() {
+    for name in ["-INT", "-TERM", "-HUP"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = endless(folder.path());
+        let (device, sleeper) = (device(&child), sleeper(folder.path()));
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{name}");
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("SIGTERM"), "{name}: {said}");
+        assert!(!device.exists());
+        until("what the command has started has ended", || !is_running(&sleeper));
+    }
+}
+
+#[test]
+fn who_is_killed_leaves_nothing_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = endless(folder.path());
+    let (device, sleeper) = (device(&child), sleeper(folder.path()));
+    signal(&child, "-KILL");
+    child.wait().unwrap();
+    until("the device goes with its program", || !device.exists());
+    // What the command had started runs on, cut off, until the next one comes.
+    let (_, told, status) = wan(&[], &["true"]);
+    assert_eq!(status, 0, "{told}");
+    until("what was left behind has ended", || !is_running(&sleeper));
+}
+
+#[test]
+fn a_device_that_is_removed_ends_the_run() {
+    let output = ammeter(&["wan", "--", "sh", "-c", "ip link del wan0; exec sleep 600"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("wan0") && text.contains("removed"), "{text}");
+}
+
+/// A test-bed that goes with the test.
+struct Net {
+    folder: tempfile::TempDir,
+}
+
+impl Net {
+    fn up(description: &str) -> Net {
+        let net = Net { folder: tempfile::tempdir().unwrap() };
+        let file = net.folder.path().join("net.toml");
+        fs::write(&file, description).unwrap();
+        let output = net.wan("up", &[file.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        net
+    }
+
+    fn wan(&self, action: &str, words: &[&str]) -> std::process::Output {
+        let socket = self.folder.path().join("socket");
+        ammeter(&[&["wan", action, "--control", socket.to_str().unwrap()], words].concat())
+    }
+
+    fn exec(&self, class: &str, command: &[&str]) -> (String, Option<i32>) {
+        let output = self.wan("exec", &[&[class, "--"], command].concat());
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_slice(&self.wan("status", &["--json"]).stdout).unwrap()
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.wan("down", &[]);
+    }
+}
+
+const SERVE: &str = "import http.server, socket
+class S(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+S(('::', 80), http.server.SimpleHTTPRequestHandler).serve_forever()";
+
+#[test]
+fn a_test_bed_has_classes_with_paths_of_their_own() {
+    let net = Net::up(
+        "[[class]]\nname = \"near\"\nlatency = \"1ms\"\n\
+         [[class]]\nname = \"far\"\nlatency = \"80ms\"\nclients = 3\n",
+    );
+    let socket = net.folder.path().join("socket").display().to_string();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["wan", "exec", "--control", &socket, "server", "--", "python3", "-c", SERVE])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let curl = |class, more: &[&str]| {
+        let plain = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_connect}", "--max-time", "60"];
+        net.exec(class, &[&plain, more].concat())
+    };
+    until("the server listens", || curl("near", &["http://10.77.0.1/"]).1 == Some(0));
+    for more in [&["http://10.77.0.1/", "--interface", "10.79.0.3"][..], &["http://[fd77::1]/"]] {
+        let (time, status) = curl("far", more);
+        assert_eq!(status, Some(0), "{more:?}");
+        assert!(time.parse::<f64>().unwrap() >= 0.16, "{more:?}: {time} s");
+    }
+    let paths = net.status()["paths"].clone();
+    let entered = |path: usize| paths[path]["up"]["packets"]["entered"].as_u64().unwrap();
+    assert_eq!((paths.as_array().unwrap().len(), paths[3]["name"].as_str()), (4, Some("far")));
+    assert!(entered(0) > 0 && entered(1) > 0 && entered(3) > 0, "{paths}");
+    assert_eq!(entered(2), 0, "nobody has used the second client's");
+    // Its own status is that of the command.
+    assert_eq!(net.exec("near", &["sh", "-c", "exit 7"]).1, Some(7));
+    assert!(net.wan("down", &[]).status.success());
+    assert!(!server.wait().unwrap().success(), "what runs in it ends with it");
+    assert_eq!(net.wan("status", &[]).status.code(), Some(1));
+}
+
+#[test]
+fn a_bandwidth_is_changed_live() {
+    let net = Net::up("[[class]]\nname = \"a\"\nbandwidth = \"1gbit\"\n");
+    // 20,000 bytes, of which the sender is rid at once.
+    let send = "import socket; s = socket.socket(2, 2); [s.sendto(b'0' * 1000, ('10.77.0.1', 9)) for _ in range(20)]";
+    let send = ["python3", "-c", send];
+    assert_eq!(net.exec("a", &send).1, Some(0));
+    let delay = |status: Value| status["paths"][0]["up"]["delay_max_ms"].as_f64().unwrap();
+    until("they have arrived", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(20));
+    let before = delay(net.status());
+    assert!(net.wan("set", &["a", "--bandwidth", "1mbit"]).status.success());
+    assert_eq!(net.exec("a", &send).1, Some(0));
+    until("they have arrived", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(40));
+    let after = delay(net.status());
+    // 20 packets of 1028 bytes take 164 ms at 1 Mbit/s, and 164 us at 1 Gbit/s.
+    assert!(after > 100.0 && after > 10.0 * before, "{before} ms, then {after}");
+    assert_eq!(net.wan("set", &["b", "--bandwidth", "1mbit"]).status.code(), Some(1));
+}
+
+#[test]
+fn what_is_wrong_with_a_test_bed_is_told() {
+    let net = Net::up("[[class]]\nname = \"a\"\n");
+    let file = net.folder.path().join("net.toml");
+    let check = |action: &str, words: &[&str], status: i32, says: &str| {
+        let output = net.wan(action, words);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{action} {words:?}: {text}");
+        assert!(text.contains(says), "{action} {words:?}: {text}");
+    };
+    check("up", &[file.to_str().unwrap()], 1, "up already");
+    check("exec", &["b", "--", "true"], 1, "server, a");
+    check("exec", &["a", "--", "/no/such/program"], 1, "/no/such/program");
+    check("up", &["/no/such/file"], 2, "/no/such/file");
+    fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"50\"\n").unwrap();
+    check("up", &[file.to_str().unwrap()], 2, "50ms");
+    assert!(net.wan("down", &[]).status.success());
+    check("down", &[], 1, "ammeter wan up");
+}
