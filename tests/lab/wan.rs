@@ -344,6 +344,24 @@ fn a_test_bed_has_classes_with_paths_of_their_own() {
 }
 
 #[test]
+fn a_thousand_paths_have_traffic_at_once() {
+    let net = Net::up("[[class]]\nname = \"many\"\nclients = 1000\nlatency = \"20ms\"\nbandwidth = \"1mbit\"\n");
+    let send = "import socket
+all = [socket.socket(2, 2) for _ in range(1000)]
+for n, s in enumerate(all, 1): s.bind((f'10.78.{n >> 8}.{n & 255}', 0))
+for _ in range(3):
+    for s in all: s.sendto(b'0' * 1000, ('10.77.0.1', 9))";
+    assert_eq!(net.exec("many", &["python3", "-c", send]).1, Some(0));
+    let left = |status: &Value| -> Vec<u64> {
+        let paths = status["paths"].as_array().unwrap();
+        paths.iter().map(|path| path["up"]["packets"]["left"].as_u64().unwrap()).collect()
+    };
+    until("three packets have left each path", || left(&net.status()) == [3; 1000]);
+    let status = net.status();
+    assert_eq!((&status["overflow"], &status["kernel_dropped"]), (&Value::from(0), &Value::from(0)));
+}
+
+#[test]
 fn a_bandwidth_is_changed_live() {
     let net = Net::up("[[class]]\nname = \"a\"\nbandwidth = \"1gbit\"\n");
     // 20,000 bytes, of which the sender is rid at once.
