@@ -399,3 +399,47 @@ fn what_is_wrong_with_a_test_bed_is_told() {
     assert!(net.wan("down", &[]).status.success());
     check("down", &[], 1, "ammeter wan up");
 }
+
+#[test]
+fn a_test_bed_that_was_killed_is_in_nobodys_way() {
+    let net = Net { folder: tempfile::tempdir().unwrap() };
+    let (file, socket) = (net.folder.path().join("net.toml"), net.folder.path().join("socket"));
+    fs::write(&file, "[[class]]\nname = \"a\"\n").unwrap();
+    let words = ["wan", "up", "--foreground", "--control", socket.to_str().unwrap(), file.to_str().unwrap()];
+    let mut first = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(words)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("it is up", || net.wan("status", &[]).status.success());
+    let mut left = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["wan", "exec", "--control", socket.to_str().unwrap(), "a", "--", "sleep", "600"])
+        .spawn()
+        .unwrap();
+    let name = Path::new("/proc").join(left.id().to_string()).join("comm");
+    until("it runs", || fs::read_to_string(&name).is_ok_and(|name| name == "sleep\n"));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(net.wan("status", &[]).status.code(), Some(1));
+    let output = net.wan("up", &[file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!left.wait().unwrap().success(), "what was left behind is ended");
+}
+
+#[test]
+fn alone_selftest_tells_what_was_asked_and_what_was_got() {
+    let words = ["wan", "selftest", "--json", "--latency=20ms", "--bandwidth=10mbit", "--loss=2%", "--tcp=300ms"];
+    let output = ammeter(&words);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let trials: Value =
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    let figure = |name: &str| trials[0][name].as_f64().unwrap();
+    // 1428 bytes at 10 Mbit/s take 1.1424 ms, and nothing can arrive before.
+    assert!((figure("delay_asked_ms") - 21.1424).abs() < 1e-6, "{text}");
+    assert!(figure("delay_got_ms") >= 21.1424 && figure("delay6_got_ms") >= 21.1424, "{text}");
+    // On a machine that others use, receivers are woken late and lose what finds no room; on average that is the rate.
+    let rate = figure("rate_got_mbit") / figure("rate_asked_mbit");
+    assert!((0.5..2.0).contains(&rate), "{text}");
+    assert!(figure("loss_got") > 0.005 && figure("tcp_mbit") > 0.0, "{text}");
+}

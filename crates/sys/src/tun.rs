@@ -86,11 +86,6 @@ pub fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EBADFD)
 }
 
-/// Whether an error of [`Tun::write`] says that the device is down.
-pub fn is_down(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EIO)
-}
-
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
