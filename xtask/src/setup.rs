@@ -32,6 +32,11 @@ const NEEDED: &[Needed] = &[
     Needed { program: "curl", package: "curl", why: "a client that is not ours" },
     Needed { program: "strace", package: "strace", why: "counts the system calls of a request" },
     Needed { program: "ip", package: "iproute2", why: "sets up network namespaces" },
+    Needed {
+        program: "python3",
+        package: "python3",
+        why: "speaks sockets in a namespace, as clients and servers of a test",
+    },
     Needed { program: "unshare", package: "util-linux", why: "puts a test into namespaces of its own" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
