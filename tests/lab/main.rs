@@ -9,6 +9,7 @@ mod host;
 mod load;
 mod monitor;
 mod wan;
+mod workload;
 
 use std::process::{Command, Output};
 

@@ -225,6 +225,10 @@ impl<'a> Handler<'a> {
         }
         if let Some(clients) = &mut self.clients {
             clients.next += clients.step;
+            // A list that ends, ends the run: nobody begins a connection that has nothing to ask.
+            if self.plan.requests().index(clients.next).is_none() {
+                clients.until = clients.until.min(self.clock.now());
+            }
         }
         active.due = planned + self.settings.timeout;
         match socket::send(&active.socket, &self.out, false) {

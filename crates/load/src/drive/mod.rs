@@ -277,8 +277,9 @@ fn finish(parts: Vec<Ended>, asked: Loop, duration: Duration, lanes: usize, stop
         add(handled.tally);
     }
     let interrupted = stop.is_stopped();
-    // Unless it was ended before its time, a run is as long as was asked, also where its last arrival comes earlier.
-    let seconds = if interrupted { seconds } else { duration.as_secs_f64() };
+    // Unless it was ended before its time, a run at a rate is as long as was asked, also where its last arrival comes earlier.
+    let ended_itself = interrupted || matches!(asked, Loop::Closed { .. });
+    let seconds = if ended_itself { seconds } else { duration.as_secs_f64() };
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
     let ran = Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine };

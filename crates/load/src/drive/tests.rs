@@ -120,6 +120,21 @@ fn clients_in_a_closed_loop() {
 }
 
 #[test]
+fn a_list_that_ends_ends_a_closed_loop() {
+    let target = server();
+    for (lanes, per_connection, pipeline) in [(1, u64::MAX, 1), (1, 1, 1), (2, 4, 2)] {
+        let settings = Settings { lanes, ..settings(target.clone()) };
+        let table = vec![Request { target: b"/".as_slice().into(), ..Request::default() }; 50];
+        let plan = plan(Requests::new(table, Order::Once), per_connection, pipeline);
+        // A minute, if it does not end by itself.
+        let long = Duration::from_secs(60);
+        let outcome = closed(&settings, &plan, 4, Duration::ZERO, long, &Stop::default(), &|_| {}).unwrap();
+        assert_eq!((outcome.ok, outcome.failed()), (50, 0), "{lanes} lanes: {:?}", outcome.failures);
+        assert!(outcome.started <= 50 + 4 && outcome.seconds < 60.0, "{} {}", outcome.started, outcome.seconds);
+    }
+}
+
+#[test]
 fn a_closed_loop_survives_a_server_that_is_not_there() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = settings(Target::Tcp(address));
