@@ -162,13 +162,7 @@ fn what_is_demanded_decides_the_exit_status() {
 }
 
 #[test]
-fn a_sweep_finds_the_rate_that_is_borne() {
-    let (address, _) = server(|number| {
-        // From the 300th request on it is too slow for its clients.
-        if number >= 300 {
-            thread::sleep(Duration::from_millis(400));
-        }
-    });
+fn alone_a_sweep_finds_the_rate_that_is_borne() {
     // 100 and 200 arrivals, then 400.
     let arguments = [
         "--sweep",
@@ -182,8 +176,21 @@ fn a_sweep_finds_the_rate_that_is_borne() {
         "--timeout",
         "200ms",
     ];
-    let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
-    assert_eq!(swept["runs"].as_array().unwrap().len(), 4);
+    // Where the client itself was late it says so, and has to try again.
+    let swept = (0..10).find_map(|_| {
+        let (address, _) = server(|number| {
+            // From the 300th request on it is too slow for its clients.
+            if number >= 300 {
+                thread::sleep(Duration::from_millis(400));
+            }
+        });
+        let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
+        let runs = swept["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 4);
+        let is_late = runs.iter().any(|run| run["verdict"]["worth"] == "client-bound");
+        (!is_late).then(|| swept.clone())
+    });
+    let swept = swept.expect("a client that keeps its schedule once in ten times");
     assert_eq!((figure(&swept, "/capacity/borne"), figure(&swept, "/capacity/not_borne")), (200.0, 300.0), "{swept}");
 }
 
@@ -201,7 +208,7 @@ fn bad_input_is_told_in_a_line() {
     check(&[url], 2, "--rate");
     check(&[url, "--rate", "0"], 2, "above 0");
     check(&[url, "--rate", "1e9"], 2, "lower --rate");
-    check(&[url, "--rate", "100", "--duration", "never"], 2, "30s");
+    check(&[url, "--rate", "100", "--duration", "never"], 2, "is not a length of time");
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");

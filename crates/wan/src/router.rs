@@ -392,6 +392,10 @@ struct State {
     report: Report,
 }
 
+/// Among threads of real time: before those of clients and servers on the same machine, or packets would wait for who waits
+/// for them.
+pub(crate) const PRIORITY: u8 = 20;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Delay {
     sum_ns: u64,
@@ -402,7 +406,7 @@ impl State {
     fn new(settings: RouterSettings, orders: Receiver<Order>, bell: Arc<EventFd>) -> Result<State, Failure> {
         let RouterSettings { server, clients, paths, seed, accuracy, held_max, capture } = settings;
         clock::exact_timers();
-        let policy = match accuracy.realtime.then(clock::run_first) {
+        let policy = match accuracy.realtime.then(|| clock::run_first(PRIORITY)) {
             Some(Ok(())) => "SCHED_FIFO".to_owned(),
             Some(Err(error)) => {
                 format!("ordinary, as SCHED_FIFO is refused ({error}): packets leave milliseconds late")

@@ -22,7 +22,7 @@ use crate::loss::Loss;
 use crate::path::{PathSettings, Prefix};
 use crate::place::{DeviceSettings, check_congestion_control, in_new_namespace, in_thread, make_device};
 use crate::queue::Limit;
-use crate::router::{Accuracy, Lateness, Plan, Router, RouterSettings};
+use crate::router::{Accuracy, Lateness, PRIORITY, Plan, Router, RouterSettings};
 
 const SERVER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1))];
@@ -298,7 +298,7 @@ fn send(
     let clock = ends.clock;
     let receiver = thread::spawn(move || {
         // Where that is refused the receiver is woken later.
-        let _ = clock::run_first();
+        let _ = clock::run_first(PRIORITY - 1);
         let (mut arrivals, mut buffer) = (Vec::with_capacity(packets as usize), [0; 2048]);
         while arrivals.len() < packets as usize
             && let Ok(length) = server.recv(&mut buffer)

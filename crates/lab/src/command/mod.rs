@@ -9,21 +9,10 @@ pub(crate) mod profile;
 
 use std::time::Duration;
 
-/// A length of time as people write it: `1s`, `50ms`, `2m`, without a unit seconds; not 0.
+/// A length of time as people write it: `1s`, `50ms`, `2m`; not 0.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no length of time: write a number and its unit, such as 50ms, 1s or 2m");
-    let digits = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale = match unit.trim() {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * scale).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)
+    let read = amped_units::parse_duration(text).map_err(|error| format!("{text:?} is {error}"))?;
+    if read.is_zero() { Err(format!("{text:?} is no time to wait: write for example 50ms or 1s")) } else { Ok(read) }
 }
 
 /// A share as people write it, `0.5%`, from above 0 to 100 %.
@@ -48,7 +37,7 @@ mod tests {
             ("2m", Some(120_000_000)),
             ("7us", Some(7)),
             ("0s", None),
-            ("1", Some(1_000_000)),
+            ("1", None),
             ("s", None),
             ("-1s", None),
             ("1e9s", None),
