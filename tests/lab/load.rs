@@ -163,10 +163,9 @@ fn what_is_demanded_decides_the_exit_status() {
 
 #[test]
 fn alone_a_sweep_finds_the_rate_that_is_borne() {
-    // 100 and 200 arrivals, then 400.
     let arguments = [
         "--sweep",
-        "100..400/100",
+        "300..1200/300",
         "--duration",
         "1s",
         "--pause",
@@ -179,8 +178,8 @@ fn alone_a_sweep_finds_the_rate_that_is_borne() {
     // Where the client itself was late it says so, and has to try again.
     let swept = (0..10).find_map(|_| {
         let (address, _) = server(|number| {
-            // From the 300th request on it is too slow for its clients.
-            if number >= 300 {
+            // The second rate is the last that it bears: then it is too slow for its clients.
+            if number >= 300 + 600 {
                 thread::sleep(Duration::from_millis(400));
             }
         });
@@ -191,7 +190,7 @@ fn alone_a_sweep_finds_the_rate_that_is_borne() {
         (!is_late).then(|| swept.clone())
     });
     let swept = swept.expect("a client that keeps its schedule once in ten times");
-    assert_eq!((figure(&swept, "/capacity/borne"), figure(&swept, "/capacity/not_borne")), (200.0, 300.0), "{swept}");
+    assert_eq!((figure(&swept, "/capacity/borne"), figure(&swept, "/capacity/not_borne")), (600.0, 900.0), "{swept}");
 }
 
 #[test]
