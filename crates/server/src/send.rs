@@ -557,9 +557,17 @@ enum Way {
 }
 
 impl Sender {
-    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, wall: &Wall) -> Way {
+    /// Whether the test of residency looks at a few places of a window alone. The others look at every page, or at none, and
+    /// are experiments: they are asked each time, and what they say is believed.
+    fn samples(&self) -> bool {
+        matches!(*self.residency, Residency::Nowait)
+    }
+
+    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes, wall: &Wall) -> Way {
         match self.content {
             ContentMode::Copy => Way::Copied,
+            // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
+            _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.wary.until => Way::Copied,
             _ if !is_settled(version, self.settle, wall) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends => Way::Lent,
@@ -589,11 +597,14 @@ fn send_window(
     let end = range.end.min((range.start / WINDOW + 1) * WINDOW);
     let window = range.start..end;
     let more = end < range.end;
-    let way = sender.way(file, version, &window, wall);
+    let way = sender.way(file, version, &window, probes, wall);
+    let samples = probes != Probes::None && sender.samples();
     let Sender { window: buffer, residency, mapped, wary, now, .. } = sender;
+    let number = window.start / WINDOW;
+    let is_whole = window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size);
     let map = || match &way {
         Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
-        Way::Lent | Way::Copied => mapped.get(file, version, window.start / WINDOW),
+        Way::Lent | Way::Copied => mapped.get(file, version, number),
     };
 
     if matches!(way, Way::Copied) {
@@ -613,6 +624,9 @@ fn send_window(
             // The disk failed: the client must see that the reply is not whole.
             Err(_) => return Ok(Window::Changed),
         };
+        if samples && is_whole && count == buffer.len() {
+            file.is_seen(number, *now);
+        }
         // Checked after reading: the bytes in the buffer are those of this state.
         if count == 0 || !is_unchanged(file, version)? {
             return Ok(Window::Changed);
@@ -620,9 +634,6 @@ fn send_window(
         return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
     }
 
-    // The other tests look at every page, or at none, and are experiments: they are asked each time.
-    let samples = probes != Probes::None && matches!(**residency, Residency::Nowait);
-    let number = window.start / WINDOW;
     let seen = if samples { file.last_seen(number) } else { None };
     let just_seen = seen.is_some_and(|seen| now.since(seen) < SEEN_FOR);
     let probe = probes == Probes::All { fetched: 0 } && !just_seen;
@@ -630,7 +641,6 @@ fn send_window(
     if is_cold && seen.is_some() {
         wary.begin(*now);
     }
-    let is_whole = window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size);
     if samples && is_whole && !is_cold && !just_seen {
         file.is_seen(number, *now);
     }
