@@ -116,7 +116,7 @@ pub(super) fn all(scale: Scale, seed: u64) -> Vec<Exhibit> {
         flash_breakdown::exhibit(scale),
         flash_single_file::exhibit(scale),
         flash_data_set::exhibit(scale, seed),
-        flash_data_set::on_eight_disks(scale, seed),
+        flash_data_set::on_sixteen_disks(scale, seed),
         alignment::exhibit(scale),
         residency::exhibit(scale),
         content::exhibit(scale),
