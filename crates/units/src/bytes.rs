@@ -71,12 +71,9 @@ impl FromStr for Bytes {
 impl fmt::Display for Bytes {
     /// The largest binary unit that leaves a whole number, so that what is printed can be read back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (unit, scale) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
-            if self.0 >= scale && self.0.is_multiple_of(scale) {
-                return write!(f, "{}{unit}", self.0 / scale);
-            }
-        }
-        write!(f, "{}B", self.0)
+        let binary = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+        let (number, unit) = crate::whole(self.0, &binary);
+        write!(f, "{number}{unit}")
     }
 }
 

@@ -15,6 +15,14 @@ pub use duration::{ParseDurationError, parse_duration};
 pub use rate::{BitsPerSecond, ParseBitsPerSecondError};
 pub use time::Time;
 
+/// How often the largest unit that leaves a whole number is in `amount`, and that unit, so that what is printed can be read
+/// back without loss. `units` begin with the largest and end with one of 1.
+fn whole(amount: u64, units: &[(&'static str, u64)]) -> (u64, &'static str) {
+    let fits = |&&(_, scale): &&(&str, u64)| scale == 1 || amount >= scale && amount.is_multiple_of(scale);
+    let (unit, scale) = units.iter().find(fits).copied().unwrap_or(("", 1));
+    (amount / scale, unit)
+}
+
 /// `number`, which may have a decimal point, times `scale`; `None` where that is no number, does not fit, or is no whole
 /// one. In integers, so that `1.1` is not a little less.
 fn decimal(number: &str, scale: u64) -> Option<u64> {

@@ -40,9 +40,8 @@ impl FromStr for BitsPerSecond {
 impl fmt::Display for BitsPerSecond {
     /// The largest unit that leaves a whole number, so that what is printed can be read back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |&&(_, scale): &&(&str, u64)| self.0 >= scale && self.0.is_multiple_of(scale);
-        let (unit, scale) = UNITS.iter().find(fits).copied().unwrap_or(("bit", 1));
-        write!(f, "{}{unit}/s", self.0 / scale)
+        let (number, unit) = crate::whole(self.0, UNITS);
+        write!(f, "{number}{unit}/s")
     }
 }
 
