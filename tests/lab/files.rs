@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{ammeter, said};
+use crate::{ammeter, excerpt, said};
 
 /// Runs `ammeter files` with these words and `--json`, and reads what it says.
 fn files(words: &[&str]) -> Value {
@@ -22,10 +22,6 @@ fn refused(words: &[&str]) -> (String, i32) {
     let output = ammeter(&[&["files"], words].concat());
     assert_eq!(said(&output).0, "");
     (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap())
-}
-
-fn excerpt() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/log/nasa-excerpt.log")
 }
 
 /// All files below a folder, with their bytes.

@@ -11,7 +11,10 @@ mod monitor;
 mod wan;
 mod workload;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Runs `ammeter` with these words.
 pub fn ammeter(words: &[&str]) -> Output {
@@ -21,4 +24,18 @@ pub fn ammeter(words: &[&str]) -> Output {
 /// What was printed as a result, and with which status the program ended.
 pub fn said(output: &Output) -> (String, i32) {
     (String::from_utf8(output.stdout.clone()).unwrap(), output.status.code().unwrap())
+}
+
+/// A log of a few dozen lines, odd ones among them.
+pub fn excerpt() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/log/nasa-excerpt.log")
+}
+
+/// Waits until something holds, looking often.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "waited for a minute: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-use super::{ammeter, said};
+use super::{ammeter, said, until};
 
 /// A network namespace that goes with this value.
 struct Namespace(String);
@@ -66,35 +66,18 @@ fn ticks(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// The words of a watch that looks often, whatever that costs.
+fn watch<'a>(port: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["monitor", "--port", port, "--json", "--interval", "50ms", "--budget", "100%"], more].concat()
+}
+
 /// What one tick of a short watch says.
 fn last_tick(namespace: &Namespace, port: u16) -> Value {
     let port = port.to_string();
-    let words = [
-        "monitor",
-        "--port",
-        &port,
-        "--json",
-        "--interval",
-        "50ms",
-        "--census",
-        "50ms",
-        "--budget",
-        "100%",
-        "--duration",
-        "300ms",
-    ];
-    let output = namespace.ammeter(&words);
+    let output = namespace.ammeter(&watch(&port, &["--census", "50ms", "--duration", "300ms"]));
     let (text, status) = said(&output);
     assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
     ticks(&text).pop().expect("a tick")
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// So many connections to this listener: the clients' ends and the server's.
@@ -296,20 +279,7 @@ fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.zst");
     let name = path.to_str().unwrap();
-    let words = [
-        "monitor",
-        "--port",
-        &port,
-        "--json",
-        "--interval",
-        "50ms",
-        "--budget",
-        "100%",
-        "--duration",
-        "1s",
-        "--record",
-        name,
-    ];
+    let words = watch(&port, &["--duration", "1s", "--record", name]);
     let (live, status) = said(&ammeter(&words));
     assert!(status == 0 && live.lines().count() >= 3, "{live}");
     assert_eq!(said(&ammeter(&["monitor", "--replay", name, "--json"])), (live.clone(), 0));
@@ -405,18 +375,7 @@ fn without_privileges_there_is_what_a_user_may_see() {
         let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
         Command::new("setpriv").args(user).arg(&program).args(words).output().expect("setpriv (util-linux)")
     };
-    let output = as_nobody(&[
-        "monitor",
-        "--port",
-        &port,
-        "--json",
-        "--interval",
-        "50ms",
-        "--budget",
-        "100%",
-        "--duration",
-        "1s",
-    ]);
+    let output = as_nobody(&watch(&port, &["--duration", "1s"]));
     let why = String::from_utf8_lossy(&output.stderr).into_owned();
     let (text, status) = said(&output);
     assert_eq!((status, why.matches("cannot be seen").count()), (0, 1), "{why}");

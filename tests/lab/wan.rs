@@ -9,11 +9,10 @@ use std::net::{TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::ammeter;
+use crate::{ammeter, until};
 
 /// A server on all addresses that answers each connection with `bytes` bytes. Its port; it ends with the test.
 fn server(bytes: usize) -> u16 {
@@ -216,14 +215,6 @@ fn sleeper(folder: &Path) -> std::path::PathBuf {
 fn is_running(exe: &Path) -> bool {
     // A process that has ended and was not asked for yet has no program any more.
     fs::read_link(exe).is_ok()
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "waited for a minute: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn signal(child: &Child, name: &str) {

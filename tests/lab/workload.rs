@@ -3,12 +3,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use serde_json::Value;
 
-use super::{ammeter, said};
+use super::{ammeter, excerpt, said};
 
 /// Serves the files of a folder; 404 for what is not there. A thread for each connection.
 fn server(folder: &Path) -> String {
@@ -47,10 +47,6 @@ fn load(url: &str, words: &[&str]) -> Value {
     let text = said(&output).0;
     serde_json::from_str(&text)
         .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
-}
-
-fn excerpt() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/log/nasa-excerpt.log")
 }
 
 /// How many requests failed, and how many did not.

@@ -6,6 +6,7 @@ pub(crate) mod load;
 pub(crate) mod monitor;
 pub(crate) mod overhead;
 pub(crate) mod profile;
+pub(crate) mod wan;
 
 use std::time::Duration;
 
@@ -58,4 +59,3 @@ mod tests {
         }
     }
 }
-pub(crate) mod wan;
