@@ -108,14 +108,10 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "[limits]\nconnections = 1")).unwrap();
-    // `-D`: the server is our child, not strace's, and ends with the test.
     // The loop adds its mailbox, its listener and the connection, takes the listener out as all places are taken, and
     // cannot add it again.
-    let mut command = peer("strace");
-    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_ctl"]);
-    command.args(["-e", "inject=epoll_ctl:error=ENOSPC:when=5"]).arg(program().get_program());
-    command.args(["serve", "--config", config.to_str().unwrap()]);
-    let server = Server::spawn(command);
+    let server =
+        tampered(("/dev/null", "epoll_ctl"), "epoll_ctl:error=ENOSPC:when=5", &["--config", config.to_str().unwrap()]);
     let mut first = server.connect();
     first.send("GET /small.txt HTTP/1.1\r\nHost: a\r\nConnection: close\r\n");
     let mut second = server.connect();
@@ -133,11 +129,8 @@ fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
     site.file("large.bin", vec![7; 8 << 20]);
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'")).unwrap();
-    let mut command = peer("strace");
-    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=sendfile"]);
-    command.args(["-e", "inject=sendfile:error=EIO:when=3"]).arg(program().get_program());
-    command.args(["serve", "--config", config.to_str().unwrap()]);
-    let server = Server::spawn(command);
+    let server =
+        tampered(("/dev/null", "sendfile"), "sendfile:error=EIO:when=3", &["--config", config.to_str().unwrap()]);
     let mut client = server.connect();
     client.send_request("GET", "/large.bin", &[]);
     assert!(client.read_head().starts_with("HTTP/1.1 200 "));
@@ -152,11 +145,11 @@ fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
     const CROWD: usize = 200;
     let site = Site::new();
     let calls = site.path().with_extension("calls");
-    let mut command = peer("strace");
-    command.args(["-D", "-f", "-qq", "-o", calls.to_str().unwrap(), "-e", "trace=accept4,epoll_pwait2"]);
-    command.args(["-e", "inject=epoll_pwait2:delay_exit=300ms"]).arg(program().get_program());
-    command.args(["serve", site.path().to_str().unwrap()]);
-    let server = Server::spawn(command);
+    let server = tampered(
+        (calls.to_str().unwrap(), "accept4,epoll_pwait2"),
+        "epoll_pwait2:delay_exit=300ms",
+        &[site.path().to_str().unwrap()],
+    );
     let crowd: Vec<_> = (0..CROWD).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();
     wait_until("all to be taken", || server.report("connections", "accepted") >= CROWD as u64);
@@ -173,11 +166,11 @@ fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
 fn every_address_is_every_ipv4_address_where_there_is_no_other() {
     let site = Site::new();
     site.file("small.txt", "small\n");
-    let mut command = peer("strace");
-    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=socket"]);
-    command.args(["-e", "inject=socket:error=EAFNOSUPPORT:when=1"]).arg(program().get_program());
-    command.args(["serve", site.path().to_str().unwrap(), "--listen", "*:0"]);
-    let server = Server::spawn(command);
+    let server = tampered(
+        ("/dev/null", "socket"),
+        "socket:error=EAFNOSUPPORT:when=1",
+        &[site.path().to_str().unwrap(), "--listen", "*:0"],
+    );
     assert_eq!(server.get("/small.txt").body, b"small\n");
 }
 
@@ -188,15 +181,24 @@ fn a_loop_that_fails_ends_the_process() {
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "")).unwrap();
-    let mut command = peer("strace");
-    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=epoll_pwait2"]);
-    command.args(["-e", "inject=epoll_pwait2:error=EINVAL:when=20+"]).arg(program().get_program());
-    command.args(["serve", "--config", config.to_str().unwrap()]);
-    let mut server = Server::spawn(command);
+    let mut server = tampered(
+        ("/dev/null", "epoll_pwait2"),
+        "epoll_pwait2:error=EINVAL:when=20+",
+        &["--config", config.to_str().unwrap()],
+    );
     // Each connection ends a wait of the loop.
     (0..10_000).find(|_| TcpStream::connect(server.address).is_err());
     assert_eq!(server.wait().code(), Some(1));
     assert!(server.said().contains("loop 0 cannot go on"), "{}", server.said());
+}
+
+/// A server under strace, which does something to its calls (`inject`) and writes those that are traced to a file. `-D`: the
+/// server is our child, not strace's, and ends with the test.
+fn tampered((file, traced): (&str, &str), inject: &str, words: &[&str]) -> Server {
+    let mut command = peer("strace");
+    command.args(["-D", "-f", "-qq", "-o", file, "-e", &format!("trace={traced}"), "-e", &format!("inject={inject}")]);
+    command.arg(program().get_program()).arg("serve").args(words);
+    Server::spawn(command)
 }
 
 /// The thread of the only loop, by the name that it has.
