@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use amped_sys::mapping::Mapping;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::harness::{Client, Server, Site, children_of, configuration};
+use super::harness::{Client, Server, Site, children_of, configuration, need_root, program};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -545,6 +545,51 @@ fn alone_only_sped_stalls_on_a_slow_disk() {
         assert!(hot.p99 * 10 < sped.1.p99, "{name} stalls");
         assert!(amped.0 < cold * 5 / 4, "the disk is used less well than in {name}");
     }
+}
+
+/// Code that memory was taken from, for files, would have to be read before the loop goes on.
+#[test]
+fn the_program_itself_stays_in_memory() {
+    need_root("starts the server as root, whose limit on locked memory does not count, to give it up");
+    let check = |architecture: &str| {
+        let server = server_as("nobody", &public_site(), &format!("architecture = '{architecture}'"));
+        let maps = fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
+        let mut files = 0;
+        // proc_pid_smaps(5): a line as in maps, then one for each figure, with the flags as the last.
+        for mapping in maps.split_inclusive("VmFlags:").collect::<Vec<_>>().windows(2) {
+            let (of, flags) = (mapping[0], mapping[1].lines().next().unwrap());
+            let line = of.lines().find(|line| line.contains('-')).unwrap();
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            // What the name service loads later, to look a user up, runs in no loop.
+            let is_ours = fields.last().is_some_and(|path| path.ends_with("/amped") || path.contains("/libc.so"));
+            if !is_ours || !fields[1].starts_with('r') {
+                continue;
+            }
+            let figure = |key: &str| of.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim();
+            assert_eq!(figure("Size:"), figure("Rss:"), "not all of it is in memory: {line}");
+            assert!(flags.split(' ').any(|flag| flag == "lo"), "it is not locked there: {line}");
+            files += 1;
+        }
+        assert!(files > 4, "few files are mapped:\n{maps}");
+    };
+    ["amped", "mp"].into_iter().for_each(check);
+}
+
+#[test]
+fn a_limit_on_locked_memory_is_said_and_serves_all_the_same() {
+    need_root("starts the server as another user");
+    let site = public_site();
+    site.file("a.txt", "hello");
+    let copy = site.file("amped", fs::read(program().get_program()).unwrap());
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new("prlimit");
+    command.args(["--memlock=4096:4096", "setpriv", "--reuid=65534", "--clear-groups"]).arg(copy);
+    let server = Server::spawn({
+        command.arg("serve").arg(site.path()).args(["--listen", "127.0.0.1:0"]);
+        command
+    });
+    server.wait_for("raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)");
+    assert_eq!(server.get("/a.txt").text(), "hello");
 }
 
 /// User and system time of a server so far.

@@ -1,8 +1,9 @@
 //! The life of the server: open, give up root, start the loops, obey signals, end.
 //!
 //! The order at the start is the order of what can only be done earlier: signals are kept back before there is a second
-//! thread; the process that helper processes come from splits off before there is anything that it should not have; ports and the log are opened while we may; then the user changes; then the sites' roots are opened, as the user
-//! who will serve them, so that what he may not read is noticed now.
+//! thread; the program is locked in memory while we may; the process that helper processes come from splits off before
+//! there is anything that it should not have; ports and the log are opened while we may; then the user changes; then the
+//! sites' roots are opened, as the user who will serve them, so that what he may not read is noticed now.
 //!
 //! This thread then waits for signals. What it does for one it prepares here, where waiting is harmless, and gives the
 //! workers the finished thing. These are threads of this process, or processes of their own (`processes`).
@@ -114,6 +115,12 @@ pub fn print(text: &str) -> ExitCode {
 impl Server {
     fn start(flags: &cli::Serve, settings: Settings, signals: Signals) -> Result<Server, String> {
         process::raise_descriptor_limit();
+        if let Err(error) = process::lock_program() {
+            say!(
+                "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is \
+                 read again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
+            );
+        }
         let owner = owner(&settings)?;
         // Before there is anything that these processes should not have.
         let nursery = match settings.helpers.kind {

@@ -280,6 +280,37 @@ pub fn make_room_for_descriptors(count: u64) {
     let _ = rustix::io::fcntl_dupfd_cloexec(io::stderr(), last);
 }
 
+/// Keeps the program itself in memory, with its libraries: code that was pushed out to make room for files has to be read
+/// from the disk before the thread that runs it goes on, and that may be the thread that must not wait. Locked pages stay for
+/// every process that maps the same files, for as long as this one lives; they count against the limit on locked memory
+/// (mlock(2)) unless the process may pass it by.
+///
+/// # Errors
+/// As mlock(2): ENOMEM or EPERM where the limit forbids it. What was locked before stays so.
+pub fn lock_program() -> io::Result<()> {
+    for (start, length) in program_mappings(&std::fs::read_to_string("/proc/self/maps")?) {
+        // SAFETY: mlock(2) reads and writes no memory of ours, and fails if nothing is mapped there. JUSTIFICATION: std has
+        // no such call, and rustix's takes a pointer and is unsafe as well.
+        if unsafe { libc::mlock(start as *const libc::c_void, length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Start and length, in bytes, of what is mapped from files (proc_pid_maps(5)): `from-to access offset device inode path`.
+fn program_mappings(maps: &str) -> impl Iterator<Item = (usize, usize)> {
+    maps.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let is_readable = fields.next()?.starts_with('r');
+        let is_file = fields.nth(2)? != "0";
+        let from = usize::from_str_radix(from, 16).ok()?;
+        let to = usize::from_str_radix(to, 16).ok()?;
+        (is_readable && is_file).then_some((from, to.checked_sub(from)?))
+    })
+}
+
 /// What the calling thread has cost the disk since it began (getrusage(2), `RUSAGE_THREAD`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
@@ -354,6 +385,18 @@ mod tests {
         assert_eq!(user(c"nobody of this name").expect("asked"), None);
         assert_eq!(group(c"root").expect("asked"), Some(0));
         assert_eq!(group(c"no group of this name").expect("asked"), None);
+    }
+
+    #[test]
+    fn what_is_mapped_from_files() {
+        let maps = "55a0d000-55a0f000 r--p 00000000 fd:01 1234   /usr/bin/a program\n\
+                    55a0f000-55a10000 r-xp 00002000 fd:01 1234   /usr/bin/a program\n\
+                    55a10000-55a11000 ---p 00003000 fd:01 1234   /usr/bin/a program\n\
+                    55b00000-55b21000 rw-p 00000000 00:00 0      [heap]\n\
+                    7fff0000-7fff1000 r-xp 00000000 00:00 0      [vdso]\n\
+                    cut off";
+        let mappings: Vec<_> = program_mappings(maps).collect();
+        assert_eq!(mappings, [(0x55a0_d000, 0x2000), (0x55a0_f000, 0x1000)]);
     }
 
     #[test]
