@@ -46,6 +46,9 @@ use crate::worker::{Clock, Generation};
 /// and resolvers have open for a moment.
 const DESCRIPTORS_RESERVED: usize = 64;
 
+/// Descriptors for which the kernel's table has room from the start, if so many may be had: half a MiB of it.
+const DESCRIPTORS_ROOM: u64 = 1 << 16;
+
 /// A server that runs.
 struct Server {
     flags: cli::Serve,
@@ -114,7 +117,9 @@ pub fn print(text: &str) -> ExitCode {
 
 impl Server {
     fn start(flags: &cli::Serve, settings: Settings, signals: Signals) -> Result<Server, String> {
-        process::raise_descriptor_limit();
+        let descriptors = process::raise_descriptor_limit();
+        // While there is one thread; a loop that opens one file too many would wait.
+        process::make_room_for_descriptors(descriptors.min(DESCRIPTORS_ROOM));
         if let Err(error) = process::lock_program() {
             say!(
                 "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is \

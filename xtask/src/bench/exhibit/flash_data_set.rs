@@ -34,7 +34,7 @@ const MIB: u64 = 1 << 20;
 
 pub(super) fn exhibit(scale: Scale, seed: u64) -> Exhibit {
     let sizes: &[u64] = match scale {
-        Scale::Full => &[32, 96, 160, 256, 384],
+        Scale::Full => &[32, 96, 160, 256, 512],
         Scale::Quick => &[16, 128],
         Scale::Smoke => &[16],
     };
