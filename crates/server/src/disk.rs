@@ -566,7 +566,7 @@ impl Disk {
         if version.size > 0 {
             let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
             match patience {
-                Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), first_page) => {
+                Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), 0, first_page) => {
                     return Err(NoAnswer::WouldWait);
                 }
                 Patience::Now => {}

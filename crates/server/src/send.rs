@@ -111,6 +111,8 @@ pub struct Sender {
     lends: bool,
     style: Style,
     wary: Wary,
+    /// Tests of residency so far.
+    looks: u64,
     /// The moment of this turn.
     now: Time,
     residency: Arc<Residency>,
@@ -138,7 +140,7 @@ const SUSPICIOUS: Duration = Duration::from_millis(1);
 /// For how long nothing is lent after a wait, or after the last window that was gone.
 const WARY: Duration = Duration::from_secs(10);
 
-/// For how long a window that was seen to be in memory is believed to be there: five looks at one cost a tenth of what
+/// For how long a window that was seen to be in memory is believed to be there: four looks at one cost a tenth of what
 /// sending it does. Before the kernel takes it, it has to go through its lists twice while it was not asked for.
 const SEEN_FOR: Duration = Duration::from_millis(10);
 
@@ -225,6 +227,7 @@ impl Sender {
             lends: generation.settings.optimise.has(Optimisation::Sendfile),
             style: Style::of(&generation.settings.optimise),
             wary: Wary::default(),
+            looks: 0,
             now: Time::START,
             residency: Arc::clone(generation.disk.residency()),
             content: generation.settings.send.content,
@@ -599,7 +602,7 @@ fn send_window(
     let more = end < range.end;
     let way = sender.way(file, version, &window, probes, wall);
     let samples = probes != Probes::None && sender.samples();
-    let Sender { window: buffer, residency, mapped, wary, now, .. } = sender;
+    let Sender { window: buffer, residency, mapped, wary, looks, now, .. } = sender;
     let number = window.start / WINDOW;
     let is_whole = window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size);
     let map = || match &way {
@@ -637,7 +640,8 @@ fn send_window(
     let seen = if samples { file.last_seen(number) } else { None };
     let just_seen = seen.is_some_and(|seen| now.since(seen) < SEEN_FOR);
     let probe = probes == Probes::All { fetched: 0 } && !just_seen;
-    let is_cold = probe && !residency.is_resident(file, version, &window, map);
+    *looks += u64::from(probe);
+    let is_cold = probe && !residency.is_resident(file, version, &window, *looks, map);
     if is_cold && seen.is_some() {
         wary.begin(*now);
     }

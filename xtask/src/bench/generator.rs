@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use amped_measure::stats::{Random, Summary};
 
 use super::group::Group;
-use super::load::{Load, Targets};
+use super::load::{AMMETER, Load, Targets};
 use super::server::Server;
 use super::{Bench, REFUSES, retried};
-use crate::{Outcome, cargo, output, run as run_command, target_dir};
+use crate::{Outcome, output};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -34,11 +34,7 @@ const CONNECTIONS: usize = 50;
 const POINTS: [(&str, bool, &str); 2] = [("keep-alive", false, "0"), ("new connections", true, "1")];
 
 pub(super) fn run(args: &Args) -> Outcome {
-    run_command(&mut cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"]))?;
     let bench = Bench::new(args.core)?;
-    let ammeter = bench.folder.join("ammeter");
-    let built = target_dir().join("release/ammeter");
-    fs::copy(&built, &ammeter).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
     let (site, config) = (bench.site(), bench.folder.join("amped.toml"));
     fs::create_dir_all(&site).map_err(|error| format!("cannot make {}: {error}", site.display()))?;
     let write = |path, bytes: &[u8]| fs::write(path, bytes).map_err(|error| format!("cannot write a file: {error}"));
@@ -60,7 +56,7 @@ pub(super) fn run(args: &Args) -> Outcome {
                     let before = bench.client.group.cpu_ns()?;
                     let replies = match which {
                         0 => bench.client.run(server.address, &load(fresh, args.seconds), 0)?.requests,
-                        _ => asked(&bench, &ammeter.to_string_lossy(), server.address, per_connection, args.seconds)?,
+                        _ => asked(&bench, server.address, per_connection, args.seconds)?,
                     };
                     Ok((bench.client.group.cpu_ns()? - before) as f64 / 1e3 / replies.max(1) as f64)
                 })?;
@@ -88,9 +84,9 @@ fn load(fresh: bool, seconds: u32) -> Load {
 }
 
 /// Runs `ammeter load`, and returns how many right replies it had.
-fn asked(bench: &Bench, ammeter: &str, address: SocketAddr, per_connection: &str, seconds: u32) -> Outcome<u64> {
+fn asked(bench: &Bench, address: SocketAddr, per_connection: &str, seconds: u32) -> Outcome<u64> {
     let (url, clients, duration) = (format!("http://{address}/file"), CONNECTIONS.to_string(), format!("{seconds}s"));
-    let words = [ammeter, "load", &url, "--clients", &clients, "--duration", &duration, "--json"];
+    let words = [&bench.client.path(AMMETER), "load", &url, "--clients", &clients, "--duration", &duration, "--json"];
     let words = [&words[..], &["--requests-per-connection", per_connection]].concat();
     let said = output(&mut bench.client.group.command(bench.core + 1, &words))?;
     let found: serde_json::Value =

@@ -1,10 +1,8 @@
-//! Load, by other people's generators: wrk asks as fast as it is answered, h2load asks at a pace and writes down how long
-//! each answer took.
+//! Load: wrk asks as fast as it is answered, `ammeter load` asks at a pace and tells how long each answer took.
 //!
 //! wrk is a closed loop and corrects the latencies that it prints by ones that it invents, so its counts are used alone. The
-//! latencies are h2load's: a few connections ask for one cached file at times that do not depend on the load beside them.
-//! Each of these connections still waits for its answer before it asks again, so a stall counts once for each of them, not
-//! for each request that would have fallen into it: long stalls are understated, never overstated.
+//! latencies are those of `ammeter`: one cached file is asked for at times that were planned before, each time on a
+//! connection of its own, and a latency counts from the planned time. So a stall counts for each request that falls into it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,8 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::group::Group;
-use crate::{Outcome, output, shown};
+use super::report::HotLatency;
+use crate::{Outcome, output, shown, target_dir};
 
 /// What is asked of a server.
 #[derive(Clone, Debug)]
@@ -46,12 +47,12 @@ pub(super) struct Heard {
     /// Of the load, without the paced ones.
     pub(super) seconds: f64,
     pub(super) bytes: u64,
-    /// Of the paced requests, sorted, in microseconds.
-    pub(super) hot_us: Vec<u64>,
+    /// How long the paced ones took.
+    pub(super) hot: Option<HotLatency>,
 }
 
-/// The connections that ask at a pace, and the requests of each in a second.
-const PACED: (usize, usize) = (8, 25);
+/// Paced requests a second, each on a connection of its own: the server's state decides nothing about when they are made.
+const PACE: u32 = 200;
 
 /// Prints what wrk has counted in one line. wrk counts as `status` what is neither 2xx nor 3xx.
 const DONE: &str = r#"
@@ -75,6 +76,9 @@ function request()
 end
 "#;
 
+/// The program of the laboratory, a copy of which generates too.
+pub(super) const AMMETER: &str = "ammeter";
+
 /// The generators, in a group of their own on a core of their own.
 pub(super) struct Client {
     pub(super) group: Group,
@@ -85,6 +89,9 @@ pub(super) struct Client {
 impl Client {
     /// Writes what wrk needs into `folder`.
     pub(super) fn new(folder: &Path, core: usize) -> Outcome<Client> {
+        let built = target_dir().join("release").join(AMMETER);
+        let ammeter = folder.join(AMMETER);
+        fs::copy(&built, &ammeter).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
         let client = Client { group: Group::new(None)?, core, folder: folder.to_owned() };
         client.write("one.lua", DONE)?;
         client.write("list.lua", &format!("{LIST}{DONE}"))?;
@@ -107,11 +114,9 @@ impl Client {
         let paced = load.hot.as_ref().map(|hot| self.start_paced(address, hot, load.seconds)).transpose()?;
         let counted = self.run_wrk(address, load, from);
         // Waited for whatever wrk said: it would be in the next measurement.
-        let hot_us = paced.map(|paced| self.paced(paced)).transpose();
-        let (mut heard, hot_us) = (counted?, hot_us?.unwrap_or_default());
-        heard.requests += hot_us.len() as u64;
-        heard.hot_us = hot_us;
-        Ok(heard)
+        let hot = paced.map(paced_latency).transpose();
+        let (heard, hot) = (counted?, hot?);
+        Ok(Heard { requests: heard.requests + hot.map_or(0, |hot| hot.count as u64), hot, ..heard })
     }
 
     fn run_wrk(&self, address: SocketAddr, load: &Load, from: usize) -> Outcome<Heard> {
@@ -146,27 +151,16 @@ impl Client {
     }
 
     fn start_paced(&self, address: SocketAddr, hot: &str, seconds: u32) -> Outcome<Child> {
-        let _ = fs::remove_file(self.path("paced.tsv"));
-        let (url, log) = (format!("http://{address}{hot}"), format!("--log-file={}", self.path("paced.tsv")));
-        let [connections, pace, seconds] = [PACED.0, PACED.1, seconds as usize].map(|number| number.to_string());
-        // Before wrk, which takes the core whenever it is let: a probe that had to wait for it would measure it.
-        let words = ["chrt", "--fifo", "10", "h2load", "--h1", "-c", &connections, "--rps", &pace, "-D", &seconds];
-        let mut command = self.group.command(self.core, &[&words[..], &[&log, &url]].concat());
+        let (url, pace, seconds) = (format!("http://{address}{hot}"), PACE.to_string(), format!("{seconds}s"));
+        // What is late is late since it was planned, and is waited for when the time is over.
+        let words =
+            [&self.path(AMMETER), "load", &url, "--rate", &pace, "--arrivals", "constant", "--duration", &seconds];
+        let mut command = self.group.command(self.core, &[&words[..], &["--timeout", "30s", "--json"]].concat());
         start(&mut command)
     }
 
-    fn paced(&self, child: Child) -> Outcome<Vec<u64>> {
-        let ended = child.wait_with_output().map_err(|error| format!("h2load: {error}"))?;
-        let said = String::from_utf8_lossy(&ended.stdout);
-        // What is under way when the time is over is not counted as done, nor as failed.
-        if !ended.status.success() || !said.contains(" 0 failed, 0 errored, 0 timeout") {
-            return Err(unanswered(&said));
-        }
-        let text = fs::read_to_string(self.path("paced.tsv")).map_err(|error| format!("the log of h2load: {error}"))?;
-        latencies(&text)
-    }
-
-    fn path(&self, name: &str) -> String {
+    /// A file among ours.
+    pub(super) fn path(&self, name: &str) -> String {
         self.folder.join(name).to_string_lossy().into_owned()
     }
 
@@ -201,22 +195,26 @@ fn counted(said: &str) -> Outcome<Heard> {
     let duration = Duration::from_micros(figure("us")?);
     match figure("requests")? {
         0 => Err("wrk was answered nothing".to_owned()),
-        requests => {
-            Ok(Heard { requests, seconds: duration.as_secs_f64(), bytes: figure("bytes")?, hot_us: Vec::new() })
-        }
+        requests => Ok(Heard { requests, seconds: duration.as_secs_f64(), bytes: figure("bytes")?, hot: None }),
     }
 }
 
-/// Reads the log of h2load: start in microseconds, status, microseconds until the end of the answer.
-fn latencies(log: &str) -> Outcome<Vec<u64>> {
-    let read = |line: &str| {
-        let mut columns = line.split('\t').skip(1);
-        (columns.next()? == "200").then(|| columns.next()?.trim().parse().ok())?
-    };
-    let us = log.lines().map(|line| read(line).ok_or_else(|| format!("the hot file was answered: {line}")));
-    let mut us = us.collect::<Outcome<Vec<u64>>>()?;
-    us.sort_unstable();
-    if us.is_empty() { Err("h2load was answered nothing".to_owned()) } else { Ok(us) }
+/// Waits for the paced requests. That some were made late is no fault of a measurement that counts from when they were planned,
+/// so the generator's own verdict is not asked.
+fn paced_latency(child: Child) -> Outcome<HotLatency> {
+    let ended = child.wait_with_output().map_err(|error| format!("ammeter: {error}"))?;
+    let said = String::from_utf8_lossy(&ended.stdout);
+    let found = serde_json::from_str(&said).map_err(|error| format!("ammeter said {said}: {error}"))?;
+    latency_of(&found).ok_or_else(|| format!("the hot file was not answered: {said}"))
+}
+
+/// Reads what `ammeter load --json` says of a run in which everything was answered.
+fn latency_of(found: &Value) -> Option<HotLatency> {
+    let of = &found["latency"];
+    let us = |key: &str| Some((of[key].as_f64()? * 1e3).round() as u64);
+    let (planned, ok) = (found["planned"].as_u64()?, found["ok"].as_u64()?);
+    let count = usize::try_from(ok).ok().filter(|_| ok > 0 && ok == planned)?;
+    Some(HotLatency { count, p50: us("p50_ms")?, p99: us("p99_ms")?, max: us("max_ms")? })
 }
 
 #[cfg(test)]
@@ -241,9 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_log_of_h2load() {
-        assert_eq!(latencies("17\t200\t458\n17\t200\t107\n").unwrap(), [107, 458]);
-        assert!(latencies("17\t503\t458\n").unwrap_err().contains("503"));
-        assert!(latencies("").is_err());
+    fn reads_what_ammeter_says() {
+        let said = |ok: u32| {
+            let latency = serde_json::json!({"count": ok, "p50_ms": 0.1, "p99_ms": 12.5, "max_ms": 20.0});
+            latency_of(&serde_json::json!({"planned": 7, "ok": ok, "latency": latency}))
+        };
+        let HotLatency { count, p50, p99, max } = said(7).unwrap();
+        assert_eq!((count, p50, p99, max), (7, 100, 12_500, 20_000));
+        assert!(said(6).is_none(), "one was not answered");
     }
 }

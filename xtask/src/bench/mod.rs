@@ -132,7 +132,6 @@ const REFUSES: &str = "cannot be so";
 fn ablation(args: &Ablation) -> Outcome {
     let scale = if args.smoke { Scale::Smoke } else { args.chosen.scale() };
     let exhibits = args.chosen.exhibits(scale, args.seed)?;
-    run_command(&mut cargo(&["build", "--release", "--package", "amped"]))?;
     let bench = Bench::new(args.core)?;
     let mut host = host::Host::now()?;
 
@@ -212,6 +211,7 @@ impl Bench {
         if core + 1 >= cores {
             return Err(format!("the server is to have core {core} and its load {}, but there are {cores}", core + 1));
         }
+        run_command(&mut cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"]))?;
         group::end_stale();
         end_stale_folders();
         let folder = target_dir().join(format!("{FOLDER}{}", std::process::id()));
@@ -333,7 +333,7 @@ impl Bench {
             cpu_us: rounded(cpu / 1e3 / heard.requests as f64),
             rate: rounded(heard.requests as f64 / heard.seconds),
             mib_s: rounded(heard.bytes as f64 / heard.seconds / f64::from(1 << 20)),
-            hot_us: (!heard.hot_us.is_empty()).then(|| report::HotLatency::of(&heard.hot_us)),
+            hot_us: heard.hot,
             server_share: share(cpu),
             client_share: share(client),
             others_share: share(busy - cpu - client).max(0.0),

@@ -68,15 +68,6 @@ pub(super) struct HotLatency {
     pub(super) max: u64,
 }
 
-impl HotLatency {
-    /// Of sorted times, of which there is at least one.
-    pub(super) fn of(us: &[u64]) -> HotLatency {
-        // The smallest value that is not exceeded by more than 1 % (nearest rank).
-        let at = |percent: usize| us[(us.len() * percent).div_ceil(100).max(1) - 1];
-        HotLatency { count: us.len(), p50: at(50), p99: at(99), max: us[us.len() - 1] }
-    }
-}
-
 /// A figure that is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Metric {
@@ -422,13 +413,5 @@ mod tests {
         let read = read(&folder).unwrap();
         let _ = fs::remove_dir_all(&folder);
         assert_eq!(tables(&exhibit, &read), tables(&exhibit, &record));
-    }
-
-    #[test]
-    fn percentiles_are_by_nearest_rank() {
-        let us: Vec<u64> = (1..=200).collect();
-        let HotLatency { count, p50, p99, max } = HotLatency::of(&us);
-        assert_eq!((count, p50, p99, max), (200, 100, 198, 200));
-        assert_eq!(HotLatency::of(&[7]).p99, 7);
     }
 }
