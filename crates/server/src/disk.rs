@@ -43,30 +43,37 @@ pub struct OpenFile {
     descriptor: Option<OwnedFd>,
     /// Where windows of it are mapped, if any were, and the state in which it was opened.
     mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
-    /// Which windows were last seen to be in memory, by the last digits of their numbers, and when.
-    seen: Box<[AtomicU64; SEEN]>,
+    /// When each of the first windows was last seen to be in memory as a whole: milliseconds, from 1 on. Made when the first is.
+    seen: OnceLock<Box<[AtomicU64]>>,
 }
 
-/// Windows of a file that are remembered to have been seen: all of one of 1 MiB.
-const SEEN: usize = 4;
+/// Windows of a file that are remembered to have been seen: all of one of 16 MiB, by half a KiB.
+const SEEN_MAX: u64 = 64;
 
 impl OpenFile {
     /// The file behind this descriptor.
     pub fn new(descriptor: OwnedFd) -> OpenFile {
-        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: Default::default() }
+        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new() }
     }
 
-    /// When this window was last seen to be in memory, if that is remembered.
+    /// Whether it is remembered of this window when it was seen.
+    pub fn remembers(window: u64) -> bool {
+        window < SEEN_MAX
+    }
+
+    /// When this window was last seen to be in memory, if it was and that is remembered.
     pub fn last_seen(&self, window: u64) -> Option<Time> {
-        let note = self.seen[window as usize % SEEN].load(Ordering::Relaxed);
-        (note & SIGHT_MASK == (window + 1) & SIGHT_MASK).then(|| Time::from_millis(note >> SIGHT_BITS))
+        let note = self.seen.get()?.get(window as usize)?.load(Ordering::Relaxed);
+        note.checked_sub(1).map(Time::from_millis)
     }
 
-    /// All of this window is in memory now.
-    pub fn is_seen(&self, window: u64, now: Time) {
-        let now_ms = now.as_nanos() / 1_000_000;
-        let note = (now_ms << SIGHT_BITS) | ((window + 1) & SIGHT_MASK);
-        self.seen[window as usize % SEEN].store(note, Ordering::Relaxed);
+    /// All of this window, of a file of so many bytes, is in memory now.
+    pub fn is_seen(&self, window: u64, size: u64, now: Time) {
+        let windows = size.div_ceil(WINDOW).min(SEEN_MAX) as usize;
+        let seen = self.seen.get_or_init(|| (0..windows).map(|_| AtomicU64::new(0)).collect());
+        if let Some(note) = seen.get(window as usize) {
+            note.store(now.as_nanos() / 1_000_000 + 1, Ordering::Relaxed);
+        }
     }
 
     /// Windows of it are mapped there, in this state; they go with it.
@@ -74,11 +81,6 @@ impl OpenFile {
         self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
     }
 }
-
-/// A note holds the number of the window, from 1 on, and above it the time in milliseconds: of files up to 256 GiB windows
-/// are told apart.
-const SIGHT_BITS: u32 = 20;
-const SIGHT_MASK: u64 = (1 << SIGHT_BITS) - 1;
 
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -799,14 +801,15 @@ mod tests {
     fn it_is_remembered_when_a_window_was_seen() {
         let file = OpenFile::new(tempfile::tempfile().unwrap().into());
         let at = Time::from_millis;
-        assert_eq!(file.last_seen(0), None);
-        file.is_seen(0, at(100));
-        file.is_seen(3, at(101));
-        let seen = || [0, 1, 3, 4].map(|window| file.last_seen(window));
-        assert_eq!(seen(), [Some(at(100)), None, Some(at(101)), None]);
-        // Another in its place.
-        file.is_seen(4, at(105));
-        assert_eq!(seen(), [None, None, Some(at(101)), Some(at(105))]);
+        let size = 5 * WINDOW + 1;
+        let seen = || [0, 1, 5, 6].map(|window| file.last_seen(window));
+        assert_eq!(seen(), [None; 4]);
+        file.is_seen(0, size, at(0));
+        file.is_seen(5, size, at(101));
+        file.is_seen(6, size, at(102));
+        assert_eq!(seen(), [Some(at(0)), None, Some(at(101)), None]);
+        file.is_seen(0, size, at(105));
+        assert_eq!(file.last_seen(0), Some(at(105)));
     }
 
     #[test]

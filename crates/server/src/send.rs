@@ -126,7 +126,8 @@ pub struct Sender {
 /// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
 /// send them. So the loop notices that a window is gone which was there, or that it has waited, and from then on, for a
 /// while, reads windows into memory of its own by a read that never waits, which looks at every page: dearer than lending
-/// by half, where the disk is what counts. A window that nobody has seen before tells nothing.
+/// by half, where the disk is what counts. A window that nobody has seen before tells nothing: it is read in any case, and
+/// lent from then on.
 #[derive(Debug, Default)]
 struct Wary {
     until: Time,
@@ -573,6 +574,12 @@ impl Sender {
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.wary.until => Way::Copied,
             _ if !is_settled(version, self.settle, wall) => Way::Copied,
+            // What nobody has seen as a whole may be on its way in, or half gone: lent, it would be waited for.
+            ContentMode::Mixed | ContentMode::Sendfile
+                if probes != Probes::None && self.samples() && is_new(file, window) =>
+            {
+                Way::Copied
+            }
             ContentMode::Mixed | ContentMode::Sendfile if self.lends => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
             // What cannot be mapped is copied.
@@ -628,7 +635,7 @@ fn send_window(
             Err(_) => return Ok(Window::Changed),
         };
         if samples && is_whole && count == buffer.len() {
-            file.is_seen(number, *now);
+            file.is_seen(number, version.size, *now);
         }
         // Checked after reading: the bytes in the buffer are those of this state.
         if count == 0 || !is_unchanged(file, version)? {
@@ -646,7 +653,7 @@ fn send_window(
         wary.begin(*now);
     }
     if samples && is_whole && !is_cold && !just_seen {
-        file.is_seen(number, *now);
+        file.is_seen(number, version.size, *now);
     }
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = !is_unchanged(file, version)?;
@@ -677,6 +684,12 @@ fn send_window(
         return Ok(Window::Changed);
     }
     Ok(Window::Sent(sent as u64))
+}
+
+/// Whether nobody has seen this window to be in memory; not asked of windows for which that is not remembered.
+fn is_new(file: &OpenFile, window: &Range<u64>) -> bool {
+    let number = window.start / WINDOW;
+    OpenFile::remembers(number) && file.last_seen(number).is_none()
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.

@@ -72,6 +72,7 @@ pub enum Task {
 }
 
 /// What came of a task.
+#[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
 #[derive(Debug)]
 pub enum Done {
     /// The answer to the question.
