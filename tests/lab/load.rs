@@ -69,6 +69,15 @@ fn alone_what_is_asked_is_offered_also_past_capacity() {
             }
         }
     });
+    // Simple clients offer no more than it bears, however many they are (Banga and Druschel, figure 5).
+    let simple = ["5", "50"].map(|clients| {
+        let patience = ["--connect-timeout", "30s", "--timeout", "30s"];
+        let words = ["--clients", clients, "--requests-per-connection", "1", "--duration", "1s"];
+        let outcome = load(address, &[&words[..], &patience].concat());
+        figure(&outcome, "/started") / figure(&outcome, "/seconds")
+    });
+    println!("5 and 50 simple clients: {simple:?}/s");
+    assert!(simple[0] < 1100.0 && simple[1] < 1.5 * simple[0], "{simple:?}");
     for rate in ["5000", "10000"] {
         let arguments =
             ["--rate", rate, "--duration", "3s", "--timeout", "2s", "--arrivals", "constant", "--seed", "1"];

@@ -23,7 +23,8 @@ pub(super) fn folder(number: usize) -> String {
 pub(super) fn make(images: &Path, site: &Path, count: usize, bytes: u64) -> Outcome {
     for (number, folder) in folders(site, count).iter().enumerate() {
         let image = images.join(format!("disk{number}.img"));
-        let made = fs::create_dir_all(folder).and_then(|()| fs::File::create(&image)?.set_len(bytes));
+        let made = fs::create_dir_all(folder)
+            .and_then(|()| fs::File::create(&image)?.set_len(bytes.next_multiple_of(1 << 20)));
         made.map_err(|error| format!("cannot make {}: {error}", image.display()))?;
         // Nothing is to be written while others read.
         let features = ["-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"];

@@ -13,6 +13,7 @@
 //! CPU time for a request is what is compared in the first place: it holds still while neighbours come and go, and can be
 //! told where the client is slower than the server, as it is here for small files. A rate stands beside it.
 
+mod curves;
 mod disks;
 mod exhibit;
 mod files;
@@ -22,8 +23,10 @@ mod host;
 mod load;
 mod plot;
 mod report;
+mod s_clients;
 mod server;
 mod wan;
+mod wan_effects;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,8 +54,12 @@ pub(crate) enum Args {
     Load(generator::Args),
     /// Make tables and plots again from results that are there
     Redraw(Chosen),
+    /// The load that simple clients offer to a server, and that of S-Clients (Banga and Druschel, figures 5 and 6)
+    SClients(s_clients::Args),
     /// What one core carries through the delay router of `ammeter wan`
     Wan(wan::Args),
+    /// What round-trip delay and loss do to amped and to apache2 (Banga and Druschel, figures 9 and 10)
+    WanEffects(wan_effects::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -94,7 +101,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Args::Ablation(args) => ablation(args),
         Args::Load(args) => generator::run(args),
         Args::Redraw(chosen) => redraw(chosen),
+        Args::SClients(args) => s_clients::run(args),
         Args::Wan(args) => wan::run(args),
+        Args::WanEffects(args) => wan_effects::run(args),
     }
 }
 

@@ -108,23 +108,54 @@ fn lines(exhibit: &Exhibit, record: &Record, x_title: &str, logarithmic: bool) -
     let mut groups: Vec<&str> = exhibit.points.iter().map(|point| point.group).collect();
     groups.dedup();
     let arms = record.arms(exhibit);
-    let (columns, rows) = (groups.len() as f64, exhibit.metrics.len() as f64);
-    let (width, height) = (columns * (LEFT + WIDTH) + LEGEND, rows * (TOP + HEIGHT + BELOW) + 16.0);
-    let mut out = start(width, height, exhibit.title);
-    for (row, metric) in exhibit.metrics.iter().enumerate() {
-        for (column, group) in groups.iter().enumerate() {
-            let points: Vec<&Point> = exhibit.points.iter().filter(|point| point.group == *group).collect();
+    let panel = |metric: &Metric, group: &&str| {
+        let points: Vec<&Point> = exhibit.points.iter().filter(|point| point.group == *group).collect();
+        let heading = if group.is_empty() { String::new() } else { format!(": {group}") };
+        let line = |arm: &&str| {
+            let of = |point: &&Point| Some((point.x, record.summary(*metric, point, arm)?));
+            points.iter().filter_map(of).collect()
+        };
+        Panel {
+            title: format!("{}{heading}", metric.title()),
+            x_title: x_title.to_owned(),
+            is_wide: metric.is_wide(),
+            logarithmic,
+            lines: arms.iter().map(line).collect(),
+        }
+    };
+    let rows: Vec<Vec<Panel>> =
+        exhibit.metrics.iter().map(|metric| groups.iter().map(|group| panel(metric, group)).collect()).collect();
+    panels(exhibit.title, &arms, &rows)
+}
+
+/// A coordinate system and its lines.
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) x_title: String,
+    /// Whether the axis of figures is logarithmic, and that of x.
+    pub(super) is_wide: bool,
+    pub(super) logarithmic: bool,
+    /// For each name of the legend its points, which may be none.
+    pub(super) lines: Vec<Vec<(f64, Summary)>>,
+}
+
+/// Draws rows of panels, with one legend.
+pub(super) fn panels(title: &str, names: &[&str], rows: &[Vec<Panel>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default() as f64;
+    let (width, height) = (columns * (LEFT + WIDTH) + LEGEND, rows.len() as f64 * (TOP + HEIGHT + BELOW) + 16.0);
+    let mut out = start(width, height, title);
+    for (row, panels) in rows.iter().enumerate() {
+        for (column, panel) in panels.iter().enumerate() {
             let corner = (LEFT + column as f64 * (LEFT + WIDTH), 16.0 + TOP + row as f64 * (TOP + HEIGHT + BELOW));
-            let title = if group.is_empty() { String::new() } else { format!(": {group}") };
-            text(&mut out, corner.0, corner.1 - 8.0, "start", &escaped(&format!("{}{title}", metric.title())));
-            text(&mut out, corner.0 + WIDTH / 2.0, corner.1 + HEIGHT + 36.0, "middle", &escaped(x_title));
-            panel(&mut out, corner, record, *metric, &points, &arms, logarithmic);
+            text(&mut out, corner.0, corner.1 - 8.0, "start", &escaped(&panel.title));
+            text(&mut out, corner.0 + WIDTH / 2.0, corner.1 + HEIGHT + 36.0, "middle", &escaped(&panel.x_title));
+            draw(&mut out, corner, panel);
         }
     }
-    for (at, arm) in arms.iter().enumerate() {
+    for (at, name) in names.iter().enumerate() {
         let (x, y) = (columns * (LEFT + WIDTH) + 16.0, 16.0 + TOP + 10.0 + at as f64 * 20.0);
         segment(&mut out, (x, y - 4.0), (x + 22.0, y - 4.0), &stroke(at));
-        text(&mut out, x + 28.0, y, "start", &escaped(arm));
+        text(&mut out, x + 28.0, y, "start", &escaped(name));
     }
     out + "</svg>\n"
 }
@@ -134,47 +165,48 @@ fn stroke(arm: usize) -> String {
     format!("fill=\"none\" stroke-width=\"2\" stroke=\"{}\"{dash}", COLOURS[arm % COLOURS.len()])
 }
 
-fn panel(
-    out: &mut String,
-    (left, top): (f64, f64),
-    record: &Record,
-    metric: Metric,
-    points: &[&Point],
-    arms: &[&str],
-    logarithmic: bool,
-) {
-    let all: Vec<Summary> =
-        points.iter().flat_map(|point| arms.iter().filter_map(|arm| record.summary(metric, point, arm))).collect();
-    let axis = Axis::of(&all, metric.is_wide());
+fn draw(out: &mut String, (left, top): (f64, f64), panel: &Panel) {
+    let Panel { is_wide, logarithmic, lines, .. } = panel;
+    let all: Vec<Summary> = lines.iter().flatten().map(|(_, summary)| *summary).collect();
+    let axis = Axis::of(&all, *is_wide);
     let y = |value: f64| top + HEIGHT * (1.0 - axis.place(value));
     for value in &axis.ticks {
         segment(out, (left, y(*value)), (left + WIDTH, y(*value)), GRID);
         text(out, left - 6.0, y(*value) + 4.0, "end", &tick(*value));
     }
-    let scaled = |x: f64| if logarithmic { x.ln() } else { x };
-    let xs = points.iter().map(|point| scaled(point.x));
-    let (least, most) = xs.fold((f64::MAX, f64::MIN), |(least, most), x| (least.min(x), most.max(x)));
+    let scaled = |x: f64| if *logarithmic { x.ln() } else { x };
+    let mut xs: Vec<f64> = lines.iter().flatten().map(|(x, _)| *x).collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
+    let (least, most) = (scaled(xs.first().copied().unwrap_or(1.0)), scaled(xs.last().copied().unwrap_or(1.0)));
     // A little room on both sides, and a single point in the middle.
-    let x = |point: &Point| {
-        let place = if most > least { (scaled(point.x) - least) / (most - least) } else { 0.5 };
+    let x = |x: f64| {
+        let place = if most > least { (scaled(x) - least) / (most - least) } else { 0.5 };
         left + 12.0 + place * (WIDTH - 24.0)
     };
-    for point in points {
-        segment(out, (x(point), top + HEIGHT), (x(point), top + HEIGHT + 4.0), FRAME);
-        text(out, x(point), top + HEIGHT + 18.0, "middle", &tick(point.x));
-    }
-    for (at, arm) in arms.iter().enumerate() {
-        let mut path = String::new();
-        for point in points {
-            let Some(Summary { low, median, high, .. }) = record.summary(metric, point, arm) else { continue };
-            // Side by side, or intervals of equal arms would hide each other.
-            let x = x(point) + (at as f64 - (arms.len() - 1) as f64 / 2.0) * 2.0;
-            let _ = write!(path, "{}{x:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, y(median));
-            let colour = COLOURS[at % COLOURS.len()];
-            segment(out, (x, y(low)), (x, y(high)), &format!("stroke=\"{colour}\" stroke-width=\"1.5\""));
-            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\"/>", y(median));
+    let mut free_from = f64::MIN;
+    for value in xs {
+        segment(out, (x(value), top + HEIGHT), (x(value), top + HEIGHT + 4.0), FRAME);
+        // Half of its width, and a gap; where there is no room it goes without.
+        let (label, half) = (tick(value), 4.0 * tick(value).len() as f64);
+        if x(value) - half > free_from {
+            text(out, x(value), top + HEIGHT + 18.0, "middle", &label);
+            free_from = x(value) + half;
         }
-        let _ = writeln!(out, "<path d=\"{path}\" {}/>", stroke(at));
+    }
+    for (at, line) in lines.iter().enumerate() {
+        let mut path = String::new();
+        for (value, Summary { low, median, high, .. }) in line {
+            // Side by side, or intervals of equal arms would hide each other.
+            let x = x(*value) + (at as f64 - (lines.len() - 1) as f64 / 2.0) * 2.0;
+            let _ = write!(path, "{}{x:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, y(*median));
+            let colour = COLOURS[at % COLOURS.len()];
+            segment(out, (x, y(*low)), (x, y(*high)), &format!("stroke=\"{colour}\" stroke-width=\"1.5\""));
+            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\"/>", y(*median));
+        }
+        if !path.is_empty() {
+            let _ = writeln!(out, "<path d=\"{path}\" {}/>", stroke(at));
+        }
     }
     segment(out, (left, top), (left, top + HEIGHT), FRAME);
     segment(out, (left, top + HEIGHT), (left + WIDTH, top + HEIGHT), FRAME);

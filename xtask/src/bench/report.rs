@@ -292,14 +292,19 @@ const FINDINGS: &str = "## What agrees with the paper, and what no longer does\n
 
 /// Writes the three files of an exhibit.
 pub(super) fn write(folder: &Path, exhibit: &Exhibit, record: &Record) -> Outcome {
+    let measured = format!("{}\n\n![plot](plot.svg)\n\n{}", exhibit.story, tables(exhibit, record));
+    write_files(folder, exhibit.title, &measured, &plot::svg(exhibit, record), &json(record)?)
+}
+
+/// The same from what stands in them; of the README only what was measured is written anew.
+pub(super) fn write_files(folder: &Path, title: &str, measured: &str, plot: &str, result: &str) -> Outcome {
     let at = |error: std::io::Error| format!("cannot write into {}: {error}", folder.display());
     fs::create_dir_all(folder).map_err(at)?;
     let readme = folder.join("README.md");
     let before = fs::read_to_string(&readme).unwrap_or_default();
-    let measured = format!("{}\n\n![plot](plot.svg)\n\n{}", exhibit.story, tables(exhibit, record));
-    fs::write(&readme, with_measured(&before, exhibit.title, &measured)).map_err(at)?;
-    fs::write(folder.join("plot.svg"), plot::svg(exhibit, record)).map_err(at)?;
-    fs::write(folder.join("result.json"), json(record)?).map_err(at)
+    fs::write(&readme, with_measured(&before, title, measured)).map_err(at)?;
+    fs::write(folder.join("plot.svg"), plot).map_err(at)?;
+    fs::write(folder.join("result.json"), result).map_err(at)
 }
 
 /// Puts what was measured between the marks of a text; a new one gets a heading, and a place for findings.

@@ -45,8 +45,9 @@ impl Server {
         // Read to its end, or a server that has much to say would wait for us.
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                if let Some(address) = line.split_once("serving on http://").and_then(|(_, url)| url.strip_suffix('/'))
-                    && let Ok(address) = address.parse::<SocketAddr>()
+                // Of a server on all addresses it says localhost.
+                if let Some(address) = line.split_once("serving on http://").and_then(|(_, url)| url.split('/').next())
+                    && let Ok(address) = address.replace("localhost", "127.0.0.1").parse::<SocketAddr>()
                 {
                     let _ = heard.send(address);
                 }

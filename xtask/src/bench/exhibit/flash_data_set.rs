@@ -71,7 +71,7 @@ fn from_disks(scale: Scale, seed: u64, count: usize, sizes: &[u64]) -> Exhibit {
         story: "",
         config: "cache.content_bytes = '16MiB'\n",
         arms,
-        points: sizes.iter().map(|size| point(scale, seed, *size, memory, &files)).collect(),
+        points: sizes.iter().map(|size| point(scale, seed, *size, memory, count, &files)).collect(),
         files: files.iter().cloned().chain([FileSpec { name: HOT.to_owned(), bytes: 1024 }]).collect(),
         machine: Some(SmallMachine { memory, disks: count, disk }),
         metrics: &[Metric::Throughput, Metric::HotP99, Metric::Cpu],
@@ -80,13 +80,13 @@ fn from_disks(scale: Scale, seed: u64, count: usize, sizes: &[u64]) -> Exhibit {
     }
 }
 
-fn point(scale: Scale, seed: u64, mib: u64, memory: u64, files: &[FileSpec]) -> Point {
+fn point(scale: Scale, seed: u64, mib: u64, memory: u64, disks: usize, files: &[FileSpec]) -> Point {
     let files = &files[..until(files, mib * MIB)];
     let targets = zipf_targets(files, 0.8, 30_000, &mut Random(seed));
     // The most popular last, and no more than there is room for.
     let warm = files[..until(files, memory)].iter().rev().map(|file| format!("/{}", file.name));
     let load = Load {
-        targets: Targets::List(format!("zipf-{mib}"), targets),
+        targets: Targets::List(format!("zipf-{mib}-{disks}"), targets),
         connections: CONNECTIONS,
         fresh: false,
         seconds: if scale == Scale::Full { 2 } else { 1 },
