@@ -212,7 +212,10 @@ fn bad_input_is_told_in_a_line() {
     };
     let url = "http://127.0.0.1:1/";
     check(&["127.0.0.1:80/", "--rate", "1"], 2, "has no scheme");
-    check(&["https://127.0.0.1/", "--rate", "1"], 2, "only http");
+    check(&["ftp://127.0.0.1/", "--rate", "1"], 2, "neither http nor https");
+    check(&[url, "--rate", "1", "--insecure"], 2, "are for https");
+    check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/no/such/file"], 1, "/no/such/file");
+    check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/dev/null"], 1, "-----BEGIN CERTIFICATE-----");
     check(&[url], 2, "--rate");
     check(&[url, "--rate", "0"], 2, "above 0");
     check(&[url, "--rate", "1e9"], 2, "lower --rate");

@@ -173,6 +173,13 @@ impl Connection {
         }
     }
 
+    /// Takes an end that TLS did not announce: somebody else may have made it, so that a body which only the end frames is
+    /// not whole (RFC 9112, 9.8). The connection is over.
+    pub fn handle_cut(&mut self, plan: &Plan, tally: &mut Tally) -> Next {
+        let fault = if matches!(self.reader.end(), End::Idle) { Fault::Closed } else { Fault::Short };
+        self.handle_fault(fault, plan, tally)
+    }
+
     /// Whatever is asked and not answered will not be, for this reason. The connection is over.
     pub fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
         while let Some(request) = self.awaited(plan) {

@@ -1,7 +1,7 @@
 //! Load that does not slow down when the server does: what is asked, when, and what came of it.
 //!
 //! `workload` says what is asked for, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
-//! sockets, `outcome` counts and judges, `condition` checks what was demanded, `knee` finds the rate that a server
+//! sockets, `tls` is what may lie between the two, `outcome` counts and judges, `condition` checks what was demanded, `knee` finds the rate that a server
 //! bears, and `null` is a server to calibrate by. Nothing here prints, and nothing here knows a command line.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod knee;
 pub mod null;
 pub mod outcome;
 pub mod schedule;
+pub mod tls;
 pub mod url;
 pub mod workload;
 

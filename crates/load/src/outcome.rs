@@ -23,6 +23,8 @@ pub enum Fault {
     Abandoned,
     /// Nobody listens, or nobody may.
     Refused,
+    /// No TLS came about, mostly since the certificate is not trusted; or what came later is none.
+    Tls,
     /// The server broke the connection off.
     Reset,
     /// Not answered in time.
@@ -47,9 +49,10 @@ pub enum Fault {
 
 impl Fault {
     /// All kinds.
-    pub const ALL: [Fault; 12] = [
+    pub const ALL: [Fault; 13] = [
         Fault::Abandoned,
         Fault::Refused,
+        Fault::Tls,
         Fault::Reset,
         Fault::TimedOut,
         Fault::Closed,
@@ -67,6 +70,7 @@ impl Fault {
         match self {
             Fault::Abandoned => "abandoned",
             Fault::Refused => "refused",
+            Fault::Tls => "tls",
             Fault::Reset => "reset",
             Fault::TimedOut => "timed-out",
             Fault::Closed => "closed",
@@ -105,9 +109,12 @@ pub struct Tally {
     faults: [u64; Fault::ALL.len()],
     statuses: [u64; 6],
     classes: Vec<Class>,
-    /// SYN sent, established, first byte, last byte: each since the planned instant.
+    /// Why the first connection without TLS has none.
+    tls: Option<String>,
+    /// SYN sent, established, TLS agreed upon, first byte, last byte: each since the planned instant.
     sent: Histogram<u64>,
     connected: Histogram<u64>,
+    secured: Histogram<u64>,
     first: Histogram<u64>,
     last: Histogram<u64>,
     /// Last bytes of the second under way, which are not in `last` yet.
@@ -133,8 +140,10 @@ impl Tally {
             faults: [0; Fault::ALL.len()],
             statuses: [0; 6],
             classes: vec![Class::default(); classes.max(1)],
+            tls: None,
             sent: histogram(),
             connected: histogram(),
+            secured: histogram(),
             first: histogram(),
             last: histogram(),
             current: histogram(),
@@ -152,6 +161,16 @@ impl Tally {
     pub fn connected(&mut self, planned: Time, now: Time) {
         self.established += 1;
         record(&mut self.connected, planned, now);
+    }
+
+    /// The TLS handshake of a connection is over.
+    pub fn secured(&mut self, planned: Time, now: Time) {
+        record(&mut self.secured, planned, now);
+    }
+
+    /// There is no TLS on a connection; of the first the reason is kept.
+    pub fn explain_tls(&mut self, why: impl FnOnce() -> String) {
+        self.tls.get_or_insert_with(why);
     }
 
     /// A right reply was read to its end.
@@ -227,6 +246,7 @@ impl Tally {
         ] {
             *mine += theirs;
         }
+        self.tls = self.tls.take().or(other.tls);
         self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
         self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
         for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
@@ -236,6 +256,7 @@ impl Tally {
         for (mine, theirs) in [
             (&mut self.sent, other.sent),
             (&mut self.connected, other.connected),
+            (&mut self.secured, other.secured),
             (&mut self.first, other.first),
             (&mut self.last, other.last),
         ] {
@@ -367,6 +388,8 @@ pub struct Outcome {
     pub stray: u64,
     /// Whole replies by hundreds: 1xx, 2xx, ..., 5xx.
     pub statuses: [u64; 5],
+    /// Why the first connection without TLS has none, and the way out.
+    pub tls: Option<String>,
     /// Right replies and failures of each class of requests, where there are several.
     pub classes: Vec<(u64, u64)>,
     /// Time in which connections were begun, in seconds.
@@ -383,6 +406,8 @@ pub struct Outcome {
     pub first_byte: Spread,
     /// Connection established, since the planned instant.
     pub connected: Spread,
+    /// TLS handshake over, since the planned instant; no times where the URL is not https.
+    pub secured: Spread,
     /// SYN sent, since the planned instant: how late the generator was.
     pub lateness: Spread,
     /// What the threads used that begin connections, and those that handle them.
@@ -433,6 +458,7 @@ impl Outcome {
             unasked: tally.unasked,
             stray: tally.stray,
             statuses: std::array::from_fn(|at| tally.statuses[at + 1]),
+            tls: tally.tls.clone(),
             classes: classes.iter().map(|class| (class.ok, class.failed)).collect(),
             seconds,
             offered_rate: per_second(tally.started),
@@ -441,6 +467,7 @@ impl Outcome {
             latency: Spread::of(&tally.last),
             first_byte: Spread::of(&tally.first),
             connected: Spread::of(&tally.connected),
+            secured: Spread::of(&tally.secured),
             lateness: Spread::of(&tally.sent),
             establisher,
             handler,

@@ -4,12 +4,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use amped_measure::Failure;
 
-/// An `http` URL.
+/// An `http` or `https` URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
+    /// Whether it is `https`.
+    pub secure: bool,
     /// Name or address; of an IPv6 address without its brackets.
     pub host: String,
-    /// 80 unless it is said.
+    /// 80, or 443 of `https`, unless it is said.
     pub port: u16,
     /// Host and port as they stand in the URL, for the Host field.
     pub authority: String,
@@ -27,11 +29,9 @@ impl Url {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Err(wrong("has no scheme"));
         };
-        if scheme.eq_ignore_ascii_case("https") {
-            return Err(wrong("is https, and only http is spoken"));
-        }
-        if !scheme.eq_ignore_ascii_case("http") {
-            return Err(wrong("has a scheme that is not http"));
+        let secure = scheme.eq_ignore_ascii_case("https");
+        if !secure && !scheme.eq_ignore_ascii_case("http") {
+            return Err(wrong("has a scheme that is neither http nor https"));
         }
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
@@ -49,13 +49,13 @@ impl Url {
             Some((host, port)) if !port.contains(']') => (host, Some(port)),
             _ => (authority, None),
         };
-        let port = port.filter(|port| !port.is_empty()).map_or(Ok(80), str::parse);
+        let port = port.filter(|port| !port.is_empty()).map_or(Ok(if secure { 443 } else { 80 }), str::parse);
         let port: u16 = port.ok().filter(|port| *port > 0).ok_or_else(|| wrong("has no port from 1 to 65535"))?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         if host.is_empty() {
             return Err(wrong("names no host"));
         }
-        Ok(Url { host: host.to_owned(), port, authority: authority.to_owned(), target })
+        Ok(Url { secure, host: host.to_owned(), port, authority: authority.to_owned(), target })
     }
 
     /// The address of the host: the first that the system's resolver has.
@@ -88,12 +88,15 @@ mod tests {
         check("http://a?b", Some(("a", 80, "a", "/?b")));
         check("http://[::1]:81/", Some(("::1", 81, "[::1]:81", "/")));
         check("http://[::1]/", Some(("::1", 80, "[::1]", "/")));
+        check("HTTPS://a/b", Some(("a", 443, "a", "/b")));
+        check("https://a:8443", Some(("a", 8443, "a:8443", "/")));
+        assert!(Url::parse("https://a/").unwrap().secure && !Url::parse("http://a/").unwrap().secure);
         for bad in
             ["", "127.0.0.1:80/", "http:/a", "http://", "http://:80/", "http://a:x/", "http://a:0/", "http://a b/"]
         {
             check(bad, None);
         }
-        for bad in ["https://a/", "ftp://a/", "http://a:65536/", "http://u@a/", "http://a/\r\nX: y"] {
+        for bad in ["httpx://a/", "ftp://a/", "http://a:65536/", "http://u@a/", "http://a/\r\nX: y"] {
             check(bad, None);
         }
     }

@@ -11,6 +11,7 @@ use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
 use ammeter_load::outcome::{Loop, Outcome, Second, Spread, Used};
 use ammeter_load::schedule::{Arrivals, Schedule, duration};
+use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
 use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
 use ammeter_load::workload::manifest::Manifest;
@@ -78,6 +79,12 @@ pub(crate) struct Args {
     /// A socket in the file system to connect to, in place of the URL's host
     #[arg(long, value_name = "SOCKET")]
     unix: Option<PathBuf>,
+    /// Believe any certificate of an https URL, or none
+    #[arg(long, conflicts_with = "ca")]
+    insecure: bool,
+    /// Authorities to believe in place of this machine's, as PEM; or the server's own certificate
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// A closed loop: so many clients, each of which asks when it has its reply. The server sets the pace
     #[arg(long, short = 'c', value_name = "N")]
     clients: Option<usize>,
@@ -117,6 +124,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ammeter load http://127.0.0.1:8080/ --rate 5000 --duration 30s
   ammeter load http://127.0.0.1:8080/ --rate 2000 --arrivals bursty:6,5% --fail-if 'p99>20ms'
+  ammeter load https://127.0.0.1:8443/ --rate 500 --ca cert.pem    TLS, a full handshake for each connection
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
   ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
@@ -267,6 +275,17 @@ impl Asked {
             Some(path) => Target::Unix(path.clone()),
             None => Target::Tcp(url.resolve()?),
         };
+        let trust = match &args.ca {
+            Some(path) => Trust::File(path),
+            None if args.insecure => Trust::Anybody,
+            None => Trust::System,
+        };
+        if trust != Trust::System && !url.secure {
+            return Err(Failure::usage(format!(
+                "--ca and --insecure are for https, and {text} is not; write https://"
+            )));
+        }
+        let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
                 return Err(Failure::usage(format!("{what} 0 leaves no time for anything; give 500ms, say")));
@@ -289,6 +308,7 @@ impl Asked {
         let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
         let settings = Settings {
             target,
+            tls,
             connect_timeout: args.connect_timeout,
             timeout: args.timeout,
             // Longer would be a thread that never sleeps, and runs before all others.
@@ -354,7 +374,10 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Fai
             Target::Tcp(address) => address.to_string(),
             Target::Unix(path) => path.display().to_string(),
         };
-        outcome.verdict.broken.push(format!("no right reply came; is a web server listening at {place}?"));
+        outcome.verdict.broken.push(match &outcome.tls {
+            Some(why) => format!("no right reply came: {why}"),
+            None => format!("no right reply came; is a web server listening at {place}?"),
+        });
     }
     if args.json {
         say::json(&outcome)?;
@@ -399,10 +422,14 @@ fn summary(url: &str, outcome: &Outcome) -> String {
     if outcome.unasked > 0 {
         let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
     }
+    if let (Some(why), 1..) = (&outcome.tls, outcome.ok) {
+        let _ = writeln!(text, "TLS         {why}");
+    }
     let rows = [
         ("latency", &outcome.latency),
         ("first byte", &outcome.first_byte),
         ("connected", &outcome.connected),
+        ("secured", &outcome.secured),
         ("lateness", &outcome.lateness),
     ];
     let _ =

@@ -19,6 +19,7 @@ use amped_units::Time;
 use super::{Connector, Lane, Meter, OnSecond, PRIORITY, Pending, Settings, Stop, fault, lock};
 use crate::client::{Connection, Next, Plan};
 use crate::outcome::{Fault, Second, Tally, Used};
+use crate::tls::Session;
 
 /// What it did.
 pub(super) struct Handled {
@@ -34,11 +35,12 @@ struct Active {
     generation: u32,
     socket: OwnedFd,
     connection: Connection,
+    tls: Option<Box<Session>>,
     /// The number of its first request in the run.
     first: u64,
     /// When the reply under way is given up.
     due: Time,
-    /// What the socket had no room for.
+    /// What the socket had no room for; with TLS that is the session's to keep.
     unsent: Vec<u8>,
 }
 
@@ -203,7 +205,9 @@ impl<'a> Handler<'a> {
         let first = number.saturating_mul(self.plan.per_connection());
         let due = planned + self.settings.timeout;
         let connection = Connection::new(planned);
-        self.active[slot as usize] = Some(Active { generation, socket, connection, first, due, unsent: Vec::new() });
+        let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls)));
+        let active = Active { generation, socket, connection, tls, first, due, unsent: Vec::new() };
+        self.active[slot as usize] = Some(active);
         self.live += 1;
         self.high = self.high.max(slot as usize + 1);
         self.ask(slot, planned);
@@ -231,6 +235,10 @@ impl<'a> Handler<'a> {
             }
         }
         active.due = planned + self.settings.timeout;
+        if let Some(session) = &mut active.tls {
+            session.say(&self.out);
+            return session.send(&active.socket);
+        }
         match socket::send(&active.socket, &self.out, false) {
             Ok(sent) if sent == self.out.len() => {}
             Ok(sent) => active.unsent.extend_from_slice(&self.out[sent..]),
@@ -244,11 +252,14 @@ impl<'a> Handler<'a> {
     fn serve(&mut self, slot: u32, ready: Ready) {
         loop {
             let Some(active) = &mut self.active[slot as usize] else { return };
-            if ready.writable
-                && !active.unsent.is_empty()
-                && let Ok(sent) = socket::send(&active.socket, &active.unsent, false)
-            {
-                active.unsent.drain(..sent);
+            match &mut active.tls {
+                Some(session) if ready.writable => session.send(&active.socket),
+                None if ready.writable && !active.unsent.is_empty() => {
+                    if let Ok(sent) = socket::send(&active.socket, &active.unsent, false) {
+                        active.unsent.drain(..sent);
+                    }
+                }
+                Some(_) | None => {}
             }
             if !ready.readable {
                 return;
@@ -257,11 +268,24 @@ impl<'a> Handler<'a> {
             let now = self.clock.now();
             let is_full = matches!(received, Ok(BUFFER));
             let next = match received {
+                Ok(0) if active.tls.is_some() => active.connection.handle_cut(self.plan, &mut self.tally),
                 Ok(0) => {
                     active.connection.handle_end(now, self.plan, &mut self.tally);
                     Next::Close
                 }
-                Ok(count) => active.connection.handle_bytes(now, &self.buffer[..count], self.plan, &mut self.tally),
+                Ok(count) => {
+                    let bytes = &self.buffer[..count];
+                    match (&mut active.tls, &self.settings.tls) {
+                        (Some(session), Some(tls)) => {
+                            let whose = (tls, &mut active.connection);
+                            let next = session.handle_bytes(now, bytes, whose, self.plan, &mut self.tally);
+                            // The rest of a handshake, with the first requests behind it; or why there is none.
+                            session.send(&active.socket);
+                            next
+                        }
+                        _ => active.connection.handle_bytes(now, bytes, self.plan, &mut self.tally),
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => active.connection.handle_fault(fault(&error), self.plan, &mut self.tally),
             };
@@ -285,8 +309,12 @@ impl<'a> Handler<'a> {
 
     /// A connection is over.
     fn close(&mut self, slot: u32) {
-        if let Some(active) = self.active[slot as usize].take() {
+        if let Some(mut active) = self.active[slot as usize].take() {
             self.live -= 1;
+            if let Some(session) = &mut active.tls {
+                session.say_end();
+                session.send(&active.socket);
+            }
             drop(active);
             let think = self.clients.as_ref().map_or(Duration::ZERO, |clients| clients.think);
             self.release(slot, self.clock.now(), think);

@@ -35,6 +35,7 @@ use amped_units::Time;
 use crate::client::Plan;
 use crate::outcome::{Fault, Loop, Outcome, Ran, Second, Tally, Used};
 use crate::schedule::Schedule;
+use crate::tls::Tls;
 
 /// Where the server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +51,11 @@ pub enum Target {
 pub struct Settings {
     /// Whom to connect to.
     pub target: Target,
+    /// TLS on each connection; `None`: there is none.
+    pub tls: Option<Tls>,
     /// How long a connection may take to be established, from its planned instant (T of the paper).
     pub connect_timeout: Duration,
-    /// How long a reply may take, from the planned instant of its request.
+    /// How long a reply may take, from the planned instant of its request, a handshake before it included.
     pub timeout: Duration,
     /// How long before an instant the clock is watched in place of sleeping.
     pub spin: Duration,

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use super::*;
 use crate::client::Plan;
 use crate::schedule::{Arrivals, Schedule};
+use crate::tls::{Tls, Trust};
 use crate::workload::{Order, Request, Requests};
 use amped_http::h1::request::Version;
 
@@ -43,7 +44,7 @@ fn server() -> Target {
 
 fn settings(target: Target) -> Settings {
     let (connect_timeout, timeout) = (Duration::from_secs(20), Duration::from_secs(20));
-    Settings { target, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1 }
+    Settings { target, tls: None, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1 }
 }
 
 fn plan(requests: Requests, per_connection: u64, pipeline: u64) -> Plan {
@@ -177,4 +178,165 @@ fn descriptors_that_cannot_be_had_are_told_with_their_number() {
     let refused = open(&settings(server()), &plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
     let text = refused.to_string();
     assert!(refused.exit_status() == 1 && text.contains("40000064") && text.contains("ulimit -n"), "{text}");
+}
+
+/// A certificate for `localhost` that has signed itself, changed by `change`, and its key.
+fn certificate(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (rcgen::Certificate, rcgen::KeyPair) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    change(&mut parameters);
+    (parameters.self_signed(&key).unwrap(), key)
+}
+
+/// Like [`server`], with TLS; `protocols` are what it has by ALPN.
+fn secure_server((certificate, key): &(rcgen::Certificate, rcgen::KeyPair)) -> Target {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let config = server_config(certificate, key);
+    answer(move || {
+        let (stream, _) = listener.accept()?;
+        Ok(rustls::StreamOwned::new(rustls::ServerConnection::new(Arc::clone(&config)).unwrap(), stream))
+    });
+    Target::Tcp(address)
+}
+
+fn server_config(certificate: &rcgen::Certificate, key: &rcgen::KeyPair) -> Arc<rustls::ServerConfig> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let chain = vec![certificate.der().clone()];
+    let mut config = config.with_no_client_auth().with_single_cert(chain, key).unwrap();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+fn secure(target: Target, host: &str, trust: Trust<'_>) -> Settings {
+    Settings { tls: Some(Tls::new(host, trust).unwrap()), ..settings(target) }
+}
+
+#[test]
+fn each_arrival_is_answered_over_tls() {
+    let certificate = certificate(|_| {});
+    let target = secure_server(&certificate);
+    for (lanes, per_connection, pipeline) in [(1, 1, 1), (2, 5, 2)] {
+        let settings = Settings { lanes, ..secure(target.clone(), "localhost", Trust::Anybody) };
+        let plan = plan(Requests::same(b"/"), per_connection, pipeline);
+        let outcome = run(&settings, &plan, 100.0, 300);
+        assert_eq!((outcome.established, outcome.secured.count), (30, 30), "{:?}", outcome.tls);
+        assert_eq!((outcome.ok, outcome.failed()), (30 * per_connection, 0), "{:?}", outcome.failures);
+        assert!(outcome.secured.p50_ms >= outcome.connected.p50_ms);
+        let outcome =
+            closed(&settings, &plan, 3, Duration::ZERO, Duration::from_millis(200), &Stop::default(), &|_| {}).unwrap();
+        assert!(outcome.ok > 3 && outcome.failed() == 0, "{:?} {:?}", outcome.failures, outcome.tls);
+    }
+    // More than fits into one record, one receive and the socket's buffer.
+    let long = format!("X: {}\r\n", "x".repeat(10_000));
+    let plan = Plan::new(Requests::same(b"/"), Version::Http11, "test", &long, 200, 200);
+    let outcome = run(&secure(target, "localhost", Trust::Anybody), &plan, 10.0, 100);
+    assert_eq!((outcome.ok, outcome.failed()), (200, 0), "{:?} {:?}", outcome.failures, outcome.tls);
+}
+
+#[test]
+fn certificates_are_looked_at() {
+    fn is_ca(parameters: &mut rcgen::CertificateParams) {
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trusted.pem");
+    let check = |certificate: &(rcgen::Certificate, rcgen::KeyPair), host: &str, own: bool, says: Option<&str>| {
+        // Another authority's beside it: files have several.
+        let other = self::certificate(|parameters| {
+            is_ca(parameters);
+            parameters.distinguished_name.push(rcgen::DnType::CommonName, "another");
+        });
+        let trusted = if own { certificate.0.pem() } else { String::new() } + &other.0.pem();
+        fs::write(&path, trusted).unwrap();
+        let plan = plan(Requests::same(b"/"), 2, 2);
+        let outcome = run(&secure(secure_server(certificate), host, Trust::File(&path)), &plan, 100.0, 50);
+        match says {
+            None => assert_eq!((outcome.ok, outcome.tls), (10, None)),
+            Some(says) => {
+                assert_eq!((outcome.ok, outcome.failed_by(Fault::Tls)), (0, 10), "{:?}", outcome.failures);
+                let why = outcome.tls.unwrap();
+                assert!(why.contains(says) && why.contains("--insecure"), "{why}");
+            }
+        }
+    };
+    let good = certificate(|_| {});
+    check(&good, "localhost", true, None);
+    check(&good, "localhost", false, Some("nobody who is trusted has signed the certificate of localhost"));
+    check(&good, "example.com", true, Some("is not for example.com but for localhost: ask"));
+    check(&good, "127.0.0.1", true, Some("is not for 127.0.0.1"));
+    // As `openssl req -x509` makes it.
+    let own_authority = certificate(is_ca);
+    check(&own_authority, "localhost", true, None);
+    check(&own_authority, "example.com", true, Some("is not for example.com"));
+    check(&own_authority, "localhost", false, Some("is not accepted (CaUsedAsEndEntity): give it,"));
+    let old = certificate(|parameters| {
+        is_ca(parameters);
+        parameters.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    });
+    check(&old, "localhost", true, Some("has expired"));
+    let early = certificate(|parameters| parameters.not_before = rcgen::date_time_ymd(2999, 1, 1));
+    check(&early, "localhost", true, Some("is not valid yet"));
+    // By an authority that is trusted.
+    let (authority_key, key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    is_ca(&mut authority);
+    fs::write(&path, authority.self_signed(&authority_key).unwrap().pem()).unwrap();
+    let signed = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let signed = signed.signed_by(&key, &rcgen::Issuer::from_params(&authority, &authority_key)).unwrap();
+    let settings = secure(secure_server(&(signed, key)), "127.0.0.1", Trust::File(&path));
+    let outcome = run(&settings, &plan(Requests::same(b"/"), 1, 1), 100.0, 50);
+    assert_eq!((outcome.ok, outcome.tls), (5, None));
+}
+
+#[test]
+fn who_speaks_no_tls_is_told() {
+    let outcome = |says: &'static str| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = Target::Tcp(listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                // All that is sent at first: with something unread, the end would be a reset.
+                let _ = stream.read(&mut [0; 65536]);
+                let _ = stream.write_all(says.as_bytes());
+            }
+        });
+        run(&secure(target, "localhost", Trust::Anybody), &plan(Requests::same(b"/"), 1, 1), 100.0, 50)
+    };
+    let plain = outcome("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    assert_eq!(plain.failed_by(Fault::Tls), 5, "{:?}", plain.failures);
+    assert!(plain.tls.as_ref().is_some_and(|why| why.contains("is its URL http://?")), "{:?}", plain.tls);
+    let silent = outcome("");
+    assert_eq!((silent.failed_by(Fault::Closed), silent.tls), (5, None), "{:?}", silent.failures);
+}
+
+#[test]
+fn an_end_that_tls_does_not_announce_is_none() {
+    let certificate = certificate(|_| {});
+    let config = server_config(&certificate.0, &certificate.1);
+    for announced in [true, false] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let config = Arc::clone(&config);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let tls = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+                let mut stream = rustls::StreamOwned::new(tls, stream.unwrap());
+                assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+                // Its end is that of the connection.
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nbody").unwrap();
+                if announced {
+                    stream.conn.send_close_notify();
+                }
+                stream.flush().unwrap();
+            }
+        });
+        let settings = secure(Target::Tcp(address), "localhost", Trust::Anybody);
+        let outcome = run(&settings, &plan(Requests::same(b"/"), 1, 1), 100.0, 50);
+        let expected = if announced { (5, 0) } else { (0, 5) };
+        assert_eq!((outcome.ok, outcome.failed_by(Fault::Short)), expected, "{:?}", outcome.failures);
+    }
 }
