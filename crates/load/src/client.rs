@@ -58,11 +58,6 @@ impl Plan {
     pub fn per_connection(&self) -> u64 {
         self.per_connection
     }
-
-    /// Requests that go out together.
-    pub fn pipeline(&self) -> u64 {
-        self.pipeline
-    }
 }
 
 /// What a connection wants next.
@@ -118,6 +113,11 @@ impl Connection {
             }
         }
         self.group
+    }
+
+    /// How many requests its next group has at most.
+    pub fn room(&self, plan: &Plan) -> u64 {
+        plan.pipeline.min(plan.per_connection - self.asked)
     }
 
     /// Requests asked so far.

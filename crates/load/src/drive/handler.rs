@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use amped_sys::clock::{self, Clock};
@@ -66,12 +66,21 @@ struct Clients<'a> {
     think: Duration,
     /// When nothing more is asked.
     until: Time,
-    /// The number of the next request, and how far it is to that of the group after it: lanes take turns.
-    next: u64,
-    step: u64,
+    /// The number of the run's next request, for whichever client of whichever lane asks first.
+    next: &'a AtomicU64,
     /// Clients that do nothing, and when they go on.
     idle: BinaryHeap<Reverse<(Time, u32)>>,
     generation: u32,
+}
+
+impl Clients<'_> {
+    /// Whether nothing more is asked at this moment: the time is over, or the list is, which ends the run for all lanes.
+    fn are_done(&mut self, at: Time, plan: &Plan) -> bool {
+        if plan.requests().len().is_some_and(|length| self.next.load(Ordering::Relaxed) >= length) {
+            self.until = self.until.min(at);
+        }
+        at >= self.until
+    }
 }
 
 /// A client that could not connect, or was cut off, comes back after this: not at once, or a dead server would be asked as
@@ -109,18 +118,17 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// In a closed loop: a client for each slot. Lanes take the requests of the run in turn, as many as are asked at once.
+    /// In a closed loop: a client for each slot. `next` is what all lanes take the numbers of their requests from, so that
+    /// none is left out, whatever a group comes to, and none is asked twice.
     pub(super) fn closed(
         mut self,
         connector: Connector<'a>,
         think: Duration,
         until: Time,
-        (lane, lanes): (u64, u64),
+        next: &'a AtomicU64,
     ) -> Handler<'a> {
-        let group = self.plan.pipeline();
         let idle = (0..self.active.len() as u32).map(|slot| Reverse((self.start, slot))).collect();
-        self.clients =
-            Some(Clients { connector, think, until, next: lane * group, step: lanes * group, idle, generation: 0 });
+        self.clients = Some(Clients { connector, think, until, next, idle, generation: 0 });
         self
     }
 
@@ -167,12 +175,13 @@ impl<'a> Handler<'a> {
         Handled { tally: self.tally, used: meter.read(), series, lasted: until - self.start }
     }
 
-    fn is_over(&self, now: Time) -> bool {
-        self.live == 0
-            && match &self.clients {
-                None => self.lane.over.load(Ordering::Acquire),
-                Some(clients) => now >= clients.until && self.lane.slots.iter().all(|slot| lock(slot).is_none()),
-            }
+    fn is_over(&mut self, now: Time) -> bool {
+        let is_done = match &mut self.clients {
+            None => self.lane.over.load(Ordering::Acquire),
+            Some(clients) => clients.are_done(now, self.plan),
+        };
+        let is_open = self.clients.is_none();
+        is_done && self.live == 0 && (is_open || self.lane.slots.iter().all(|slot| lock(slot).is_none()))
     }
 
     /// Takes what happened on a socket.
@@ -218,21 +227,18 @@ impl<'a> Handler<'a> {
     fn ask(&mut self, slot: u32, planned: Time) {
         let Some(active) = &mut self.active[slot as usize] else { return };
         let base = match &mut self.clients {
-            Some(clients) if planned >= clients.until => return self.close(slot),
-            Some(clients) => clients.next,
+            Some(clients) => {
+                if clients.are_done(planned, self.plan) {
+                    return self.close(slot);
+                }
+                clients.next.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)
+            }
             None => active.first + active.connection.asked(),
         };
         self.out.clear();
         let count = active.connection.ask(planned, base, self.plan, &mut self.out);
         if count == 0 {
             return self.close(slot);
-        }
-        if let Some(clients) = &mut self.clients {
-            clients.next += clients.step;
-            // A list that ends, ends the run: nobody begins a connection that has nothing to ask.
-            if self.plan.requests().index(clients.next).is_none() {
-                clients.until = clients.until.min(self.clock.now());
-            }
         }
         active.due = planned + self.settings.timeout;
         if let Some(session) = &mut active.tls {
@@ -336,7 +342,7 @@ impl<'a> Handler<'a> {
             && at <= now
         {
             clients.idle.pop();
-            if at >= clients.until {
+            if clients.are_done(at, self.plan) {
                 self.close(slot);
             } else if self.active[slot as usize].is_some() {
                 self.ask(slot, at);

@@ -188,13 +188,14 @@ pub fn closed(
     process::make_room_for_descriptors((clients + RESERVE) as u64);
     let clock = Clock::start();
     let start = Time::START + LEAD;
+    let next = AtomicU64::new(0);
     let parts = run_lanes(lanes, |lane| {
         let ours = (lane..clients).step_by(lanes).count();
         let shared = Lane::new(ours)?;
         let sources = source::Sources::new(&settings.target, lane, lanes)?;
         let connector = Connector { target: &settings.target, sources };
         let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes(plan));
-        let handler = handler.closed(connector, think, start + duration, (lane as u64, lanes as u64));
+        let handler = handler.closed(connector, think, start + duration, &next);
         Ok(Ended { established: None, handled: handler.run(stop, on_second) })
     })?;
     let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };

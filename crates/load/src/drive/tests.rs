@@ -123,7 +123,7 @@ fn clients_in_a_closed_loop() {
 #[test]
 fn a_list_that_ends_ends_a_closed_loop() {
     let target = server();
-    for (lanes, per_connection, pipeline) in [(1, u64::MAX, 1), (1, 1, 1), (2, 4, 2)] {
+    for (lanes, per_connection, pipeline) in [(1, u64::MAX, 1), (1, 1, 1), (2, 4, 2), (1, 3, 2), (3, 5, 3)] {
         let settings = Settings { lanes, ..settings(target.clone()) };
         let table = vec![Request { target: b"/".as_slice().into(), ..Request::default() }; 50];
         let plan = plan(Requests::new(table, Order::Once), per_connection, pipeline);
