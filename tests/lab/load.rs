@@ -276,6 +276,15 @@ fn targets_are_asked_for_by_their_weights() {
     let folder = tempfile::tempdir().unwrap();
     let mix = folder.path().join("mix");
     std::fs::write(&mix, "3 /a\n1 /b\n").unwrap();
-    let outcome = load(address, &["--mix", mix.to_str().unwrap(), "--clients", "2", "--duration", "200ms"]);
+    let arguments = ["--mix", mix.to_str().unwrap(), "--clients", "2", "--duration", "200ms"];
+    let outcome = load(address, &arguments);
     assert!(outcome["ok"].as_u64().unwrap() > 0 && outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
+    let classes = outcome["classes"].as_array().unwrap();
+    assert_eq!([&classes[0]["class"], &classes[1]["class"]], ["/a", "/b"]);
+    let ok: u64 = classes.iter().map(|class| class["ok"].as_u64().unwrap()).sum();
+    assert_eq!(Some(ok), outcome["ok"].as_u64(), "{outcome}");
+    assert!(figure(&classes[0], "/latency/p99_ms") > 0.0);
+    let (text, _) = said(&ammeter(&[&["load", &url(address)], &arguments[..]].concat()));
+    let lines: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert!(lines.windows(4).any(|lines| lines == ["class", "/a", "/b", "client"]), "{text}");
 }

@@ -122,15 +122,27 @@ pub struct Tally {
     failed_before: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Class {
     ok: u64,
     failed: u64,
+    /// Last bytes, since the planned instant; `None`: there are too many classes, or one alone, whose times are all times.
+    last: Option<Histogram<u64>>,
+}
+
+/// Classes whose times are told apart: each takes 27 KiB a thread.
+const CLASSES_TIMED: usize = 256;
+
+/// As [`histogram`], with two digits.
+fn coarse() -> Histogram<u64> {
+    Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 2).expect("bounds that fit each other")
 }
 
 impl Tally {
     /// An empty one, for so many classes of requests.
     pub fn new(classes: usize) -> Tally {
+        let timed = (2..=CLASSES_TIMED).contains(&classes);
+        let class = || Class { last: timed.then(coarse), ..Class::default() };
         Tally {
             started: 0,
             established: 0,
@@ -139,7 +151,7 @@ impl Tally {
             received: 0,
             faults: [0; Fault::ALL.len()],
             statuses: [0; 6],
-            classes: vec![Class::default(); classes.max(1)],
+            classes: (0..classes.max(1)).map(|_| class()).collect(),
             tls: None,
             sent: histogram(),
             connected: histogram(),
@@ -179,6 +191,9 @@ impl Tally {
         record(&mut self.current, planned, last);
         if let Some(class) = self.classes.get_mut(usize::from(class)) {
             class.ok += 1;
+            if let Some(times) = &mut class.last {
+                record(times, planned, last);
+            }
         }
     }
 
@@ -252,6 +267,9 @@ impl Tally {
         for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
             mine.ok += theirs.ok;
             mine.failed += theirs.failed;
+            if let (Some(mine), Some(theirs)) = (&mut mine.last, theirs.last) {
+                mine.add(theirs).expect("all have the same bounds");
+            }
         }
         for (mine, theirs) in [
             (&mut self.sent, other.sent),
@@ -367,6 +385,19 @@ pub enum Loop {
     },
 }
 
+/// What came of one class of requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClassOutcome {
+    /// Its name.
+    pub class: String,
+    /// Right replies.
+    pub ok: u64,
+    /// Requests that came to nothing.
+    pub failed: u64,
+    /// Last byte of right replies, since the planned instant, with two digits; `None` where there are more than 256 classes.
+    pub latency: Option<Spread>,
+}
+
 /// The result of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
@@ -390,8 +421,8 @@ pub struct Outcome {
     pub statuses: [u64; 5],
     /// Why the first connection without TLS has none, and the way out.
     pub tls: Option<String>,
-    /// Right replies and failures of each class of requests, where there are several.
-    pub classes: Vec<(u64, u64)>,
+    /// Each class of requests, where there are several.
+    pub classes: Vec<ClassOutcome>,
     /// Time in which connections were begun, in seconds.
     pub seconds: f64,
     /// Connections begun a second.
@@ -440,14 +471,34 @@ pub(crate) struct Ran {
     pub(crate) interrupted: bool,
     pub(crate) series: Vec<Second>,
     pub(crate) machine: Machine,
+    /// The names of the classes.
+    pub(crate) classes: Vec<String>,
 }
 
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
-        let Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine } = ran;
+        let Ran {
+            asked,
+            planned,
+            seconds,
+            establisher,
+            handler,
+            lanes,
+            real_time,
+            interrupted,
+            series,
+            machine,
+            classes,
+        } = ran;
         let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
         let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
-        let classes = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
+        let of_class = |(name, class): (String, &Class)| ClassOutcome {
+            class: name,
+            ok: class.ok,
+            failed: class.failed,
+            latency: class.last.as_ref().map(Spread::of),
+        };
+        let counted = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
         let mut outcome = Outcome {
             asked,
             planned,
@@ -459,7 +510,7 @@ impl Outcome {
             stray: tally.stray,
             statuses: std::array::from_fn(|at| tally.statuses[at + 1]),
             tls: tally.tls.clone(),
-            classes: classes.iter().map(|class| (class.ok, class.failed)).collect(),
+            classes: classes.into_iter().zip(counted).map(of_class).collect(),
             seconds,
             offered_rate: per_second(tally.started),
             rate: per_second(tally.ok()),
@@ -568,6 +619,7 @@ pub(crate) mod tests {
             interrupted: false,
             series: Vec::new(),
             machine: Machine::default(),
+            classes: vec!["a".to_owned(), "b".to_owned()],
         }
     }
 
@@ -604,12 +656,18 @@ pub(crate) mod tests {
         let mut all = Tally::new(2);
         for class in [0, 1, 1] {
             let mut tally = Tally::new(2);
-            tally.reply(class, Time::START, Time::from_millis(1), Time::from_millis(2));
+            tally.reply(class, Time::START, Time::from_millis(1), Time::from_millis(2 + 100 * u64::from(class)));
             tally.fail(Fault::Abandoned, class);
             all.merge(tally);
         }
         let outcome = Outcome::new(&all, ran(100.0));
-        assert_eq!((outcome.ok, outcome.failed_by(Fault::Abandoned), outcome.classes), (3, 3, vec![(1, 1), (2, 2)]));
+        assert_eq!((outcome.ok, outcome.failed_by(Fault::Abandoned)), (3, 3));
+        for (found, (name, count, ms)) in outcome.classes.iter().zip([("a", 1, 2.0), ("b", 2, 102.0)]) {
+            assert_eq!((&found.class[..], found.ok, found.failed), (name, count, count));
+            let p50_ms = found.latency.as_ref().unwrap().p50_ms;
+            assert!((p50_ms / ms - 1.0).abs() < 0.01, "{name}: {p50_ms} ms, not {ms}");
+        }
+        assert_eq!(outcome.classes.len(), 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ammeter_load::client::Plan;
 use ammeter_load::condition::Condition;
 use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
-use ammeter_load::outcome::{Loop, Outcome, Second, Spread, Used};
+use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Second, Spread, Used};
 use ammeter_load::schedule::{Arrivals, Schedule, duration};
 use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
@@ -441,6 +441,7 @@ fn summary(url: &str, outcome: &Outcome) -> String {
                 writeln!(text, "{name:<12} {mean_ms:>9}{p50_ms:>10}{p90_ms:>10}{p99_ms:>10}{p999_ms:>10}{max_ms:>10}");
         }
     }
+    text += &class_lines(&outcome.classes);
     let share = |used: &Used| used.cpu_s / used.elapsed_s.max(1e-9) * 100.0;
     let establisher = match outcome.asked {
         Loop::Open { .. } => format!(
@@ -457,6 +458,25 @@ fn summary(url: &str, outcome: &Outcome) -> String {
         outcome.cpu_us()
     );
     let _ = writeln!(text, "verdict     {}", outcome.verdict);
+    text
+}
+
+/// A line for each class, with the first ones of many.
+fn class_lines(classes: &[ClassOutcome]) -> String {
+    const SHOWN: usize = 20;
+    if classes.is_empty() {
+        return String::new();
+    }
+    let width = classes.iter().take(SHOWN).map(|class| class.class.chars().count()).max().unwrap_or(0).clamp(12, 60);
+    let mut text = format!("{:<width$} {:>9}{:>10}{:>10}{:>10}\n", "class", "answered", "failed", "p50 ms", "p99 ms");
+    for ClassOutcome { class, ok, failed, latency } in classes.iter().take(SHOWN) {
+        let times = latency.as_ref().filter(|times| times.count > 0);
+        let times = times.map(|times| format!("{:>10}{:>10}", times.p50_ms, times.p99_ms)).unwrap_or_default();
+        text += &format!("{class:<width$} {ok:>9}{failed:>10}{times}\n");
+    }
+    if classes.len() > SHOWN {
+        text += &format!("and {} more classes: --json has them all\n", classes.len() - SHOWN);
+    }
     text
 }
 

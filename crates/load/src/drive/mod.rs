@@ -160,7 +160,7 @@ pub fn open(
             Ended { established: Some(established), handled }
         }))
     })?;
-    finish(parts, asked, schedule.duration(), lanes, stop)
+    finish(parts, plan, asked, schedule.duration(), lanes, stop)
 }
 
 /// Runs clients in a closed loop: each asks, waits for its reply, thinks, and asks again, for so long.
@@ -199,7 +199,7 @@ pub fn closed(
         Ok(Ended { established: None, handled: handler.run(stop, on_second) })
     })?;
     let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
-    finish(parts, asked, duration, lanes, stop)
+    finish(parts, plan, asked, duration, lanes, stop)
 }
 
 /// Descriptors that are not for connections.
@@ -234,7 +234,14 @@ fn run_lanes(lanes: usize, lane: impl Fn(usize) -> Result<Ended, Failure> + Sync
     })
 }
 
-fn finish(parts: Vec<Ended>, asked: Loop, duration: Duration, lanes: usize, stop: &Stop) -> Result<Outcome, Failure> {
+fn finish(
+    parts: Vec<Ended>,
+    plan: &Plan,
+    asked: Loop,
+    duration: Duration,
+    lanes: usize,
+    stop: &Stop,
+) -> Result<Outcome, Failure> {
     let mut tally: Option<Tally> = None;
     let mut add = |other: Tally| match &mut tally {
         Some(all) => all.merge(other),
@@ -286,7 +293,9 @@ fn finish(parts: Vec<Ended>, asked: Loop, duration: Duration, lanes: usize, stop
     let seconds = if ended_itself { seconds } else { duration.as_secs_f64() };
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
-    let ran = Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine };
+    let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
+    let ran =
+        Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine, classes };
     Ok(Outcome::new(&tally, ran))
 }
 

@@ -75,10 +75,14 @@ fn each_arrival_is_answered() {
 fn a_list_is_asked_once_and_classes_are_told_apart() {
     let request = |target: &str, class| Request { target: target.as_bytes().into(), class, ..Request::default() };
     let table = vec![request("/", 0), request("/missing", 1), request("/", 1), request("/", 1)];
-    let requests = Requests::new(table, Order::Once);
+    let requests = Requests::new(table, Order::Once).with_classes(vec!["there".to_owned(), "mixed".to_owned()]);
     let outcome = run(&settings(server()), &plan(requests, 1, 1), 100.0, 40);
     assert_eq!((outcome.ok, outcome.failed_by(Fault::Status)), (3, 1));
-    assert_eq!(outcome.classes, [(1, 0), (2, 1)]);
+    let classes = outcome.classes.iter().map(|class| {
+        let timed = class.latency.as_ref().unwrap().count;
+        (&class.class[..], class.ok, class.failed, timed)
+    });
+    assert_eq!(classes.collect::<Vec<_>>(), [("there", 1, 0, 1), ("mixed", 2, 1, 2)]);
 }
 
 #[test]

@@ -108,7 +108,8 @@ impl Manifest {
     /// What its files are asked for by: each draw by weight, and each reply checked for status and length, with `verify`
     /// for its content. To verify, the content of the whole set is made once, at about half a second a GiB.
     pub fn requests(&self, seed: u64, verify: bool) -> Requests {
-        let classes: HashMap<&str, u16> = self.classes().into_iter().zip(0..).collect();
+        let names = self.classes();
+        let classes: HashMap<&str, u16> = names.iter().copied().zip(0..).collect();
         let table = self.files.iter().map(|file| Request {
             target: file.path.as_bytes().into(),
             expect: Some(file.expect(verify)),
@@ -116,7 +117,8 @@ impl Manifest {
             ..Request::default()
         });
         let sums = running_sums(self.files.iter().map(|file| file.weight));
-        Requests::new(table.collect(), Order::Drawn { seed, sums })
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Requests::new(table.collect(), Order::Drawn { seed, sums }).with_classes(names)
     }
 
     /// The whole text of it, as it is written.

@@ -28,12 +28,12 @@ pub fn running_sums(weights: impl IntoIterator<Item = f64>) -> Vec<f64> {
     weights.into_iter().scan(0.0, add).collect()
 }
 
-/// Reads the workload at `path`, and the names of its classes: a folder that `ammeter files` made or the manifest in it, else
-/// a list, where each target is a class. `verify` is for manifests: replies are checked to the last byte.
+/// Reads the workload at `path`: a folder that `ammeter files` made or the manifest in it, else a list, where each target is a
+/// class. `verify` is for manifests: replies are checked to the last byte.
 ///
 /// # Errors
 /// When it cannot be read, or is none: with the line.
-pub fn read(path: &Path, seed: u64, verify: bool) -> Result<(Requests, Vec<String>), Failure> {
+pub fn read(path: &Path, seed: u64, verify: bool) -> Result<Requests, Failure> {
     let place = path.display();
     let text = if path.is_dir() {
         None
@@ -42,16 +42,9 @@ pub fn read(path: &Path, seed: u64, verify: bool) -> Result<(Requests, Vec<Strin
     };
     match text {
         Some(text) if !text.starts_with('{') => {
-            let requests = parse(&text, seed).map_err(|trouble| Failure::failed(format!("{place}: {trouble}")))?;
-            let name = |request: &Request| String::from_utf8_lossy(&request.target).into_owned();
-            let classes = requests.table().iter().map(name).collect();
-            Ok((requests, classes))
+            parse(&text, seed).map_err(|trouble| Failure::failed(format!("{place}: {trouble}")))
         }
-        _ => {
-            let manifest = Manifest::read(path)?;
-            let classes = manifest.classes().into_iter().map(str::to_owned).collect();
-            Ok((manifest.requests(seed, verify), classes))
-        }
+        _ => Ok(Manifest::read(path)?.requests(seed, verify)),
     }
 }
 
@@ -87,7 +80,11 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
     }
     let sums = running_sums(weights);
     match sums.last() {
-        Some(sum) if *sum > 0.0 && sum.is_finite() => Ok(Requests::new(table, Order::Drawn { seed, sums })),
+        Some(sum) if *sum > 0.0 && sum.is_finite() => {
+            let name = |request: &Request| String::from_utf8_lossy(&request.target).into_owned();
+            let names = table.iter().map(name).collect();
+            Ok(Requests::new(table, Order::Drawn { seed, sums }).with_classes(names))
+        }
         Some(_) => Err("the weights come to nothing, or to more than a number can say".to_owned()),
         None => Err("no targets: write one a line, with its weight before it, as `35 /index.html`".to_owned()),
     }
@@ -119,7 +116,10 @@ mod tests {
         fs::write(path("manifest.jsonl"), manifest.to_text()).expect("written");
         fs::write(path("list"), "3 /c\n/d\n").expect("written");
         fs::write(path("bad"), "3 c\n").expect("written");
-        let classes = |path: &Path| read(path, 1, false).expect("good").1;
+        let classes = |path: &Path| {
+            let requests = read(path, 1, false).expect("good");
+            [0, 1].map(|class| requests.class(class))
+        };
         assert_eq!(classes(folder.path()), ["small", "large"]);
         assert_eq!(classes(&path("manifest.jsonl")), ["small", "large"]);
         assert_eq!(classes(&path("list")), ["/c", "/d"]);

@@ -72,6 +72,8 @@ impl Digest {
 pub struct Requests {
     table: Vec<Request>,
     order: Order,
+    /// The names of the classes, as far as they have any.
+    classes: Vec<String>,
 }
 
 /// In which order requests are drawn from a table.
@@ -98,7 +100,17 @@ impl Requests {
         if let Order::Drawn { sums, .. } = &order {
             assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "weights do not fit");
         }
-        Requests { table, order }
+        Requests { table, order, classes: Vec::new() }
+    }
+
+    /// The same, with names for its classes: that of class 0, 1, ...
+    pub fn with_classes(self, classes: Vec<String>) -> Requests {
+        Requests { classes, ..self }
+    }
+
+    /// The name of a class; its number, if it has none.
+    pub fn class(&self, class: usize) -> String {
+        self.classes.get(class).cloned().unwrap_or_else(|| class.to_string())
     }
 
     /// The same request again and again.
@@ -158,6 +170,8 @@ mod tests {
         check(Order::Cycle, [Some(0), Some(1), Some(2), Some(0), Some(1)]);
         check(Order::Once, [Some(0), Some(1), Some(2), None, None]);
         assert_eq!(&*Requests::same(b"/x").get(7).expect("no end").target, b"/x");
+        let named = Requests::same(b"/x").with_classes(vec!["small".to_owned()]);
+        assert_eq!([named.class(0), named.class(1)], ["small", "1"]);
     }
 
     #[test]
