@@ -29,14 +29,15 @@ fn serve(mut stream: TcpStream, folder: &Path) {
     // Requests come one at a time and whole: that is how they are sent.
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
         let head = String::from_utf8_lossy(&buffer[..length]).into_owned();
-        let path = head.split(' ').nth(1).unwrap();
+        let (method, path) = (head.split(' ').next().unwrap(), head.split(' ').nth(1).unwrap());
         let index = if path.ends_with('/') { "index.html" } else { "" };
         let (status, body) = match fs::read(folder.join(format!("{}{index}", &path[1..]))) {
             Ok(body) => ("200 OK", body),
             Err(_) => ("404 Not Found", Vec::new()),
         };
         let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n", body.len());
-        if stream.write_all(&[head.as_bytes(), &body].concat()).is_err() {
+        let body = if method == "HEAD" { &[][..] } else { &body };
+        if stream.write_all(&[head.as_bytes(), body].concat()).is_err() {
             return;
         }
     }
@@ -87,7 +88,7 @@ fn every_request_of_a_log_is_accounted_for() {
     assert_eq!(said(&ammeter(&["files", "log", log, folder])).1, 0);
     let url = server(&set);
     let lines = fs::read_to_string(log).unwrap().lines().count() as u64;
-    let odd = 16;
+    let odd = 15;
     // With its file set all replies are right, at whatever pace; what is not in the set may be anything.
     for pace in [&["--speed", "100"][..], &["--speed", "max", "--clients", "3"], &["--speed", "max", "--rate", "200"]] {
         let outcome = load(&url, &[&["--replay", log, "--workload", folder, "--verify"], pace].concat());
@@ -95,5 +96,38 @@ fn every_request_of_a_log_is_accounted_for() {
     }
     let output = ammeter(&["load", &url, "--replay", log, "--speed", "100"]);
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("method other than GET 3"), "{told}");
+    assert!(told.contains("method other than GET and HEAD 2"), "{told}");
+}
+
+#[test]
+fn replies_are_as_logged_or_as_a_file_is() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("a"), "12345").unwrap();
+    let url = server(home.path());
+    let log = home.path().join("access.log");
+    let line =
+        |(request, reply): (&str, &str)| format!("h - - [01/Aug/1995:00:00:01 +0000] \"{request} HTTP/1.1\" {reply}\n");
+    let lines = [
+        ("GET /a", "200 5"),
+        ("GET /a", "200 4"),
+        ("GET /a", "304 -"),
+        ("HEAD /a", "200 -"),
+        ("GET /gone", "200 9"),
+        ("GET /gone", "404 3"),
+        ("HEAD /gone", "404 -"),
+        ("GET /a", "500 7"),
+    ];
+    fs::write(&log, lines.map(line).concat()).unwrap();
+    let replay = ["--replay", log.to_str().unwrap(), "--speed", "max", "--clients", "1"];
+    let check = |words: &[&str], failures: &[(&str, u64)], by_head: u64| {
+        let outcome = load(&url, &[&replay[..], words].concat());
+        let found = outcome["failures"].as_array().unwrap();
+        let found: Vec<_> = found.iter().map(|pair| (pair[0].as_str().unwrap(), pair[1].as_u64().unwrap())).collect();
+        assert_eq!(found, failures, "{words:?}: {outcome}");
+        assert_eq!(counts(&outcome).1 + failures.iter().map(|(_, count)| count).sum::<u64>(), 8);
+        let head = &outcome["classes"][1];
+        assert_eq!((&head["class"], head["ok"].as_u64()), (&Value::from("HEAD"), Some(by_head)), "{outcome}");
+    };
+    check(&[], &[("status", 1)], 2);
+    check(&["--as-logged"], &[("status", 2), ("length", 1)], 2);
 }

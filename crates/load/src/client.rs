@@ -108,7 +108,8 @@ impl Connection {
             self.group += 1;
             self.asked += 1;
             let more = self.asked < plan.per_connection && plan.requests.index(base + self.group).is_some();
-            for part in [b"GET ", &*request.target, &plan.rest[usize::from(!more)]] {
+            let method: &[u8] = if request.head { b"HEAD " } else { b"GET " };
+            for part in [method, &*request.target, &plan.rest[usize::from(!more)]] {
                 out.extend_from_slice(part);
             }
         }
@@ -138,7 +139,7 @@ impl Connection {
                 self.first = now;
             }
             let digesting = request.expect.is_some_and(|expect| expect.content.is_some());
-            match self.reader.read(bytes, digesting) {
+            match self.reader.read(bytes, request.head, digesting) {
                 Err(reply::BadReply) => return self.handle_fault(Fault::Malformed, plan, tally),
                 Ok((_, None)) => return Next::Bytes,
                 Ok((used, Some(whole))) => {
@@ -271,17 +272,22 @@ impl Reader {
         Reader { state: State::Head, partial: Vec::new() }
     }
 
-    /// Takes bytes up to the end of a reply, and says how many; with `None` it took them all.
-    fn read(&mut self, bytes: &[u8], digesting: bool) -> Result<(usize, Option<Whole>), reply::BadReply> {
+    /// Takes bytes up to the end of a reply (`to_head`: to a HEAD), and says how many; with `None` it took them all.
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        to_head: bool,
+        digesting: bool,
+    ) -> Result<(usize, Option<Whole>), reply::BadReply> {
         let mut at = 0;
         loop {
             if let State::Head = self.state {
                 let before = self.partial.len();
                 let parsed = if before == 0 {
-                    reply::parse(&bytes[at..])?
+                    reply::parse(&bytes[at..], to_head)?
                 } else {
                     self.partial.extend_from_slice(&bytes[at..]);
-                    reply::parse(&self.partial)?
+                    reply::parse(&self.partial, to_head)?
                 };
                 let Some((head, length)) = parsed else {
                     if before == 0 {
@@ -402,6 +408,21 @@ mod tests {
         check(&one, "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", 0, &[(Fault::Status, 1)]);
         check(&one, "SSH-2.0-x\r\n", 0, &[(Fault::Malformed, 1)]);
         check(&one, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 0, &[(Fault::Malformed, 1)]);
+    }
+
+    #[test]
+    fn a_reply_to_head_ends_with_its_head() {
+        let request = |head| Request { target: b"/x".as_slice().into(), head, ..Request::default() };
+        let requests = Requests::new(vec![request(true), request(false)], Order::Cycle);
+        let plan = Plan::new(requests, Version::Http11, "h", "", 3, 3);
+        let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+        connection.ask(Time::START, 0, &plan, &mut out);
+        let asked = String::from_utf8(out).unwrap();
+        assert_eq!(asked.lines().filter(|line| line.starts_with("HEAD /x ")).count(), 2, "{asked}");
+        let head = ONE.strip_suffix("abc").unwrap();
+        check(&plan, &format!("{head}{ONE}{head}"), 3, &[]);
+        // A body all the same would be taken for the next reply.
+        check(&plan, &format!("{ONE}{ONE}"), 1, &[(Fault::Malformed, 2)]);
     }
 
     #[test]

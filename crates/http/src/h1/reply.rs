@@ -48,12 +48,12 @@ impl ReplyHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadReply;
 
-/// Reads one head of a reply to a GET from the start of `bytes`: `None` asks for more bytes, `Some` brings the head and its
-/// length.
+/// Reads one head of a reply from the start of `bytes`: `None` asks for more bytes, `Some` brings the head and its length.
+/// `to_head`: the request was a HEAD, and whatever the head says of a body, there is none.
 ///
 /// # Errors
 /// [`BadReply`] as soon as no further byte can mend it.
-pub fn parse(bytes: &[u8]) -> Result<Option<(ReplyHead, usize)>, BadReply> {
+pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, BadReply> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
@@ -97,6 +97,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(ReplyHead, usize)>, BadReply> {
     }
     // RFC 9112, 6.3, in its order: no body, chunks, until the end, a length, until the end.
     let body = match (status, chunked, coded, content_length) {
+        _ if to_head => ReplyBody::Framed(Framing::None),
         (100..=199 | 204 | 304, ..) => ReplyBody::Framed(Framing::None),
         (_, true, _, _) => ReplyBody::Framed(Framing::Chunked),
         (_, false, true, _) => ReplyBody::UntilClose,
@@ -121,17 +122,18 @@ fn decimal(text: &[u8]) -> Result<u64, BadReply> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::format;
     use proptest::prelude::*;
 
     #[test]
     fn heads() {
         let check = |head: &str, status: u16, body: ReplyBody, keep_alive: bool| {
             let head = head.replace('\n', "\r\n");
-            let (found, length) = parse(head.as_bytes()).expect("well formed").expect("whole");
+            let (found, length) = parse(head.as_bytes(), false).expect("well formed").expect("whole");
             assert_eq!((found.status, found.body, found.keep_alive), (status, body, keep_alive), "{head:?}");
             assert_eq!(length, head.len());
             for end in 0..length {
-                assert_eq!(parse(&head.as_bytes()[..end]), Ok(None), "{head:?} to {end}");
+                assert_eq!(parse(&head.as_bytes()[..end], false), Ok(None), "{head:?} to {end}");
             }
         };
         use ReplyBody::{Framed, UntilClose};
@@ -156,6 +158,16 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_to_head_has_no_body() {
+        for fields in ["Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "", "Content-Length: 0\r\n"] {
+            let head = format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
+            let (found, length) = parse(head.as_bytes(), true).expect("well formed").expect("whole");
+            let expected = (ReplyBody::Framed(Framing::None), true, head.len());
+            assert_eq!((found.body, found.keep_alive, length), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
     fn what_is_no_head_is_refused() {
         for bad in [
             "FTP/1.1 200 OK\r\n\r\n",
@@ -165,9 +177,9 @@ mod tests {
             "HTTP/1.1 200 OK\r\nContent-Length: 1234567890123456789\r\n\r\n",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
         ] {
-            assert_eq!(parse(bad.as_bytes()), Err(BadReply), "{bad:?}");
+            assert_eq!(parse(bad.as_bytes(), false), Err(BadReply), "{bad:?}");
         }
-        assert_eq!(parse(&[b'x'; HEAD_MAX]), Err(BadReply));
+        assert_eq!(parse(&[b'x'; HEAD_MAX], false), Err(BadReply));
     }
 
     proptest! {
@@ -176,7 +188,7 @@ mod tests {
             let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
             let mut mixed = head[..cut.min(head.len())].to_vec();
             mixed.extend_from_slice(&bytes);
-            if let Ok(Some((_, length))) = parse(&mixed) {
+            if let Ok(Some((_, length))) = parse(&mixed, false) {
                 prop_assert!(length <= mixed.len());
             }
         }

@@ -43,12 +43,17 @@ pub(crate) struct Args {
     /// Ask for targets by their weights: a file with a weight and a target a line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "replay"])]
     mix: Option<PathBuf>,
-    /// Ask again for what an access log shows, in its order, at its times: Common or Combined Log Format, also as gzip
+    /// Ask again for what an access log shows by GET and HEAD, in its order, at its times: Common or Combined Log Format, also
+    /// as gzip
     #[arg(long, value_name = "LOG")]
     replay: Option<PathBuf>,
     /// How many times as fast as then, or max: as --rate or --clients say
     #[arg(long, value_name = "X|max", default_value = "1", requires = "replay")]
     speed: Spacing,
+    /// Replies must be as the log has them: the status, and of a 200 the size. By default only a file that the log shows is
+    /// expected, as 200
+    #[arg(long, requires = "replay", conflicts_with = "workload")]
+    as_logged: bool,
     /// Check the content of each reply against the manifest
     #[arg(long, requires = "workload")]
     verify: bool,
@@ -155,6 +160,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
         }
         let belief = match &manifest {
             Some(manifest) => Belief::Manifest { manifest, verify: args.verify },
+            None if args.as_logged => Belief::Log,
             None => Belief::Files,
         };
         return Ok(log.requests(args.speed, belief, seed));

@@ -169,8 +169,8 @@ pub struct Gleaned {
 
 /// The files that a log shows, with the sizes that it shows, as far as they fit into `dataset` bytes; all without one.
 ///
-/// The size of a file is the largest that a reply with status 200 had, since a client that gives up leaves a smaller one.
-/// How often it is asked for is the number of requests for it up to where the log is cut, whatever became of them.
+/// The size of a file is the largest that a reply to GET with status 200 had, since a client that gives up leaves a smaller
+/// one. How often it is asked for is the number of GETs for it up to where the log is cut, whatever became of them.
 ///
 /// # Errors
 /// When no file is left.
@@ -181,7 +181,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
     for entry in log.entries.iter().filter(|entry| is_file(entry.status)) {
         if let Some(name) = &names[entry.target as usize] {
             let size = sizes.entry(name).or_default();
-            *size = (*size).max(entry.bytes.filter(|_| entry.status == 200));
+            *size = (*size).max(entry.bytes.filter(|_| entry.status == 200 && !entry.head));
         }
     }
     let mut gleaned = Gleaned { whole: Bytes(sizes.values().flatten().sum()), ..Gleaned::default() };
@@ -220,7 +220,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
                 index.insert(name, file);
             }
             if let Some(Some(at)) = index.get(name) {
-                files[*at].3 += 1.0;
+                files[*at].3 += f64::from(u8::from(!entry.head));
             }
         } else if is_file(entry.status) {
             gleaned.impossible += 1;

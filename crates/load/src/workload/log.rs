@@ -5,13 +5,14 @@
 //! a whole file in, and [`Log::requests`] makes a run of it.
 //!
 //! A log is what somebody else wrote, and some of it is always odd: nothing in it is fatal, and everything that is left out
-//! is counted by kind ([`Odd`]). Only GET is asked again: a log has no bodies, and a replay must not change what it
-//! measures.
+//! is counted by kind ([`Odd`]). GET and HEAD are asked again, and nothing else: of a POST the log lacks the body, and to
+//! send an empty one would be to measure how a server refuses it; and a replay must not change what it measures, as POST, PUT
+//! and DELETE are there to do.
 //!
 //! What a reply is to be like, the log cannot tell. Its 304 was the answer to a condition and its 404 a hole in another
 //! server's tree, in another year; neither is in the line. So unless it is asked to believe the log ([`Belief::Log`]), a
 //! replay expects the file, status 200, where the log shows that there was one (200, 206, 304), and of all other lines
-//! nothing. If it is given a manifest that knows better: the file where there is one, with its size, and nothing elsewhere.
+//! nothing. A reply to HEAD has no body (RFC 9110, 9.3.2), so of it the status alone is looked at. If it is given a manifest that knows better: the file where there is one, with its size, and nothing elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -65,7 +66,7 @@ pub enum Odd {
     Request,
     /// What is in quotes is no request: a dash, or bytes of another protocol.
     Nothing,
-    /// Its method is not GET.
+    /// Its method is neither GET nor HEAD.
     Method,
     /// Its target is none that a server can be asked for.
     Target,
@@ -83,7 +84,7 @@ impl Odd {
             Odd::Time => "without client and time",
             Odd::Request => "without request, status and size",
             Odd::Nothing => "nothing that was asked for",
-            Odd::Method => "method other than GET",
+            Odd::Method => "method other than GET and HEAD",
             Odd::Target => "target that cannot be asked for",
         }
     }
@@ -177,7 +178,7 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
     if !method.iter().all(u8::is_ascii_alphabetic) {
         return Err(Odd::Nothing);
     }
-    if method != b"GET" {
+    if ![&b"GET"[..], b"HEAD"].contains(&method) {
         return Err(Odd::Method);
     }
     // The version is the last word. HTTP/0.9 had none.
@@ -274,6 +275,8 @@ pub(super) struct Entry {
     pub(super) bytes: Option<u64>,
     /// Index into the targets.
     pub(super) target: u32,
+    /// It was asked for by HEAD.
+    pub(super) head: bool,
     zone_min: i16,
     pub(super) status: u16,
 }
@@ -315,7 +318,8 @@ pub enum Belief<'a> {
     /// The file where the log shows that there was one, and anything for the other lines.
     #[default]
     Files,
-    /// What the log says: its status, and for 200 its size.
+    /// What the log says: its status, and for 200 its size. 206 and 304 were answers to ranges and conditions that a log has
+    /// not, so there the file is expected.
     Log,
     /// What a manifest says of the server's files, with `verify` down to the last byte; anything for what is not in it. One
     /// that was made of the first requests of a log ends the replay behind them ([`Head::requests`](super::manifest::Head)).
@@ -422,7 +426,8 @@ impl Log {
         };
         *self.tally.statuses.entry(line.status).or_default() += 1;
         let Line { wall_s, zone_min, status, bytes, .. } = line;
-        let entry = Entry { wall_s, bytes, target, zone_min, status };
+        let head = line.request.trim_ascii().starts_with(b"HEAD ");
+        let entry = Entry { wall_s, bytes, target, head, zone_min, status };
         let now = [entry.second(Clock::Zoned), entry.second(Clock::Wall)];
         for (count, (now, before)) in self.tally.backward.iter_mut().zip(now.iter().zip(before.unwrap_or(now))) {
             *count += u64::from(*now < before);
@@ -473,15 +478,20 @@ impl Log {
                 Belief::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
                 Belief::Files => Expect::default(),
                 Belief::Log => {
+                    let status = if is_file(entry.status) { 200 } else { entry.status };
                     let length = entry.bytes.filter(|_| entry.status == 200);
-                    Expect { status: Some(entry.status), length, content: None }
+                    Expect { status: Some(status), length, content: None }
                 }
                 Belief::Manifest { .. } => known[entry.target as usize],
             };
-            Request { at, target: self.targets[entry.target as usize].clone(), expect: Some(expect), class: 0 }
+            let head = entry.head;
+            let expect = if head { Expect { status: expect.status, ..Expect::default() } } else { expect };
+            let target = self.targets[entry.target as usize].clone();
+            Request { at, head, target, expect: Some(expect), class: u16::from(head) }
         });
         let end = end.and_then(|end| usize::try_from(end).ok()).unwrap_or(usize::MAX);
-        Requests::new(table.take(end).collect(), Order::Once)
+        let classes = ["GET", "HEAD"].map(str::to_owned).into();
+        Requests::new(table.take(end).collect(), Order::Once).with_classes(classes)
     }
 
     /// When each request is made, from the start of the first one's second.
@@ -509,7 +519,7 @@ impl Log {
     }
 }
 
-/// Whether the log shows that there was a file: a GET got it, or a part of it, or heard that it had not changed.
+/// Whether the log shows that there was a file: somebody got it, or a part of it, or heard that it had not changed.
 pub(super) fn is_file(status: u16) -> bool {
     matches!(status, 200 | 206 | 304)
 }
@@ -629,7 +639,9 @@ mod tests {
         check("GET a HTTP/1.0", Err(Odd::Target));
         check("GET * HTTP/1.0", Err(Odd::Target));
         check("GET http:///a HTTP/1.0", Err(Odd::Target));
-        check("HEAD / HTTP/1.0", Err(Odd::Method));
+        check("HEAD /a HTTP/1.0", Ok("/a"));
+        check("POST / HTTP/1.0", Err(Odd::Method));
+        check("HEADS / HTTP/1.0", Err(Odd::Method));
         check("get / HTTP/1.0", Err(Odd::Method));
         check("-", Err(Odd::Nothing));
         check("", Err(Odd::Nothing));
@@ -644,7 +656,7 @@ mod tests {
         assert_eq!((*lines, cut), (EXCERPT.split(|byte| *byte == b'\n').count() as u64 - 1, &None));
         let kinds: Vec<(Odd, u64)> = odd.iter().map(|(kind, count)| (*kind, *count)).collect();
         let expected =
-            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 3), (Odd::Target, 2)];
+            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 2), (Odd::Target, 2)];
         assert_eq!(kinds, expected);
         assert_eq!(lines - odd.values().sum::<u64>(), log.len() as u64);
         assert_eq!(statuses.values().sum::<u64>(), log.len() as u64);
@@ -745,7 +757,7 @@ mod tests {
             assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{belief:?}");
         };
         check(Belief::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
-        check(Belief::Log, [(Some(200), Some(7)), (Some(304), None), (Some(404), None), (Some(302), None)]);
+        check(Belief::Log, [(Some(200), Some(7)), (Some(200), None), (Some(404), None), (Some(302), None)]);
         let files = ["/c", "/x"].map(|path| (path.to_owned(), 9, String::new(), 1.0));
         let mut manifest = Manifest::new(String::new(), 1, files);
         fn belief(manifest: &Manifest) -> Belief<'_> {
@@ -757,6 +769,25 @@ mod tests {
         assert_eq!(content, Some(super::super::content::digest(manifest.files[0].seed, 9)));
         manifest.head.requests = Some(3);
         assert_eq!(log.requests(Spacing::Max, belief(&manifest), 1).len(), Some(3));
+    }
+
+    #[test]
+    fn head_is_asked_by_head_and_only_its_status_is_known() {
+        let line = |request| format!("h - - [01/Aug/1995:00:00:00 +0000] \"{request} HTTP/1.0\" 200 7\n");
+        let text = ["GET /a", "HEAD /a", "POST /a"].map(line).concat();
+        let log = Log::read_from(text.as_bytes());
+        assert_eq!((log.len(), log.tally().odd[&Odd::Method]), (2, 1));
+        let manifest = Manifest::new(String::new(), 1, [("/a".to_owned(), 9, String::new(), 1.0)]);
+        for (belief, length) in
+            [(Belief::Log, Some(7)), (Belief::Manifest { manifest: &manifest, verify: true }, Some(9))]
+        {
+            let requests = log.requests(Spacing::Max, belief, 1);
+            let [get, head] = requests.table() else { panic!("two requests") };
+            assert_eq!((get.head, get.class, get.expect.expect("some").length), (false, 0, length));
+            assert_eq!((head.head, head.class, &*head.target), (true, 1, &b"/a"[..]));
+            assert_eq!(head.expect, Some(Expect { status: Some(200), ..Expect::default() }));
+            assert_eq!(requests.class(1), "HEAD");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ use amped_measure::stats::Random;
 pub struct Request {
     /// When it is to be made, from the start of the run; for replays. `None`: when the schedule says so.
     pub at: Option<Duration>,
+    /// It is asked for by HEAD, and its reply has no body; else by GET.
+    pub head: bool,
     /// Path and query as in a request line (RFC 9112, 3.2.1).
     pub target: Box<[u8]>,
     /// What its reply is checked against; `None`: any reply below 400 is right.
