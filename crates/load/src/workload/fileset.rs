@@ -45,8 +45,9 @@ pub fn specweb96_directory() -> u64 {
 /// The file set of SPECweb96 for an expected throughput of `ops` requests a second, at least 1.
 ///
 /// Directories are asked for alike, and so many as the rule says, rounded: Hu's table 1 has the sizes without that rounding
-/// (22 MB at 1 ops). Within a class the steps in the middle are asked for more often, as the benchmark's own description has
-/// it (SPEC, "The Workload for the SPECweb96 Benchmark": a Poisson distribution around the midpoint); the paper is silent.
+/// (22 MB at 1 ops). Within a class the steps in the middle are asked for more often, by a Poisson distribution around the
+/// midpoint: so the benchmark's own description (SPEC, "The Workload for the SPECweb96 Benchmark",
+/// spec.org/osg/web96/workload.html). Hu, Nanda and Yang have the classes' shares (table 2) and nothing on what is within.
 pub fn specweb96(ops: u32, seed: u64) -> Manifest {
     let directories = specweb96_directories(ops).round().max(1.0) as u64;
     // Poisson with mean 5, of which 1 to 9 are taken: 5^k / k!.
