@@ -182,6 +182,10 @@ impl Manifest {
         if !files.iter().any(|file| file.weight > 0.0) {
             return Err("no file has a weight above 0, so nothing would be asked for".to_owned());
         }
+        // Draws by weight are made of the running sums.
+        if !files.iter().map(|file| file.weight).sum::<f64>().is_finite() {
+            return Err("the weights come to more than a number can say".to_owned());
+        }
         if manifest.classes().len() > usize::from(u16::MAX) {
             return Err(format!("more than {} classes", u16::MAX));
         }
@@ -272,6 +276,8 @@ mod tests {
         assert!(Manifest::parse("").expect_err("empty").contains("ammeter files"));
         let never = small().to_text().replace("3.0", "0").replace("1.0", "0");
         assert!(Manifest::parse(&never).expect_err("no weight").contains("no file has a weight"));
+        let huge = small().to_text().replace("3.0", "1e308").replace("1.0", "1e308");
+        assert!(Manifest::parse(&huge).expect_err("too much weight").contains("more than a number can say"));
     }
 
     #[test]

@@ -1,0 +1,43 @@
+//! What a server sends to a client that measures: never a panic; each request ends once; and in whatever pieces it comes, it
+//! comes to the same. The first byte says how long the pieces are.
+#![no_main]
+
+use std::cell::RefCell;
+
+use ammeter_load::Version;
+use ammeter_load::client::{Connection, Next, Plan};
+use ammeter_load::outcome::{Fault, Tally};
+use ammeter_load::workload::{ContentCheck, Expect, Order, Request, Requests};
+use amped_units::Time;
+
+thread_local! {
+    // One for all inputs: its histograms are large.
+    static TALLY: RefCell<Tally> = RefCell::new(Tally::new(1));
+}
+
+fn counts(tally: &Tally) -> Vec<u64> {
+    [tally.ok()].into_iter().chain(Fault::ALL.map(|fault| tally.failed(fault))).collect()
+}
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some((length, bytes)) = bytes.split_first() else { return };
+    let request = |head, expect| Request { target: b"/".as_slice().into(), head, expect, ..Request::default() };
+    let content = Some(Expect { status: Some(200), length: Some(3), content: Some(ContentCheck(0)) });
+    let table = vec![request(false, None), request(true, None), request(false, content)];
+    let plan = Plan::new(Requests::new(table, Order::Once), Version::Http11, "host", "", 3, 3);
+    let run = |length: usize, tally: &mut Tally| {
+        let (mut connection, mut out, before) = (Connection::new(Time::START), Vec::new(), counts(tally));
+        assert_eq!(connection.ask(Time::START, 0, &plan, &mut out), 3);
+        let mut pieces = bytes.chunks(length);
+        let is_over = pieces.any(|piece| connection.handle_bytes(Time::START, piece, &plan, tally) == Next::Close);
+        if !is_over {
+            connection.handle_end(Time::START, &plan, tally);
+        }
+        let found: Vec<u64> = counts(tally).iter().zip(before).map(|(now, before)| now - before).collect();
+        assert_eq!(found.iter().sum::<u64>(), 3);
+        found
+    };
+    TALLY.with_borrow_mut(|tally| {
+        assert_eq!(run(1 + usize::from(*length), tally), run(bytes.len().max(1), tally));
+    });
+});

@@ -1,0 +1,24 @@
+//! A workload in a file, a manifest or a list of weights: never a panic; what is read can be asked for, and a manifest that is
+//! written again is read again.
+#![no_main]
+
+use ammeter_load::workload::manifest::Manifest;
+use ammeter_load::workload::mix;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    let requests = if text.starts_with('{') {
+        let Ok(manifest) = Manifest::parse(text) else { return };
+        let again = Manifest::parse(&manifest.to_text()).expect("as it was read");
+        assert_eq!(again.head, manifest.head);
+        assert_eq!(again.files.len(), manifest.files.len());
+        manifest.requests(1, false)
+    } else {
+        let Ok(requests) = mix::parse(text, 1) else { return };
+        requests
+    };
+    for number in 0..10 {
+        let request = requests.get(number).expect("there is no end");
+        assert!(request.target.starts_with(b"/") && request.target.iter().all(u8::is_ascii_graphic));
+        requests.class(usize::from(request.class));
+    }
+});
