@@ -1,11 +1,12 @@
-//! What came of a run: counts and histograms while it goes on ([`Tally`]), one for each thread and nobody else's; and the
-//! result ([`Outcome`]) with what it is worth.
+//! What came of a run: counts and histograms while it goes on ([`Tally`]), one for each thread and nobody else's; what a
+//! second came to ([`Interval`]); and the result ([`Outcome`]) with what it is worth.
 //!
 //! Clocks of a request are counted from its planned instant, so that the generator's own lateness and the time in the
 //! server's queues are in them. Nothing is corrected afterwards. Latencies are those of right replies; everything else is a
 //! failure with a kind, and stands in the same line.
 
 use std::time::Duration;
+use std::{array, mem};
 
 use amped_measure::host::Machine;
 use amped_measure::{Verdict, Worth};
@@ -93,6 +94,69 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 3).expect("bounds that fit each other")
 }
 
+/// The clocks of a request, a histogram each: nanoseconds since its planned instant.
+#[derive(Clone, Debug)]
+pub struct Clocks {
+    /// Last byte of right replies.
+    pub latency: Histogram<u64>,
+    /// Their first byte.
+    pub first_byte: Histogram<u64>,
+    /// TLS handshake over, where there is one.
+    pub secured: Histogram<u64>,
+    /// Connection established.
+    pub connected: Histogram<u64>,
+    /// SYN sent: how late the generator was.
+    pub lateness: Histogram<u64>,
+}
+
+impl Clocks {
+    /// Empty ones.
+    pub fn new() -> Clocks {
+        Clocks {
+            latency: histogram(),
+            first_byte: histogram(),
+            secured: histogram(),
+            connected: histogram(),
+            lateness: histogram(),
+        }
+    }
+
+    /// All of them by the names that they have in a result.
+    pub fn each(&self) -> [(&'static str, &Histogram<u64>); 5] {
+        let Clocks { latency, first_byte, secured, connected, lateness } = self;
+        [
+            ("latency", latency),
+            ("first_byte", first_byte),
+            ("secured", secured),
+            ("connected", connected),
+            ("lateness", lateness),
+        ]
+    }
+
+    fn each_mut(&mut self) -> [&mut Histogram<u64>; 5] {
+        let Clocks { latency, first_byte, secured, connected, lateness } = self;
+        [latency, first_byte, secured, connected, lateness]
+    }
+
+    /// Takes others in.
+    pub fn add(&mut self, others: &Clocks) {
+        for (mine, (_, theirs)) in self.each_mut().into_iter().zip(others.each()) {
+            mine.add(theirs).expect("all have the same bounds");
+        }
+    }
+
+    /// Empties them. What is empty is not touched, so that a clock that a thread does not have takes no memory.
+    pub(crate) fn clear(&mut self) {
+        self.each_mut().into_iter().filter(|clock| !clock.is_empty()).for_each(Histogram::reset);
+    }
+}
+
+impl Default for Clocks {
+    fn default() -> Clocks {
+        Clocks::new()
+    }
+}
+
 /// What one thread counts. Recording allocates nothing.
 #[derive(Debug)]
 pub struct Tally {
@@ -106,20 +170,16 @@ pub struct Tally {
     pub stray: u64,
     /// Bytes received, heads and all.
     pub received: u64,
+    ok: u64,
     faults: [u64; Fault::ALL.len()],
     statuses: [u64; 6],
     classes: Vec<Class>,
     /// Why the first connection without TLS has none.
     tls: Option<String>,
-    /// SYN sent, established, TLS agreed upon, first byte, last byte: each since the planned instant.
-    sent: Histogram<u64>,
-    connected: Histogram<u64>,
-    secured: Histogram<u64>,
-    first: Histogram<u64>,
-    last: Histogram<u64>,
-    /// Last bytes of the second under way, which are not in `last` yet.
-    current: Histogram<u64>,
-    failed_before: u64,
+    /// Since the last cut.
+    clocks: Clocks,
+    /// Connections begun, right replies and failures at the last cut.
+    before: [u64; 3],
 }
 
 #[derive(Clone, Debug, Default)]
@@ -149,35 +209,31 @@ impl Tally {
             unasked: 0,
             stray: 0,
             received: 0,
+            ok: 0,
             faults: [0; Fault::ALL.len()],
             statuses: [0; 6],
             classes: (0..classes.max(1)).map(|_| class()).collect(),
             tls: None,
-            sent: histogram(),
-            connected: histogram(),
-            secured: histogram(),
-            first: histogram(),
-            last: histogram(),
-            current: histogram(),
-            failed_before: 0,
+            clocks: Clocks::new(),
+            before: [0; 3],
         }
     }
 
     /// A SYN went out.
     pub fn sent(&mut self, planned: Time, now: Time) {
         self.started += 1;
-        record(&mut self.sent, planned, now);
+        record(&mut self.clocks.lateness, planned, now);
     }
 
     /// A connection was established.
     pub fn connected(&mut self, planned: Time, now: Time) {
         self.established += 1;
-        record(&mut self.connected, planned, now);
+        record(&mut self.clocks.connected, planned, now);
     }
 
     /// The TLS handshake of a connection is over.
     pub fn secured(&mut self, planned: Time, now: Time) {
-        record(&mut self.secured, planned, now);
+        record(&mut self.clocks.secured, planned, now);
     }
 
     /// There is no TLS on a connection; of the first the reason is kept.
@@ -187,8 +243,9 @@ impl Tally {
 
     /// A right reply was read to its end.
     pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
-        record(&mut self.first, planned, first);
-        record(&mut self.current, planned, last);
+        self.ok += 1;
+        record(&mut self.clocks.first_byte, planned, first);
+        record(&mut self.clocks.latency, planned, last);
         if let Some(class) = self.classes.get_mut(usize::from(class)) {
             class.ok += 1;
             if let Some(times) = &mut class.last {
@@ -217,7 +274,7 @@ impl Tally {
 
     /// Right replies so far.
     pub fn ok(&self) -> u64 {
-        self.last.len() + self.current.len()
+        self.ok
     }
 
     /// Failures of this kind so far.
@@ -230,34 +287,23 @@ impl Tally {
         self.faults.iter().sum()
     }
 
-    /// Ends the second under way, which is the one from `from` on. `elsewhere` are the failures that another thread has
-    /// counted since the start.
-    pub fn end_second(&mut self, from: Duration, elsewhere: u64) -> Second {
-        let failed = self.all_failed() + elsewhere;
-        let second = Second {
-            at_s: from.as_secs_f64(),
-            ok: self.current.len(),
-            failed: failed.saturating_sub(self.failed_before),
-            p50_ms: ms(self.current.value_at_quantile(0.5)),
-            p99_ms: ms(self.current.value_at_quantile(0.99)),
-            max_ms: ms(self.current.max()),
-        };
-        self.failed_before = failed;
-        self.last.add(&self.current).expect("both have the same bounds");
-        self.current.reset();
-        second
+    /// Ends the second under way: what there was since the last cut. `empty` clocks take the place of its own.
+    pub fn cut(&mut self, empty: Clocks) -> Part {
+        let now = [self.started, self.ok, self.all_failed()];
+        let before = mem::replace(&mut self.before, now);
+        let [started, ok, failed] = array::from_fn(|at| now[at] - before[at]);
+        Part { started, ok, failed, clocks: mem::replace(&mut self.clocks, empty) }
     }
 
-    /// Takes another thread's in.
-    pub fn merge(&mut self, mut other: Tally) {
-        other.end_second(Duration::ZERO, 0);
-        self.end_second(Duration::ZERO, 0);
+    /// Takes another thread's counts in, of the whole run. What the clocks say goes with the parts.
+    pub fn merge(&mut self, other: Tally) {
         for (mine, theirs) in [
             (&mut self.started, other.started),
             (&mut self.established, other.established),
             (&mut self.unasked, other.unasked),
             (&mut self.stray, other.stray),
             (&mut self.received, other.received),
+            (&mut self.ok, other.ok),
         ] {
             *mine += theirs;
         }
@@ -271,20 +317,29 @@ impl Tally {
                 mine.add(theirs).expect("all have the same bounds");
             }
         }
-        for (mine, theirs) in [
-            (&mut self.sent, other.sent),
-            (&mut self.connected, other.connected),
-            (&mut self.secured, other.secured),
-            (&mut self.first, other.first),
-            (&mut self.last, other.last),
-        ] {
-            mine.add(theirs).expect("all have the same bounds");
-        }
     }
+}
 
-    /// The latencies of right replies, in nanoseconds, but for those of the second under way.
-    pub fn latencies(&self) -> &Histogram<u64> {
-        &self.last
+/// What one thread counted in a second.
+#[derive(Debug, Default)]
+pub struct Part {
+    /// Connections begun.
+    pub started: u64,
+    /// Right replies.
+    pub ok: u64,
+    /// Failures.
+    pub failed: u64,
+    /// The clocks of what happened in it.
+    pub clocks: Clocks,
+}
+
+impl Part {
+    /// Takes another thread's in, of the same second.
+    pub fn add(&mut self, other: &Part) {
+        self.started += other.started;
+        self.ok += other.ok;
+        self.failed += other.failed;
+        self.clocks.add(&other.clocks);
     }
 }
 
@@ -296,21 +351,64 @@ fn ms(nanos: u64) -> f64 {
     (nanos as f64 / 1e3).round() / 1e3
 }
 
-/// A second of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// A second of a run, as all its threads counted it together.
+#[derive(Debug)]
+pub struct Interval {
+    /// When the run began, in seconds since 1970 (UTC).
+    pub began_s: f64,
+    /// Its figures.
+    pub second: Second,
+    /// The clocks of what happened in it.
+    pub clocks: Clocks,
+}
+
+/// The figures of a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Second {
     /// When it began, in seconds from the start of the run.
     pub at_s: f64,
+    /// How long it was, in seconds: the last one of a run is cut short.
+    pub length_s: f64,
+    /// Connections begun.
+    pub started: u64,
     /// Right replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
     /// The median latency of the right replies, in milliseconds.
     pub p50_ms: f64,
+    /// The 90th percentile.
+    pub p90_ms: f64,
     /// The 99th percentile.
     pub p99_ms: f64,
     /// The longest.
     pub max_ms: f64,
+    /// The 99th percentile of the generator's lateness, in milliseconds.
+    pub lateness_p99_ms: f64,
+}
+
+impl Second {
+    /// Of what was counted from `at` on, for `length`.
+    pub(crate) fn of(part: &Part, at: Duration, length: Duration) -> Second {
+        let Clocks { latency, lateness, .. } = &part.clocks;
+        Second {
+            at_s: at.as_secs_f64(),
+            length_s: length.as_secs_f64(),
+            started: part.started,
+            ok: part.ok,
+            failed: part.failed,
+            p50_ms: ms(latency.value_at_quantile(0.5)),
+            p90_ms: ms(latency.value_at_quantile(0.9)),
+            p99_ms: ms(latency.value_at_quantile(0.99)),
+            max_ms: ms(latency.max()),
+            lateness_p99_ms: ms(lateness.value_at_quantile(0.99)),
+        }
+    }
+
+    /// So many in it, as a rate: a second that was cut short is not a low one.
+    pub fn rate(&self, count: u64) -> f64 {
+        count as f64 / self.length_s.max(1e-9)
+    }
 }
 
 /// A distribution of times, in milliseconds.
@@ -333,7 +431,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(histogram: &Histogram<u64>) -> Spread {
+    /// Of a histogram of nanoseconds.
+    pub fn of(histogram: &Histogram<u64>) -> Spread {
         let at = |quantile| ms(histogram.value_at_quantile(quantile));
         Spread {
             count: histogram.len(),
@@ -344,6 +443,40 @@ impl Spread {
             p999_ms: at(0.999),
             max_ms: ms(histogram.max()),
         }
+    }
+}
+
+/// How the times of a run are distributed: at each quantile the time that so many do not exceed. The grid has ten steps to a
+/// power of ten of what exceeds them (0.9, 0.99, ...), as far as there are requests to tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Distribution {
+    /// The quantiles, from 0 to below 1.
+    pub quantiles: Vec<f64>,
+    /// Last byte of right replies, in milliseconds; and so on, as in [`Clocks`].
+    pub latency_ms: Vec<f64>,
+    /// See there.
+    pub first_byte_ms: Vec<f64>,
+    /// See there.
+    pub secured_ms: Vec<f64>,
+    /// See there.
+    pub connected_ms: Vec<f64>,
+    /// See there.
+    pub lateness_ms: Vec<f64>,
+}
+
+impl Distribution {
+    fn of(clocks: &Clocks) -> Distribution {
+        const STEPS: f64 = 10.0;
+        let most = clocks.each().into_iter().map(|(_, clock)| clock.len()).max().unwrap_or(0);
+        let steps = (0..).map(|step| 10f64.powf(-f64::from(step) / STEPS));
+        let exceeding: Vec<f64> = steps.take_while(|part| part * most as f64 >= 1.0).collect();
+        let [latency_ms, first_byte_ms, secured_ms, connected_ms, lateness_ms] = clocks.each().map(|(_, clock)| {
+            // Of fewer requests less is known.
+            let known = exceeding.iter().take_while(|part| *part * clock.len() as f64 >= 1.0);
+            known.map(|part| ms(clock.value_at_quantile(1.0 - part))).collect()
+        });
+        let quantiles = exceeding.iter().map(|part| 1.0 - part).collect();
+        Distribution { quantiles, latency_ms, first_byte_ms, secured_ms, connected_ms, lateness_ms }
     }
 }
 
@@ -403,6 +536,8 @@ pub struct ClassOutcome {
 pub struct Outcome {
     /// What was asked.
     pub asked: Loop,
+    /// When it began, in seconds since 1970 (UTC).
+    pub began_s: f64,
     /// Connections that were to begin; 0 in a closed loop, which has no plan.
     pub planned: u64,
     /// Connections that did begin.
@@ -441,6 +576,8 @@ pub struct Outcome {
     pub secured: Spread,
     /// SYN sent, since the planned instant: how late the generator was.
     pub lateness: Spread,
+    /// All of these, from quantile to quantile.
+    pub distribution: Distribution,
     /// What the threads used that begin connections, and those that handle them.
     pub establisher: Used,
     /// See there.
@@ -461,6 +598,7 @@ pub struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) asked: Loop,
+    pub(crate) began_s: f64,
     pub(crate) planned: u64,
     pub(crate) seconds: f64,
     pub(crate) establisher: Used,
@@ -470,6 +608,7 @@ pub(crate) struct Ran {
     pub(crate) real_time: bool,
     pub(crate) interrupted: bool,
     pub(crate) series: Vec<Second>,
+    pub(crate) clocks: Clocks,
     pub(crate) machine: Machine,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
@@ -477,19 +616,8 @@ pub(crate) struct Ran {
 
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
-        let Ran {
-            asked,
-            planned,
-            seconds,
-            establisher,
-            handler,
-            lanes,
-            real_time,
-            interrupted,
-            series,
-            machine,
-            classes,
-        } = ran;
+        let Ran { asked, began_s, planned, seconds, establisher, handler, lanes, .. } = ran;
+        let Ran { real_time, interrupted, series, clocks, machine, classes, .. } = ran;
         let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
         let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
         let of_class = |(name, class): (String, &Class)| ClassOutcome {
@@ -501,6 +629,7 @@ impl Outcome {
         let counted = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
         let mut outcome = Outcome {
             asked,
+            began_s,
             planned,
             started: tally.started,
             established: tally.established,
@@ -508,18 +637,19 @@ impl Outcome {
             failures: failures.collect(),
             unasked: tally.unasked,
             stray: tally.stray,
-            statuses: std::array::from_fn(|at| tally.statuses[at + 1]),
+            statuses: array::from_fn(|at| tally.statuses[at + 1]),
             tls: tally.tls.clone(),
             classes: classes.into_iter().zip(counted).map(of_class).collect(),
             seconds,
             offered_rate: per_second(tally.started),
             rate: per_second(tally.ok()),
             received_bytes: tally.received,
-            latency: Spread::of(&tally.last),
-            first_byte: Spread::of(&tally.first),
-            connected: Spread::of(&tally.connected),
-            secured: Spread::of(&tally.secured),
-            lateness: Spread::of(&tally.sent),
+            latency: Spread::of(&clocks.latency),
+            first_byte: Spread::of(&clocks.first_byte),
+            connected: Spread::of(&clocks.connected),
+            secured: Spread::of(&clocks.secured),
+            lateness: Spread::of(&clocks.lateness),
+            distribution: Distribution::of(&clocks),
             establisher,
             handler,
             real_time,
@@ -602,14 +732,19 @@ pub(crate) mod tests {
         (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
         (0..ok).for_each(|_| tally.reply(0, Time::START, Time::from_millis(1), Time::from_millis(2)));
         (ok..100).for_each(|_| tally.fail_connection(Fault::Abandoned));
-        tally.end_second(Duration::ZERO, 0);
-        Outcome::new(&tally, ran(rate))
+        finished(tally, ran(rate))
+    }
+
+    fn finished(mut tally: Tally, ran: Ran) -> Outcome {
+        let clocks = tally.cut(Clocks::new()).clocks;
+        Outcome::new(&tally, Ran { clocks, ..ran })
     }
 
     fn ran(rate: f64) -> Ran {
         let shape = Shape { dispersion: Vec::new(), hurst: None };
         Ran {
             asked: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },
+            began_s: 0.0,
             planned: 100,
             seconds: 2.0,
             establisher: Used { elapsed_s: 2.0, ..Used::default() },
@@ -618,6 +753,7 @@ pub(crate) mod tests {
             real_time: false,
             interrupted: false,
             series: Vec::new(),
+            clocks: Clocks::new(),
             machine: Machine::default(),
             classes: vec!["a".to_owned(), "b".to_owned()],
         }
@@ -637,9 +773,7 @@ pub(crate) mod tests {
             );
         }
         tally.fail(Fault::Reset, 0);
-        let second = tally.end_second(Duration::from_secs(3), 0);
-        assert_eq!((second.ok, second.failed, second.at_s), (100, 1, 3.0));
-        let outcome = Outcome::new(&tally, ran(100.0));
+        let outcome = finished(tally, ran(100.0));
         let close =
             |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.01, "{found} not {expected}");
         close(outcome.latency.p50_ms, 50.0);
@@ -649,6 +783,35 @@ pub(crate) mod tests {
         close(outcome.lateness.p50_ms, 0.1);
         assert_eq!((outcome.ok, outcome.failed(), outcome.rate), (100, 1, 50.0));
         assert_eq!(outcome.verdict, Verdict::valid());
+        // A hundred requests tell two powers of ten: 0.99 is exceeded by one of them.
+        let found = outcome.distribution;
+        assert_eq!((found.quantiles.len(), found.latency_ms.len(), found.lateness_ms.len()), (21, 21, 21));
+        assert_eq!((found.quantiles[0], found.connected_ms.len()), (0.0, 0));
+        let at = |quantile: f64| found.quantiles.iter().position(|known| (known - quantile).abs() < 1e-9).unwrap();
+        close(found.latency_ms[at(0.9)], 90.0);
+        close(found.latency_ms[at(0.99)], 99.0);
+    }
+
+    #[test]
+    fn what_a_second_came_to() {
+        let mut tally = Tally::new(1);
+        let count = |tally: &mut Tally, replies: u64| {
+            tally.sent(Time::START, Time::from_millis(1));
+            (0..replies).for_each(|_| tally.reply(0, Time::START, Time::from_millis(1), Time::from_millis(2)));
+            tally.fail(Fault::Reset, 0);
+        };
+        count(&mut tally, 5);
+        tally.cut(Clocks::new());
+        count(&mut tally, 3);
+        let mut part = tally.cut(Clocks::new());
+        assert_eq!((part.started, part.ok, part.failed, part.clocks.latency.len()), (1, 3, 1, 3));
+        let mut elsewhere = Tally::new(1);
+        elsewhere.sent(Time::START, Time::from_millis(40));
+        part.add(&elsewhere.cut(Clocks::new()));
+        let second = Second::of(&part, Duration::from_secs(1), Duration::from_millis(500));
+        assert_eq!((second.at_s, second.started, second.ok, second.failed), (1.0, 2, 3, 1));
+        assert_eq!((second.rate(second.ok), second.p50_ms.round(), second.lateness_p99_ms.round()), (6.0, 2.0, 40.0));
+        assert_eq!((tally.ok(), tally.all_failed()), (8, 2), "a cut takes nothing away");
     }
 
     #[test]
@@ -676,7 +839,7 @@ pub(crate) mod tests {
             let (mut tally, mut ran) = (Tally::new(1), ran(rate));
             (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
             change(&mut tally, &mut ran);
-            let verdict = Outcome::new(&tally, ran).verdict;
+            let verdict = finished(tally, ran).verdict;
             assert!(verdict.worth == worth && verdict.to_string().contains(says), "{verdict}");
         };
         let ms = Duration::from_millis;

@@ -9,7 +9,7 @@ use ammeter_load::client::Plan;
 use ammeter_load::condition::Condition;
 use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
-use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Second, Spread, Used};
+use ammeter_load::outcome::{ClassOutcome, Interval, Loop, Outcome, Second, Spread, Used};
 use ammeter_load::schedule::{Arrivals, Schedule, duration};
 use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
@@ -353,18 +353,23 @@ impl Asked {
     }
 
     /// Tells each second, where somebody watches.
-    fn on_second(&self, args: &Args) -> Box<dyn Fn(&Second) + Sync> {
+    fn on_second(&self, args: &Args) -> Box<dyn Fn(&Interval) + Sync> {
         if args.json || !std::io::stderr().is_terminal() {
-            return Box::new(|_: &Second| {});
+            return Box::new(|_: &Interval| {});
         }
-        Box::new(|second: &Second| {
-            let Second { at_s, ok, failed, p50_ms, p99_ms, max_ms } = second;
-            let at_s = at_s + 1.0;
-            say::plain(&format!(
-                "{at_s:>6.0} s  answered {ok:>6}/s  failed {failed:>6}/s  p50 {p50_ms:>8} ms  p99 {p99_ms:>8} ms  max {max_ms:>8} ms"
-            ));
-        })
+        Box::new(|Interval { second, .. }: &Interval| say::plain(&line(second)))
     }
+}
+
+/// A second in a line.
+fn line(second: &Second) -> String {
+    let Second { at_s, length_s, p50_ms, p99_ms, max_ms, lateness_p99_ms, .. } = second;
+    let [started, ok, failed] = [second.started, second.ok, second.failed].map(|count| second.rate(count));
+    format!(
+        "{:>6.1} s  begun {started:>6.0}/s  answered {ok:>6.0}/s  failed {failed:>6.0}/s  p50 {p50_ms:>8} ms  p99 \
+         {p99_ms:>8} ms  max {max_ms:>8} ms  late {lateness_p99_ms:>7} ms",
+        at_s + length_s
+    )
 }
 
 /// The rate that was asked for: of a recorded series, its own.

@@ -6,13 +6,13 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amped_sys::clock::{self, Clock};
 use amped_sys::socket;
 use amped_units::Time;
 
+use super::seconds::Cutter;
 use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, lock};
 use crate::outcome::{Fault, Tally, Used};
 
@@ -33,6 +33,7 @@ pub(super) struct Establisher<'a> {
     connector: Connector<'a>,
     clock: Clock,
     tally: Tally,
+    cutter: Cutter,
     /// Slots that are free.
     free: Vec<u32>,
     /// Connections that wait, by when they are given up: those that were taken by the handler as well.
@@ -49,12 +50,13 @@ impl<'a> Establisher<'a> {
         settings: &'a Settings,
         connector: Connector<'a>,
         clock: Clock,
+        cutter: Cutter,
         classes: usize,
     ) -> Establisher<'a> {
         let free: Vec<u32> = (0..lane.slots.len() as u32).rev().collect();
         let waiting = VecDeque::with_capacity(free.len());
         let tally = Tally::new(classes);
-        Establisher { lane, settings, connector, clock, tally, free, waiting, generation: 0 }
+        Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0 }
     }
 
     /// Begins each arrival, with its number, at its instant.
@@ -72,6 +74,7 @@ impl<'a> Establisher<'a> {
             first.get_or_insert(planned);
         }
         self.end(stop);
+        self.cutter.finish(self.clock.now(), &mut self.tally);
         let lasted = last - first.unwrap_or(last);
         Established { tally: self.tally, used: meter.read(), planned: count, lasted, real_time }
     }
@@ -80,6 +83,7 @@ impl<'a> Establisher<'a> {
     fn wait_until(&mut self, instant: Time, meter: &mut Meter, stop: &Stop) -> bool {
         loop {
             let now = self.clock.now();
+            self.cutter.tick(now, &mut self.tally);
             self.give_up(now);
             if now >= instant {
                 return !stop.is_stopped();
@@ -147,6 +151,7 @@ impl<'a> Establisher<'a> {
         while let Some((due, slot, generation)) = self.waiting.pop_front() {
             while !stop.is_stopped() && self.clock.now() < due && self.is_pending(slot, generation) {
                 self.clock.sleep_until(due.min(self.clock.now() + Duration::from_millis(5)));
+                self.cutter.tick(self.clock.now(), &mut self.tally);
             }
             if let Some(pending) = self.lane.take(slot, generation) {
                 socket::reset_on_close(&pending.socket);
@@ -160,7 +165,6 @@ impl<'a> Establisher<'a> {
 
     fn fail(&mut self, fault: Fault) {
         self.tally.fail_connection(fault);
-        self.lane.failed.fetch_add(1, Ordering::Relaxed);
     }
 
     fn is_pending(&self, slot: u32, generation: u32) -> bool {

@@ -16,16 +16,16 @@ use amped_sys::epoll::{Events, Ready};
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::{Connector, Lane, Meter, OnSecond, PRIORITY, Pending, Settings, Stop, fault, lock};
+use super::seconds::Cutter;
+use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, fault, lock};
 use crate::client::{Connection, Next, Plan};
-use crate::outcome::{Fault, Second, Tally, Used};
+use crate::outcome::{Fault, Tally, Used};
 use crate::tls::Session;
 
 /// What it did.
 pub(super) struct Handled {
     pub(super) tally: Tally,
     pub(super) used: Used,
-    pub(super) series: Vec<Second>,
     /// From the first instant to the end.
     pub(super) lasted: Duration,
 }
@@ -132,8 +132,7 @@ impl<'a> Handler<'a> {
         self
     }
 
-    pub(super) fn run(mut self, stop: &Stop, on_second: OnSecond<'_>) -> Handled {
-        const SECOND: Duration = Duration::from_secs(1);
+    pub(super) fn run(mut self, mut cutter: Cutter, stop: &Stop) -> Handled {
         if self.clients.is_none() {
             clock::exact_timers();
             // The establisher tells whether this process may.
@@ -143,8 +142,7 @@ impl<'a> Handler<'a> {
         // Deadlines are looked at so often that one is late by a fiftieth at most.
         let sweep = self.settings.timeout.min(self.settings.connect_timeout) / 50;
         let sweep = sweep.clamp(Duration::from_millis(1), Duration::from_millis(50));
-        let (mut next_sweep, mut next_second) = (self.start + sweep, self.start + SECOND);
-        let mut series = Vec::new();
+        let mut next_sweep = self.start + sweep;
         let mut events = Events::with_capacity(EVENTS);
         let mut now = self.clock.now();
         while !stop.is_stopped() && !self.is_over(now) {
@@ -163,16 +161,11 @@ impl<'a> Handler<'a> {
                 self.sweep(now);
                 next_sweep = now + sweep;
             }
-            while now >= next_second {
-                let elsewhere = self.lane.failed.load(Ordering::Relaxed);
-                let second = self.tally.end_second(next_second - self.start - SECOND, elsewhere);
-                on_second(&second);
-                series.push(second);
-                next_second = next_second + SECOND;
-            }
+            cutter.tick(now, &mut self.tally);
         }
+        cutter.finish(now, &mut self.tally);
         let until = self.clients.as_ref().map_or(now, |clients| clients.until.min(now));
-        Handled { tally: self.tally, used: meter.read(), series, lasted: until - self.start }
+        Handled { tally: self.tally, used: meter.read(), lasted: until - self.start }
     }
 
     fn is_over(&mut self, now: Time) -> bool {

@@ -12,6 +12,7 @@
 
 mod establisher;
 mod handler;
+mod seconds;
 mod source;
 
 use std::fs;
@@ -22,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
 use amped_measure::host::Machine;
@@ -33,9 +34,10 @@ use amped_sys::signal::{Signal, Signals};
 use amped_units::Time;
 
 use crate::client::Plan;
-use crate::outcome::{Fault, Loop, Outcome, Ran, Second, Tally, Used};
+use crate::outcome::{Fault, Interval, Loop, Outcome, Ran, Tally, Used};
 use crate::schedule::Schedule;
 use crate::tls::Tls;
+use seconds::Cutter;
 
 /// Where the server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,8 +106,8 @@ impl Stop {
     }
 }
 
-/// Hears of each second when it is over: with several lanes, of each lane's.
-pub type OnSecond<'a> = &'a (dyn Fn(&Second) + Sync);
+/// Hears of each second when it is over, in a thread that measures nothing: it may take its time.
+pub type OnSecond<'a> = &'a (dyn Fn(&Interval) + Sync);
 
 /// Runs S-Clients: connections begin when the schedule says so.
 ///
@@ -136,16 +138,16 @@ pub fn open(
     }
     let slots = wanted.min(limit).div_ceil(lanes);
     process::make_room_for_descriptors((needed.max(wanted.min(limit)) + RESERVE) as u64);
-    let clock = Clock::start();
-    let start = Time::START + LEAD;
-    let parts = run_lanes(lanes, |lane| {
+    let beginning = Beginning::now();
+    let Beginning { clock, start, .. } = beginning;
+    let ran = run_lanes(lanes, beginning, on_second, |lane, [begun, ended]| {
         let shared = Lane::new(slots)?;
         let sources = source::Sources::new(&settings.target, lane, lanes)?;
         let classes = classes(plan);
         Ok(thread::scope(|scope| {
             let establish = || {
                 let connector = Connector { target: &settings.target, sources };
-                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, classes);
+                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, classes);
                 // Every lanes-th arrival, so that all lanes have the same shape.
                 let arrivals = schedule.at_ns().iter().enumerate().skip(lane).step_by(lanes);
                 let arrivals = arrivals.map(|(number, at)| (number as u64, start + Duration::from_nanos(*at)));
@@ -155,12 +157,12 @@ pub fn open(
             };
             let establisher = scope.spawn(establish);
             let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes);
-            let handled = handler.run(stop, on_second);
+            let handled = handler.run(ended, stop);
             let established = establisher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ended { established: Some(established), handled }
         }))
     })?;
-    finish(parts, plan, asked, schedule.duration(), lanes, stop)
+    finish(ran, plan, asked, schedule.duration(), lanes, stop)
 }
 
 /// Runs clients in a closed loop: each asks, waits for its reply, thinks, and asks again, for so long.
@@ -186,20 +188,20 @@ pub fn closed(
         )));
     }
     process::make_room_for_descriptors((clients + RESERVE) as u64);
-    let clock = Clock::start();
-    let start = Time::START + LEAD;
+    let beginning = Beginning::now();
+    let Beginning { clock, start, .. } = beginning;
     let next = AtomicU64::new(0);
-    let parts = run_lanes(lanes, |lane| {
+    let ran = run_lanes(lanes, beginning, on_second, |lane, [cutter]| {
         let ours = (lane..clients).step_by(lanes).count();
         let shared = Lane::new(ours)?;
         let sources = source::Sources::new(&settings.target, lane, lanes)?;
         let connector = Connector { target: &settings.target, sources };
         let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes(plan));
         let handler = handler.closed(connector, think, start + duration, &next);
-        Ok(Ended { established: None, handled: handler.run(stop, on_second) })
+        Ok(Ended { established: None, handled: handler.run(cutter, stop) })
     })?;
     let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
-    finish(parts, plan, asked, duration, lanes, stop)
+    finish(ran, plan, asked, duration, lanes, stop)
 }
 
 /// Descriptors that are not for connections.
@@ -217,25 +219,65 @@ fn classes(plan: &Plan) -> usize {
     plan.requests().table().iter().map(|request| usize::from(request.class) + 1).max().unwrap_or(1)
 }
 
+/// When a run begins, by both clocks.
+#[derive(Clone, Copy)]
+struct Beginning {
+    clock: Clock,
+    /// Its first instant.
+    start: Time,
+    /// The same in seconds since 1970.
+    unix_s: f64,
+}
+
+impl Beginning {
+    fn now() -> Beginning {
+        let clock = Clock::start();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Beginning { clock, start: Time::START + LEAD, unix_s: (now + LEAD).as_secs_f64() }
+    }
+}
+
 /// What a lane came to.
 struct Ended {
     established: Option<establisher::Established>,
     handled: handler::Handled,
 }
 
-fn run_lanes(lanes: usize, lane: impl Fn(usize) -> Result<Ended, Failure> + Sync) -> Result<Vec<Ended>, Failure> {
+/// What all lanes came to.
+struct Run {
+    lanes: Vec<Ended>,
+    told: seconds::Told,
+    began_s: f64,
+}
+
+/// Runs each lane, which has `N` threads that measure, and beside them the thread that tells.
+fn run_lanes<const N: usize>(
+    lanes: usize,
+    beginning: Beginning,
+    on_second: OnSecond<'_>,
+    lane: impl Fn(usize, [Cutter; N]) -> Result<Ended, Failure> + Sync,
+) -> Result<Run, Failure> {
+    let (cutters, seconds) = seconds::seconds(lanes * N, beginning.start, beginning.unix_s);
+    let mut cutters = cutters.into_iter();
     thread::scope(|scope| {
         let lane = &lane;
-        let threads: Vec<_> = (0..lanes).map(|number| scope.spawn(move || lane(number))).collect();
+        let teller = scope.spawn(move || seconds.gather(on_second));
+        let mut start = |number: usize| {
+            let cutters = std::array::from_fn(|_| cutters.next().expect("there are N for each lane"));
+            scope.spawn(move || lane(number, cutters))
+        };
+        let threads: Vec<_> = (0..lanes).map(&mut start).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, Result<Ended, Failure>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        threads.into_iter().map(join).collect()
+        let lanes = threads.into_iter().map(join).collect::<Result<_, _>>()?;
+        let told = teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok(Run { lanes, told, began_s: beginning.unix_s })
     })
 }
 
 fn finish(
-    parts: Vec<Ended>,
+    run: Run,
     plan: &Plan,
     asked: Loop,
     duration: Duration,
@@ -245,15 +287,10 @@ fn finish(
     let mut tally: Option<Tally> = None;
     let mut add = |other: Tally| match &mut tally {
         Some(all) => all.merge(other),
-        none => {
-            let mut other = other;
-            other.end_second(Duration::ZERO, 0);
-            *none = Some(other);
-        }
+        none => *none = Some(other),
     };
     let (mut establisher, mut handler) = (Used::default(), Used::default());
     let (mut planned, mut seconds, mut real_time) = (0, 0.0f64, true);
-    let mut series: Vec<Second> = Vec::new();
     let mean = |all: &mut Used, one: Used| {
         let part = 1.0 / lanes as f64;
         all.cpu_s += one.cpu_s * part;
@@ -261,7 +298,7 @@ fn finish(
         all.queued_s += one.queued_s * part;
         all.elapsed_s += one.elapsed_s * part;
     };
-    for Ended { established, handled } in parts {
+    for Ended { established, handled } in run.lanes {
         if let Some(established) = established {
             planned += established.planned;
             seconds = seconds.max(established.lasted.as_secs_f64());
@@ -273,18 +310,6 @@ fn finish(
             real_time = false;
         }
         mean(&mut handler, handled.used);
-        for (at, second) in handled.series.into_iter().enumerate() {
-            match series.get_mut(at) {
-                Some(all) => {
-                    (all.ok, all.failed) = (all.ok + second.ok, all.failed + second.failed);
-                    // Of several lanes the worst is told.
-                    all.p50_ms = all.p50_ms.max(second.p50_ms);
-                    all.p99_ms = all.p99_ms.max(second.p99_ms);
-                    all.max_ms = all.max_ms.max(second.max_ms);
-                }
-                None => series.push(second),
-            }
-        }
         add(handled.tally);
     }
     let interrupted = stop.is_stopped();
@@ -294,8 +319,22 @@ fn finish(
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
     let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
-    let ran =
-        Ran { asked, planned, seconds, establisher, handler, lanes, real_time, interrupted, series, machine, classes };
+    let (seconds::Told { series, clocks }, began_s) = (run.told, run.began_s);
+    let ran = Ran {
+        asked,
+        began_s,
+        planned,
+        seconds,
+        establisher,
+        handler,
+        lanes,
+        real_time,
+        interrupted,
+        series,
+        clocks,
+        machine,
+        classes,
+    };
     Ok(Outcome::new(&tally, ran))
 }
 
@@ -306,8 +345,6 @@ struct Lane {
     returned: Mutex<Vec<u32>>,
     /// In which the handler waits.
     poll: Epoll,
-    /// Failures that the establisher has counted, for who tells how it goes.
-    failed: AtomicU64,
     /// The establisher has begun, and given up, what there was.
     over: AtomicBool,
 }
@@ -332,7 +369,6 @@ impl Lane {
             slots: (0..slots).map(|_| Mutex::new(None)).collect(),
             returned: Mutex::new(Vec::with_capacity(slots)),
             poll: Epoll::new().map_err(Failure::io("make an epoll set"))?,
-            failed: AtomicU64::new(0),
             over: AtomicBool::new(false),
         })
     }

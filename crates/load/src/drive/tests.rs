@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 use crate::client::Plan;
+use crate::outcome::Second;
 use crate::schedule::{Arrivals, Schedule};
 use crate::tls::{Tls, Trust};
 use crate::workload::{Order, Request, Requests};
@@ -67,6 +68,8 @@ fn each_arrival_is_answered() {
         assert_eq!((outcome.planned, outcome.started, outcome.established), (100, 100, 100), "{lanes} lanes");
         assert_eq!((outcome.ok, outcome.failed()), (100 * per_connection, 0), "{:?}", outcome.failures);
         assert_eq!(outcome.latency.count, outcome.ok);
+        let total = |count: fn(&Second) -> u64| outcome.series.iter().map(count).sum::<u64>();
+        assert_eq!((total(|second| second.started), total(|second| second.ok)), (100, outcome.ok));
         assert_eq!(outcome.statuses, [0, outcome.ok, 0, 0, 0]);
     }
 }
@@ -167,7 +170,7 @@ fn a_run_that_is_stopped_tells_what_there_is() {
     let (target, stop) = (server(), Stop::default());
     let schedule = Schedule::new(&Arrivals::Constant, 50.0, Duration::from_secs(600), 1).unwrap();
     let asked = Loop::Open { arrivals: "constant".to_owned(), rate: 50.0, seed: 1, shape: schedule.shape() };
-    let on_second = |_: &Second| stop.stop();
+    let on_second = |_: &Interval| stop.stop();
     let outcome =
         open(&settings(target), &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &stop, &on_second).unwrap();
     assert!(outcome.interrupted && outcome.ok > 0 && outcome.planned < 30_000, "{}", outcome.planned);

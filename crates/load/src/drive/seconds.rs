@@ -1,0 +1,212 @@
+//! Second by second: each thread of a run cuts its tally at the same instants, and a thread that measures nothing puts the
+//! parts together, tells whoever listens, and keeps what the result needs.
+//!
+//! A thread that measures only exchanges histograms for empty ones: adding them up takes longer than a request does, and a
+//! terminal or a disk may take as long as it likes.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use amped_units::Time;
+
+use super::lock;
+use crate::outcome::{Clocks, Interval, Part, Second, Tally};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The side of a thread that measures.
+pub(super) struct Cutter {
+    start: Time,
+    /// The second under way, and when it is over.
+    number: usize,
+    end: Time,
+    out: Sender<Cut>,
+    spare: Spare,
+}
+
+/// Clocks that are empty and have their memory.
+type Spare = Arc<Mutex<Vec<Clocks>>>;
+
+/// A part on its way.
+struct Cut {
+    number: usize,
+    length: Duration,
+    /// Nothing more comes from this thread.
+    is_last: bool,
+    part: Part,
+}
+
+impl Cutter {
+    /// Cuts, if it is time.
+    pub(super) fn tick(&mut self, now: Time, tally: &mut Tally) {
+        while now >= self.end {
+            self.cut(SECOND, false, tally);
+            self.number += 1;
+            self.end = self.end + SECOND;
+        }
+    }
+
+    /// Gives what is left.
+    pub(super) fn finish(mut self, now: Time, tally: &mut Tally) {
+        self.tick(now, tally);
+        self.cut(SECOND - (self.end - now.max(self.start)).min(SECOND), true, tally);
+    }
+
+    fn cut(&self, length: Duration, is_last: bool, tally: &mut Tally) {
+        let empty = lock(&self.spare).pop().unwrap_or_default();
+        let part = tally.cut(empty);
+        // Nobody listens any more only where the other side has panicked, which is passed on when it is joined.
+        let _ = self.out.send(Cut { number: self.number, length, is_last, part });
+    }
+}
+
+/// The side that puts the parts together.
+pub(super) struct Seconds {
+    input: Receiver<Cut>,
+    spare: Spare,
+    /// Threads that measure.
+    threads: usize,
+    began_s: f64,
+}
+
+/// What it came to.
+pub(super) struct Told {
+    pub(super) series: Vec<Second>,
+    /// Of the whole run.
+    pub(super) clocks: Clocks,
+}
+
+/// A second of which parts are missing.
+#[derive(Default)]
+struct Open {
+    part: Option<Part>,
+    length: Duration,
+    parts: usize,
+}
+
+/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970.
+pub(super) fn seconds(threads: usize, start: Time, began_s: f64) -> (Vec<Cutter>, Seconds) {
+    let (out, input) = channel();
+    // Two for each thread: one that it fills after its own, and one that is being read.
+    let spare: Spare = Arc::new(Mutex::new((0..2 * threads).map(|_| Clocks::new()).collect()));
+    let cutter = |_| Cutter { start, number: 0, end: start + SECOND, out: out.clone(), spare: Arc::clone(&spare) };
+    let cutters = (0..threads).map(cutter).collect();
+    (cutters, Seconds { input, spare, threads, began_s })
+}
+
+impl Seconds {
+    /// Until the last thread has ended: tells each second as soon as all threads have given their part of it.
+    pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> Told {
+        let mut told = Told { series: Vec::new(), clocks: Clocks::new() };
+        let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
+        let mut tell = |at: usize, Open { part, length, .. }: Open| {
+            let part = part.unwrap_or_default();
+            told.clocks.add(&part.clocks);
+            let second = Second::of(&part, SECOND * at as u32, length);
+            let interval = Interval { began_s: self.began_s, second, clocks: part.clocks };
+            on_second(&interval);
+            told.series.push(second);
+            self.give_back(interval.clocks);
+        };
+        let mut first = 0;
+        while let Ok(Cut { number, length, is_last, part }) = self.input.recv() {
+            while first + open.len() <= number {
+                open.push_back(Open::default());
+            }
+            let place = &mut open[number - first];
+            place.parts += 1;
+            place.length = place.length.max(length);
+            match &mut place.part {
+                Some(all) => {
+                    all.add(&part);
+                    self.give_back(part.clocks);
+                }
+                none => *none = Some(part),
+            }
+            if is_last {
+                ended.push(number);
+            }
+            while let Some(next) = open.front_mut()
+                && next.parts + ended.iter().filter(|last| **last < first).count() == self.threads
+                && ended.len() < self.threads
+            {
+                tell(first, mem::take(next));
+                open.pop_front();
+                first += 1;
+            }
+        }
+        for rest in open {
+            // Nothing came to an end in what is left after the last whole second: it is none of its own.
+            if !rest.length.is_zero() {
+                tell(first, rest);
+            }
+            first += 1;
+        }
+        told
+    }
+
+    fn give_back(&self, mut clocks: Clocks) {
+        clocks.clear();
+        lock(&self.spare).push(clocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn parts_of_all_threads_are_put_together_and_nothing_is_lost() {
+        let start = Time::from_millis(50);
+        let (cutters, seconds) = seconds(3, start, 7.0);
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        // Replies of each thread, by when they come, in milliseconds; then its end.
+        let script: [(&[u64], u64); 3] = [(&[10, 990, 1010, 3100], 3200), (&[20, 2500], 2600), (&[], 0)];
+        let heard = Mutex::new(Vec::new());
+        let told = thread::scope(|scope| {
+            for (mut cutter, (replies, end)) in cutters.into_iter().zip(script) {
+                scope.spawn(move || {
+                    let mut tally = Tally::new(1);
+                    for reply in replies {
+                        cutter.tick(at(*reply), &mut tally);
+                        tally.reply(0, start, at(*reply), at(*reply));
+                    }
+                    cutter.finish(at(end), &mut tally);
+                });
+            }
+            seconds.gather(&|interval| {
+                assert_eq!((interval.began_s, interval.clocks.latency.len()), (7.0, interval.second.ok));
+                lock(&heard).push(interval.second);
+            })
+        });
+        let found: Vec<(f64, u64)> = told.series.iter().map(|second| (second.at_s, second.ok)).collect();
+        assert_eq!(found, [(0.0, 3), (1.0, 1), (2.0, 1), (3.0, 1)]);
+        assert!((told.series[3].length_s - 0.2).abs() < 1e-6, "{:?}", told.series[3]);
+        assert_eq!((told.clocks.latency.len(), told.series.len()), (6, lock(&heard).len()));
+    }
+
+    #[test]
+    fn a_second_is_told_when_it_is_over_and_not_at_the_end() {
+        let (mut cutters, seconds) = seconds(2, Time::START, 0.0);
+        let mut tallies = [Tally::new(1), Tally::new(1)];
+        let (tell, told) = channel();
+        thread::scope(|scope| {
+            scope.spawn(move || seconds.gather(&|interval| tell.send(interval.second.at_s).unwrap_or_default()));
+            for (cutter, tally) in cutters.iter_mut().zip(&mut tallies) {
+                cutter.tick(Time::from_millis(1001), tally);
+            }
+            // It would wait for ever if it were not told before the threads end.
+            assert_eq!(told.recv(), Ok(0.0));
+            // One that has ended is not waited for.
+            let (mut other, one) = (cutters.pop().unwrap(), cutters.pop().unwrap());
+            one.finish(Time::from_millis(1500), &mut tallies[0]);
+            other.tick(Time::from_millis(3001), &mut tallies[1]);
+            assert_eq!((told.recv(), told.recv()), (Ok(1.0), Ok(2.0)));
+            other.finish(Time::from_millis(3001), &mut tallies[1]);
+        });
+    }
+}
