@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{ammeter, said};
 
 /// A server that takes a thread for each connection; before each reply it does what it is told.
-fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
+pub fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (before, count) = (Arc::new(before), Arc::new(AtomicU64::new(0)));
@@ -38,12 +38,12 @@ fn serve(mut stream: TcpStream, before: impl Fn(u64), count: &AtomicU64) {
     }
 }
 
-fn url(address: SocketAddr) -> String {
+pub fn url(address: SocketAddr) -> String {
     format!("http://{address}/")
 }
 
 /// Runs to a result.
-fn load(address: SocketAddr, words: &[&str]) -> Value {
+pub fn load(address: SocketAddr, words: &[&str]) -> Value {
     let url = url(address);
     let (text, _) = said(&ammeter(&[&["load", &url, "--json"], words].concat()));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))

@@ -7,6 +7,7 @@
 mod files;
 mod host;
 mod load;
+mod load_outputs;
 mod load_tls;
 mod monitor;
 mod wan;

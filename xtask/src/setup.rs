@@ -39,6 +39,7 @@ const NEEDED: &[Needed] = &[
     },
     Needed { program: "unshare", package: "util-linux", why: "puts a test into namespaces of its own" },
     Needed { program: "kill", package: "procps", why: "sends the signals of a test" },
+    Needed { program: "script", package: "bsdutils", why: "makes the terminal of a screen" },
     Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
     Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },

@@ -6,6 +6,7 @@
 
 mod command;
 mod say;
+mod terminal;
 
 use std::process::ExitCode;
 

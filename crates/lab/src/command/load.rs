@@ -1,8 +1,13 @@
-//! `ammeter load`: the flags, what they mean together, and how a result is told.
+//! `ammeter load`: the flags, what they mean together, and how a result is told: in words here, as a log of histograms in
+//! `load/hlog.rs`, and while it goes on, as a screen, in `load/screen.rs`.
+
+mod hlog;
+mod screen;
 
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::client::Plan;
@@ -20,7 +25,7 @@ use ammeter_load::{Version, knee};
 use amped_measure::{Failure, Verdict, Worth};
 use serde::Serialize;
 
-use crate::say;
+use crate::{say, terminal};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -123,6 +128,12 @@ pub(crate) struct Args {
     /// The result as JSON, in one line
     #[arg(long)]
     json: bool,
+    /// Histograms of each second to this file, as a log that HdrHistogram's own tools read
+    #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
+    hlog: Option<PathBuf>,
+    /// A screen in place of the live line
+    #[arg(long, conflicts_with = "calibrate")]
+    screen: bool,
 }
 
 pub(crate) const EXAMPLES: &str = "\
@@ -219,13 +230,13 @@ const RATE_MAX: f64 = 1e6;
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     if args.calibrate {
-        let stop = Stop::on_signals()?;
+        let stop = Stop::on_signals(terminal::restore)?;
         let server = Null::start()?;
         return calibrate(args, &Asked::new(args, &format!("http://{}/", server.address()))?, &stop);
     }
     let asked = Asked::new(args, args.url.as_deref().unwrap_or_default())?;
     // Before the first thread.
-    let stop = Stop::on_signals()?;
+    let stop = Stop::on_signals(terminal::restore)?;
     match (args.sweep, args.clients) {
         (Some(sweep), _) => run_sweep(args, &asked, sweep, &stop),
         (None, Some(clients)) => {
@@ -233,8 +244,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                 return Err(Failure::usage("no clients ask for nothing; give --clients 1 or more"));
             }
             let Asked { settings, plan, .. } = &asked;
-            let on_second = asked.on_second(args);
-            let outcome = drive::closed(settings, plan, clients, args.think_time, args.duration(), &stop, &*on_second)?;
+            let ears = Ears::new(args, &asked, &stop)?;
+            ears.begin(&format!("{}  {clients} clients", asked.url), args.duration())?;
+            let (think, length) = (args.think_time, args.duration());
+            let outcome = drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))?;
+            ears.end()?;
             tell(args, &asked, outcome)
         }
         (None, None) => {
@@ -248,7 +262,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     ));
                 }
             };
-            let outcome = asked.open(args, rate, asked.seed, &stop)?;
+            let ears = Ears::new(args, &asked, &stop)?;
+            let outcome = asked.open(args, rate, asked.seed, &stop, &ears)?;
+            ears.end()?;
             tell(args, &asked, outcome)
         }
     }
@@ -324,7 +340,7 @@ impl Asked {
         Ok(Asked { url: text.to_owned(), settings, plan, seed })
     }
 
-    fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop) -> Result<Outcome, Failure> {
+    fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop, ears: &Ears) -> Result<Outcome, Failure> {
         if rate > RATE_MAX {
             return Err(Failure::usage(format!(
                 "{rate} connections a second are more than any one machine can begin ({RATE_MAX}); lower --rate"
@@ -348,16 +364,71 @@ impl Asked {
             }
             (schedule, args.arrivals.to_string())
         };
-        let asked = Loop::Open { arrivals, rate: schedule_rate(rate, &schedule), seed, shape: schedule.shape() };
-        drive::open(&self.settings, &self.plan, &schedule, asked, stop, &*self.on_second(args))
+        // Of a recorded series, its own.
+        let rate = if rate > 0.0 { rate } else { schedule.rate() };
+        ears.begin(&format!("{}  {arrivals}, {rate:.1} connections/s", self.url), schedule.duration())?;
+        let asked = Loop::Open { arrivals, rate, seed, shape: schedule.shape() };
+        drive::open(&self.settings, &self.plan, &schedule, asked, stop, &|second| ears.hear(second))
+    }
+}
+
+/// Who hears of each second of a run: the log, and whoever watches.
+struct Ears {
+    log: Option<Mutex<Heard>>,
+    screen: Option<screen::Live>,
+    /// A line each, if there is no screen.
+    lines: bool,
+}
+
+/// A log, and what became of it.
+struct Heard {
+    log: hlog::Log,
+    failure: Option<Failure>,
+}
+
+impl Ears {
+    fn new(args: &Args, asked: &Asked, stop: &Stop) -> Result<Ears, Failure> {
+        if args.screen && !std::io::stdout().is_terminal() {
+            return Err(Failure::usage(
+                "--screen is for a terminal; elsewhere there are --json, --hlog and the summary",
+            ));
+        }
+        let log = args.hlog.as_deref().map(|path| hlog::Log::create(path, &asked.url)).transpose()?;
+        Ok(Ears {
+            log: log.map(|log| Mutex::new(Heard { log, failure: None })),
+            screen: args.screen.then(|| screen::Live::begin(stop)).transpose()?,
+            lines: !args.screen && !args.json && std::io::stderr().is_terminal(),
+        })
     }
 
-    /// Tells each second, where somebody watches.
-    fn on_second(&self, args: &Args) -> Box<dyn Fn(&Interval) + Sync> {
-        if args.json || !std::io::stderr().is_terminal() {
-            return Box::new(|_: &Interval| {});
+    /// A run begins.
+    fn begin(&self, title: &str, length: Duration) -> Result<(), Failure> {
+        if let Some(screen) = &self.screen {
+            screen.next_run(title.to_owned(), length);
         }
-        Box::new(|Interval { second, .. }: &Interval| say::plain(&line(second)))
+        let Some(log) = &self.log else { return Ok(()) };
+        log.lock().unwrap_or_else(PoisonError::into_inner).log.note(title)
+    }
+
+    fn hear(&self, interval: &Interval) {
+        if let Some(log) = &self.log {
+            let Heard { log, failure } = &mut *log.lock().unwrap_or_else(PoisonError::into_inner);
+            if failure.is_none() {
+                *failure = log.add(interval).err();
+            }
+        }
+        match &self.screen {
+            Some(screen) => screen.hear(interval),
+            None if self.lines => say::plain(&line(&interval.second)),
+            None => {}
+        }
+    }
+
+    /// After the last run. The terminal is as it was.
+    fn end(self) -> Result<(), Failure> {
+        drop(self.screen);
+        let heard = self.log.map(|log| log.into_inner().unwrap_or_else(PoisonError::into_inner));
+        heard.and_then(|heard| heard.failure).map_or(Ok(()), Err)
     }
 }
 
@@ -370,11 +441,6 @@ fn line(second: &Second) -> String {
          {p99_ms:>8} ms  max {max_ms:>8} ms  late {lateness_p99_ms:>7} ms",
         at_s + length_s
     )
-}
-
-/// The rate that was asked for: of a recorded series, its own.
-fn schedule_rate(rate: f64, schedule: &Schedule) -> f64 {
-    if rate > 0.0 { rate } else { schedule.rate() }
 }
 
 /// Prints a result; what was demanded of it becomes part of its verdict.
@@ -504,12 +570,21 @@ struct Swept {
 fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
     let mut runs: Vec<Outcome> = Vec::new();
     let mut verdict = Verdict::valid();
-    if !args.json {
-        say::out(&format!(
-            "{}\n{:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12}  verdict",
-            asked.url, "asked/s", "offered/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99", "client us"
-        ))?;
-    }
+    let ears = Ears::new(args, asked, stop)?;
+    // What a screen would cover is told behind it.
+    let mut covered = Vec::new();
+    let mut tell = |text: String| match (args.json, args.screen) {
+        (true, _) => Ok(()),
+        (false, true) => {
+            covered.push(text);
+            Ok(())
+        }
+        (false, false) => say::out(&text),
+    };
+    tell(format!(
+        "{}\n{:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12}  verdict",
+        asked.url, "asked/s", "offered/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99", "client us"
+    ))?;
     'all: for repetition in 0..args.repeat {
         for rate in sweep.rates() {
             if stop.is_stopped() {
@@ -519,26 +594,26 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
                 pause(args.pause, stop);
             }
             // The same arrivals at a rate would be the same luck each time.
-            let outcome = asked.open(args, rate, asked.seed.wrapping_add(u64::from(repetition)), stop)?;
-            if !args.json {
-                say::out(&format!(
-                    "{rate:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12.1}  {}",
-                    outcome.offered_rate,
-                    outcome.rate,
-                    outcome.failed(),
-                    outcome.latency.p50_ms,
-                    outcome.latency.p99_ms,
-                    outcome.lateness.p99_ms,
-                    outcome.cpu_us(),
-                    outcome.verdict
-                ))?;
-            }
+            let outcome = asked.open(args, rate, asked.seed.wrapping_add(u64::from(repetition)), stop, &ears)?;
+            tell(format!(
+                "{rate:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12.1}  {}",
+                outcome.offered_rate,
+                outcome.rate,
+                outcome.failed(),
+                outcome.latency.p50_ms,
+                outcome.latency.p99_ms,
+                outcome.lateness.p99_ms,
+                outcome.cpu_us(),
+                outcome.verdict
+            ))?;
             for condition in &args.fail_if {
                 verdict.broken.extend(condition.holds(&outcome).map(|line| format!("at {rate}/s: {line}")));
             }
             runs.push(outcome);
         }
     }
+    ears.end()?;
+    covered.into_iter().try_for_each(|text| say::out(&text))?;
     let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
     if let Some(found) = &capacity {
         if let Some(why) = &found.at_least {
@@ -585,9 +660,10 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
             "asked/s", "one offers/s", "one answered", "late p99", "two answered", "client us"
         ))?;
     }
+    let ears = Ears::new(args, asked, stop)?;
     let mut rate = 1000.0;
     while rate <= RATE_MAX && !stop.is_stopped() {
-        let pair = [asked.open(args, rate, asked.seed, stop)?, two.open(args, rate, asked.seed, stop)?];
+        let pair = [asked.open(args, rate, asked.seed, stop, &ears)?, two.open(args, rate, asked.seed, stop, &ears)?];
         let [one, both] = &pair;
         if !args.json {
             say::out(&format!(

@@ -8,10 +8,10 @@ use ammeter_monitor::show::{self, Screen};
 use ammeter_monitor::{Head, Next, Recorder, Replay, Sampler, Settings, Stop, Target, Tick, replay};
 use amped_measure::host::Machine;
 use amped_measure::{Failure, Verdict};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 
 use super::{duration, percentage};
 use crate::say;
+use crate::terminal::{self, Terminal, Wish};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -134,7 +134,7 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
     let mut eyes = if is_screen {
         let screen = Screen { title: name.clone(), missing: sampler.missing().to_vec(), ..Screen::default() };
-        Eyes::Screen(Box::new(LiveScreen { screen, terminal: ratatui::init() }))
+        Eyes::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()? }))
     } else {
         sampler.missing().iter().for_each(|line| say::plain(line));
         Eyes::Form(Form::begin(args)?)
@@ -236,16 +236,10 @@ enum Eyes {
     Screen(Box<LiveScreen>),
 }
 
-/// The terminal, which is as it was when this is dropped.
+/// The screen, and the terminal that it is drawn on.
 struct LiveScreen {
     screen: Screen,
-    terminal: ratatui::DefaultTerminal,
-}
-
-impl Drop for LiveScreen {
-    fn drop(&mut self) {
-        ratatui::restore();
-    }
+    terminal: Terminal,
 }
 
 impl Eyes {
@@ -255,24 +249,16 @@ impl Eyes {
             Eyes::Screen(live) => {
                 live.screen.remember(tick);
                 let LiveScreen { screen, terminal } = &mut **live;
-                terminal.draw(|frame| show::draw(frame, screen, tick)).map(drop).map_err(Failure::io("draw the screen"))
+                terminal.draw(|frame| show::draw(frame, screen, tick))
             }
         }
     }
 
     /// Whether somebody pressed a key that ends. Keys wait for the next tick.
     fn have_enough(&mut self) -> Result<bool, Failure> {
-        if let Eyes::Form(_) = self {
-            return Ok(false);
+        match self {
+            Eyes::Form(_) => Ok(false),
+            Eyes::Screen(_) => Ok(terminal::wish(Duration::ZERO)? == Wish::End),
         }
-        while event::poll(Duration::ZERO).map_err(Failure::io("read the keyboard"))? {
-            if let Event::Key(key) = event::read().map_err(Failure::io("read the keyboard"))? {
-                let is_control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-                if is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
     }
 }

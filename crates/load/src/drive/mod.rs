@@ -80,24 +80,25 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// One that SIGINT, SIGTERM and SIGHUP say; the second of them ends the program with status 130. Call it before any
-    /// thread is started.
+    /// One that SIGINT, SIGTERM and SIGHUP say; the second of them ends the program with status 130, after `clean_up`. Call it
+    /// before any thread is started.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn on_signals() -> Result<Stop, Failure> {
+    pub fn on_signals(clean_up: fn()) -> Result<Stop, Failure> {
         let signals = Signals::block().map_err(Failure::io("take signals"))?;
         let stop = Stop::default();
         let said = stop.clone();
-        let wait = thread::Builder::new().name("signals".to_owned()).spawn(move || said.obey(signals));
+        let wait = thread::Builder::new().name("signals".to_owned()).spawn(move || said.obey(signals, clean_up));
         wait.map_err(Failure::io("start a thread"))?;
         Ok(stop)
     }
 
-    fn obey(&self, signals: Signals) {
+    fn obey(&self, signals: Signals, clean_up: fn()) {
         loop {
             if matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::HangUp) {
                 if self.is_stopped() {
+                    clean_up();
                     std::process::exit(130);
                 }
                 self.stop();

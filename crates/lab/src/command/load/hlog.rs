@@ -1,0 +1,128 @@
+//! `--hlog`: each second's histogram of each clock, as a log that HdrHistogram's own tools read.
+//!
+//! Format 1.3 of the log, as the Java library writes it: lines of tag, begin and length of the interval, its maximum, and
+//! the histogram in the second encoding, compressed. Tags are the names that the clocks have in `--json`. Values are
+//! nanoseconds; the maximum, which is for people, milliseconds. It is written while the run goes on, a line at a time: what
+//! there was when a run was cut off is there.
+
+use std::fs::File;
+use std::io::LineWriter;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ammeter_load::outcome::Interval;
+use amped_measure::Failure;
+use hdrhistogram::serialization::V2DeflateSerializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogWriter, IntervalLogWriterBuilder, Tag};
+
+/// A log that is being written.
+pub(super) struct Log {
+    path: PathBuf,
+    writer: IntervalLogWriter<'static, 'static, LineWriter<File>, V2DeflateSerializer>,
+    /// What its times are counted from: seconds since 1970.
+    start_s: f64,
+}
+
+/// Of what the log calls the maximum of an interval: nanoseconds in a millisecond.
+const MAX_VALUE_DIVISOR: f64 = 1e6;
+
+impl Log {
+    /// Begins one in a file, whose content is lost; `about` is what the log is of, a line.
+    pub(super) fn create(path: &Path, about: &str) -> Result<Log, Failure> {
+        let file = File::create(path).map_err(Failure::io(format_args!("write {}", path.display())))?;
+        let now = SystemTime::now();
+        // The writer borrows both, and there is one log for as long as the program runs.
+        let (file, serializer) =
+            (Box::leak(Box::new(LineWriter::new(file))), Box::leak(Box::new(V2DeflateSerializer::new())));
+        let writer = IntervalLogWriterBuilder::new()
+            .add_comment(concat!("[Logged with ammeter ", env!("CARGO_PKG_VERSION"), "]"))
+            .add_comment("[Histogram log format version 1.3]")
+            .add_comment(&format!("[{about}; nanoseconds since the planned instant]"))
+            .with_start_time(now)
+            .with_base_time(now)
+            .with_max_value_divisor(MAX_VALUE_DIVISOR)
+            .begin_log_with(file, serializer)
+            .map_err(Failure::io(format_args!("write {}", path.display())))?;
+        let start_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Ok(Log { path: path.to_owned(), writer, start_s })
+    }
+
+    /// Writes a remark, a line: which run begins.
+    pub(super) fn note(&mut self, text: &str) -> Result<(), Failure> {
+        self.writer
+            .write_comment(&format!("[{text}]"))
+            .map_err(Failure::io(format_args!("write {}", self.path.display())))
+    }
+
+    /// Writes a second: a line for each clock, also for one that nothing was seen of, so that no interval is missing.
+    pub(super) fn add(&mut self, interval: &Interval) -> Result<(), Failure> {
+        let second = &interval.second;
+        let at = Duration::from_secs_f64((interval.began_s + second.at_s - self.start_s).max(0.0));
+        for (name, clock) in interval.clocks.each() {
+            let length = Duration::from_secs_f64(second.length_s);
+            self.writer.write_histogram(clock, at, length, Tag::new(name)).map_err(|error| {
+                Failure::failed(format!("cannot write {}: {error}; the log ends there", self.path.display()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ammeter_load::outcome::{Clocks, Second};
+    use base64::Engine;
+    use hdrhistogram::serialization::Deserializer;
+    use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+
+    #[test]
+    fn the_crates_own_reader_finds_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.hlog");
+        let mut log = Log::create(&path, "http://h/\nof two lines").unwrap();
+        log.note("constant, 10/s").unwrap();
+        let began_s = log.start_s + 1.5;
+        for number in 0..3u64 {
+            let mut clocks = Clocks::new();
+            (1..=10 * number).for_each(|ms| clocks.latency.saturating_record(ms * 1_000_000));
+            clocks.lateness.saturating_record(700);
+            let second = Second { at_s: number as f64, length_s: 1.0, ..Second::default() };
+            log.add(&Interval { began_s, second, clocks }).unwrap();
+        }
+        let text = std::fs::read(&path).unwrap();
+        let mut found = Vec::new();
+        let mut times = 0;
+        for entry in IntervalLogIterator::new(&text) {
+            match entry.unwrap() {
+                LogEntry::StartTime(time) | LogEntry::BaseTime(time) => {
+                    times += 1;
+                    assert!((time.as_secs_f64() - log.start_s).abs() < 0.002);
+                }
+                LogEntry::Interval(line) => {
+                    let bytes = base64::engine::general_purpose::STANDARD.decode(line.encoded_histogram()).unwrap();
+                    let clock = Deserializer::new().deserialize::<u64, _>(&mut &bytes[..]).unwrap();
+                    assert_eq!(line.duration(), Duration::from_secs(1));
+                    assert!((line.max() - clock.max() as f64 / 1e6).abs() < 0.001, "milliseconds");
+                    let tag = line.tag().unwrap().as_str().to_owned();
+                    found.push((tag, (line.start_timestamp().as_secs_f64() * 10.0).round(), clock.len(), clock.max()));
+                }
+            }
+        }
+        assert_eq!((times, found.len()), (2, 3 * Clocks::new().each().len()));
+        let of = |tag: &str| -> Vec<(f64, u64)> {
+            found.iter().filter(|line| line.0 == tag).map(|line| (line.1, line.2)).collect()
+        };
+        assert_eq!(of("latency"), [(15.0, 0), (25.0, 10), (35.0, 20)]);
+        assert_eq!(of("lateness"), [(15.0, 1), (25.0, 1), (35.0, 1)]);
+        assert_eq!(of("connected").len() + of("first_byte").len(), 6);
+        let last = found.iter().rfind(|line| line.0 == "latency").unwrap();
+        assert!(last.3.abs_diff(20_000_000) < 20_000, "{last:?}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_named() {
+        let why = Log::create(Path::new("/no/such/folder/run.hlog"), "").err().unwrap().to_string();
+        assert!(why.contains("/no/such/folder/run.hlog"), "{why}");
+    }
+}
