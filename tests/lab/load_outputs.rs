@@ -1,4 +1,4 @@
-//! What `ammeter load` leaves behind and shows: the log of histograms, and the screen.
+//! What `ammeter load` leaves behind and shows: the log of histograms, the screen, and the page.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -92,4 +92,55 @@ fn a_screen_needs_a_terminal() {
     let output = super::ammeter(&["load", &url(address), "--rate", "1", "--screen"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(2) && text.contains("--screen is for a terminal"), "{text}");
+}
+
+#[test]
+fn a_page_is_written_also_of_what_was_interrupted_and_its_place_is_tried_first() {
+    let (address, count) = server(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.html");
+    let words = ["load", &url(address), "--rate", "100", "--duration", "10m", "--html", path.to_str().unwrap()];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("a few requests", || count.load(Ordering::Relaxed) > 20);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    child.wait_with_output().unwrap();
+    let page = fs::read_to_string(&path).unwrap();
+    for part in ["The run was interrupted", "<h2>Latency</h2>", "id=\"data\"", "</html>"] {
+        assert!(page.contains(part), "{part} is not in the page");
+    }
+    let before = count.load(Ordering::Relaxed);
+    let place = folder.path().join("no/such/folder.html");
+    let output = super::ammeter(&["load", &url(address), "--rate", "100", "--html", place.to_str().unwrap()]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("no/such/folder.html"), "{text}");
+    assert_eq!(count.load(Ordering::Relaxed), before, "nothing was asked before");
+}
+
+#[test]
+fn a_sweep_has_a_page_and_a_log_of_all_its_runs() {
+    let (address, _) = server(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let [page, log] = ["sweep.html", "sweep.hlog"].map(|name| folder.path().join(name));
+    let words = [
+        "--sweep",
+        "100..200/100",
+        "--duration",
+        "500ms",
+        "--pause",
+        "0s",
+        "--repeat",
+        "2",
+        "--find-capacity",
+        "--html",
+        page.to_str().unwrap(),
+        "--hlog",
+        log.to_str().unwrap(),
+    ];
+    let swept = load(address, &words);
+    let ok: u64 = swept["runs"].as_array().unwrap().iter().map(|run| run["ok"].as_u64().unwrap()).sum();
+    let logged: u64 = logged(&fs::read(&log).unwrap())["latency"].iter().map(|(_, histogram)| histogram.len()).sum();
+    assert!(ok > 0 && logged == ok, "{logged} of {ok}");
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(page.contains("Capacity: ") && page.contains("\"sweep\":"), "{}", page.len());
 }

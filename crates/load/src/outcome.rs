@@ -672,6 +672,20 @@ impl Outcome {
         self.failures.iter().find(|(kind, _)| *kind == fault).map_or(0, |(_, count)| *count)
     }
 
+    /// When it began, as a date of HTTP (RFC 9110, 5.6.7).
+    pub fn began(&self) -> String {
+        String::from_utf8_lossy(&amped_http::date::format(self.began_s as i64)).into_owned()
+    }
+
+    /// How late 99 % of the connections of an open loop may begin, in milliseconds: 5 % of the mean gap, a millisecond at
+    /// least.
+    pub fn allowed_lateness_ms(&self) -> Option<f64> {
+        match self.asked {
+            Loop::Open { rate, .. } => Some((50.0 / rate.max(1e-9)).max(1.0)),
+            Loop::Closed { .. } => None,
+        }
+    }
+
     /// CPU time of the generator for a right reply, in microseconds, without what it spent looking at the clock.
     pub fn cpu_us(&self) -> f64 {
         let spent = self.establisher.cpu_s + self.handler.cpu_s - self.establisher.spun_s - self.handler.spun_s;
@@ -686,13 +700,12 @@ impl Outcome {
         const QUEUED: f64 = 0.25;
         let mut verdict = Verdict::valid();
         let open = matches!(self.asked, Loop::Open { .. });
-        if let Loop::Open { rate, .. } = self.asked {
-            let bound = (50.0 / rate.max(1e-9)).max(1.0);
-            if self.lateness.p99_ms > bound {
-                let late = self.lateness.p99_ms;
-                let text = format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed");
-                verdict.weaken(Worth::ClientBound, text);
-            }
+        if let Some(bound) = self.allowed_lateness_ms()
+            && self.lateness.p99_ms > bound
+        {
+            let late = self.lateness.p99_ms;
+            let text = format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed");
+            verdict.weaken(Worth::ClientBound, text);
         }
         for (fault, what) in
             [(Fault::Local, "found no port, descriptor or way"), (Fault::Unsent, "came too late to begin")]

@@ -1,7 +1,8 @@
 //! `ammeter load`: the flags, what they mean together, and how a result is told: in words here, as a log of histograms in
-//! `load/hlog.rs`, and while it goes on, as a screen, in `load/screen.rs`.
+//! `load/hlog.rs`, as a page in `load/html.rs`, and while it goes on, as a screen, in `load/screen.rs`.
 
 mod hlog;
+mod html;
 mod screen;
 
 use std::fmt::Write;
@@ -131,6 +132,9 @@ pub(crate) struct Args {
     /// Histograms of each second to this file, as a log that HdrHistogram's own tools read
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     hlog: Option<PathBuf>,
+    /// The result as one page with plots, to this file; it opens in any browser and loads nothing
+    #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
+    html: Option<PathBuf>,
     /// A screen in place of the live line
     #[arg(long, conflicts_with = "calibrate")]
     screen: bool,
@@ -144,6 +148,7 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
   ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
+  ammeter load http://127.0.0.1:8080/ --rate 2000 --html run.html --hlog run.hlog
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
 A rate is of connections, each with --requests-per-connection requests. It does not depend on the server: a connection
@@ -393,6 +398,11 @@ impl Ears {
                 "--screen is for a terminal; elsewhere there are --json, --hlog and the summary",
             ));
         }
+        if let Some(path) = &args.html {
+            // Now rather than after the run: what is there is kept until the page is.
+            let opened = std::fs::File::options().append(true).create(true).open(path);
+            opened.map_err(Failure::io(format_args!("write {}", path.display())))?;
+        }
         let log = args.hlog.as_deref().map(|path| hlog::Log::create(path, &asked.url)).transpose()?;
         Ok(Ears {
             log: log.map(|log| Mutex::new(Heard { log, failure: None })),
@@ -432,6 +442,52 @@ impl Ears {
     }
 }
 
+/// What a page says of the settings: what was asked for, and what was not said and is so by default.
+fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
+    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
+    let mut rows = vec![
+        (
+            "server",
+            match target {
+                Target::Tcp(address) => address.to_string(),
+                Target::Unix(path) => path.display().to_string(),
+            },
+        ),
+        ("duration", format!("{:?}", args.duration())),
+        ("time to connect", format!("{connect_timeout:?}")),
+        ("time to answer", format!("{timeout:?}")),
+        (
+            "requests on a connection",
+            match asked.plan.per_connection() {
+                u64::MAX => "no end".to_owned(),
+                count => count.to_string(),
+            },
+        ),
+        ("pipeline", args.pipeline.to_string()),
+        ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
+        ("generators", lanes.to_string()),
+        ("spin", format!("{spin:?}")),
+        ("seed", asked.seed.to_string()),
+    ];
+    for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
+        rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
+    }
+    // Values may be secret, and pages are shown around.
+    let fields: Vec<&str> = args.header.iter().filter_map(|field| Some(field.split_once(':')?.0)).collect();
+    if !fields.is_empty() {
+        rows.push(("header fields", fields.join(", ")));
+    }
+    rows
+}
+
+/// Writes a page, if one is asked for.
+fn write_page(args: &Args, asked: &Asked, page: impl FnOnce(&html::Head) -> Option<String>) -> Result<(), Failure> {
+    let Some(path) = &args.html else { return Ok(()) };
+    let head = html::Head { url: asked.url.clone(), settings: settings(args, asked) };
+    let Some(text) = page(&head) else { return Ok(()) };
+    std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
+}
+
 /// A second in a line.
 fn line(second: &Second) -> String {
     let Second { at_s, length_s, p50_ms, p99_ms, max_ms, lateness_p99_ms, .. } = second;
@@ -456,6 +512,7 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Fai
             None => format!("no right reply came; is a web server listening at {place}?"),
         });
     }
+    write_page(args, asked, |head| Some(html::run(head, &outcome)))?;
     if args.json {
         say::json(&outcome)?;
     } else {
@@ -628,6 +685,7 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
         verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
     }
     let swept = Swept { runs, capacity, verdict };
+    write_page(args, asked, |head| html::sweep(head, &swept))?;
     if args.json {
         say::json(&swept)?;
     } else {

@@ -1,0 +1,386 @@
+//! `--html`: a result as one page that needs nothing else: its tables are in it, its plots are drawn by what it carries along
+//! (uPlot, see `assets/uplot`), and its policy forbids it to load anything.
+//!
+//! First the verdict in a sentence, then the plots, then the figures and what they depend on. Of a sweep, the points are
+//! medians of the repetitions with their intervals; where the client did not do what was asked, the point is open, as what a
+//! survey calls censored: the server's figure may be any better one.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Spread};
+use amped_measure::stats::Summary;
+use amped_measure::{Verdict, Worth};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::{Value, json};
+
+use super::Swept;
+
+/// What a page tells besides the result.
+pub(super) struct Head {
+    /// What was asked.
+    pub(super) url: String,
+    /// The flags that matter, and their values.
+    pub(super) settings: Vec<(&'static str, String)>,
+}
+
+/// The page of a run.
+pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
+    let asked = match outcome.asked {
+        Loop::Open { rate, .. } => Some(rate),
+        Loop::Closed { .. } => None,
+    };
+    let data = json!({ "run": {
+        "seconds": outcome.series,
+        "asked": asked,
+        "allowed_lateness_ms": outcome.allowed_lateness_ms(),
+        "distribution": outcome.distribution,
+    }});
+    let failed = outcome.failed();
+    let body = html! {
+        (verdict(&outcome.verdict, &sentence(outcome)))
+        @if outcome.interrupted {
+            p.bad { "The run was interrupted: these are the figures until then." }
+        }
+        h2 { "Rate" }
+        (plot("rates", match asked {
+            Some(_) => "Connections begun and right replies, each second. Where answered falls below begun, the server does not keep up.",
+            None => "Connections begun and right replies, each second. A closed loop: the server sets the pace.",
+        }))
+        h2 { "Latency" }
+        (plot("latencies", "Last byte of right replies, counted from the planned instant, each second."))
+        h2 { "Failures" }
+        @if failed == 0 {
+            p { "None." }
+        } @else {
+            p { (failures(outcome)) }
+            (plot("failures", "Connections and requests that came to nothing, each second."))
+        }
+        @if asked.is_some() {
+            h2 { "Lateness of the generator" }
+            (plot("lateness", "From the planned instant of a connection to its SYN. Above the dashed line for the whole run, it is the client that is measured."))
+        }
+        h2 { "Distribution" }
+        (plot("distribution", "Each clock of the whole run: how many requests took no longer."))
+        h2 { "Clocks" }
+        div.scroll { (clocks(outcome)) }
+        @if !outcome.classes.is_empty() {
+            h2 { "Classes" }
+            div.scroll { (classes(outcome)) }
+        }
+        (about(head, outcome))
+    };
+    page(&format!("load {}", head.url), &head.url, outcome, &body, &data)
+}
+
+/// The page of a sweep; `None` where it was ended before its first run.
+pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
+    let first = swept.runs.first()?;
+    let body = html! {
+        (verdict(&swept.verdict, &match &swept.capacity {
+            Some(found) => format!("Capacity: {found}."),
+            None => format!("{} runs at {} rates.", swept.runs.len(), by_rate(&swept.runs).len()),
+        }))
+        h2 { "Rate" }
+        (plot("rates", "Medians of the repetitions, with their intervals. Open points: there the client did not do what was asked, so the figure is its own. The band is between what is borne and what is not."))
+        h2 { "Latency" }
+        (plot("latencies", "Last byte of right replies, counted from the planned instant."))
+        h2 { "Lateness of the generator" }
+        (plot("lateness", "From the planned instant of a connection to its SYN."))
+        h2 { "Runs" }
+        div.scroll { (runs(&swept.runs)) }
+        (about(head, first))
+    };
+    let points: Vec<Value> = by_rate(&swept.runs).into_values().map(|runs| point(&runs)).collect();
+    let data = json!({ "sweep": { "points": points, "capacity": swept.capacity } });
+    Some(page(&format!("sweep {}", head.url), &head.url, first, &body, &data))
+}
+
+/// The runs of each rate that was asked for.
+fn by_rate(runs: &[Outcome]) -> BTreeMap<u64, Vec<&Outcome>> {
+    let mut rates: BTreeMap<u64, Vec<&Outcome>> = BTreeMap::new();
+    for run in runs {
+        if let Loop::Open { rate, .. } = run.asked {
+            // Rates are above 0, and of such numbers the bits have the order of the numbers.
+            rates.entry(rate.to_bits()).or_default().push(run);
+        }
+    }
+    rates
+}
+
+/// A rate of a sweep, as it is drawn.
+fn point(runs: &[&Outcome]) -> Value {
+    let spread = |figure: fn(&Outcome) -> f64| {
+        let found = Summary::of(runs.iter().copied().map(figure));
+        found.map(|Summary { low, median, high, .. }| json!({ "low": low, "median": median, "high": high }))
+    };
+    let asked = match runs.first().map(|run| &run.asked) {
+        Some(Loop::Open { rate, .. }) => *rate,
+        _ => 0.0,
+    };
+    json!({
+        "asked": asked,
+        "kept": runs.iter().filter(|run| run.verdict.worth == Worth::Valid).count() * 2 > runs.len(),
+        "begun": spread(|run| run.offered_rate),
+        "answered": spread(|run| run.rate),
+        "failed": spread(|run| run.failed() as f64 / run.seconds.max(1e-9)),
+        "p50_ms": spread(|run| run.latency.p50_ms),
+        "p99_ms": spread(|run| run.latency.p99_ms),
+        "lateness_p99_ms": spread(|run| run.lateness.p99_ms),
+    })
+}
+
+/// What there is to say of a run first.
+fn sentence(outcome: &Outcome) -> String {
+    let Spread { p50_ms, p99_ms, .. } = outcome.latency;
+    let mut text = match &outcome.asked {
+        Loop::Open { rate, .. } => {
+            format!("Of {rate:.1} connections/s asked for, {:.1}/s were begun; ", outcome.offered_rate)
+        }
+        Loop::Closed { clients, .. } => format!("{clients} clients in a closed loop; "),
+    };
+    let ended = (outcome.ok + outcome.failed()).max(1) as f64;
+    let _ = write!(text, "{:.1}/s were answered rightly", outcome.rate);
+    if outcome.ok > 0 {
+        let _ = write!(text, ", half of them within {p50_ms} ms and 99 % within {p99_ms} ms");
+    }
+    let _ = match outcome.failed() {
+        0 => write!(text, "; nothing failed."),
+        failed => write!(text, "; {failed} failed ({:.2} %).", failed as f64 / ended * 100.0),
+    };
+    text
+}
+
+fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
+    let means = match verdict.worth {
+        Worth::Valid => "The generator did what was asked of it: the figures are the server's.",
+        Worth::AtLeast => "The generator reached its own end before the server did: a rate is a lower bound.",
+        Worth::ClientBound => {
+            "The generator did not do what was asked of it: the figures are its own, not the server's."
+        }
+        Worth::PathBound => "The network in between was not the one asked for: the figures are not the server's.",
+    };
+    let class = if verdict.broken.is_empty() { verdict.worth.to_string() } else { "broken".to_owned() };
+    html! {
+        div class=(format!("verdict {class}")) {
+            p { strong { (verdict.worth) ": " } (sentence) }
+            p { (means) }
+            @for line in &verdict.evidence { p { (line) } }
+            @for line in &verdict.broken { p.bad { "Not as it must be: " (line) } }
+        }
+    }
+}
+
+fn plot(id: &str, caption: &str) -> Markup {
+    html! { figure { div id=(id) {} figcaption { (caption) } } }
+}
+
+fn failures(outcome: &Outcome) -> String {
+    let kinds: Vec<String> =
+        outcome.failures.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
+    format!("{} failed: {}.", outcome.failed(), kinds.join(", "))
+}
+
+fn clocks(outcome: &Outcome) -> Markup {
+    let rows = [
+        ("latency", "last byte of a right reply", &outcome.latency),
+        ("first byte", "its first byte", &outcome.first_byte),
+        ("secured", "TLS handshake over", &outcome.secured),
+        ("connected", "connection established", &outcome.connected),
+        ("lateness", "SYN sent: the generator's own", &outcome.lateness),
+    ];
+    html! {
+        table {
+            tr { th { "ms since the planned instant" } th {} @for name in ["count", "mean", "p50", "p90", "p99", "p99.9", "max"] { th { (name) } } }
+            @for (name, meaning, spread) in rows.into_iter().filter(|(.., spread)| spread.count > 0) {
+                tr {
+                    td { (name) } td.faint.text { (meaning) } td { (spread.count) }
+                    @let Spread { mean_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } = spread;
+                    @for ms in [mean_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms] { td { (format!("{ms:.3}")) } }
+                }
+            }
+        }
+    }
+}
+
+fn classes(outcome: &Outcome) -> Markup {
+    html! {
+        table {
+            tr { @for name in ["class", "answered", "failed", "p50 ms", "p99 ms"] { th { (name) } } }
+            @for ClassOutcome { class, ok, failed, latency } in &outcome.classes {
+                tr {
+                    td { (class) } td { (ok) } td { (failed) }
+                    @for figure in [|times: &Spread| times.p50_ms, |times: &Spread| times.p99_ms] {
+                        td { (latency.as_ref().filter(|times| times.count > 0).map_or_else(String::new, |times| format!("{:.3}", figure(times)))) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn runs(runs: &[Outcome]) -> Markup {
+    html! {
+        table {
+            tr { @for name in ["asked/s", "begun/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
+            @for run in runs {
+                @let asked = match run.asked { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
+                tr {
+                    @for figure in [asked, run.offered_rate, run.rate] { td { (format!("{figure:.1}")) } }
+                    td { (run.failed()) }
+                    @for ms in [run.latency.p50_ms, run.latency.p99_ms, run.lateness.p99_ms] { td { (format!("{ms:.3}")) } }
+                    td.text { (run.verdict) }
+                }
+            }
+        }
+    }
+}
+
+/// What the figures depend on.
+fn about(head: &Head, outcome: &Outcome) -> Markup {
+    let machine = &outcome.machine;
+    let share = |cpu_s: f64, elapsed_s: f64| format!("{:.0} % of a core", cpu_s / elapsed_s.max(1e-9) * 100.0);
+    let (establisher, handler) = (&outcome.establisher, &outcome.handler);
+    let mut client = format!("handling connections took {}", share(handler.cpu_s, handler.elapsed_s));
+    let mut rows: Vec<(&str, String)> = head.settings.clone();
+    if let Loop::Open { arrivals, seed, shape, .. } = &outcome.asked {
+        let mut text = arrivals.clone();
+        for dispersion in &shape.dispersion {
+            let _ = write!(text, ", dispersion {:.2} at {} ms", dispersion.index, dispersion.window_ms);
+        }
+        if let Some(hurst) = shape.hurst {
+            let _ = write!(text, ", Hurst {hurst:.2}");
+        }
+        rows.push(("arrivals, as they came out", text));
+        rows.push(("seed of the first run", seed.to_string()));
+        let begun = share(establisher.cpu_s, establisher.elapsed_s);
+        let fifo = if outcome.real_time { "with" } else { "without" };
+        let _ = write!(client, ", beginning them {begun} ({fifo} SCHED_FIFO)");
+    }
+    let _ = write!(client, "; {:.1} us of CPU for a right reply", outcome.cpu_us());
+    rows.push(("generator", client));
+    rows.push(("machine", format!("{}, {} cores", machine.cpu, machine.cores)));
+    rows.push(("kernel", format!("{}, {}", machine.kernel, machine.congestion_control)));
+    html! {
+        h2 { "Settings" }
+        table.pairs { @for (name, value) in &rows { tr { td { (name) } td { (value) } } } }
+    }
+}
+
+const UPLOT: &str = include_str!("../../../assets/uplot/uPlot.iife.min.js");
+const UPLOT_CSS: &str = include_str!("../../../assets/uplot/uPlot.min.css");
+const UPLOT_LICENCE: &str = include_str!("../../../assets/uplot/LICENSE");
+const CSS: &str = include_str!("../../../assets/load.css");
+const SCRIPT: &str = include_str!("../../../assets/load.js");
+
+/// What the page may do: use what is in it, and nothing else.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+
+fn page(title: &str, heading: &str, first: &Outcome, body: &Markup, data: &Value) -> String {
+    // Within a script nothing but its end has a meaning to the reader of HTML.
+    let data = data.to_string().replace('<', "\\u003c");
+    let licence = format!("\n/*\nuPlot 1.6.32\n\n{UPLOT_LICENCE}*/\n{UPLOT}");
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                title { (title) }
+                style { (PreEscaped(UPLOT_CSS)) (PreEscaped(CSS)) }
+            }
+            body {
+                h1 { (heading) }
+                p.faint { (first.began()) }
+                noscript { p.bad { "The plots are drawn by a script, which is switched off here; the tables are not." } }
+                (body)
+                footer { "ammeter " (env!("CARGO_PKG_VERSION")) "; plots by uPlot, under the MIT licence that is in this page" }
+                script type="application/json" id="data" { (PreEscaped(data)) }
+                script { (PreEscaped(licence)) }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    }
+    .into_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ammeter_load::drive::{self, Settings, Stop, Target};
+    use ammeter_load::null::Null;
+    use ammeter_load::schedule::{Arrivals, Schedule};
+    use ammeter_load::workload::Requests;
+    use ammeter_load::{Version, client::Plan};
+    use std::time::Duration;
+
+    /// A short run against a server that does nothing.
+    fn outcome(rate: f64) -> Outcome {
+        let server = Null::start().unwrap();
+        let second = Duration::from_secs(20);
+        let settings = Settings {
+            target: Target::Tcp(server.address()),
+            tls: None,
+            connect_timeout: second,
+            timeout: second,
+            spin: Duration::ZERO,
+            lanes: 1,
+        };
+        let plan = Plan::new(Requests::same(b"/"), Version::Http11, "h", "", 1, 1);
+        let schedule = Schedule::new(&Arrivals::Constant, rate, Duration::from_millis(200), 1).unwrap();
+        let asked = Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape: schedule.shape() };
+        drive::open(&settings, &plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap()
+    }
+
+    fn head() -> Head {
+        Head { url: "http://h/?a=<b>&c".to_owned(), settings: vec![("timeout", "20s".to_owned())] }
+    }
+
+    /// The data that stand in a page.
+    fn data(page: &str) -> Value {
+        let (_, rest) = page.split_once("id=\"data\">").unwrap();
+        serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+    }
+
+    #[test]
+    fn a_page_holds_the_result_and_asks_for_nothing_else() {
+        let mut outcome = outcome(100.0);
+        outcome.verdict.broken.push("</script><b>".to_owned());
+        let page = run(&head(), &outcome);
+        assert_eq!(data(&page)["run"]["seconds"], serde_json::to_value(&outcome.series).unwrap());
+        assert_eq!(data(&page)["run"]["asked"], 100.0);
+        for part in ["http://h/?a=&lt;b&gt;&amp;c", "100.0 connections/s asked for", "SCHED_FIFO", "20s", "MIT License"]
+        {
+            assert!(page.contains(part), "{part} is not in the page");
+        }
+        // What comes from outside is text wherever it stands.
+        assert!(!page.contains("<b>") && page.contains("&lt;/script&gt;"));
+        // No element that loads, and a policy that would forbid it.
+        for loads in ["src=", "href=", "@import", "url("] {
+            assert!(!page.contains(loads), "{loads}");
+        }
+        assert!(page.contains("default-src 'none'"));
+    }
+
+    #[test]
+    fn a_sweep_has_a_point_for_each_rate() {
+        let runs = vec![outcome(100.0), outcome(200.0), outcome(100.0), outcome(100.0)];
+        let mut runs = runs;
+        runs.iter_mut().for_each(|run| run.verdict = Verdict::valid());
+        for at in [0, 2] {
+            runs[at].verdict.weaken(Worth::ClientBound, "late");
+        }
+        (runs[0].rate, runs[2].rate, runs[3].rate) = (70.0, 90.0, 80.0);
+        let swept = Swept { runs, capacity: None, verdict: Verdict::valid() };
+        let page = sweep(&head(), &swept).unwrap();
+        let points = &data(&page)["sweep"]["points"];
+        let asked: Vec<f64> = points.as_array().unwrap().iter().map(|point| point["asked"].as_f64().unwrap()).collect();
+        assert_eq!(asked, [100.0, 200.0]);
+        // Two of three were not kept: the point is open.
+        assert_eq!((&points[0]["kept"], &points[1]["kept"]), (&json!(false), &json!(true)));
+        assert_eq!(points[0]["answered"], json!({ "low": 70.0, "median": 80.0, "high": 90.0 }));
+        let nothing = Swept { runs: Vec::new(), capacity: None, verdict: Verdict::valid() };
+        assert_eq!(sweep(&head(), &nothing), None);
+    }
+}
