@@ -1,8 +1,9 @@
-//! What `ammeter load` leaves behind and shows: the log of histograms, the screen, and the page.
+//! What `ammeter load` leaves behind and shows: the log of histograms, the screen, the page, and parked connections.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{fs, thread};
@@ -143,4 +144,122 @@ fn a_sweep_has_a_page_and_a_log_of_all_its_runs() {
     assert!(ok > 0 && logged == ok, "{logged} of {ok}");
     let page = fs::read_to_string(&page).unwrap();
     assert!(page.contains("Capacity: ") && page.contains("\"sweep\":"), "{}", page.len());
+}
+
+/// nginx with two servers on loopback: one keeps connections for long, the other for a second. Ended when dropped.
+struct Nginx {
+    child: Child,
+    patient: SocketAddr,
+    hasty: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Nginx {
+    fn start() -> Nginx {
+        let folder = tempfile::tempdir().unwrap();
+        // The ports are free when they are chosen, and hardly taken in the moment until they are used.
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [patient, hasty] = ports.each_ref().map(|port| port.local_addr().unwrap());
+        drop(ports);
+        let own = folder.path().display();
+        fs::write(folder.path().join("small"), "ok").unwrap();
+        fs::write(folder.path().join("large"), vec![b'x'; 1 << 20]).unwrap();
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {own}/{name};\n"))
+            .concat();
+        let text = format!(
+            "daemon off; master_process off; pid {own}/pid; error_log {own}/error.log;\n\
+             events {{ worker_connections 1024; }}\n\
+             http {{ {temporary} access_log off; root {own};\n\
+             server {{ listen {patient}; keepalive_timeout 10m; send_timeout 10m; }}\n\
+             server {{ listen {hasty}; keepalive_timeout 1s; }} }}\n"
+        );
+        let config = folder.path().join("nginx.conf");
+        fs::write(&config, text).unwrap();
+        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
+        let mut command = Command::new("nginx");
+        command.args(["-e", &format!("{own}/error.log"), "-p"]).arg(folder.path()).arg("-c").arg(&config);
+        let mut child = command.env("PATH", path).stderr(Stdio::null()).spawn().expect("nginx, a package of Debian");
+        until("nginx to listen", || {
+            let ended = child.try_wait().unwrap();
+            let log = || fs::read_to_string(folder.path().join("error.log")).unwrap_or_default();
+            assert!(ended.is_none(), "nginx has ended: {}", log());
+            TcpStream::connect(patient).is_ok()
+        });
+        Nginx { child, patient, hasty, _folder: folder }
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Connections that are established from 127.0.0.254, where those that are parked begin, to a server.
+fn established(server: SocketAddr) -> usize {
+    let to = format!(":{:04X}", server.port());
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let is_parked = |line: &&str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (Some(from), Some(peer), Some(state)) = (words.next(), words.next(), words.next()) else { return false };
+        from.starts_with("FE00007F:") && peer.ends_with(&to) && state == "01"
+    };
+    table.lines().filter(is_parked).count()
+}
+
+#[test]
+fn parked_connections_are_those_that_the_kernel_sees() {
+    let nginx = Nginx::start();
+    let target = format!("http://{}/large", nginx.patient);
+    let words =
+        ["load", &target, "--rate", "20", "--duration", "3s", "--parked", "100", "--parked", "20:slow-read", "--json"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("120 parked connections", || established(nginx.patient) == 120);
+    let output = child.wait_with_output().unwrap();
+    let (text, _) = super::said(&output);
+    let outcome: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (parked, (habit, count)) in outcome["parked"].as_array().unwrap().iter().zip([("idle", 100), ("slow-read", 20)])
+    {
+        assert_eq!(parked["habit"], habit);
+        for figure in ["asked", "open_at_start", "open_least", "open_at_end"] {
+            assert_eq!(parked[figure], count, "{figure} of {parked}");
+        }
+        assert_eq!((&parked["closed"], &parked["failed"]), (&0.into(), &0.into()), "{parked}");
+    }
+    // A slow reader takes 16 bytes a second, of 1 MiB.
+    let taken = outcome["parked"][1]["received_bytes"].as_u64().unwrap();
+    assert!((20 * 16..20 * 16 * 100).contains(&taken), "{taken} bytes");
+    // They stand apart: what is counted as answered is what the schedule asked for.
+    assert_eq!(outcome["ok"], outcome["planned"]);
+    until("all to be closed", || established(nginx.patient) == 0);
+}
+
+#[test]
+fn parked_connections_that_a_server_closes_are_told() {
+    let nginx = Nginx::start();
+    let target = format!("http://{}/small", nginx.hasty);
+    let output = super::ammeter(&["load", &target, "--rate", "20", "--duration", "3500ms", "--parked", "10"]);
+    let (text, _) = super::said(&output);
+    let line = text.lines().find(|line| line.starts_with("parked ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(
+        line.contains("10 idle: ") && line.contains("the server closed ") && line.contains("were opened anew"),
+        "{line}"
+    );
+}
+
+#[test]
+fn what_cannot_be_parked_is_said() {
+    let (address, _) = server(|_| {});
+    let check = |words: &[&str], status: i32, says: &str| {
+        let output = super::ammeter(&[&["load", &url(address), "--rate", "10", "--duration", "100ms"], words].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(status) && text.contains(says), "{words:?}: {text}");
+    };
+    check(&["--parked", "0"], 2, "write 1000, 1000:idle or 50:slow-read");
+    check(&["--parked", "10:fast"], 2, "50:slow-read");
+    let output = super::ammeter(&["load", "https://127.0.0.1:1/", "--rate", "1", "--parked", "1"]);
+    assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("speak no TLS"));
 }

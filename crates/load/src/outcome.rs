@@ -14,6 +14,7 @@ use amped_units::Time;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::drive::parked::Parked;
 use crate::schedule::Shape;
 
 /// How a connection or a request came to nothing.
@@ -588,6 +589,8 @@ pub struct Outcome {
     pub interrupted: bool,
     /// Second by second.
     pub series: Vec<Second>,
+    /// What became of the connections that were parked beside it, where there were any.
+    pub parked: Vec<Parked>,
     /// The machine of the generator.
     pub machine: Machine,
     /// What the figures are worth.
@@ -655,11 +658,24 @@ impl Outcome {
             real_time,
             interrupted,
             series,
+            parked: Vec::new(),
             machine,
             verdict: Verdict::valid(),
         };
         outcome.verdict = outcome.judge(lanes);
         outcome
+    }
+
+    /// Takes what became of the connections that were parked beside it. Where not all of them were, this was another run than
+    /// the one that was asked for.
+    pub fn park(&mut self, parked: Vec<Parked>) {
+        for one in parked.iter().filter(|one| one.open_at_start < one.asked) {
+            self.verdict.broken.push(format!(
+                "of {} parked connections ({}) {} were open when the run began; does the server bear as many?",
+                one.asked, one.habit, one.open_at_start
+            ));
+        }
+        self.parked = parked;
     }
 
     /// Failures in all.

@@ -155,6 +155,15 @@ pub fn half_close(socket: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(socket, net::Shutdown::Write)?)
 }
 
+/// How many bytes the kernel holds of what the peer sends, and so how much it offers to take (`SO_RCVBUF`, socket(7)): it
+/// doubles the number, and has a least. To be said before the connection is begun.
+///
+/// # Errors
+/// None for a socket.
+pub fn set_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    Ok(sockopt::set_socket_recv_buffer_size(socket, bytes)?)
+}
+
 /// Makes the coming close a reset: what is still unsent is dropped, and the peer hears that the reply is not complete.
 pub fn reset_on_close(socket: impl AsFd) {
     // The only error would be a socket that is none.

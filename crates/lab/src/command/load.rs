@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::client::Plan;
 use ammeter_load::condition::Condition;
+use ammeter_load::drive::parked::{Lot, Wanted};
 use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
 use ammeter_load::outcome::{ClassOutcome, Interval, Loop, Outcome, Second, Spread, Used};
@@ -105,6 +106,10 @@ pub(crate) struct Args {
     /// Pairs of threads that make load, each its part of it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     generators: u16,
+    /// Connections held open beside the load, as N:idle (asks once) or N:slow-read (takes 16 bytes a second of each reply);
+    /// may be given again
+    #[arg(long, value_name = "N[:KIND]", conflicts_with = "calibrate")]
+    parked: Vec<Wanted>,
     /// How long before an instant the clock is watched in place of sleeping
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60us")]
     spin: Duration,
@@ -149,6 +154,7 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
   ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
   ammeter load http://127.0.0.1:8080/ --rate 2000 --html run.html --hlog run.hlog
+  ammeter load http://127.0.0.1:8080/ --rate 500 --parked 2000 --parked 50:slow-read
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
 A rate is of connections, each with --requests-per-connection requests. It does not depend on the server: a connection
@@ -249,10 +255,13 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                 return Err(Failure::usage("no clients ask for nothing; give --clients 1 or more"));
             }
             let Asked { settings, plan, .. } = &asked;
+            let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
             ears.begin(&format!("{}  {clients} clients", asked.url), args.duration())?;
             let (think, length) = (args.think_time, args.duration());
-            let outcome = drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))?;
+            let outcome = beside(lot.as_ref(), || {
+                drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
+            })?;
             ears.end()?;
             tell(args, &asked, outcome)
         }
@@ -267,12 +276,22 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     ));
                 }
             };
+            let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
-            let outcome = asked.open(args, rate, asked.seed, &stop, &ears)?;
+            let outcome = beside(lot.as_ref(), || asked.open(args, rate, asked.seed, &stop, &ears))?;
             ears.end()?;
             tell(args, &asked, outcome)
         }
     }
+}
+
+/// Runs beside what is parked, and has the result tell what became of that meanwhile.
+fn beside(lot: Option<&Lot>, run: impl FnOnce() -> Result<Outcome, Failure>) -> Result<Outcome, Failure> {
+    let Some(lot) = lot else { return run() };
+    lot.take();
+    let mut outcome = run()?;
+    outcome.park(lot.take());
+    Ok(outcome)
 }
 
 /// What the flags come to.
@@ -281,6 +300,8 @@ struct Asked {
     url: String,
     settings: Settings,
     plan: Plan,
+    /// What parked connections ask for: the URL, and nothing of a workload.
+    parked_plan: Plan,
     seed: u64,
 }
 
@@ -312,6 +333,9 @@ impl Asked {
                 "--ca and --insecure are for https, and {text} is not; write https://"
             )));
         }
+        if url.secure && !args.parked.is_empty() {
+            return Err(Failure::usage("parked connections speak no TLS; leave --parked out, or ask for an http URL"));
+        }
         let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
@@ -333,6 +357,8 @@ impl Asked {
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
         let requests = requests(args, &url, seed)?;
         let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
+        let same = Requests::same(url.target.as_bytes());
+        let parked_plan = Plan::new(same, version, &url.authority, &fields, u64::MAX, 1);
         let settings = Settings {
             target,
             tls,
@@ -341,8 +367,20 @@ impl Asked {
             // Longer would be a thread that never sleeps, and runs before all others.
             spin: args.spin.min(Duration::from_millis(1)),
             lanes: usize::from(args.generators),
+            parked: args.parked.iter().map(|wanted| wanted.count).sum(),
         };
-        Ok(Asked { url: text.to_owned(), settings, plan, seed })
+        Ok(Asked { url: text.to_owned(), settings, plan, parked_plan, seed })
+    }
+
+    /// Opens what is to be parked, and says so where that takes a while.
+    fn park(&self, args: &Args, stop: &Stop) -> Result<Option<Lot>, Failure> {
+        if args.parked.is_empty() {
+            return Ok(None);
+        }
+        if !args.json {
+            say::plain(&format!("parking {} connections", self.settings.parked));
+        }
+        Lot::open(&self.settings, &self.parked_plan, &args.parked, stop).map(Some)
     }
 
     fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop, ears: &Ears) -> Result<Outcome, Failure> {
@@ -469,6 +507,9 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
         ("spin", format!("{spin:?}")),
         ("seed", asked.seed.to_string()),
     ];
+    for Wanted { count, habit } in &args.parked {
+        rows.push(("parked", format!("{count} {habit}")));
+    }
     for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
         rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
     }
@@ -501,7 +542,8 @@ fn line(second: &Second) -> String {
 
 /// Prints a result; what was demanded of it becomes part of its verdict.
 fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Failure> {
-    outcome.verdict.broken = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
+    let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
+    outcome.verdict.broken.extend(broken);
     if outcome.ok == 0 && !outcome.interrupted {
         let place = match &asked.settings.target {
             Target::Tcp(address) => address.to_string(),
@@ -555,6 +597,9 @@ fn summary(url: &str, outcome: &Outcome) -> String {
     let _ = writeln!(text, "answered    {ok}, {rate}/s; failed {}{failures}", outcome.failed());
     if outcome.unasked > 0 {
         let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
+    }
+    for parked in &outcome.parked {
+        let _ = writeln!(text, "parked      {parked}");
     }
     if let (Some(why), 1..) = (&outcome.tls, outcome.ok) {
         let _ = writeln!(text, "TLS         {why}");
@@ -627,6 +672,7 @@ struct Swept {
 fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
     let mut runs: Vec<Outcome> = Vec::new();
     let mut verdict = Verdict::valid();
+    let lot = asked.park(args, stop)?;
     let ears = Ears::new(args, asked, stop)?;
     // What a screen would cover is told behind it.
     let mut covered = Vec::new();
@@ -651,7 +697,8 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
                 pause(args.pause, stop);
             }
             // The same arrivals at a rate would be the same luck each time.
-            let outcome = asked.open(args, rate, asked.seed.wrapping_add(u64::from(repetition)), stop, &ears)?;
+            let seed = asked.seed.wrapping_add(u64::from(repetition));
+            let outcome = beside(lot.as_ref(), || asked.open(args, rate, seed, stop, &ears))?;
             tell(format!(
                 "{rate:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12.1}  {}",
                 outcome.offered_rate,
@@ -663,6 +710,7 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
                 outcome.cpu_us(),
                 outcome.verdict
             ))?;
+            verdict.broken.extend(outcome.verdict.broken.iter().map(|line| format!("at {rate}/s: {line}")));
             for condition in &args.fail_if {
                 verdict.broken.extend(condition.holds(&outcome).map(|line| format!("at {rate}/s: {line}")));
             }

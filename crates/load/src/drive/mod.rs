@@ -12,6 +12,7 @@
 
 mod establisher;
 mod handler;
+pub mod parked;
 mod seconds;
 mod source;
 
@@ -63,6 +64,8 @@ pub struct Settings {
     pub spin: Duration,
     /// S-Clients, each with its part of the schedule; or threads of a closed loop, each with its part of the clients.
     pub lanes: usize,
+    /// Connections that a [`parked::Lot`] holds beside the run: they have descriptors and ports of their own.
+    pub parked: usize,
 }
 
 /// Ends a run before its time.
@@ -127,23 +130,25 @@ pub fn open(
     // had where the limit is higher anyway.
     let needed = schedule.most_within(settings.connect_timeout) + 64;
     let wanted = schedule.most_within(settings.connect_timeout + settings.timeout) + 64;
-    let limit = process::raise_descriptor_limit_to((needed + RESERVE) as u64);
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(RESERVE);
+    let (parked, reserve) = (settings.parked, settings.parked + RESERVE);
+    let limit = process::raise_descriptor_limit_to((needed + reserve) as u64);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(reserve);
     if limit < needed {
+        let beside = if parked > 0 { format!(" beside {parked} that are parked") } else { String::new() };
         return Err(Failure::failed(format!(
-            "this schedule may have {needed} sockets at once (its peak rate times the connect timeout), and the limit on \
-             descriptors is {}; raise it (ulimit -n {}), or lower --rate or --connect-timeout",
-            limit + RESERVE,
-            needed + RESERVE
+            "this schedule may have {needed} sockets at once (its peak rate times the connect timeout){beside}, and the limit \
+             on descriptors is {}; raise it (ulimit -n {}), or lower --rate or --connect-timeout",
+            limit + reserve,
+            needed + reserve
         )));
     }
     let slots = wanted.min(limit).div_ceil(lanes);
-    process::make_room_for_descriptors((needed.max(wanted.min(limit)) + RESERVE) as u64);
+    process::make_room_for_descriptors((needed.max(wanted.min(limit)) + reserve) as u64);
     let beginning = Beginning::now();
     let Beginning { clock, start, .. } = beginning;
     let ran = run_lanes(lanes, beginning, on_second, |lane, [begun, ended]| {
         let shared = Lane::new(slots)?;
-        let sources = source::Sources::new(&settings.target, lane, lanes)?;
+        let sources = source::Sources::new(&settings.target, lane, lanes, settings.parked)?;
         let classes = classes(plan);
         Ok(thread::scope(|scope| {
             let establish = || {
@@ -180,22 +185,24 @@ pub fn closed(
     on_second: OnSecond<'_>,
 ) -> Result<Outcome, Failure> {
     let lanes = settings.lanes.clamp(1, clients.max(1));
-    let limit = usize::try_from(process::raise_descriptor_limit_to((clients + RESERVE) as u64)).unwrap_or(usize::MAX);
-    if limit < clients + RESERVE {
+    let needed = clients + settings.parked + RESERVE;
+    let limit = usize::try_from(process::raise_descriptor_limit_to(needed as u64)).unwrap_or(usize::MAX);
+    if limit < needed {
+        let beside =
+            if settings.parked > 0 { format!(" and {} parked connections", settings.parked) } else { String::new() };
         return Err(Failure::failed(format!(
-            "{clients} clients need {} descriptors, and the limit is {limit}; raise it (ulimit -n {}), or lower --clients",
-            clients + RESERVE,
-            clients + RESERVE
+            "{clients} clients{beside} need {needed} descriptors, and the limit is {limit}; raise it (ulimit -n {needed}), or \
+             lower --clients"
         )));
     }
-    process::make_room_for_descriptors((clients + RESERVE) as u64);
+    process::make_room_for_descriptors(needed as u64);
     let beginning = Beginning::now();
     let Beginning { clock, start, .. } = beginning;
     let next = AtomicU64::new(0);
     let ran = run_lanes(lanes, beginning, on_second, |lane, [cutter]| {
         let ours = (lane..clients).step_by(lanes).count();
         let shared = Lane::new(ours)?;
-        let sources = source::Sources::new(&settings.target, lane, lanes)?;
+        let sources = source::Sources::new(&settings.target, lane, lanes, settings.parked)?;
         let connector = Connector { target: &settings.target, sources };
         let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes(plan));
         let handler = handler.closed(connector, think, start + duration, &next);

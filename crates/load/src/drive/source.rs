@@ -3,10 +3,12 @@
 //! Left to the kernel, connect(2) searches for a free port, and the more are taken the longer it takes: 29 us at 8,000
 //! connections a second, over 400 us with 20,000 ports held, which alone put a schedule seconds behind. For a server on this
 //! machine there are 253 addresses besides its own, 14 million pairs: none is used twice within the minute in which an old
-//! connection is remembered.
+//! connection is remembered. Parked connections keep their pairs for the whole run, so they have some of their own: nobody
+//! else has to look for a gap between them.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::ops::RangeInclusive;
 
 use amped_measure::Failure;
 
@@ -25,28 +27,40 @@ pub(super) struct Sources {
     port: u32,
 }
 
+/// Where the addresses of the loopback network end that are ours; 127.0.0.1 is the server's.
+const LAST_LOOPBACK: usize = 254;
+
+/// Ports of such an address.
+const LOOPBACK_PORTS: (u32, u32) = (10_000, 65_535);
+
 impl Sources {
-    /// Those of a lane, towards this server.
-    pub(super) fn new(target: &Target, lane: usize, lanes: usize) -> Result<Sources, Failure> {
-        let Target::Tcp(to) = target else {
-            return Ok(Sources::over(vec![Ipv4Addr::LOCALHOST.into()], 10_000, 65_535, (0, 1)));
-        };
-        let loopback = matches!(to.ip(), IpAddr::V4(ip) if ip.octets()[0] == 127);
-        if loopback && lanes <= 253 {
-            let addresses = (2..=254u8).skip(lane).step_by(lanes).map(|last| Ipv4Addr::new(127, 0, 0, last).into());
-            return Ok(Sources::over(addresses.collect(), 10_000, 65_535, (0, 1)));
+    /// Those of a lane, towards this server, beside so many parked connections.
+    pub(super) fn new(target: &Target, lane: usize, lanes: usize, parked: usize) -> Result<Sources, Failure> {
+        let Target::Tcp(to) = target else { return Ok(Sources::loopback(2..=2, (0, 1))) };
+        let last = LAST_LOOPBACK - parked_addresses(parked);
+        if is_loopback(to) && lanes < last {
+            return Ok(Sources::loopback(2..=last, (lane, lanes)));
         }
-        // A UDP socket that is connected sends nothing, and knows the way.
-        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let known = UdpSocket::bind(any).and_then(|socket| {
-            socket.connect(to)?;
-            socket.local_addr()
-        });
-        let from = known.map_err(|error| {
-            Failure::failed(format!("there is no way to {to}: {error}; look at `ip route get {}`", to.ip()))
-        })?;
         let (low, high) = ephemeral();
-        Ok(Sources::over(vec![from.ip()], low, high, (lane as u32, lanes as u32)))
+        let high = high - parked_ports(to, parked)?;
+        Ok(Sources::over(vec![address(to)?], low, high, (lane as u32, lanes as u32)))
+    }
+
+    /// Those of so many parked connections.
+    pub(super) fn parked(target: &Target, parked: usize) -> Result<Sources, Failure> {
+        let Target::Tcp(to) = target else { return Ok(Sources::loopback(2..=2, (0, 1))) };
+        if is_loopback(to) {
+            let first = LAST_LOOPBACK - parked_addresses(parked) + 1;
+            return Ok(Sources::loopback(first.min(LAST_LOOPBACK)..=LAST_LOOPBACK, (0, 1)));
+        }
+        let high = ephemeral().1;
+        Ok(Sources::over(vec![address(to)?], high - parked_ports(to, parked)? + 1, high, (0, 1)))
+    }
+
+    /// Addresses of the loopback network with these last figures, of which each lane has its own.
+    fn loopback(last: RangeInclusive<usize>, (lane, lanes): (usize, usize)) -> Sources {
+        let addresses = last.skip(lane).step_by(lanes).map(|last| Ipv4Addr::new(127, 0, 0, last as u8).into());
+        Sources::over(addresses.collect(), LOOPBACK_PORTS.0, LOOPBACK_PORTS.1, (0, 1))
     }
 
     fn over(addresses: Vec<IpAddr>, low: u32, high: u32, (lane, lanes): (u32, u32)) -> Sources {
@@ -70,6 +84,47 @@ impl Sources {
     }
 }
 
+fn is_loopback(to: &SocketAddr) -> bool {
+    matches!(to.ip(), IpAddr::V4(ip) if ip.octets()[0] == 127)
+}
+
+/// The address that this machine has towards a server.
+fn address(to: &SocketAddr) -> Result<IpAddr, Failure> {
+    // A UDP socket that is connected sends nothing, and knows the way.
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let known = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(to)?;
+        socket.local_addr()
+    });
+    known.map(|from| from.ip()).map_err(|error| {
+        Failure::failed(format!("there is no way to {to}: {error}; look at `ip route get {}`", to.ip()))
+    })
+}
+
+/// With some to spare: a pair that somebody else has is passed over, and that of a connection which the server has closed
+/// may be remembered for a while.
+fn with_spare(parked: usize) -> usize {
+    if parked == 0 { 0 } else { parked + parked / 4 + 64 }
+}
+
+/// Addresses of the loopback network that parked connections have for themselves.
+fn parked_addresses(parked: usize) -> usize {
+    let (low, high) = LOOPBACK_PORTS;
+    with_spare(parked).div_ceil((high - low + 1) as usize).min(LAST_LOOPBACK - 2)
+}
+
+/// Ports of this machine's address that they have for themselves: half of all at most.
+fn parked_ports(to: &SocketAddr, parked: usize) -> Result<u32, Failure> {
+    let ((low, high), needed) = (ephemeral(), with_spare(parked));
+    let half = (high - low) / 2;
+    u32::try_from(needed).ok().filter(|needed| *needed <= half).ok_or_else(|| {
+        Failure::failed(format!(
+            "{parked} parked connections to {to} need {needed} ports, and may have {half}, half of \
+             net.ipv4.ip_local_port_range; widen that (sysctl), or lower --parked"
+        ))
+    })
+}
+
 /// The ports that the kernel gives to connections (`net.ipv4.ip_local_port_range`); services are elsewhere.
 fn ephemeral() -> (u32, u32) {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -88,19 +143,33 @@ mod tests {
 
     #[test]
     fn no_pair_comes_twice_and_none_is_of_two_lanes() {
-        let check = |target: &str, lanes: usize, each: usize| {
+        let check = |target: &str, lanes: usize, parked: usize, each: usize| {
             let target = Target::Tcp(target.parse().unwrap());
             let mut seen = HashSet::new();
+            if parked > 0 {
+                let mut sources = Sources::parked(&target, parked).unwrap();
+                (0..parked).for_each(|_| assert!(seen.insert(sources.next()), "a parked pair twice"));
+            }
             for lane in 0..lanes {
-                let mut sources = Sources::new(&target, lane, lanes).unwrap();
+                let mut sources = Sources::new(&target, lane, lanes, parked).unwrap();
                 for _ in 0..each {
                     let pair = sources.next();
                     assert!(pair.port() >= 1024 && seen.insert(pair), "{pair} twice");
                 }
             }
         };
-        check("127.0.0.1:80", 1, 200_000);
-        check("127.0.0.1:80", 3, 70_000);
-        check("[::1]:80", 2, 5000);
+        check("127.0.0.1:80", 1, 0, 200_000);
+        check("127.0.0.1:80", 3, 0, 70_000);
+        check("127.0.0.1:80", 3, 100_000, 70_000);
+        check("[::1]:80", 2, 0, 5000);
+        check("[::1]:80", 2, 5000, 5000);
+    }
+
+    #[test]
+    fn parked_connections_that_would_take_all_ports_are_refused_with_their_number() {
+        let target = Target::Tcp("[::1]:80".parse().unwrap());
+        let why = Sources::parked(&target, 60_000).unwrap_err().to_string();
+        assert!(why.contains("need 75064 ports") && why.contains("--parked"), "{why}");
+        assert_eq!(Sources::new(&target, 0, 1, 60_000).unwrap_err().to_string(), why);
     }
 }

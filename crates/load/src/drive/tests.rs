@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
+use super::parked::{Habit, Lot, Parked, Wanted};
 use super::*;
 use crate::client::Plan;
 use crate::outcome::Second;
@@ -45,7 +46,7 @@ fn server() -> Target {
 
 fn settings(target: Target) -> Settings {
     let (connect_timeout, timeout) = (Duration::from_secs(20), Duration::from_secs(20));
-    Settings { target, tls: None, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1 }
+    Settings { target, tls: None, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1, parked: 0 }
 }
 
 fn plan(requests: Requests, per_connection: u64, pipeline: u64) -> Plan {
@@ -185,6 +186,96 @@ fn descriptors_that_cannot_be_had_are_told_with_their_number() {
     let refused = open(&settings(server()), &plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
     let text = refused.to_string();
     assert!(refused.exit_status() == 1 && text.contains("40000064") && text.contains("ulimit -n"), "{text}");
+}
+
+/// Waits until a lot says so.
+fn until(lot: &Lot, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
+    let begun = std::time::Instant::now();
+    let mut all = lot.take();
+    while !holds(&all) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{all:?}");
+        thread::sleep(Duration::from_millis(5));
+        for (sum, new) in all.iter_mut().zip(lot.take()) {
+            (sum.closed, sum.reopened, sum.failed) =
+                (sum.closed + new.closed, sum.reopened + new.reopened, sum.failed + new.failed);
+            sum.received_bytes += new.received_bytes;
+            (sum.open_least, sum.open_at_end) = (sum.open_least.min(new.open_least), new.open_at_end);
+        }
+    }
+    all
+}
+
+#[test]
+fn parked_connections_are_open_beside_a_run_and_counted_apart() {
+    let settings = Settings { parked: 60, ..settings(server()) };
+    let plan = plan(Requests::same(b"/"), u64::MAX, 1);
+    let wanted = [Wanted { count: 40, habit: Habit::Idle }, Wanted { count: 20, habit: Habit::SlowRead }];
+    let lot = Lot::open(&settings, &plan, &wanted, &Stop::default()).unwrap();
+    lot.take();
+    let mut outcome = run(&settings, &self::plan(Requests::same(b"/"), 1, 1), 200.0, 500);
+    outcome.park(lot.take());
+    assert_eq!((outcome.started, outcome.ok, outcome.failed()), (100, 100, 0), "{:?}", outcome.failures);
+    for (parked, count) in outcome.parked.iter().zip([40, 20]) {
+        let Parked { open_at_start, open_least, open_at_end, closed, failed, .. } = *parked;
+        assert_eq!((open_at_start, open_least, open_at_end, closed, failed), (count, count, count, 0, 0));
+    }
+    assert!(outcome.verdict.broken.is_empty(), "{:?}", outcome.verdict);
+    // They are answered to the end, and then ask again: 40 bytes at 16 a second.
+    until(&lot, |parked| parked[1].received_bytes > 20 * 41);
+    // Two that could not be parked make it another run.
+    let mut few = outcome.parked.clone();
+    few[0].open_at_start = 38;
+    outcome.park(few);
+    assert!(
+        outcome.verdict.to_string().contains("of 40 parked connections (idle) 38 were open"),
+        "{}",
+        outcome.verdict
+    );
+}
+
+#[test]
+fn parked_connections_that_the_server_closes_are_counted_and_opened_anew() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = Target::Tcp(listener.local_addr().unwrap());
+    // The first ten are cut off once they have asked; later ones are left alone.
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        for (number, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1000]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            if number >= 10 {
+                kept.push(stream);
+            }
+        }
+    });
+    let settings = Settings { parked: 10, ..settings(target) };
+    let wanted = [Wanted { count: 10, habit: Habit::Idle }];
+    let lot = Lot::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let found = until(&lot, |parked| parked[0].reopened == 10 && parked[0].open_at_end == 10);
+    assert_eq!((found[0].closed, found[0].failed), (10, 0), "{found:?}");
+    assert!(found[0].open_least < 10, "{found:?}");
+    let text = found[0].to_string();
+    assert!(text.contains("the server closed 10, 10 were opened anew"), "{text}");
+}
+
+#[test]
+fn parked_connections_without_a_server_keep_nobody_waiting_for_ever() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let settings = Settings { timeout: Duration::from_millis(50), parked: 3, ..settings(Target::Tcp(address)) };
+    let wanted = [Wanted { count: 3, habit: Habit::Idle }];
+    let lot = Lot::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let found = until(&lot, |parked| parked[0].failed >= 3);
+    assert_eq!((found[0].open_at_end, found[0].closed), (0, 0));
+}
+
+#[test]
+fn parked_connections_that_need_more_descriptors_than_can_be_had_are_refused() {
+    let wanted = [Wanted { count: 40_000_000, habit: Habit::Idle }];
+    let settings = Settings { parked: 40_000_000, ..settings(server()) };
+    let plan = plan(Requests::same(b"/"), u64::MAX, 1);
+    let why = Lot::open(&settings, &plan, &wanted, &Stop::default()).unwrap_err().to_string();
+    assert!(why.contains("40000032") && why.contains("ulimit -n"), "{why}");
 }
 
 /// A certificate for `localhost` that has signed itself, changed by `change`, and its key.

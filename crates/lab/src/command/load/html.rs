@@ -64,6 +64,10 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         (plot("distribution", "Each clock of the whole run: how many requests took no longer."))
         h2 { "Clocks" }
         div.scroll { (clocks(outcome)) }
+        @if !outcome.parked.is_empty() {
+            h2 { "Parked connections" }
+            @for parked in &outcome.parked { p { (parked) } }
+        }
         @if !outcome.classes.is_empty() {
             h2 { "Classes" }
             div.scroll { (classes(outcome)) }
@@ -326,6 +330,7 @@ mod tests {
             timeout: second,
             spin: Duration::ZERO,
             lanes: 1,
+            parked: 0,
         };
         let plan = Plan::new(Requests::same(b"/"), Version::Http11, "h", "", 1, 1);
         let schedule = Schedule::new(&Arrivals::Constant, rate, Duration::from_millis(200), 1).unwrap();
