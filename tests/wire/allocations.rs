@@ -1,0 +1,183 @@
+//! A whole loop answers cached requests without allocating: sockets, caches, sending and log included. Counted, not believed.
+//!
+//! The loop runs in the thread of the test, where allocations are counted from its start to its end; a client in another asks
+//! five hundred times in one run and ten times as often in the next. What the start, the first request and the end allocate
+//! is the same in both, so the difference is the requests'. A test program of its own, since the counter takes the place of the
+//! allocator in all of it. (`tests/sim/allocations.rs` is the same without a kernel: a core that allocates is found there.)
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use amped::access_log::{Sink, Writer};
+use amped::arch::{self, Architecture, Start};
+use amped::config::{self, cli};
+use amped::disk::Disk;
+use amped::listen;
+use amped::mailbox::{Mailbox, Message};
+use amped::worker::{Clock, Generation};
+use amped_units::Time;
+
+/// Allocations of a loop that is asked `count` times, after a first time.
+fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Client) + Sync)) -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("site")).unwrap();
+    for (name, bytes) in [("small.txt", 1 << 10), ("large.txt", 100 << 10)] {
+        fs::write(path("site").join(name), vec![b'x'; bytes]).unwrap();
+    }
+    // What comes with time, as a second look at a file, is not the request's.
+    let text = format!(
+        "root = {:?}\nlisten = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.settle = '0s'\nlog.access = {:?}\n",
+        path("site"),
+        path("log")
+    );
+    fs::write(path("amped.toml"), text).unwrap();
+    let flags = cli::Serve { config: Some(path("amped.toml")), ..cli::Serve::default() };
+    let settings = config::load(&flags).unwrap();
+    let address = listen::bind(settings.listen[0], 1).unwrap();
+    let bound = address.bound;
+    let (sites, budgets) = (Arc::clone(&settings.sites), &settings.budgets);
+    let disk = Disk::open(sites, &settings.roots, budgets.content_file_max.0, budgets.revalidate).unwrap();
+    let clock = Clock::start();
+    let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();
+    let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();
+    let mailbox = Arc::new(Mailbox::new().unwrap());
+    let listeners = listen::listeners_of(&[address], 0).unwrap();
+    let generation =
+        Arc::new(Generation { settings, disk: Arc::new(disk), connections_max: 10, caches: None, shared: None });
+    let start = Start {
+        generation,
+        listeners,
+        mailbox: Arc::clone(&mailbox),
+        log: Some(Arc::clone(&log)),
+        clock,
+        nursery: None,
+    };
+
+    let counted = thread::scope(|scope| {
+        let asking = scope.spawn(move || {
+            let mut client = Client::to(bound);
+            (0..=count).for_each(|_| ask(&mut client));
+            mailbox.put(Message::Stop(Time::START));
+        });
+        let counted = allocation_counter::measure(|| _ = arch::run(architecture, start).unwrap());
+        asking.join().unwrap();
+        counted
+    });
+    log.stop();
+    writing.join().unwrap();
+    counted.count_total
+}
+
+/// One that reads as many bytes as it knows that there are.
+struct Client {
+    stream: TcpStream,
+    /// Of the reply under way; it becomes as long as the longest.
+    reply: Vec<u8>,
+    /// A request that says what it has.
+    condition: String,
+}
+
+impl Client {
+    fn to(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Client { stream, reply: Vec::new(), condition: String::new() }
+    }
+
+    /// Sends requests and reads so many replies; returns the head of the first.
+    fn ask(&mut self, requests: &str, replies: usize, status: &str) -> String {
+        self.stream.write_all(requests.as_bytes()).unwrap();
+        self.reply.clear();
+        let mut buffer = [0; 16 << 10];
+        let mut first = String::new();
+        let mut at = 0;
+        for _ in 0..replies {
+            let head = loop {
+                let end = self.reply[at..].windows(4).position(|four| four == b"\r\n\r\n");
+                if let Some(end) = end {
+                    break String::from_utf8_lossy(&self.reply[at..at + end + 4]).into_owned();
+                }
+                self.read(&mut buffer);
+            };
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
+            let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<usize>().ok());
+            let has_body = !requests.starts_with("HEAD") && status != "304";
+            at += head.len() + if has_body { length.unwrap() } else { 0 };
+            while self.reply.len() < at {
+                self.read(&mut buffer);
+            }
+            if first.is_empty() {
+                first = head;
+            }
+        }
+        assert_eq!(self.reply.len(), at, "no more than was asked for");
+        first
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) {
+        let count = self.stream.read(buffer).unwrap();
+        assert!(count > 0, "the server has closed the connection");
+        self.reply.extend_from_slice(&buffer[..count]);
+    }
+}
+
+/// `ask` asks so many requests each time.
+fn check(requests: u64, ask: &(dyn Fn(&mut Client) + Sync)) {
+    const TIMES: usize = 5000;
+    for architecture in [Architecture::Amped, Architecture::Sped] {
+        let few = allocations(architecture, 500, ask);
+        let many = allocations(architecture, 500 + TIMES, ask);
+        println!("{architecture:?}: {few} allocations at first, {many} with {} requests more", requests * TIMES as u64);
+        // What comes once a second, or with a full buffer of the log, is a few; were it one a request, it would be all.
+        assert!(many.saturating_sub(few) < requests * TIMES as u64 / 100, "{architecture:?}: {few}, then {many}");
+    }
+}
+
+const FIELDS: &str =
+    "Host: localhost\r\nUser-Agent: test\r\nReferer: http://localhost/\r\nAccept-Encoding: gzip, br\r\n";
+
+fn get(target: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\n{FIELDS}\r\n")
+}
+
+#[test]
+fn a_small_file() {
+    let request = get("/small.txt");
+    check(1, &|client| _ = client.ask(&request, 1, "200"));
+}
+
+#[test]
+fn a_file_that_is_lent_to_the_socket() {
+    let request = get("/large.txt");
+    check(1, &|client| _ = client.ask(&request, 1, "200"));
+}
+
+#[test]
+fn a_head_alone() {
+    let request = get("/small.txt").replace("GET", "HEAD");
+    check(1, &|client| _ = client.ask(&request, 1, "200"));
+}
+
+#[test]
+fn requests_sent_ahead() {
+    let requests = get("/small.txt").repeat(16);
+    check(16, &|client| _ = client.ask(&requests, 16, "200"));
+}
+
+#[test]
+fn what_the_client_has_already() {
+    check(1, &|client| {
+        if client.condition.is_empty() {
+            let head = client.ask(&get("/small.txt"), 1, "200");
+            let etag = head.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap();
+            client.condition = get("/small.txt").replace(FIELDS, &format!("{FIELDS}If-None-Match: {etag}\r\n"));
+        }
+        let request = client.condition.clone();
+        client.ask(&request, 1, "304");
+    });
+}
