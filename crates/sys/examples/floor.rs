@@ -1,0 +1,182 @@
+//! The floor: what a reply costs when a server does nothing but move bytes.
+//!
+//! One loop over this crate: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked, timed,
+//! logged or looked up anew, and a request that comes in two pieces ends its connection. No server that keeps HTTP's rules can
+//! be cheaper on these calls, so `cargo xtask bench server` measures it beside the others, with replies of the same bytes as
+//! `amped` sends.
+//!
+//! `floor ADDRESS:PORT REPLIES`. The file has a line for each reply, `TARGET HEAD-BYTES BODY-BYTES FILE`, and the bytes of head
+//! and body behind it. Where FILE is not `-`, the body is not there but in that file, and goes out by sendfile, which is
+//! cheaper for large ones. With one line alone it is the reply to everything, and nobody looks at what was asked.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use amped_sys::epoll::{Epoll, Events, Interest, Ready};
+use amped_sys::{file, process, socket};
+
+/// A ready reply.
+struct Reply {
+    /// The head; the body too, unless it is in a file.
+    bytes: Vec<u8>,
+    body: Option<(File, u64)>,
+    /// Whether the head says that the connection ends with it.
+    closes: bool,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    /// What the socket had no room for.
+    unsent: Vec<u8>,
+    /// The number of the reply whose file is under way, and where it stands.
+    file: Option<(usize, u64)>,
+    closes: bool,
+}
+
+struct Floor {
+    replies: Vec<Reply>,
+    /// The number of the reply to a target, where there are several.
+    numbers: HashMap<Vec<u8>, usize>,
+    /// By the numbers of their descriptors.
+    connections: Vec<Option<Connection>>,
+    buffer: Vec<u8>,
+    batch: Vec<u8>,
+}
+
+/// The end of a head (RFC 9112, 2.1).
+const END: &[u8] = b"\r\n\r\n";
+
+/// A connection is to be closed.
+struct Over;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, address, replies] = &args[..] else { return Err("usage: floor ADDRESS:PORT REPLIES".into()) };
+    process::raise_descriptor_limit();
+    let address: SocketAddr = address.parse()?;
+    let mut floor = Floor::new(&fs::read(replies)?).ok_or("the file of replies is cut short")?;
+    let listener = socket::listen(address, 4096, false)?;
+    let epoll = Epoll::new()?;
+    epoll.add(&listener, u64::MAX, Interest::Readable)?;
+    let mut events = Events::with_capacity(256);
+    loop {
+        epoll.wait(&mut events, None)?;
+        for ready in events.iter() {
+            if ready.token == u64::MAX {
+                while let Ok((socket, _)) = socket::accept(&listener) {
+                    let number = socket.as_raw_fd() as usize;
+                    epoll.add(&socket, number as u64, Interest::Connection)?;
+                    floor.connections.resize_with(floor.connections.len().max(number + 1), || None);
+                    let unsent = Vec::new();
+                    floor.connections[number] = Some(Connection { socket, unsent, file: None, closes: false });
+                }
+            } else if floor.serve(ready).is_err() {
+                floor.connections[ready.token as usize] = None;
+            }
+        }
+    }
+}
+
+impl Floor {
+    /// Reads the file of replies.
+    fn new(mut text: &[u8]) -> Option<Floor> {
+        let (mut replies, mut numbers) = (Vec::new(), HashMap::new());
+        while !text.is_empty() {
+            let end = text.iter().position(|byte| *byte == b'\n')?;
+            let line = std::str::from_utf8(&text[..end]).ok()?;
+            let mut words = line.splitn(4, ' ');
+            let (target, head, body, path) = (words.next()?, words.next()?, words.next()?, words.next()?);
+            let (head, body): (usize, u64) = (head.parse().ok()?, body.parse().ok()?);
+            let here = if path == "-" { head + body as usize } else { head };
+            let bytes = text.get(end + 1..end + 1 + here)?.to_owned();
+            text = &text[end + 1 + here..];
+            let closes = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase().contains("connection: close");
+            let body = if path == "-" { None } else { Some((File::open(path).ok()?, body)) };
+            numbers.insert(target.as_bytes().to_owned(), replies.len());
+            replies.push(Reply { bytes, body, closes });
+        }
+        let (connections, buffer, batch) = (Vec::new(), vec![0; 64 << 10], Vec::new());
+        (!replies.is_empty()).then_some(Floor { replies, numbers, connections, buffer, batch })
+    }
+
+    /// Something happened on a connection.
+    fn serve(&mut self, ready: Ready) -> Result<(), Over> {
+        let Some(Some(connection)) = self.connections.get_mut(ready.token as usize) else { return Ok(()) };
+        if !connection.unsent.is_empty() || connection.file.is_some() {
+            return connection.go_on(&self.replies);
+        }
+        if !ready.readable {
+            return Ok(());
+        }
+        let count = match socket::receive(&connection.socket, &mut self.buffer) {
+            Ok(0) => return Err(Over),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(_) => return Err(Over),
+        };
+        let request = &self.buffer[..count];
+        if !request.ends_with(END) {
+            return Err(Over);
+        }
+        let number = if self.replies.len() == 1 {
+            0
+        } else {
+            // Behind `GET `.
+            let target = request[4..].split(|byte| *byte == b' ').next().unwrap_or_default();
+            *self.numbers.get(target).ok_or(Over)?
+        };
+        let reply = &self.replies[number];
+        connection.closes = reply.closes;
+        connection.file = reply.body.is_some().then_some((number, 0));
+        let requests = memchr::memmem::find_iter(request, END).count();
+        let bytes = if requests == 1 {
+            &reply.bytes
+        } else {
+            self.batch.clear();
+            (0..requests).for_each(|_| self.batch.extend_from_slice(&reply.bytes));
+            &self.batch
+        };
+        let sent = socket::send(&connection.socket, bytes, reply.body.is_some()).map_err(|_| Over)?;
+        if sent == bytes.len() && reply.body.is_none() {
+            return if reply.closes { Err(Over) } else { Ok(()) };
+        }
+        connection.unsent.extend_from_slice(&bytes[sent..]);
+        connection.go_on(&self.replies)
+    }
+}
+
+impl Connection {
+    /// Sends what is left, as far as there is room.
+    fn go_on(&mut self, replies: &[Reply]) -> Result<(), Over> {
+        let sent = self.send_rest(replies);
+        match sent {
+            Ok(()) if self.closes => Err(Over),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Over),
+            _ => Ok(()),
+        }
+    }
+
+    fn send_rest(&mut self, replies: &[Reply]) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            let sent = socket::send(&self.socket, &self.unsent, self.file.is_some())?;
+            self.unsent.drain(..sent);
+        }
+        if let Some((number, offset)) = &mut self.file
+            && let Some((file, length)) = &replies[*number].body
+        {
+            while *offset < *length {
+                // 0: the file has become shorter.
+                if file::send_file(&self.socket, file, offset, (*length - *offset) as usize)? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            self.file = None;
+        }
+        Ok(())
+    }
+}
