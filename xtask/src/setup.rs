@@ -21,7 +21,8 @@ pub(crate) struct Args {
     check: bool,
 }
 
-/// A program that tests start, and the Debian package that brings it.
+/// A program that is started, and the Debian package that brings it.
+#[derive(Clone, Copy)]
 struct Needed {
     program: &'static str,
     package: &'static str,
@@ -48,6 +49,14 @@ const NEEDED: &[Needed] = &[
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
 ];
 
+/// Servers that `cargo xtask bench server` measures beside ours; nginx is above.
+const RIVALS: &[Needed] = &[
+    Needed { program: "lighttpd", package: "lighttpd", why: "a server to compare with" },
+    Needed { program: "h2o", package: "h2o", why: "a server to compare with" },
+    Needed { program: "apache2", package: "apache2", why: "a server to compare with" },
+    Needed { program: "setpriv", package: "util-linux", why: "starts a server with fewer rights" },
+];
+
 /// A Cargo tool, from a wheel on PyPI named `astral-dev-toolchain-` and its name.
 pub(crate) struct Tool {
     name: &'static str,
@@ -67,20 +76,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
     }
 
-    let mut missing: Vec<&Needed> = NEEDED.iter().filter(|needed| find(needed.program).is_none()).collect();
+    let mut missing = missing(NEEDED);
     // Only when a tool is still to be fetched, since a machine that has them all needs no Python.
     let pip = Needed { program: "python3 -m pip", package: "python3-pip", why: "fetches the Cargo tools" };
     if [NEXTEST, DENY, FUZZ].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
-        missing.push(&pip);
+        missing.push(pip);
     }
-    for needed in &missing {
-        println!("missing: {} (Debian package {}): {}", needed.program, needed.package, needed.why);
-    }
-    if !missing.is_empty() {
-        let packages: Vec<&str> = missing.iter().map(|needed| needed.package).collect();
-        let trouble = if args.check { Err(way_out(&packages)) } else { install(&packages) };
-        troubles.extend(trouble.err());
-    }
+    troubles.extend(bring(&missing, args.check).err());
 
     for tool in [NEXTEST, DENY, FUZZ] {
         if args.check && !tool.binary().exists() {
@@ -95,6 +97,28 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(());
     }
     Err(format!("setup is not complete:\n  {}", troubles.join("\n  ")))
+}
+
+/// Brings the servers that others are measured beside.
+pub(crate) fn bring_rivals() -> Outcome {
+    bring(&missing(&[NEEDED, RIVALS].concat()), false)
+}
+
+fn missing(needed: &[Needed]) -> Vec<Needed> {
+    needed.iter().filter(|needed| find(needed.program).is_none()).copied().collect()
+}
+
+/// Installs what is missing, or says how.
+fn bring(missing: &[Needed], check: bool) -> Outcome {
+    for Needed { program, package, why } in missing {
+        eprintln!("missing: {program} (Debian package {package}): {why}");
+    }
+    let packages: Vec<&str> = missing.iter().map(|needed| needed.package).collect();
+    match (packages.is_empty(), check) {
+        (true, _) => Ok(()),
+        (false, true) => Err(way_out(&packages)),
+        (false, false) => install(&packages),
+    }
 }
 
 impl Tool {
@@ -166,7 +190,7 @@ fn way_out(packages: &[&str]) -> String {
 /// Only packages that were absent come here, so a web server that the user runs is left alone.
 /// It is the shell that restores the former state, so that this also happens after an interrupt, and under sudo.
 const INSTALL: &str = r#"
-policy=/usr/sbin/policy-rc.d kept=/usr/sbin/policy-rc.d.amped-setup
+policy=/usr/sbin/policy-rc.d kept=/usr/sbin/policy-rc.d.amped-setup services=
 restore() { rm -f "$policy"; if [ -e "$kept" ]; then mv "$kept" "$policy"; fi; }
 trap 'exit 130' INT TERM HUP
 trap restore EXIT
@@ -182,7 +206,12 @@ done
 # Lists that are known but old name files that the mirror has replaced, hence the second try.
 apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
 # Not at the next boot either.
-case " $* " in *" nginx "*) if command -v systemctl > /dev/null; then systemctl --quiet disable nginx; fi;; esac
+for server in nginx lighttpd h2o apache2; do
+    case " $* " in *" $server "*) services="$services $server";; esac
+done
+# Apache's package brings a second one.
+case "$services" in *apache2*) services="$services apache-htcacheclean";; esac
+if [ -n "$services" ] && command -v systemctl > /dev/null; then systemctl --quiet disable $services; fi
 exit 0
 "#;
 
@@ -201,17 +230,24 @@ fn install(packages: &[&str]) -> Outcome {
         return Err(way_out(packages));
     };
     shell.args(["-c", INSTALL, "setup"]).args(packages);
-    let nginx_ran = is_running("nginx");
-    println!("installing {}", packages.join(" "));
+    let servers = ["nginx", "lighttpd", "h2o", "apache2"];
+    let ran = servers.map(is_running);
+    eprintln!("installing {}", packages.join(" "));
     // Not `run_command`: its text would be the whole script.
     let status = shell.status().map_err(|error| format!("cannot start `{}`: {error}", shown(&shell)))?;
     if !status.success() {
         return Err(format!("apt-get failed ({status}), its reason is above; {}", way_out(packages)));
     }
-    if is_running("nginx") && !nginx_ran {
-        return Err("installing nginx has started it, and it would be measured too; run: sudo nginx -s stop".into());
+    if let Some((server, _)) = servers.iter().zip(ran).find(|(server, ran)| !ran && is_running(server)) {
+        return Err(format!(
+            "installing {server} has started it, and it would be measured too; stop it: sudo service {server} stop"
+        ));
     }
-    match NEEDED.iter().find(|needed| packages.contains(&needed.package) && find(needed.program).is_none()) {
+    match NEEDED
+        .iter()
+        .chain(RIVALS)
+        .find(|needed| packages.contains(&needed.package) && find(needed.program).is_none())
+    {
         Some(needed) => Err(format!("package {} is installed but brought no {}", needed.package, needed.program)),
         None => Ok(()),
     }

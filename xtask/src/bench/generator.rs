@@ -9,11 +9,12 @@ use std::net::SocketAddr;
 
 use amped_measure::stats::{Random, Summary};
 
+use super::ammeter::said;
 use super::group::Group;
-use super::load::{AMMETER, Load, Targets};
+use super::load::{Load, Targets};
 use super::server::Server;
 use super::{Bench, REFUSES, retried};
-use crate::{Outcome, output};
+use crate::Outcome;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -85,14 +86,7 @@ fn load(fresh: bool, seconds: u32) -> Load {
 
 /// Runs `ammeter load`, and returns how many right replies it had.
 fn asked(bench: &Bench, address: SocketAddr, per_connection: &str, seconds: u32) -> Outcome<u64> {
-    let (url, clients, duration) = (format!("http://{address}/file"), CONNECTIONS.to_string(), format!("{seconds}s"));
-    let words = [&bench.client.path(AMMETER), "load", &url, "--clients", &clients, "--duration", &duration, "--json"];
-    let words = [&words[..], &["--requests-per-connection", per_connection]].concat();
-    let said = output(&mut bench.client.group.command(bench.core + 1, &words))?;
-    let found: serde_json::Value =
-        serde_json::from_str(&said).map_err(|error| format!("ammeter said {said}: {error}"))?;
-    match (found["ok"].as_u64(), found["failures"].as_array()) {
-        (Some(ok), Some(failures)) if failures.is_empty() => Ok(ok),
-        _ => Err(format!("ammeter met failures: {said}")),
-    }
+    let (clients, duration) = (CONNECTIONS.to_string(), format!("{seconds}s"));
+    let flags = ["--clients", &clients, "--duration", &duration, "--requests-per-connection", per_connection];
+    said(&mut bench.client.load(address, "/file", &flags))?.replies(200)
 }

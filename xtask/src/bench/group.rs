@@ -21,6 +21,9 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// The controllers of version 1, each of which is a tree of its own.
 const CONTROLLERS: [&str; 3] = ["cpuacct", "memory", "blkio"];
 
+/// The one that is joined only where it is wanted, since it takes time of its own at each switch.
+const CPU: &str = "cpu";
+
 /// What the names of our groups begin with; the number of the process that made it follows.
 const PREFIX: &str = "amped-bench-";
 
@@ -36,12 +39,14 @@ impl Group {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         if !is_v1() {
-            // Refused if they are on already, or not there: then the limit's file is missing below.
-            let _ = fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory +io");
+            // Refused if they are not there: then the limit's file is missing below.
+            for controller in ["+cpu", "+memory", "+io"] {
+                let _ = fs::write(Path::new(ROOT).join("cgroup.subtree_control"), controller);
+            }
         }
         let group = Group { folders: trees().iter().map(|tree| tree.join(&name)).collect() };
         for folder in &group.folders {
-            let way_out = "run as root, with control groups v1 (cpuacct, memory, blkio) or v2";
+            let way_out = "run as root, with control groups v1 (cpuacct, cpu, memory, blkio) or v2";
             fs::create_dir(folder).map_err(|error| format!("cannot make {}: {error}; {way_out}", folder.display()))?;
         }
         if let Some(memory) = memory {
@@ -57,6 +62,39 @@ impl Group {
         } else {
             self.set("", "io.max", &format!("{disk} rbps={bytes_a_second}"))
         }
+    }
+
+    /// Whoever is started in it from now on has a core for no more than this part of the time.
+    pub(super) fn slow_core(&mut self, share: f64) -> Outcome {
+        // Short, so that who has used up his part does not stand still for long; the kernel takes no quota below 1 ms.
+        const PERIOD_US: u32 = 40_000;
+        let quota_us = (f64::from(PERIOD_US) * share) as u32;
+        if is_v1() {
+            let name = self.folders[0].file_name().unwrap_or_default();
+            let folder = Path::new(ROOT).join(CPU).join(name);
+            // On some systems it is mounted as one with cpuacct, and the folder is there.
+            if !folder.exists() {
+                fs::create_dir(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+                self.folders.push(folder);
+            }
+            self.set("cpu.cfs_period_us", "", &PERIOD_US.to_string())?;
+            self.set("cpu.cfs_quota_us", "", &quota_us.to_string())
+        } else {
+            self.set("", "cpu.max", &format!("{quota_us} {PERIOD_US}"))
+        }
+    }
+
+    /// Memory of its members that is in RAM, in bytes; what they share is counted for each.
+    pub(super) fn resident_bytes(&self) -> Outcome<u64> {
+        let path = self.file("cgroup.procs")?;
+        let members = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let resident = |pid: &str| {
+            // One that has just ended has none.
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+            line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
+        };
+        Ok(members.lines().map(resident).sum::<u64>() * 1024)
     }
 
     /// CPU time of all who are or were in it, user and system, in nanoseconds.
@@ -117,7 +155,8 @@ pub(super) fn end_stale() {
 
 fn end_where(is_meant: impl Fn(u32) -> bool) {
     let pid = |name: &str| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok();
-    let groups = trees().into_iter().filter_map(|tree| fs::read_dir(tree).ok()).flatten().flatten();
+    let trees = trees().into_iter().chain([Path::new(ROOT).join(CPU)]);
+    let groups = trees.filter_map(|tree| fs::read_dir(tree).ok()).flatten().flatten();
     let folders: Vec<PathBuf> = groups
         .filter(|entry| entry.file_name().to_str().and_then(pid).is_some_and(&is_meant))
         .map(|e| e.path())
@@ -151,6 +190,21 @@ fn end(folders: &[PathBuf]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_a_part_of_a_core_gets_no_more() {
+        let mut group = Group::new(None).unwrap();
+        group.slow_core(0.1).unwrap();
+        let begin = Instant::now();
+        let mut child = group.command(0, &["sh", "-c", "while :; do :; done"]).spawn().unwrap();
+        thread::sleep(Duration::from_millis(400));
+        let (used, had) = (group.cpu_ns().unwrap(), begin.elapsed().as_nanos() as u64);
+        let resident = group.resident_bytes().unwrap();
+        drop(group);
+        child.wait().unwrap();
+        assert!(used > 0 && used < had / 3, "{used} ns of {had}");
+        assert!((64 << 10..64 << 20).contains(&resident), "a shell has {resident} bytes");
+    }
 
     #[test]
     fn a_group_counts_what_ran_in_it_and_takes_it_along() {

@@ -13,6 +13,9 @@ pub(super) struct Host {
     pub(super) kernel: String,
     pub(super) congestion_control: String,
     pub(super) wrk: String,
+    /// What else was measured, and its versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) programs: Vec<String>,
     /// The commit that was measured, with `+` where files were changed since.
     pub(super) commit: String,
     /// When the measuring began.
@@ -35,6 +38,7 @@ impl Host {
             kernel,
             congestion_control,
             wrk: version.split(" [").next().unwrap_or_default().trim().to_owned(),
+            programs: Vec::new(),
             commit: output(&mut describe)?.trim().to_owned(),
             date: output(program("date").args(["--utc", "+%F %H:%M UTC"]))?.trim().to_owned(),
             load_before: load_average()?,

@@ -82,7 +82,7 @@ pub(super) const AMMETER: &str = "ammeter";
 /// The generators, in a group of their own on a core of their own.
 pub(super) struct Client {
     pub(super) group: Group,
-    core: usize,
+    pub(super) core: usize,
     folder: PathBuf,
 }
 

@@ -13,6 +13,7 @@
 //! CPU time for a request is what is compared in the first place: it holds still while neighbours come and go, and can be
 //! told where the client is slower than the server, as it is here for small files. A rate stands beside it.
 
+mod ammeter;
 mod curves;
 mod disks;
 mod exhibit;
@@ -25,6 +26,7 @@ mod plot;
 mod report;
 mod s_clients;
 mod server;
+mod speed;
 mod wan;
 mod wan_effects;
 
@@ -52,6 +54,8 @@ pub(crate) enum Args {
     Ablation(Ablation),
     /// What a request costs `ammeter load` itself, beside wrk
     Load(generator::Args),
+    /// What a request costs `amped`, other servers, and a loop that only moves bytes
+    Server(speed::Args),
     /// Make tables and plots again from results that are there
     Redraw(Chosen),
     /// The load that simple clients offer to a server, and that of S-Clients (Banga and Druschel, figures 5 and 6)
@@ -100,6 +104,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match args {
         Args::Ablation(args) => ablation(args),
         Args::Load(args) => generator::run(args),
+        Args::Server(args) => speed::run(args),
         Args::Redraw(chosen) => redraw(chosen),
         Args::SClients(args) => s_clients::run(args),
         Args::Wan(args) => wan::run(args),
@@ -111,7 +116,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 pub(crate) fn smoke() -> Outcome {
     let only = vec!["alignment".to_owned(), "flash-data-set".to_owned()];
     let chosen = Chosen { quick: false, only, out: Some(target_dir().join("experiments-smoke")) };
-    ablation(&Ablation { chosen, seed: 1, core: 0, smoke: true })
+    ablation(&Ablation { chosen, seed: 1, core: 0, smoke: true })?;
+    speed::smoke()
 }
 
 impl Chosen {
@@ -329,26 +335,47 @@ impl Bench {
             }
         }
 
-        let clocks = || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, self.client.group.cpu_ns()?, busy_ns()?]) };
-        let (begin, before) = (Instant::now(), clocks()?);
+        let clocks = Clocks::read(&server.group, &self.client.group)?;
         let heard = self.client.run(server.address, &point.load, from)?;
-        let (elapsed, after) = (begin.elapsed(), clocks()?);
+        let sample = clocks.sample(&server.group, &self.client.group, heard.requests, heard.seconds, heard.bytes)?;
         server.check()?;
+        Ok(Sample { hot_us: heard.hot, ..sample })
+    }
+}
 
-        let [cpu, client, busy] = std::array::from_fn(|at| (after[at] - before[at]) as f64);
-        let rounded = |figure: f64| (figure * 1e4).round() / 1e4;
+/// Where everything stood that counts time.
+struct Clocks {
+    begin: Instant,
+    /// CPU time of the server, of its clients, and of all together.
+    ns: [u64; 3],
+}
+
+impl Clocks {
+    fn read(server: &Group, clients: &Group) -> Outcome<Clocks> {
+        Ok(Clocks { begin: Instant::now(), ns: [server.cpu_ns()?, clients.cpu_ns()?, busy_ns()?] })
+    }
+
+    /// What so many requests have cost since then. `seconds`: in which they were answered.
+    fn sample(self, server: &Group, clients: &Group, requests: u64, seconds: f64, bytes: u64) -> Outcome<Sample> {
+        let after = Clocks::read(server, clients)?;
+        let elapsed = after.begin - self.begin;
+        let [cpu, client, busy] = std::array::from_fn(|at| after.ns[at].saturating_sub(self.ns[at]) as f64);
         let share = |ns: f64| rounded(ns / elapsed.as_nanos() as f64);
         Ok(Sample {
-            cpu_us: rounded(cpu / 1e3 / heard.requests as f64),
-            rate: rounded(heard.requests as f64 / heard.seconds),
-            mib_s: rounded(heard.bytes as f64 / heard.seconds / f64::from(1 << 20)),
-            hot_us: heard.hot,
+            cpu_us: rounded(cpu / 1e3 / requests as f64),
+            rate: rounded(requests as f64 / seconds),
+            mib_s: rounded(bytes as f64 / seconds / f64::from(1 << 20)),
             server_share: share(cpu),
             client_share: share(client),
             others_share: share(busy - cpu - client).max(0.0),
             ..Sample::default()
         })
     }
+}
+
+/// To four decimals: more is not known, and makes files long.
+fn rounded(figure: f64) -> f64 {
+    (figure * 1e4).round() / 1e4
 }
 
 impl Drop for Bench {
@@ -422,6 +449,11 @@ impl Progress {
             count += times * exhibit.points.len();
             seconds += times as f64 * exhibit.points.iter().map(seconds_of).sum::<f64>();
         }
+        Progress::over(count, seconds)
+    }
+
+    /// Over so many measurements, which are expected to take so long together.
+    fn over(count: usize, seconds: f64) -> Progress {
         Progress { began: Instant::now(), count, done: 0, seconds, seconds_done: 0.0 }
     }
 

@@ -52,6 +52,9 @@ pub(super) struct Sample {
     pub(super) mib_s: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) hot_us: Option<HotLatency>,
+    /// What else was measured, in the unit that the point names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<f64>,
     /// Of one core; both have one.
     pub(super) server_share: f64,
     pub(super) client_share: f64,
@@ -79,6 +82,8 @@ pub(super) enum Metric {
     Throughput,
     /// The 99th percentile of the cached file beside the load.
     HotP99,
+    /// What the point names.
+    Value,
 }
 
 impl Metric {
@@ -88,6 +93,7 @@ impl Metric {
             Metric::Rate => "rate, 1000 requests/s",
             Metric::Throughput => "throughput, MiB/s",
             Metric::HotP99 => "99th percentile of a cached file, ms",
+            Metric::Value => "figure",
         }
     }
 
@@ -97,6 +103,7 @@ impl Metric {
             Metric::Rate => Some(sample.rate / 1e3),
             Metric::Throughput => Some(sample.mib_s),
             Metric::HotP99 => Some(sample.hot_us?.p99 as f64 / 1e3),
+            Metric::Value => sample.value,
         }
     }
 
@@ -286,8 +293,8 @@ fn notes(exhibit: &Exhibit, record: &Record) -> String {
     text
 }
 
-const BEGIN: &str = "<!-- What follows is written anew by each run. -->";
-const END: &str = "<!-- From here on it is a person who writes. -->";
+pub(super) const BEGIN: &str = "<!-- What follows is written anew by each run. -->";
+pub(super) const END: &str = "<!-- From here on it is a person who writes. -->";
 const FINDINGS: &str = "## What agrees with the paper, and what no longer does\n";
 
 /// Writes the three files of an exhibit.
@@ -308,7 +315,7 @@ pub(super) fn write_files(folder: &Path, title: &str, measured: &str, plot: &str
 }
 
 /// Puts what was measured between the marks of a text; a new one gets a heading, and a place for findings.
-fn with_measured(text: &str, title: &str, measured: &str) -> String {
+pub(super) fn with_measured(text: &str, title: &str, measured: &str) -> String {
     let new = format!("# {title}\n\n{BEGIN}\n{END}\n\n{FINDINGS}");
     let text = if text.contains(BEGIN) && text.contains(END) { text } else { &new };
     let (head, rest) = text.split_once(BEGIN).expect("it contains the mark");
@@ -317,7 +324,7 @@ fn with_measured(text: &str, title: &str, measured: &str) -> String {
 }
 
 /// The record with a line for each sample, so that a difference shows which have changed.
-fn json(record: &Record) -> Outcome<String> {
+pub(super) fn json(record: &Record) -> Outcome<String> {
     let failed = |error: serde_json::Error| format!("the result cannot be written as JSON: {error}");
     let Record { quick, seed, host, left_out, refused, samples } = record;
     let line = |sample: &Sample| serde_json::to_string(sample).map_err(failed);

@@ -1,13 +1,13 @@
 //! A server under measurement: started in a group of its own on a core of its own, and gone with it.
 
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::group::Group;
 use crate::Outcome;
@@ -31,7 +31,45 @@ impl Server {
         let (binary, config) = (binary.to_string_lossy(), config.to_string_lossy());
         let mut words: Vec<&str> = vec![&binary, "serve", "--config", &config];
         words.extend(flags.iter().map(String::as_str));
-        let mut command = group.command(core, &words);
+        let (heard, listens) = mpsc::channel();
+        let mut server = Server::spawn(group, core, &words, move |line| {
+            // Of a server on all addresses it says localhost.
+            if let Some(address) = line.split_once("serving on http://").and_then(|(_, url)| url.split('/').next())
+                && let Ok(address) = address.replace("localhost", "127.0.0.1").parse::<SocketAddr>()
+            {
+                let _ = heard.send(address);
+            }
+        })?;
+        server.address = listens.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => server.ended(),
+            RecvTimeoutError::Timeout => server.does_not_listen(),
+        })?;
+        Ok(server)
+    }
+
+    /// Starts any server that has been told to listen at `address`; returns once it does.
+    pub(super) fn start_at(address: SocketAddr, group: Group, core: usize, words: &[&str]) -> Outcome<Server> {
+        let mut server = Server::spawn(group, core, words, |_| ())?;
+        server.address = address;
+        let begin = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            server.check()?;
+            if begin.elapsed() > PATIENCE {
+                return Err(server.does_not_listen());
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        Ok(server)
+    }
+
+    /// Starts a program, and has each line of its standard error heard.
+    fn spawn(
+        group: Group,
+        core: usize,
+        words: &[&str],
+        mut hear: impl FnMut(&str) + Send + 'static,
+    ) -> Outcome<Server> {
+        let mut command = group.command(core, words);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -40,29 +78,17 @@ impl Server {
             .map_err(|error| format!("cannot start {}: {error}", words.join(" ")))?;
         let lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let said = Arc::new(Mutex::new(String::new()));
-        let (heard, listens) = mpsc::channel();
         let keep = Arc::clone(&said);
         // Read to its end, or a server that has much to say would wait for us.
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                // Of a server on all addresses it says localhost.
-                if let Some(address) = line.split_once("serving on http://").and_then(|(_, url)| url.split('/').next())
-                    && let Ok(address) = address.replace("localhost", "127.0.0.1").parse::<SocketAddr>()
-                {
-                    let _ = heard.send(address);
-                }
+                hear(&line);
                 let mut said = keep.lock().unwrap_or_else(PoisonError::into_inner);
                 said.push_str(&line);
                 said.push('\n');
             }
         });
-        let address = listens.recv_timeout(PATIENCE);
-        let mut server = Server { child, address: SocketAddr::from(([0; 4], 0)), group, said };
-        server.address = address.map_err(|error| match error {
-            RecvTimeoutError::Disconnected => server.ended(),
-            RecvTimeoutError::Timeout => format!("the server does not listen; it said {}", server.said()),
-        })?;
-        Ok(server)
+        Ok(Server { child, address: SocketAddr::from(([0; 4], 0)), group, said })
     }
 
     /// That it is still there.
@@ -71,6 +97,10 @@ impl Server {
             Ok(None) => Ok(()),
             _ => Err(self.ended()),
         }
+    }
+
+    fn does_not_listen(&self) -> String {
+        format!("the server does not listen; it said: {}", self.said())
     }
 
     fn ended(&mut self) -> String {
