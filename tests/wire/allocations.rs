@@ -181,3 +181,9 @@ fn what_the_client_has_already() {
         client.ask(&request, 1, "304");
     });
 }
+
+#[test]
+fn what_is_not_there() {
+    let request = get("/none.txt");
+    check(1, &|client| _ = client.ask(&request, 1, "404"));
+}

@@ -219,7 +219,7 @@ pub(crate) fn error_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
     status: Status,
-    why: &str,
+    why: &'static str,
     desk: &mut Desk<F>,
 ) -> Made<F> {
     let Desk { sites, caches, scratch, .. } = desk;
@@ -235,8 +235,18 @@ pub(crate) fn error_after<F: FileHandle>(
 }
 
 /// The error with a page of ours.
-pub(crate) fn plain_failure<F>(request: &Request<'_>, status: Status, why: &str, desk: &mut Desk<F>) -> Made<F> {
-    let Desk { sites, scratch, .. } = desk;
-    let path = plan::rules_path(request, scratch);
-    Made::new(reply::error(sites.for_host(request.host), request, path, status, why), Outcome::None)
+pub(crate) fn plain_failure<F>(
+    request: &Request<'_>,
+    status: Status,
+    why: &'static str,
+    desk: &mut Desk<F>,
+) -> Made<F> {
+    let Desk { sites, caches, scratch, errors, .. } = desk;
+    let site = sites.for_host(request.host);
+    let reply = if site.rules.is_empty() && caches.budgets.ready_headers {
+        errors.error(request, status, why)
+    } else {
+        reply::error(site, request, plan::rules_path(request, scratch), status, why)
+    };
+    Made::new(reply, Outcome::None)
 }

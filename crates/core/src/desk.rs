@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
 use crate::record::Records;
-use crate::reply::Wall;
+use crate::reply::{ReadyErrors, Wall};
 use crate::site::Sites;
 
 /// One loop's belongings.
@@ -27,6 +27,8 @@ pub struct Desk<F> {
     pub counts: Counts,
     /// Where a path is cleaned that cannot stay as it was sent.
     pub(crate) scratch: Vec<u8>,
+    /// Errors that are sent again and again.
+    pub(crate) errors: ReadyErrors,
 }
 
 /// Counts since the start.
@@ -63,6 +65,7 @@ impl<F> Desk<F> {
             records: Records::default(),
             counts: Counts::default(),
             scratch: Vec::new(),
+            errors: ReadyErrors::default(),
         }
     }
 

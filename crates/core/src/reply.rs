@@ -398,6 +398,40 @@ fn error_with<F>(
     (ReplyHead::Made(Box::new(head)), body)
 }
 
+/// Errors with a page of ours that no rule of a site adds to, as they were first made: to put head and page together took a
+/// dozen allocations. They are few, since their texts are the program's own.
+#[derive(Debug, Default)]
+pub(crate) struct ReadyErrors(Vec<ReadyError>);
+
+#[derive(Debug)]
+struct ReadyError {
+    status: Status,
+    why: &'static str,
+    head: Arc<Head>,
+    page: Arc<Vec<u8>>,
+}
+
+impl ReadyErrors {
+    /// The same as [`error`], where no rule matches.
+    pub(crate) fn error<F>(
+        &mut self,
+        request: &Request<'_>,
+        status: Status,
+        why: &'static str,
+    ) -> (ReplyHead, Body<F>) {
+        let known = self.0.iter().position(|known| known.status == status && known.why == why);
+        let at = known.unwrap_or_else(|| {
+            let page = error_page(status, why);
+            let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+            self.0.push(ReadyError { status, why, head: Arc::new(head), page: Arc::new(page) });
+            self.0.len() - 1
+        });
+        let ReadyError { head, page, .. } = &self.0[at];
+        let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Shared(Arc::clone(page)) };
+        (ReplyHead::Ready(Arc::clone(head)), body)
+    }
+}
+
 /// An error before there is a request to speak of. `head_only`: at least it began as HEAD.
 pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
     let page = error_page(status, why);
@@ -541,6 +575,33 @@ mod tests {
         let mut bytes = Vec::new();
         head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists, 1);
         (String::from_utf8(bytes).expect("ASCII"), body.len())
+    }
+
+    #[test]
+    fn a_ready_error_is_what_would_have_been_made() {
+        let mut ready = ReadyErrors::default();
+        for method in ["GET", "HEAD"] {
+            let text = format!("{method} /x HTTP/1.1\r\nHost: a\r\n\r\n");
+            let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
+            for (status, why) in [
+                (Status::NOT_FOUND, "there is nothing of this name here"),
+                (Status::FORBIDDEN, "this file is not for reading"),
+                (Status::SERVICE_UNAVAILABLE, "the disk does not answer"),
+                (Status::SERVICE_UNAVAILABLE, "too many requests are waiting"),
+            ] {
+                // When it is first asked for, and again.
+                for _ in 0..2 {
+                    let (head, body) = ready.error::<()>(&request, status, why);
+                    let (made, page) = error::<()>(&site(Vec::new()), &request, b"/x", status, why);
+                    match (&body, &page) {
+                        (Body::Shared(body), Body::Text(page)) => assert_eq!(**body, *page),
+                        (body, page) => assert!(body.is_empty() && page.is_empty() && method == "HEAD"),
+                    }
+                    assert_eq!(shown((head, body)), shown((made, page)));
+                }
+            }
+        }
+        assert_eq!(ready.0.len(), 4, "each is kept once");
     }
 
     /// Every combination, against RFC 9110, 13.2.2 once more, word by word.

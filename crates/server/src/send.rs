@@ -285,6 +285,7 @@ impl Outbox {
         match body {
             Body::Empty => {}
             Body::Text(text) => self.text.extend_from_slice(&text),
+            Body::Shared(text) if text.len() as u64 <= INLINE_MAX => self.text.extend_from_slice(&text),
             Body::Shared(text) => {
                 self.put_text(start);
                 let length = text.len();
