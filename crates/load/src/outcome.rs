@@ -585,6 +585,9 @@ pub struct Outcome {
     pub handler: Used,
     /// Whether threads that begin connections ran before others (SCHED_FIFO).
     pub real_time: bool,
+    /// CPU time that a hypervisor took from this machine meanwhile, all cores together, in seconds: who was about to begin a
+    /// connection then began it late.
+    pub stolen_s: f64,
     /// Ended before its time, by a signal.
     pub interrupted: bool,
     /// Second by second.
@@ -609,6 +612,7 @@ pub(crate) struct Ran {
     /// Threads of each kind.
     pub(crate) lanes: usize,
     pub(crate) real_time: bool,
+    pub(crate) stolen_s: f64,
     pub(crate) interrupted: bool,
     pub(crate) series: Vec<Second>,
     pub(crate) clocks: Clocks,
@@ -620,7 +624,7 @@ pub(crate) struct Ran {
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
         let Ran { asked, began_s, planned, seconds, establisher, handler, lanes, .. } = ran;
-        let Ran { real_time, interrupted, series, clocks, machine, classes, .. } = ran;
+        let Ran { real_time, stolen_s, interrupted, series, clocks, machine, classes, .. } = ran;
         let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
         let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
         let of_class = |(name, class): (String, &Class)| ClassOutcome {
@@ -656,6 +660,7 @@ impl Outcome {
             establisher,
             handler,
             real_time,
+            stolen_s,
             interrupted,
             series,
             parked: Vec::new(),
@@ -720,7 +725,12 @@ impl Outcome {
             && self.lateness.p99_ms > bound
         {
             let late = self.lateness.p99_ms;
-            let text = format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed");
+            let stolen = match self.stolen_s {
+                0.0 => String::new(),
+                stolen => format!("; meanwhile the hypervisor took {:.0} ms of CPU time away", stolen * 1e3),
+            };
+            let text =
+                format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed{stolen}");
             verdict.weaken(Worth::ClientBound, text);
         }
         for (fault, what) in
@@ -780,6 +790,7 @@ pub(crate) mod tests {
             handler: Used { elapsed_s: 2.0, ..Used::default() },
             lanes: 1,
             real_time: false,
+            stolen_s: 0.0,
             interrupted: false,
             series: Vec::new(),
             clocks: Clocks::new(),
@@ -874,6 +885,13 @@ pub(crate) mod tests {
         let ms = Duration::from_millis;
         check(1000.0, Duration::from_micros(900), |_, _| {}, Worth::Valid, "valid");
         check(1000.0, ms(2), |_, _| {}, Worth::ClientBound, "and 1.0 ms are allowed");
+        check(
+            1000.0,
+            ms(2),
+            |_, ran| ran.stolen_s = 0.03,
+            Worth::ClientBound,
+            "the hypervisor took 30 ms of CPU time away",
+        );
         // 5 % of a gap of 100 ms.
         check(10.0, ms(4), |_, _| {}, Worth::Valid, "valid");
         check(10.0, ms(6), |_, _| {}, Worth::ClientBound, "5.0 ms are allowed");

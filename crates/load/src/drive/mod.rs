@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
-use amped_measure::host::Machine;
+use amped_measure::host::{Machine, stolen_ns};
 use amped_sys::clock::{self, Clock};
 use amped_sys::epoll::Epoll;
 use amped_sys::process;
@@ -256,6 +256,7 @@ struct Run {
     lanes: Vec<Ended>,
     told: seconds::Told,
     began_s: f64,
+    stolen_s: f64,
 }
 
 /// Runs each lane, which has `N` threads that measure, and beside them the thread that tells.
@@ -265,6 +266,7 @@ fn run_lanes<const N: usize>(
     on_second: OnSecond<'_>,
     lane: impl Fn(usize, [Cutter; N]) -> Result<Ended, Failure> + Sync,
 ) -> Result<Run, Failure> {
+    let stolen_before = stolen_ns()?;
     let (cutters, seconds) = seconds::seconds(lanes * N, beginning.start, beginning.unix_s);
     let mut cutters = cutters.into_iter();
     thread::scope(|scope| {
@@ -280,7 +282,8 @@ fn run_lanes<const N: usize>(
         };
         let lanes = threads.into_iter().map(join).collect::<Result<_, _>>()?;
         let told = teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok(Run { lanes, told, began_s: beginning.unix_s })
+        let stolen_s = stolen_ns()?.saturating_sub(stolen_before) as f64 / 1e9;
+        Ok(Run { lanes, told, began_s: beginning.unix_s, stolen_s })
     })
 }
 
@@ -306,7 +309,8 @@ fn finish(
         all.queued_s += one.queued_s * part;
         all.elapsed_s += one.elapsed_s * part;
     };
-    for Ended { established, handled } in run.lanes {
+    let Run { lanes: ended, told: seconds::Told { series, clocks }, began_s, stolen_s } = run;
+    for Ended { established, handled } in ended {
         if let Some(established) = established {
             planned += established.planned;
             seconds = seconds.max(established.lasted.as_secs_f64());
@@ -327,7 +331,6 @@ fn finish(
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
     let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
-    let (seconds::Told { series, clocks }, began_s) = (run.told, run.began_s);
     let ran = Ran {
         asked,
         began_s,
@@ -337,6 +340,7 @@ fn finish(
         handler,
         lanes,
         real_time,
+        stolen_s,
         interrupted,
         series,
         clocks,
