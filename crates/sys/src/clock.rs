@@ -16,12 +16,12 @@ pub struct Clock {
 impl Clock {
     /// A clock that shows [`Time::START`] now.
     pub fn start() -> Clock {
-        Clock { origin_ns: nanos(clock_gettime(ClockId::Monotonic)) }
+        Clock { origin_ns: monotonic_ns() }
     }
 
     /// What it shows. No system call where the kernel has a vDSO.
     pub fn now(self) -> Time {
-        Time::from_nanos(nanos(clock_gettime(ClockId::Monotonic)) - self.origin_ns)
+        Time::from_nanos(monotonic_ns() - self.origin_ns)
     }
 
     /// Sleeps until it shows this, or a signal comes. How late the thread wakes up is the scheduler's business: see
@@ -32,6 +32,11 @@ impl Clock {
         // The only error of a valid time is a signal, after which the caller looks at the clock anyway.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &request);
     }
+}
+
+/// `CLOCK_MONOTONIC` as it is, in nanoseconds: since the machine started. By the vDSO, some 25 ns.
+pub fn monotonic_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Monotonic))
 }
 
 /// CPU time of the calling thread.

@@ -214,7 +214,7 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience
 }
 
 /// Whether a file lies on a file system that is memory: tmpfs or ramfs (statfs(2)).
-fn is_in_memory(fd: impl AsFd) -> bool {
+pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     matches!(rustix::fs::fstatfs(fd), Ok(system) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&system.f_type))

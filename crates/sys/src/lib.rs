@@ -20,3 +20,4 @@ pub mod signal;
 pub mod sock_diag;
 pub mod socket;
 pub mod tun;
+pub mod words;

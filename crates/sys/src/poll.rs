@@ -6,13 +6,38 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+/// What a descriptor is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// That it can be read.
+    Readable,
+    /// That it can be written to.
+    Writable,
+}
+
 /// Waits until one of these can be read, has ended or has failed, no longer than `timeout`. Says of each whether it is.
 ///
 /// # Errors
 /// When memory is short.
 pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<Vec<bool>> {
-    let mut polled: Vec<_> =
-        descriptors.iter().map(|&descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)).collect();
+    let descriptors: Vec<_> = descriptors.iter().map(|&descriptor| (descriptor, Until::Readable)).collect();
+    wait(&descriptors, timeout)
+}
+
+/// Waits until one of these is as it is waited for, has ended or has failed, no longer than `timeout`. Says of each whether
+/// it is.
+///
+/// # Errors
+/// When memory is short.
+pub fn wait(descriptors: &[(BorrowedFd<'_>, Until)], timeout: Duration) -> io::Result<Vec<bool>> {
+    let polled = descriptors.iter().map(|&(descriptor, until)| {
+        let flags = match until {
+            Until::Readable => PollFlags::IN,
+            Until::Writable => PollFlags::OUT,
+        };
+        PollFd::from_borrowed_fd(descriptor, flags)
+    });
+    let mut polled: Vec<_> = polled.collect();
     // What cannot be said in a `timespec` is for ever.
     let timeout = Timespec::try_from(timeout).ok();
     match rustix::event::poll(&mut polled, timeout.as_ref()) {
@@ -37,5 +62,7 @@ mod tests {
         assert_eq!(wait_readable(&both, Duration::from_millis(1)).expect("waits"), [false, false]);
         (&a).write_all(b"x").expect("written");
         assert_eq!(wait_readable(&both, Duration::MAX).expect("waits"), [false, true]);
+        let all = [(a.as_fd(), Until::Readable), (a.as_fd(), Until::Writable), (b.as_fd(), Until::Readable)];
+        assert_eq!(wait(&all, Duration::MAX).expect("waits"), [false, true, true]);
     }
 }

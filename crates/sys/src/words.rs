@@ -1,0 +1,249 @@
+//! Words of memory that processes share and nobody locks: one writes, others read, each word at once.
+//!
+//! [`Words::new`] comes before the fork, and the children inherit the mapping; [`Words::publish`] gives the same memory a
+//! name, so that other programs can map or read it. What the words mean is up to the user.
+//!
+//! A name is given on a file system that is memory (tmpfs) alone. Elsewhere the kernel writes changed pages out from time
+//! to time, and whoever writes to one next may wait for the disk, in the midst of a plain store.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::file::is_in_memory;
+
+/// Words, all zero at first, mapped by this process and by those that it forks.
+#[derive(Debug)]
+pub struct Words {
+    start: NonNull<AtomicU64>,
+    count: usize,
+    /// Kept open for its lock: as long as one process has it, the name is taken.
+    _file: Option<File>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is reached by atomic words alone.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// So many words without a name.
+    ///
+    /// # Errors
+    /// As mmap(2); `InvalidInput` if there is none, or they cannot be addressed.
+    pub fn new(count: usize) -> io::Result<Words> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length(count)?, protection, flags)? };
+        Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: None })
+    }
+
+    /// So many words in a file of this name, which everybody may read. What another server left under the name is replaced,
+    /// and who reads that meanwhile goes on to see it; `is_ours` says of its first bytes whether it is such. `prepare`
+    /// writes the words that are to be there when the name is.
+    ///
+    /// # Errors
+    /// `AddrInUse`: a process that lives has the name. `AlreadyExists`: the name is that of something else. `Unsupported`: the
+    /// folder is not in memory. `StorageFull`: there is no room. Else as open(2).
+    pub fn publish(
+        path: &Path,
+        count: usize,
+        is_ours: impl Fn(&[u8]) -> bool,
+        prepare: impl FnOnce(&[AtomicU64]),
+    ) -> io::Result<Words> {
+        let length = length(count)?;
+        let mut open = File::options();
+        match open.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32).open(path) {
+            Ok(old) => {
+                let mut begin = [0; 64];
+                let read = rustix::io::pread(&old, &mut begin, 0).unwrap_or(0);
+                if !old.metadata()?.is_file() || !is_ours(&begin[..read]) {
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+                flock(&old, FlockOperation::NonBlockingLockExclusive).map_err(|_| io::ErrorKind::AddrInUse)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Err(error) => return Err(error),
+        }
+        let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let new = path.with_file_name(name);
+        let file = File::options().read(true).write(true).create_new(true).mode(0o644).open(&new)?;
+        let made = Words::in_file(file, count, length).and_then(|words| {
+            prepare(words.all());
+            std::fs::rename(&new, path)?;
+            Ok(words)
+        });
+        if made.is_err() {
+            let _ = std::fs::remove_file(&new);
+        }
+        made
+    }
+
+    fn in_file(file: File, count: usize, length: usize) -> io::Result<Words> {
+        if !is_in_memory(&file) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // The mode is as it says whatever the mask of the process is: who watches is seldom who serves.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        // Now, and not at a store: there the lack of room would be a signal.
+        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &file, 0)? };
+        Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: Some(file) })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has `count` words, is aligned to a page, and lasts as long as `self`; any bytes are an
+        // `AtomicU64`, and by such alone it is written, here and in other processes. JUSTIFICATION: std maps no memory.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+/// Their bytes.
+fn length(count: usize) -> io::Result<usize> {
+    let length = count.checked_mul(size_of::<AtomicU64>()).filter(|length| isize::try_from(*length).is_ok());
+    length.filter(|length| *length > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: this very mapping was made above, what is lent borrows `self`, and nothing else points into it. That it
+        // may fail changes nothing: then it stays.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+    }
+}
+
+/// The words of a file that another process publishes, for reading.
+#[derive(Debug)]
+pub struct View {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is read word by word.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// Maps what [`Words::publish`] made. `is_good` says of its first bytes whether it is what is wanted.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is not, or no file. Else as open(2) and mmap(2).
+    pub fn open(path: &Path, is_good: impl Fn(&[u8]) -> bool) -> io::Result<View> {
+        let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+        let status = file.metadata()?;
+        let mut begin = [0; 64];
+        let read = if status.is_file() { rustix::io::pread(&file, &mut begin, 0)? } else { 0 };
+        let count = usize::try_from(status.len()).unwrap_or(0) / size_of::<AtomicU64>();
+        if count == 0 || !is_good(&begin[..read]) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        let start = unsafe { mmap(std::ptr::null_mut(), length(count)?, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
+        Ok(View { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count })
+    }
+
+    /// The word at this place, as it is now; `None` behind the end.
+    pub fn load(&self, at: usize) -> Option<u64> {
+        // SAFETY: `at` is below `count`, so the word is within the mapping, which lasts as long as `self`; it is aligned, and
+        // atomic, as its writers are. Whoever publishes replaces the file and never cuts it. JUSTIFICATION: std maps no
+        // memory, and a copy by read(2) may be made in the midst of a change.
+        (at < self.count).then(|| unsafe { self.start.add(at).as_ref() }.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: as for `Words`.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    fn is_ours(bytes: &[u8]) -> bool {
+        bytes.starts_with(b"WORDS!!!")
+    }
+
+    fn publish(path: &Path, words: usize) -> io::Result<Words> {
+        let mark = |words: &[AtomicU64]| words[0].store(u64::from_ne_bytes(*b"WORDS!!!"), Relaxed);
+        Words::publish(path, words, is_ours, mark)
+    }
+
+    #[test]
+    fn words_are_zero_at_first_and_as_many_as_were_asked_for() {
+        let words = Words::new(1000).expect("memory");
+        assert!(words.all().iter().all(|word| word.load(Relaxed) == 0));
+        std::thread::scope(|scope| {
+            for (number, part) in words.all().chunks(100).enumerate() {
+                scope.spawn(move || (100 * number as u64..).zip(part).for_each(|(n, word)| word.store(n, Relaxed)));
+            }
+        });
+        assert!((0..).zip(words.all()).all(|(number, word)| word.load(Relaxed) == number));
+        assert_eq!(words.all().len(), 1000);
+        assert!(Words::new(0).is_err() && Words::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_name_is_one_servers_and_what_the_dead_left_is_replaced() {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let path = folder.path().join("words");
+        let words = publish(&path, 600).expect("published");
+        words.all()[599].store(3, Relaxed);
+        let bytes = std::fs::read(&path).expect("read");
+        assert_eq!((bytes.len(), bytes[..8].as_ref(), bytes[8 * 599]), (4800, b"WORDS!!!".as_ref(), 3));
+        assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o644);
+        let view = View::open(&path, is_ours).expect("mapped");
+        assert_eq!([view.load(598), view.load(599), view.load(600)], [Some(0), Some(3), None]);
+        words.all()[598].store(8, Relaxed);
+        assert_eq!(view.load(598), Some(8));
+        let error = publish(&path, 600).expect_err("taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let old = File::open(&path).expect("opened");
+        drop(words);
+        let words = publish(&path, 2).expect("its owner is gone");
+        assert_eq!((old.metadata().expect("open").len(), words.all()[1].load(Relaxed)), (4800, 0));
+        assert_eq!(view.load(598), Some(8), "who reads the old one goes on to");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn what_is_something_else_is_left_alone() {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let check = |path: &Path, expected: io::ErrorKind| {
+            assert_eq!(publish(path, 2).expect_err("refused").kind(), expected, "{path:?}");
+        };
+        let path = folder.path().join("letter");
+        std::fs::write(&path, "Dear reader").expect("written");
+        check(&path, io::ErrorKind::AlreadyExists);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("linked");
+        check(&link, io::ErrorKind::AlreadyExists);
+        check(folder.path(), io::ErrorKind::AlreadyExists);
+        check(&folder.path().join("none/words"), io::ErrorKind::NotFound);
+        let disk = tempfile::tempdir_in(".").expect("a folder on a disk");
+        check(&disk.path().join("words"), io::ErrorKind::Unsupported);
+        assert_eq!(std::fs::read_dir(disk.path()).expect("read").count(), 0);
+        assert_eq!(std::fs::read(&path).expect("read"), b"Dear reader");
+        for path in [&path, folder.path()] {
+            assert_eq!(View::open(path, is_ours).expect_err("refused").kind(), io::ErrorKind::InvalidData);
+        }
+    }
+}
