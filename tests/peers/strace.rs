@@ -25,6 +25,23 @@ fn a_cached_request_costs_two_system_calls() {
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
+/// To count costs none, and to time a request up to seven, for those that are timed: under strace each call is followed by a
+/// switch of the thread, after which its CPU time is asked for anew.
+#[test]
+fn counting_costs_no_system_calls() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let metrics = folder.path().join("metrics");
+    let server = Server::start(&[site.path().to_str().unwrap(), "--metrics-file", metrics.to_str().unwrap()]);
+    let (mut calls, text) = trace(&server, "/small.txt");
+    let clock = calls.remove("clock_gettime").unwrap_or(0);
+    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
+    let others = calls.values().sum::<u64>() - waits;
+    assert!(others <= 2 * REQUESTS + SPARE, "{text}");
+    assert!((1..REQUESTS * 7 / 10).contains(&clock), "{text}");
+}
+
 /// And nothing is mapped or read anew.
 #[test]
 fn a_small_mapped_body_leaves_with_its_head_in_one_call() {

@@ -56,6 +56,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         log: Some(Arc::clone(&log)),
         clock,
         nursery: None,
+        seat: None,
     };
 
     let counted = thread::scope(|scope| {

@@ -11,6 +11,7 @@ mod files;
 mod limits;
 mod log;
 mod messages;
+mod metrics;
 mod mirror;
 mod ranges;
 mod stop;

@@ -31,6 +31,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("format", Box::new(format)),
         ("tidy", Box::new(tidy::run)),
         ("clippy", Box::new(|| run_cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
+        ("clippy of the server without metrics", Box::new(|| run_cargo(&WITHOUT_METRICS))),
         ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
         ("tests", Box::new(|| run_command(&mut NEXTEST.command(&["nextest", "run", "--workspace"])?))),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
@@ -66,6 +67,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let failed: Vec<&str> = done.iter().filter(|(_, _, outcome)| outcome.is_err()).map(|(name, _, _)| *name).collect();
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
+
+/// What `bench metrics` compares with is to build as well, and to leave nothing unused.
+const WITHOUT_METRICS: [&str; 7] = ["clippy", "--package", "amped", "--no-default-features", "--", "-D", "warnings"];
 
 fn run_cargo(args: &[&str]) -> Outcome {
     run_command(&mut cargo(args))

@@ -304,6 +304,7 @@ impl Conn {
                             at += length;
                             self.requests += 1;
                             call.desk.counts.requests += 1;
+                            call.desk.lap.note_head();
                             match hand.request.framing {
                                 Framing::None => self.answer(call, &hand),
                                 _ => self.begin_body(call, &hand, at < bytes.len()),
@@ -517,6 +518,7 @@ impl Conn {
         let mut record = call.desk.records.take();
         record.note(request, hand.began);
         record.set(head.get().status(), outcome);
+        record.note_body(&body);
         self.batched += 1;
         self.batched_bytes += body.len();
         self.heavy |= body.is_heavy();
@@ -547,6 +549,7 @@ impl Conn {
         record.set(status, Outcome::None);
         // RFC 9110, 9.3.2: nothing follows the head of a reply to HEAD, whatever was wrong with the rest of the request.
         let (head, body) = reply::bad_head(status, why, bytes.starts_with(b"HEAD "));
+        record.note_body(&body);
         self.state = State::Closing { linger: true };
         self.partial = false;
         self.unsent = true;

@@ -25,6 +25,8 @@ pub struct Desk<F> {
     pub records: Records,
     /// What has happened.
     pub counts: Counts,
+    /// When the head of a request that is timed had been read.
+    pub lap: Lap,
     /// Where a path is cleaned that cannot stay as it was sent.
     pub(crate) scratch: Vec<u8>,
     /// Errors that are sent again and again.
@@ -49,6 +51,24 @@ pub struct Counts {
     pub shed: u64,
 }
 
+/// The one moment in the midst of a call that somebody may want to know: when a request's head had been read. The core has
+/// no clock; whoever times a request lends one for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lap {
+    /// Reads a clock, in nanoseconds since a start of its own.
+    pub clock: Option<fn() -> u64>,
+    /// What it showed when the first head had been read since this was last taken.
+    pub head_ns: Option<u64>,
+}
+
+impl Lap {
+    pub(crate) fn note_head(&mut self) {
+        if let (Some(clock), None) = (self.clock, self.head_ns) {
+            self.head_ns = Some(clock());
+        }
+    }
+}
+
 impl<F> Desk<F> {
     /// A desk with empty caches.
     pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: Wall) -> Desk<F> {
@@ -64,6 +84,7 @@ impl<F> Desk<F> {
             wall,
             records: Records::default(),
             counts: Counts::default(),
+            lap: Lap::default(),
             scratch: Vec::new(),
             errors: ReadyErrors::default(),
         }

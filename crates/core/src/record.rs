@@ -11,6 +11,8 @@ use amped_http::h1::request::{Request, Version};
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::reply::Body;
+
 /// How much work an answer was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Outcome {
@@ -59,6 +61,10 @@ pub struct Record {
     pub began: Time,
     /// Bytes of the reply's head, so that the log can tell those of its body.
     pub head_bytes: usize,
+    /// Bytes of its body as it is to be sent: none for HEAD and 304.
+    pub body_bytes: u64,
+    /// Whether the reply was made for this request, as a listing, an error or a redirect is, and is not about a file.
+    pub is_made: bool,
 }
 
 impl Record {
@@ -125,6 +131,17 @@ impl Record {
             Some(Version::Http10) => "HTTP/1.0",
             None => "",
         }
+    }
+
+    /// Notes what is to be sent behind the head.
+    pub fn note_body<F>(&mut self, body: &Body<F>) {
+        self.body_bytes = body.len();
+        self.is_made = match body {
+            Body::Content(..) | Body::Parts(..) => false,
+            Body::Text(_) | Body::Shared(_) => true,
+            // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
+            Body::Empty => self.outcome == Outcome::None,
+        };
     }
 
     /// Sets the status.

@@ -1,7 +1,6 @@
 //! The control socket: how `amped preload` reaches a server that runs.
 //!
-//! The thread that waits for signals serves it, between them and without ever waiting for one client: in MP it must be the
-//! only thread of its process, and in the others it has nothing else to do. One order is under way at a time. It goes to
+//! The thread that waits for signals serves it (`front`). One order is under way at a time. It goes to
 //! all workers, and is over when all have done it, or after [`ORDER_TIME`].
 //!
 //! A line is an order: `preload HOST PATH`, the host `-` for the default site, the path as in a URL. A line is the answer:
@@ -11,7 +10,7 @@
 //! Only the server's user and root may connect: the mode of the name says so to the kernel, and each client is asked again.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,9 +21,9 @@ use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
 use amped_sys::eventfd::EventFd;
-use amped_sys::signal::Signals;
-use amped_sys::{local, poll, process};
+use amped_sys::{local, process};
 
+use crate::front::Awaited;
 use crate::say;
 
 /// How long workers have for an order. One that waits for the disk, or is at a long download in MP, may take longer; the
@@ -93,8 +92,6 @@ impl AsFd for Answers {
 pub struct Control {
     path: PathBuf,
     listener: UnixListener,
-    /// Tells of signals.
-    signals: OwnedFd,
     clients: Vec<Client>,
     round: Option<Round>,
     orders: u64,
@@ -128,7 +125,7 @@ impl Control {
     ///
     /// # Errors
     /// In words, with the way out.
-    pub fn open(path: &Path, owner: Option<(u32, u32)>, signals: &Signals) -> Result<Control, String> {
+    pub fn open(path: &Path, owner: Option<(u32, u32)>) -> Result<Control, String> {
         let shown = path.display();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
@@ -164,8 +161,7 @@ impl Control {
         if let Some((uid, gid)) = owner {
             local::give_to(path, uid, gid).map_err(failed)?;
         }
-        let signals = signals.bell().map_err(failed)?;
-        Ok(Control { path: path.to_owned(), listener, signals, clients: Vec::new(), round: None, orders: 0 })
+        Ok(Control { path: path.to_owned(), listener, clients: Vec::new(), round: None, orders: 0 })
     }
 
     /// Orders so far.
@@ -173,24 +169,18 @@ impl Control {
         self.orders
     }
 
-    /// Waits until there is something to do here, or a signal to take, and no longer than `patience`.
-    pub fn wait(&self, crew: &impl Orders, patience: Duration) {
-        let now = Instant::now();
-        let mut due: Vec<Instant> = self.clients.iter().filter(|client| client.order == 0).map(Client::due).collect();
-        due.extend(self.round.as_ref().map(|round| round.until));
-        let patience = due.iter().min().map_or(patience, |due| patience.min(due.saturating_duration_since(now)));
-        let mut descriptors = vec![self.signals.as_fd()];
+    /// Says what it waits for.
+    pub fn await_in<'a>(&'a self, crew: &'a impl Orders, awaited: &mut Awaited<'a>) {
+        self.clients.iter().filter(|client| client.order == 0).for_each(|client| awaited.until(client.due()));
+        if let Some(round) = &self.round {
+            awaited.until(round.until);
+            crew.bells().into_iter().for_each(|bell| awaited.readable(bell));
+        }
         if self.clients.len() < CLIENTS_MAX {
-            descriptors.push(self.listener.as_fd());
+            awaited.readable(self.listener.as_fd());
         }
-        descriptors.extend(self.clients.iter().filter(|client| client.has_room()).map(|client| client.stream.as_fd()));
-        if self.round.is_some() {
-            descriptors.extend(crew.bells());
-        }
-        // poll(2) tells in milliseconds at best, and whoever is told too early waits again.
-        if poll::wait_readable(&descriptors, patience).is_err() {
-            // Out of memory: not for long, or for good.
-            std::thread::sleep(Duration::from_millis(10));
+        for client in self.clients.iter().filter(|client| client.has_room()) {
+            awaited.readable(client.stream.as_fd());
         }
     }
 
@@ -414,14 +404,17 @@ mod tests {
     fn who_says_nothing_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let mut control = Control::open(&path, None, &Signals::block().unwrap()).unwrap();
+        let mut control = Control::open(&path, None).unwrap();
         let (mut workers, sites) = (Workers::default(), sites());
         let client = local::connect(&path, Duration::from_secs(10)).unwrap();
         control.turn(&sites, &mut workers);
         assert_eq!(control.clients.len(), 1);
         control.clients[0].busy = Instant::now().checked_sub(IDLE_TIME).unwrap();
         // Its time is over, so nothing is waited for.
-        control.wait(&workers, Duration::MAX);
+        let bell = EventFd::new().unwrap();
+        let mut awaited = Awaited::signal(&bell);
+        control.await_in(&workers, &mut awaited);
+        awaited.wait(Duration::MAX);
         control.turn(&sites, &mut workers);
         assert_eq!((&client).read(&mut [0]).unwrap(), 0);
         // A ninth waits until one of eight has gone.
@@ -443,8 +436,7 @@ mod tests {
         use proptest::prelude::*;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let signals = Signals::block().unwrap();
-        let control = std::cell::RefCell::new(Control::open(&path, None, &signals).unwrap());
+        let control = std::cell::RefCell::new(Control::open(&path, None).unwrap());
         let workers = std::cell::RefCell::new(Workers::default());
         let sites = sites();
         let turn = || control.borrow_mut().turn(&sites, &mut *workers.borrow_mut());

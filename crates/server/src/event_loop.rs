@@ -45,18 +45,24 @@ const LISTENERS: u64 = Token::FIRST_OTHER + 2;
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
-    let Start { generation, listeners, mailbox, log, clock, .. } = start;
+    let Start { generation, listeners, mailbox, log, clock, seat, .. } = start;
     let epoll = Epoll::new()?;
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
     let mut door = Door::new(listeners, generation.pooled());
-    let mut worker = Worker::new(generation, log, clock);
+    let mut worker = Worker::new(generation, log, clock, seat);
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
+    // When the turn that ends now has begun.
+    let mut woke = None;
 
     loop {
         let now = worker.tick();
+        if let Some(woke) = woke {
+            worker.meter.loops.add(now.since(woke));
+        }
+        worker.publish(now, false, &disk);
         door.open(&epoll, &mut worker, now)?;
         if let Some(deadline) = stop_at
             && (worker.open() == 0 || now >= deadline)
@@ -72,6 +78,9 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         epoll.wait(&mut events, patience)?;
 
         let now = worker.tick();
+        woke = Some(now);
+        let open = worker.open();
+        let is_told = events.iter().next().is_some();
         let mut accept = Accepted::All;
         for ready in events.iter() {
             match ready.token {
@@ -128,12 +137,17 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         if helper_is_free {
             worker.helper_is_free(now, &mut disk);
         }
+        if is_told || worker.open() != open {
+            worker.meter.note_change(now);
+        }
         if matches!(accept, Accepted::Full | Accepted::Exhausted) {
             door.close(&epoll)?;
             door.again = now + ACCEPT_PAUSE;
         }
     }
     worker.end();
+    let now = worker.tick();
+    worker.publish(now, true, &disk);
     Ok(disk.complete(worker.snapshot()))
 }
 

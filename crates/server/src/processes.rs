@@ -21,11 +21,13 @@ use amped_units::Time;
 
 use crate::access_log::{Sink, Writer};
 use crate::arch::{self, Start};
-use crate::control::{Control, Orders};
+use crate::control::Orders;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
+use crate::front::Front;
 use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message, Preload};
+use crate::metrics::{Seat, Seats};
 use crate::say;
 use crate::serve::{die, end_log};
 use crate::watch::{self, Audience};
@@ -43,6 +45,8 @@ pub struct Parts {
     pub clock: Clock,
     /// Kept back in the parent, let go in the child.
     pub signals: Signals,
+    /// Places for what the children count, if anybody is to know.
+    pub seats: Option<Seats>,
 }
 
 /// The children.
@@ -51,7 +55,7 @@ pub struct Pool {
     /// What was in force before, while that may have to be restored.
     before: Option<(Arc<Generation>, Vec<Address>)>,
     /// The parent's alone: a client that a child held too would not see its end.
-    pub control: Option<Control>,
+    pub front: Option<Front>,
     children: Vec<Child>,
     /// Moments at which a child that died soon after its start is replaced.
     vacancies: Vec<Instant>,
@@ -64,6 +68,8 @@ pub struct Pool {
 struct Child {
     pid: u32,
     line: UnixStream,
+    /// Where it counts.
+    seat: Option<Seat>,
     started: Instant,
     /// It has been told to stop.
     stopping: bool,
@@ -114,10 +120,9 @@ impl Pool {
     ///
     /// # Errors
     /// When one cannot be started.
-    pub fn start(parts: Parts, control: Option<Control>) -> io::Result<Pool> {
+    pub fn start(parts: Parts, front: Option<Front>) -> io::Result<Pool> {
         let (children, vacancies) = (Vec::new(), Vec::new());
-        let mut pool =
-            Pool { parts, before: None, control, children, vacancies, ended: Snapshot::default(), report: 0 };
+        let mut pool = Pool { parts, before: None, front, children, vacancies, ended: Snapshot::default(), report: 0 };
         for _ in 0..pool.parts.generation.settings.workers {
             pool.add()?;
         }
@@ -126,15 +131,18 @@ impl Pool {
 
     fn add(&mut self) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
+        let seat = self.parts.seats.as_mut().map(Seats::take);
         // What is on its way to standard error and output would else be written by both.
         io::stdout().flush()?;
-        match process::fork()? {
+        let forked = process::fork().inspect_err(|_| self.give_back(seat.as_ref()))?;
+        match forked {
             Fork::Parent(pid) => {
                 // A child that is stopped (SIGSTOP) must not stop its parent.
                 ours.set_write_timeout(Some(ANSWER_TIME))?;
                 self.children.push(Child {
                     pid,
                     line: ours,
+                    seat,
                     started: Instant::now(),
                     stopping: false,
                     ended: false,
@@ -151,15 +159,22 @@ impl Pool {
                 self.children.clear();
                 // An address that is given up is closed only when nobody has it open.
                 self.before = None;
-                self.control = None;
-                self.run(theirs)
+                self.front = None;
+                self.run(theirs, seat)
             }
         }
     }
 
+    /// Whoever was to count there, or did, does not.
+    fn give_back(&mut self, seat: Option<&Seat>) {
+        if let (Some(seats), Some(seat)) = (&mut self.parts.seats, seat) {
+            seats.give_back(seat);
+        }
+    }
+
     /// A child's life.
-    fn run(&mut self, line: UnixStream) -> ! {
-        let Parts { generation, addresses, log, clock, signals } = &mut self.parts;
+    fn run(&mut self, line: UnixStream, seat: Option<Seat>) -> ! {
+        let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
         let mailbox = Arc::new(mailbox);
@@ -172,6 +187,7 @@ impl Pool {
             log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock: *clock,
             nursery: None,
+            seat,
         };
         if generation.settings.watch {
             watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
@@ -301,9 +317,10 @@ impl Pool {
             };
             let mut child = self.children.swap_remove(n);
             while child.hear(Instant::now()) {}
-            if let Some(last) = child.last_words {
+            if let Some(last) = child.last_words.take() {
                 self.ended += &last.after_the_end();
             }
+            self.give_back(child.seat.take().as_ref());
             if child.stopping {
                 continue;
             }

@@ -32,6 +32,7 @@ use crate::access_log::{AccessLog, Peer};
 use crate::config::{ContentMode, Optimisation, Optimise};
 use crate::disk::{OpenFile, WINDOW};
 use crate::mapped::MappedWindows;
+use crate::metrics::{Meter, Phase, Timing};
 use crate::residency::Residency;
 use crate::worker::Generation;
 
@@ -209,11 +210,21 @@ pub struct Teller<'a> {
     pub wall: &'a Wall,
     /// The time.
     pub now: Time,
+    /// Who counts.
+    pub meter: &'a mut Meter,
+    /// What the next request to be told took, if that is timed.
+    pub timing: &'a mut Option<Box<Timing>>,
 }
 
 impl Teller<'_> {
-    fn tell(&mut self, record: Box<Record>, body_bytes: u64) {
+    /// A reply is out, all of it if `is_whole`.
+    fn tell(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
+        let mut timing = self.timing.take();
+        if let Some(timing) = &mut timing {
+            self.meter.pass(timing, Phase::Logging);
+        }
         self.log.write(&record, self.peer, body_bytes, self.wall, self.now);
+        self.meter.count(&record, body_bytes, is_whole, timing);
         self.records.give_back(record);
     }
 }
@@ -339,6 +350,11 @@ impl Outbox {
         self.chunks.is_empty()
     }
 
+    /// Whether a reply lies in it, and not only bytes that belong to none.
+    pub fn holds_reply(&self) -> bool {
+        matches!(self.chunks.back(), Some(Chunk::End(_)))
+    }
+
     /// Bytes of memory it holds.
     pub fn heap_bytes(&self) -> usize {
         size_of::<Outbox>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
@@ -458,6 +474,7 @@ impl Outbox {
 
     /// Takes `count` bytes from the front.
     fn advance(&mut self, mut count: u64, teller: &mut Teller<'_>) {
+        teller.meter.sent(count);
         while count > 0 {
             let left = match self.chunks.front_mut() {
                 None => return,
@@ -506,7 +523,7 @@ impl Outbox {
             if let Some(Chunk::End(record)) = self.chunks.pop_front() {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                teller.tell(record, body_bytes);
+                teller.tell(record, body_bytes, true);
             }
         }
         if self.chunks.is_empty() {
@@ -521,7 +538,7 @@ impl Outbox {
             if let Chunk::End(record) = chunk {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                teller.tell(record, body_bytes);
+                teller.tell(record, body_bytes, false);
             }
         }
     }

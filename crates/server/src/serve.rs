@@ -26,15 +26,17 @@ use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
 use crate::arch;
-use crate::config::{self, HelperKind, LogTarget, Optimisation, Settings, cli};
+use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
+use crate::front::Front;
 use crate::helper::nursery::{self, Nursery};
 use crate::listen::{self, Address};
 use crate::locked;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::mapped::MappedWindows;
+use crate::metrics::{Board, Exporter, Seat, Seats};
 use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
 use crate::say;
@@ -55,6 +57,8 @@ struct Server {
     generation: Arc<Generation>,
     crew: Crew,
     clock: Clock,
+    /// Where the loops publish what they count, if anybody is to know.
+    board: Option<Arc<Board>>,
 }
 
 /// The workers.
@@ -66,7 +70,7 @@ enum Crew {
 /// Workers that are threads of this process.
 struct Threads {
     addresses: Vec<Address>,
-    control: Option<Control>,
+    front: Option<Front>,
     /// What they found for orders.
     answers: Arc<Answers>,
     /// They share their caches, so that it is enough if one of them carries an order out.
@@ -141,7 +145,11 @@ impl Server {
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
-        let control = settings.control.as_ref().map(|path| Control::open(path, whose, &signals)).transpose()?;
+        let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
+        let exporter = settings.metrics.listen.map(Exporter::open).transpose()?;
+        let front =
+            Front::new(control, exporter, &signals).map_err(|error| format!("cannot hear of signals: {error}"))?;
+        let board = board_of(&settings)?.map(Arc::new);
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
@@ -150,8 +158,9 @@ impl Server {
         // Threads and processes start when there is nothing left to give up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let crew = if arch::form(generation.settings.architecture).processes {
-            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals };
-            let pool = Pool::start(parts, control).map_err(|error| format!("cannot start a process: {error}"))?;
+            let seats = board.clone().map(Seats::of);
+            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals, seats };
+            let pool = Pool::start(parts, front).map_err(|error| format!("cannot start a process: {error}"))?;
             Crew::Processes(Box::new(pool))
         } else {
             let settings = &generation.settings.log;
@@ -160,14 +169,14 @@ impl Server {
             let answers = Answers::new().map_err(|error| format!("cannot make a mailbox: {error}"))?;
             let shared_caches = generation.caches.is_some();
             let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
-            let mut threads = Threads { addresses, control, answers, shared_caches, mailboxes, loops, nursery, log };
+            let mut threads = Threads { addresses, front, answers, shared_caches, mailboxes, loops, nursery, log };
             for n in 0..generation.settings.workers {
-                threads.add(n, &generation, clock)?;
+                threads.add(n, &generation, clock, board.as_ref().map(|board| board.seat(n)))?;
             }
             threads.watch(&generation);
             Crew::Threads(Box::new(threads))
         };
-        Ok(Server { flags: flags.clone(), generation, crew, clock })
+        Ok(Server { flags: flags.clone(), generation, crew, clock, board })
     }
 
     fn addresses(&self) -> &[Address] {
@@ -213,6 +222,9 @@ impl Server {
             text += &format!(", up to {} {what} a loop", settings.helpers.max);
         }
         text += "\n";
+        if let Some(exporter) = self.crew.front().and_then(|front| front.exporter.as_ref()) {
+            text += &format!("amped: metrics on http://{}/metrics\n", exporter.address());
+        }
         // To standard error: standard output may be the log's.
         say::plain(&text);
     }
@@ -223,9 +235,9 @@ impl Server {
                 Crew::Threads(_) => Duration::MAX,
                 Crew::Processes(pool) => pool.patience(),
             };
-            let patience = match self.crew.control() {
-                Some(control) => {
-                    control.wait(&self.crew, patience);
+            let patience = match self.crew.front() {
+                Some(front) => {
+                    front.wait(&self.crew, patience);
                     Duration::ZERO
                 }
                 None => patience,
@@ -247,9 +259,9 @@ impl Server {
             if let Crew::Processes(pool) = &mut self.crew {
                 pool.look_after();
             }
-            if let Some(mut control) = self.crew.control_mut().take() {
-                control.turn(&self.generation.settings.sites, &mut self.crew);
-                *self.crew.control_mut() = Some(control);
+            if let Some(mut front) = self.crew.front_mut().take() {
+                front.turn(&self.generation.settings.sites, &mut self.crew, self.board.as_deref());
+                *self.crew.front_mut() = Some(front);
             }
         }
     }
@@ -324,6 +336,8 @@ impl Server {
             ("send.content", settings.send.content != old.send.content),
             ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
             ("control.socket", settings.control != old.control),
+            ("metrics.file", settings.metrics.file != old.metrics.file),
+            ("metrics.listen", settings.metrics.listen != old.metrics.listen),
         ] {
             if changed {
                 fixed.push(name);
@@ -354,14 +368,14 @@ impl Server {
             Crew::Processes(pool) => pool.report(),
         };
         let shared = self.generation.shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
-        let control =
-            self.crew.control().map_or(String::new(), |control| format!("control: orders={}\n", control.orders()));
+        let control = self.crew.front().and_then(|front| front.control.as_ref());
+        let control = control.map_or(String::new(), |control| format!("control: orders={}\n", control.orders()));
         format!("{sum}{shared}{control}loops: answered={answered} of={of}\n")
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
     fn stop(mut self, signals: &Signals) -> ExitCode {
-        if let Some(control) = self.crew.control_mut().take() {
+        if let Some(control) = self.crew.front_mut().take().and_then(|front| front.control) {
             control.close();
         }
         let deadline = self.generation.settings.stop_deadline;
@@ -375,17 +389,17 @@ impl Server {
 }
 
 impl Crew {
-    fn control(&self) -> Option<&Control> {
+    fn front(&self) -> Option<&Front> {
         match self {
-            Crew::Threads(threads) => threads.control.as_ref(),
-            Crew::Processes(pool) => pool.control.as_ref(),
+            Crew::Threads(threads) => threads.front.as_ref(),
+            Crew::Processes(pool) => pool.front.as_ref(),
         }
     }
 
-    fn control_mut(&mut self) -> &mut Option<Control> {
+    fn front_mut(&mut self) -> &mut Option<Front> {
         match self {
-            Crew::Threads(threads) => &mut threads.control,
-            Crew::Processes(pool) => &mut pool.control,
+            Crew::Threads(threads) => &mut threads.front,
+            Crew::Processes(pool) => &mut pool.front,
         }
     }
 }
@@ -438,7 +452,7 @@ impl Threads {
         if self.shared_caches { 1 } else { self.mailboxes.len() }
     }
 
-    fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock) -> Result<(), String> {
+    fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock, seat: Option<Seat>) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
         let start = arch::Start {
@@ -448,6 +462,7 @@ impl Threads {
             log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock,
             nursery: self.nursery.as_mut().and_then(|nursery| nursery.links.pop()),
+            seat,
         };
         let architecture = generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
@@ -543,7 +558,8 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
     writer
 }
 
-fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
+/// These and what is known of the process alone.
+pub(crate) fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
     let mut sum = Snapshot::default().with_log(log).with_watch(generation.disk.notes());
     snapshots.iter().for_each(|snapshot| sum += snapshot);
     if let Some(shared) = &generation.caches {
@@ -567,6 +583,17 @@ fn cannot_share(error: io::Error) -> String {
 fn bind(asked: SocketAddr, settings: &Settings) -> Result<Address, String> {
     let pool = arch::form(settings.architecture).pool;
     listen::bind(asked, if pool { 1 } else { settings.workers })
+}
+
+/// Memory for what the loops count, if anybody is to know. Where they are processes there is room for twice as many, since
+/// after a reload the old ones are still at their last replies.
+fn board_of(settings: &Settings) -> Result<Option<Board>, String> {
+    let MetricsSettings { file, listen, .. } = &settings.metrics;
+    if file.is_none() && listen.is_none() {
+        return Ok(None);
+    }
+    let loops = if arch::form(settings.architecture).processes { 2 * settings.workers } else { settings.workers };
+    Board::new(file.as_deref(), loops).map(Some)
 }
 
 /// Opens what a configuration names.

@@ -23,18 +23,22 @@ use amped_core::event::{Action, Answer, Brief, Delay, Event, Ticket, Trouble, Wo
 use amped_core::file::Content;
 use amped_core::reply::Wall;
 use amped_sys::epoll::{Epoll, Interest, Ready};
-use amped_sys::{file, socket};
+use amped_sys::{clock, file, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::arch;
 use crate::config::{LogFormat, Settings};
-use crate::counters::Snapshot;
+use crate::counters::{Snapshot, WaitCounts, Waited};
 use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
 use crate::mailbox::{Forget, Preload};
+use crate::mapped::MappedCounts;
+use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
+use crate::residency::ModelCounts;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
+use crate::serve::sum_up;
 use crate::shared_cache::SharedCache;
 
 /// A configuration in force: the settings, and what was opened for them.
@@ -193,6 +197,8 @@ struct Connection {
     fetched: (u8, u64),
     /// It is in the queue of those that come again.
     queued: bool,
+    /// Its request is timed.
+    timing: Option<Box<Timing>>,
 }
 
 /// One loop.
@@ -227,6 +233,10 @@ pub struct Worker {
     accepted: u64,
     broken: u64,
     cold_windows: u64,
+    /// Windows that were waited for.
+    windows: Waited,
+    /// What is told to whoever watches.
+    pub meter: Meter,
     /// No descriptors are left: said once, until nobody waits for one any more.
     exhausted: bool,
     /// As many connections as allowed are open and none is idle: said once, until nobody waits any more.
@@ -244,7 +254,7 @@ const ACCEPTS_A_TURN: usize = 64;
 
 impl Worker {
     /// A loop without connections.
-    pub fn new(generation: Arc<Generation>, log: Option<Arc<Writer>>, clock: Clock) -> Worker {
+    pub fn new(generation: Arc<Generation>, log: Option<Arc<Writer>>, clock: Clock, seat: Option<Seat>) -> Worker {
         let settings = &generation.settings;
         let budgets = settings.budgets.clone();
         let caches = match &generation.caches {
@@ -275,6 +285,8 @@ impl Worker {
             accepted: 0,
             broken: 0,
             cold_windows: 0,
+            windows: Waited::default(),
+            meter: Meter::new(seat, clock),
             exhausted: false,
             full: false,
         }
@@ -298,7 +310,8 @@ impl Worker {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due()).min(self.ask_anew);
+        let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due());
+        let due = due.min(self.ask_anew).min(self.meter.next_due());
         (due != Time::NEVER).then(|| due.since(now))
     }
 
@@ -392,6 +405,7 @@ impl Worker {
             cold: Time::NEVER,
             fetched: (0, 0),
             queued: false,
+            timing: None,
         });
         self.open += 1;
         self.accepted += 1;
@@ -491,8 +505,9 @@ impl Worker {
         let Some(connection) = self.get(token) else {
             return;
         };
-        connection.cold = Time::NEVER;
+        let waited = now.since(std::mem::replace(&mut connection.cold, Time::NEVER));
         connection.fetched.0 = connection.fetched.0.saturating_add(1);
+        self.windows.add(waited);
         // The wait was ours, so the client's time starts anew.
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
@@ -617,21 +632,49 @@ impl Worker {
 
     /// How things stand.
     pub fn snapshot(&self) -> Snapshot {
+        Snapshot { connection_bytes: self.connection_bytes(), ..self.figures() }
+    }
+
+    /// Publishes how things stand, if that is due or this is the loop's end.
+    pub fn publish(&mut self, now: Time, at_the_end: bool, disk: &impl DiskSide) {
+        let Some(scope) = self.meter.scope().filter(|_| at_the_end || now >= self.meter.next_due()) else {
+            return;
+        };
+        let figures = disk.complete(self.figures());
+        let figures = match scope {
+            Scope::Process => figures.with_log(self.log.writer()).with_watch(self.generation.disk.notes()),
+            // Of these the process is told of.
+            Scope::Loop => Snapshot { mapped: MappedCounts::default(), model: ModelCounts::default(), ..figures },
+        };
+        let memory = self.meter.wants_memory(now, at_the_end).then(|| self.connection_bytes());
+        let (generation, log) = (&self.generation, self.log.writer());
+        self.meter.publish(now, figures, memory, || sum_up(&[], generation, log));
+    }
+
+    /// Bytes of our own memory that connections hold, their slots included. Looks at each.
+    fn connection_bytes(&self) -> u64 {
         let connections = self.slots.iter().filter_map(|(_, slot)| slot.as_ref());
         let held = connections.map(|connection| {
             connection.conn.heap_bytes() + connection.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
         });
         let slots = self.slots.capacity() * size_of::<(u32, Option<Connection>)>() + self.free.capacity() * 4;
         let timers = self.wheel.len() * size_of::<(Time, Token)>();
+        (held.sum::<usize>() + slots + timers) as u64
+    }
+
+    /// How things stand, but for what takes long to find out.
+    fn figures(&self) -> Snapshot {
         Snapshot {
             counts: self.desk.counts,
             accepted: self.accepted,
             connections: self.open as u64,
-            connection_bytes: (held.sum::<usize>() + slots + timers) as u64,
             broken: self.broken,
             // Shared ones are told of once for all, by whoever sums up.
             caches: if self.generation.caches.is_some() { Figures::default() } else { self.desk.caches.figures() },
             cold_windows: self.cold_windows,
+            waits: WaitCounts { windows: self.windows, ..WaitCounts::default() },
+            sent_bytes: self.meter.sent_bytes,
+            loops: self.meter.loops,
             // These are the process's, too: whoever sums up several loops of it puts them right.
             mapped: self.generation.disk.mapped().counts(),
             model: self.generation.disk.residency().counts(),
@@ -710,14 +753,41 @@ impl Worker {
         actions: &mut Vec<Action<OpenFile>>,
     ) -> Result<Rest, Dead> {
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        match &mut connection.timing {
+            Some(timing) => self.meter.resume(timing),
+            None if connection.readable && event.is_none() && connection.conn.is_idle() => {
+                connection.timing = self.meter.begin(now);
+            }
+            None => {}
+        }
         if let Some(event) = event {
             connection.conn.handle(now, event, &mut self.desk, actions);
         }
-        receive(connection, &mut self.buffer, now, &mut self.desk, actions)?;
+        if matches!(&connection.timing, Some(timing) if timing.phase() == Phase::Parsing) {
+            self.desk.lap.clock = Some(clock::monotonic_ns);
+        }
+        let received = receive(connection, &mut self.buffer, now, &mut self.desk, actions);
+        if let Some(timing) = &mut connection.timing {
+            match std::mem::take(&mut self.desk.lap).head_ns {
+                Some(head_ns) => timing.note_head(head_ns),
+                // Nothing came, or blank lines: a request has not begun.
+                None if connection.conn.is_idle() => connection.timing = None,
+                None => {}
+            }
+        }
+        received?;
         let mut batches = 0;
         let rest = loop {
             let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
             carry_out(connection, token, now, &mut self.desk, &mut self.sender, disk, actions)?;
+            // Before it is sent: who has an answer has been counted.
+            self.meter.heard(self.desk.counts.requests);
+            if let (Some(timing), Some(outbox)) = (&mut connection.timing, &connection.outbox)
+                && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
+                && outbox.holds_reply()
+            {
+                self.meter.pass(timing, Phase::Sending);
+            }
             if batches == BATCHES_A_TURN {
                 // What was said last lies in the outbox; it goes out with the next turn.
                 break Rest::ComesAgain;
@@ -729,6 +799,9 @@ impl Worker {
             }
         };
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        if let Some(timing) = &mut connection.timing {
+            self.meter.rest(timing);
+        }
         match rest {
             Rest::Nothing if connection.readable && connection.conn.wants_bytes() => Ok(Rest::ComesAgain),
             rest => Ok(rest),
@@ -758,6 +831,8 @@ impl Worker {
             peer: &connection.peer,
             records: &mut self.desk.records,
             wall: &self.desk.wall,
+            meter: &mut self.meter,
+            timing: &mut connection.timing,
         };
         // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
         // some file systems cannot tell, but a window must come forward at some time.
@@ -820,6 +895,8 @@ impl Worker {
                 records: &mut self.desk.records,
                 wall: &self.desk.wall,
                 now: self.clock.now(),
+                meter: &mut self.meter,
+                timing: &mut connection.timing,
             };
             outbox.give_up(&mut teller);
         }

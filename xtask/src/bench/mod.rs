@@ -22,6 +22,7 @@ mod generator;
 mod group;
 mod host;
 mod load;
+mod metrics;
 mod plot;
 mod report;
 mod s_clients;
@@ -56,6 +57,8 @@ pub(crate) enum Args {
     Load(generator::Args),
     /// What a request costs `amped`, other servers, and a loop that only moves bytes
     Server(speed::Args),
+    /// What it costs the server to count and to time its requests
+    Metrics(metrics::Args),
     /// Make tables and plots again from results that are there
     Redraw(Chosen),
     /// The load that simple clients offer to a server, and that of S-Clients (Banga and Druschel, figures 5 and 6)
@@ -105,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Args::Ablation(args) => ablation(args),
         Args::Load(args) => generator::run(args),
         Args::Server(args) => speed::run(args),
+        Args::Metrics(args) => metrics::run(args),
         Args::Redraw(chosen) => redraw(chosen),
         Args::SClients(args) => s_clients::run(args),
         Args::Wan(args) => wan::run(args),

@@ -110,6 +110,11 @@ impl AccessLog {
         self.format
     }
 
+    /// Who writes it.
+    pub fn writer(&self) -> Option<&Writer> {
+        self.writer.as_deref()
+    }
+
     /// When [`flush`](AccessLog::flush) is due.
     pub fn next_due(&self) -> Time {
         self.oldest + self.flush_after

@@ -20,7 +20,7 @@ use amped_units::Time;
 
 use super::Start;
 use crate::config::HelperKind;
-use crate::counters::Snapshot;
+use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
 use crate::helper::processes::Processes;
@@ -56,6 +56,8 @@ struct Helped<H> {
     done: Vec<Done>,
     /// What helpers are at.
     waiting: HashMap<Work, Waiting>,
+    probes: ProbeCounts,
+    waits: WaitCounts,
 }
 
 /// A question that a helper has.
@@ -86,6 +88,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
             }
             Err(why) => why,
         };
+        self.probes.add(work, why);
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
                 self.waiting.insert(work.clone(), Waiting { since: now, why, askers: vec![(asker, ticket)] });
@@ -144,20 +147,28 @@ impl<H: Helpers> DiskSide for Helped<H> {
     }
 
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
-        Snapshot { helpers: self.helpers.counts(), ..snapshot }
+        let waits = WaitCounts { windows: snapshot.waits.windows, ..self.waits };
+        Snapshot { helpers: self.helpers.counts(), probes: self.probes, waits, ..snapshot }
     }
 }
 
 impl<H: Helpers> Helped<H> {
     fn new(disk: Arc<Disk>, helpers: H) -> Helped<H> {
-        Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new() }
+        let (probes, waits) = (ProbeCounts::default(), WaitCounts::default());
+        Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new(), probes, waits }
     }
 
     /// A helper has answered: the caches take note, and all who asked are told.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
-        let Some(Waiting { since, askers, .. }) = self.waiting.remove(&work) else {
+        let Some(Waiting { since, why, askers }) = self.waiting.remove(&work) else {
             return;
         };
+        let cause = match (&work, why) {
+            (Work::List(_), _) => &mut self.waits.lists,
+            (Work::Name(_), Delay::Disk) => &mut self.waits.names,
+            (Work::Name(_), Delay::Change) => &mut self.waits.changes,
+        };
+        cause.add(now.since(since));
         // What was found is as old as the question: nobody knows when in between the helper looked.
         let answer = self.disk.learn(since, &work, found, &mut worker.desk);
         for (token, ticket) in askers {

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use crate::access_log::Writer;
 use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
+use crate::metrics::Seat;
 use crate::worker::{Clock, Generation};
 
 /// Who waits for the network, and who for the disk.
@@ -78,6 +79,8 @@ pub struct Start {
     pub clock: Clock,
     /// Where its helpers come from, if these are processes (`helper::nursery`).
     pub nursery: Option<OwnedFd>,
+    /// Where it publishes what it counts, if anybody is to know.
+    pub seat: Option<Seat>,
 }
 
 /// Runs one loop until it is told to stop; returns how things stood at its end.

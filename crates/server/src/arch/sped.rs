@@ -17,7 +17,7 @@ use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
-use crate::counters::Snapshot;
+use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{Disk, OpenFile};
 use crate::event_loop;
 use crate::mailbox::Forget;
@@ -43,6 +43,7 @@ pub(super) struct Inline {
     shared: Option<Arc<SharedCache>>,
     /// The oldest first.
     put_off: Vec<PutOff>,
+    probes: ProbeCounts,
 }
 
 /// A question about a file that was being written.
@@ -59,7 +60,7 @@ impl Inline {
     /// That of a loop with one connection.
     pub(super) fn of_one(generation: &Generation) -> Inline {
         let (disk, shared) = (Arc::clone(&generation.disk), generation.shared.clone());
-        Inline { disk, sleeps: true, shared, put_off: Vec::new() }
+        Inline { disk, sleeps: true, shared, put_off: Vec::new(), probes: ProbeCounts::default() }
     }
 
     /// Does the work, however long it takes.
@@ -139,7 +140,11 @@ impl DiskSide for Inline {
         }
         let question = self.question(work);
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
-        match self.disk.perform(&question, Patience::Now) {
+        let found = self.disk.perform(&question, Patience::Now);
+        if let Err(why) = &found {
+            self.probes.add(work, *why);
+        }
+        match found {
             Err(Delay::Change) if !self.sleeps => {
                 let askers = vec![(asker, ticket)];
                 self.put_off.push(PutOff { until: now + REST, work: work.clone(), askers });
@@ -181,6 +186,10 @@ impl DiskSide for Inline {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }
         }
+    }
+
+    fn complete(&self, snapshot: Snapshot) -> Snapshot {
+        Snapshot { probes: self.probes, ..snapshot }
     }
 
     fn renew(&mut self, generation: &Generation) {

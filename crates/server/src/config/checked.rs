@@ -76,6 +76,8 @@ pub struct Settings {
     pub watch: bool,
     /// The socket at which `amped preload` reaches the server, an absolute path; default none.
     pub control: Option<PathBuf>,
+    /// What is told to whoever watches.
+    pub metrics: MetricsSettings,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
     /// Where each site's files lie: `roots[site.number]`.
@@ -117,6 +119,17 @@ pub enum HelperKind {
     Threads,
     /// Processes beside it, as in Flash: one that dies takes only its task with it, which is asked again
     Processes,
+}
+
+/// What is told to whoever watches, see [`metrics`](crate::metrics). All of it is fixed at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetricsSettings {
+    /// The file in which the loops publish what they count, an absolute path; default none.
+    pub file: Option<PathBuf>,
+    /// The address at which it is asked for; default none. A loopback address, unless `public`.
+    pub listen: Option<SocketAddr>,
+    /// Whether other machines may ask; default no.
+    pub public: bool,
 }
 
 /// How bodies are sent.
@@ -300,6 +313,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     };
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let control = check.control(flags, &file.control.socket);
+    let metrics = check.metrics(flags, &file.metrics);
     let (sites, roots) = check.sites(flags, file)?;
     Some(Settings {
         listen,
@@ -318,6 +332,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         stop_deadline,
         watch: file.cache.watch.unwrap_or(false),
         control,
+        metrics,
         sites: Arc::new(sites),
         roots,
     })
@@ -501,6 +516,47 @@ impl Checker<'_> {
             }
         }
         Some(path)
+    }
+
+    fn metrics(&mut self, flags: &Serve, file: &file::Metrics) -> MetricsSettings {
+        let public = file.public.unwrap_or(false);
+        let path = match (&flags.metrics_file, &file.file) {
+            (Some(path), _) => Some(path.clone()),
+            (None, Some(key)) if key.get_ref().is_empty() => {
+                self.findings.at(key.span(), "`file` is empty", "take the key out for no file");
+                None
+            }
+            (None, Some(key)) => Some(self.folder.join(key.get_ref())),
+            (None, None) => None,
+        };
+        let mut listen = flags.metrics_listen;
+        let mut place = None;
+        if let (None, Some(key)) = (listen, &file.listen) {
+            place = Some(key.span());
+            match parse_listen(key.get_ref().trim()) {
+                Ok(address) => listen = Some(address),
+                Err(help) => {
+                    self.findings.at(key.span(), format!("`{}` is not an address and port", key.get_ref()), help);
+                }
+            }
+        }
+        if let Some(address) = listen.filter(|address| !address.ip().to_canonical().is_loopback() && !public) {
+            let message = format!("other machines could ask for the metrics at {address}");
+            let help = format!("write 127.0.0.1:{}, or `public = true` in `[metrics]` if they may", address.port());
+            match place.clone() {
+                Some(place) => self.findings.at(place, message, help),
+                None => self.findings.usage(message, &help),
+            }
+        }
+        if !cfg!(feature = "metrics") && (path.is_some() || listen.is_some()) {
+            let message = "metrics are asked for, and this server was built without them";
+            let help = "build it with the feature `metrics`, as by default, or take them out";
+            match file.file.as_ref().map(Spanned::span).or(place).filter(|_| flags.metrics_file.is_none()) {
+                Some(place) => self.findings.at(place, message, help),
+                None => self.findings.usage(message.to_owned(), help),
+            }
+        }
+        MetricsSettings { file: path.map(|path| std::path::absolute(&path).unwrap_or(path)), listen, public }
     }
 
     fn limits(&mut self, file: &file::Limits) -> Limits {

@@ -80,6 +80,12 @@ pub struct Serve {
     /// Socket at which `amped preload` reaches the server, for this user and root alone [default: none]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// File in memory (/run, /dev/shm) in which the server publishes what it counts, for `ammeter monitor` [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub metrics_file: Option<PathBuf>,
+    /// Address at which the same is asked for over HTTP, as /metrics in the form of OpenMetrics [default: none]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
+    pub metrics_listen: Option<SocketAddr>,
     /// Print the whole configuration as it would be used, defaults included, and end
     #[arg(long)]
     pub print_config: bool,
@@ -225,6 +231,8 @@ mod tests {
             "--listing",
             "--user=www-data",
             "--control=sock",
+            "--metrics-file=/run/m",
+            "--metrics-listen=127.0.0.1:9145",
             "--print-config",
             "--without=all,path-cache",
             "--with=dns-cache",
@@ -241,6 +249,8 @@ mod tests {
         assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);
         assert_eq!(read.with, [Optimisation::DnsCache]);
         assert_eq!(read.control, Some(PathBuf::from("sock")));
+        assert_eq!(read.metrics_file, Some(PathBuf::from("/run/m")));
+        assert_eq!(read.metrics_listen, Some("127.0.0.1:9145".parse().unwrap()));
         assert_eq!((read.listing, read.user.as_deref(), read.print_config), (true, Some("www-data"), true));
     }
 }

@@ -59,6 +59,8 @@ pub struct File {
     pub send: Send,
     /// `[control]`
     pub control: Control,
+    /// `[metrics]`
+    pub metrics: Metrics,
     /// `[stop]`
     pub stop: Stop,
     /// `[[site]]`, the first is the default one.
@@ -201,6 +203,18 @@ pub struct Send {
 pub struct Control {
     /// Where `amped preload` reaches the server.
     pub socket: Key<String>,
+}
+
+/// `[metrics]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Metrics {
+    /// Where what is counted is published.
+    pub file: Key<String>,
+    /// Where it is asked for, `ADDR:PORT`.
+    pub listen: Key<String>,
+    /// Whether other machines may ask.
+    pub public: Option<bool>,
 }
 
 /// `[stop]`
@@ -541,7 +555,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 11] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 12] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -550,6 +564,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 11] {
         ("in `[cache]`", keys_of::<Cache>()),
         ("in `[send]`", keys_of::<Send>()),
         ("in `[control]`", keys_of::<Control>()),
+        ("in `[metrics]`", keys_of::<Metrics>()),
         ("in `[stop]`", keys_of::<Stop>()),
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),

@@ -191,6 +191,13 @@ pub fn print(settings: &Settings) -> String {
     let comment = "where `amped preload` reaches the server; its user and root alone may open it";
     page.maybe("socket", settings.control.as_deref(), "/run/amped/control", comment);
 
+    page.table("[metrics]", "");
+    let comment = "in memory, as in /run: what the server counts, for `ammeter monitor`";
+    page.maybe("file", settings.metrics.file.as_deref(), "/run/amped/metrics", comment);
+    let listen = settings.metrics.listen.map(|address| address.to_string());
+    page.maybe("listen", listen.as_deref(), "127.0.0.1:9145", "where the same is asked for, as /metrics (OpenMetrics)");
+    page.key("public", &settings.metrics.public, "let other machines ask; else `listen` is this one's alone");
+
     page.table("[stop]", "");
     page.key("deadline", &settings.stop_deadline, "replies under way have this long to end");
 

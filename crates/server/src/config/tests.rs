@@ -132,6 +132,10 @@ fn what_is_printed_reads_back() {
         content = "mmap"
         [control]
         socket = "/run/amped/control"
+        [metrics]
+        file = "/run/amped/metrics"
+        listen = "[::]:9145"
+        public = true
         [stop]
         deadline = "0s"
         [[site]]

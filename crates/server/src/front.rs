@@ -1,0 +1,96 @@
+//! What the thread that takes signals does beside that: it serves the control socket and the metrics' address.
+//!
+//! Between signals, and without ever waiting for one client. That thread is no loop's, so nothing that is measured waits for
+//! it, and a thread of their own is not for them: in MP it must be the only one of its process, which makes copies of itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use amped_core::site::Sites;
+use amped_sys::poll::{self, Until};
+use amped_sys::signal::Signals;
+
+use crate::control::{Control, Orders};
+use crate::metrics::{self, Board, Exporter};
+
+/// Both, as far as they are wanted. One of them is.
+#[derive(Debug)]
+pub struct Front {
+    /// Tells of signals.
+    bell: OwnedFd,
+    /// Where orders are taken.
+    pub control: Option<Control>,
+    /// Where the metrics are asked for.
+    pub exporter: Option<Exporter>,
+}
+
+impl Front {
+    /// These; `None` if none is wanted.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new(control: Option<Control>, exporter: Option<Exporter>, signals: &Signals) -> io::Result<Option<Front>> {
+        if control.is_none() && exporter.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Front { bell: signals.bell()?, control, exporter }))
+    }
+
+    /// Waits until there is something to do here, or a signal to take, and no longer than `patience`.
+    pub fn wait(&self, crew: &impl Orders, patience: Duration) {
+        let mut awaited = Awaited::signal(&self.bell);
+        self.control.iter().for_each(|control| control.await_in(crew, &mut awaited));
+        self.exporter.iter().for_each(|exporter| exporter.await_in(&mut awaited));
+        awaited.wait(patience);
+    }
+
+    /// Does what there is to do; waits for nobody.
+    pub fn turn(&mut self, sites: &Sites, crew: &mut impl Orders, board: Option<&Board>) {
+        if let Some(control) = &mut self.control {
+            control.turn(sites, crew);
+        }
+        if let (Some(exporter), Some(board)) = (&mut self.exporter, board) {
+            exporter.turn(|| metrics::text(&board.sum()));
+        }
+    }
+}
+
+/// Descriptors, and moments at which somebody has something to do.
+#[derive(Debug)]
+pub struct Awaited<'a> {
+    descriptors: Vec<(BorrowedFd<'a>, Until)>,
+    due: Option<Instant>,
+}
+
+impl<'a> Awaited<'a> {
+    /// A signal, by its bell.
+    pub fn signal(bell: &'a impl AsFd) -> Awaited<'a> {
+        Awaited { descriptors: vec![(bell.as_fd(), Until::Readable)], due: None }
+    }
+
+    /// That this can be read.
+    pub fn readable(&mut self, descriptor: BorrowedFd<'a>) {
+        self.descriptors.push((descriptor, Until::Readable));
+    }
+
+    /// That this can be written to.
+    pub fn writable(&mut self, descriptor: BorrowedFd<'a>) {
+        self.descriptors.push((descriptor, Until::Writable));
+    }
+
+    /// This moment.
+    pub fn until(&mut self, due: Instant) {
+        self.due = Some(self.due.map_or(due, |known| known.min(due)));
+    }
+
+    /// Waits for any of it, and no longer than `patience`.
+    pub fn wait(self, patience: Duration) {
+        let left = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
+        // poll(2) tells in milliseconds at best, and whoever is told too early waits again.
+        if poll::wait(&self.descriptors, patience.min(left)).is_err() {
+            // Out of memory: not for long, or for good.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

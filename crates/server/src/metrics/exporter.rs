@@ -1,0 +1,272 @@
+//! The address at which the metrics are asked for by HTTP, as a collector does every few seconds.
+//!
+//! It is not a loop's, so it is neither measured nor slowed by what is; the thread that takes signals serves it between them
+//! (`front`). One request a connection: whoever asks has the same text, made of the board when it asks, and no loop hears
+//! of it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use amped_http::h1::request::{self, HeadLimits};
+use amped_http::h1::response::{Connection, Head};
+use amped_http::method::Method;
+use amped_http::status::Status;
+use amped_http::uri::Target;
+use amped_sys::{file, socket};
+
+use super::text::MEDIA_TYPE;
+use crate::front::Awaited;
+use crate::listen::{self, Address};
+use crate::worker;
+
+/// Where the figures are.
+const PATH: &[u8] = b"/metrics";
+
+/// Clients at once; others wait to be accepted.
+const CLIENTS_MAX: usize = 8;
+
+/// A client has so long for its request and to take the answer.
+const TIME: Duration = Duration::from_secs(10);
+
+/// When the process is out of descriptors it is tried again after this.
+const REST: Duration = Duration::from_millis(100);
+
+/// What a request's head may weigh.
+const LIMITS: HeadLimits = HeadLimits { request_line: 4096, head: 16 * 1024, fields: 64 };
+
+/// The listener and its clients.
+#[derive(Debug)]
+pub struct Exporter {
+    address: Address,
+    clients: Vec<Client>,
+    /// Nobody is accepted before: the process was out of descriptors.
+    rests_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    /// `received.len() <= LIMITS.head`
+    received: Vec<u8>,
+    /// What it is told, and how much of that it has. Empty until it has asked.
+    answer: Vec<u8>,
+    sent: usize,
+    since: Instant,
+    /// Nothing more is to be done for it.
+    over: bool,
+}
+
+impl Exporter {
+    /// Listens there.
+    ///
+    /// # Errors
+    /// In words, with the way out.
+    pub fn open(asked: SocketAddr) -> Result<Exporter, String> {
+        let address = listen::bind(asked, 1).map_err(|text| format!("the metrics' address: {text}"))?;
+        Ok(Exporter { address, clients: Vec::new(), rests_until: None })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address.bound
+    }
+
+    /// Says what it waits for.
+    pub fn await_in<'a>(&'a self, awaited: &mut Awaited<'a>) {
+        match self.rests_until {
+            Some(until) => awaited.until(until),
+            None if self.clients.len() < CLIENTS_MAX => {
+                self.address.listeners.iter().for_each(|listener| awaited.readable(listener.as_fd()));
+            }
+            None => {}
+        }
+        for client in &self.clients {
+            awaited.until(client.since + TIME);
+            if client.sent < client.answer.len() {
+                awaited.writable(client.socket.as_fd());
+            } else {
+                awaited.readable(client.socket.as_fd());
+            }
+        }
+    }
+
+    /// Does what there is to do; waits for nobody. `text` makes what is told.
+    pub fn turn(&mut self, text: impl Fn() -> String) {
+        self.rests_until = self.rests_until.filter(|until| Instant::now() < *until);
+        while self.clients.len() < CLIENTS_MAX
+            && self.rests_until.is_none()
+            && let Some(accepted) = self.address.listeners.first().map(socket::accept)
+        {
+            match accepted {
+                Ok((socket, _)) => {
+                    let (received, answer, since) = (Vec::new(), Vec::new(), Instant::now());
+                    self.clients.push(Client { socket, received, answer, sent: 0, since, over: false });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if file::is_exhaustion(&error) => self.rests_until = Some(Instant::now() + REST),
+                // The client has gone again, accept(2).
+                Err(_) => {}
+            }
+        }
+        for client in &mut self.clients {
+            client.receive();
+            if client.answer.is_empty() {
+                client.answer = answer(&client.received, &text).unwrap_or_default();
+            }
+            client.send();
+        }
+        self.clients.retain(|client| !client.over && client.since.elapsed() < TIME);
+    }
+}
+
+impl Client {
+    fn receive(&mut self) {
+        let mut piece = [0; 4096];
+        while !self.over {
+            match socket::receive(&self.socket, &mut piece) {
+                Ok(0) => self.over = true,
+                // What follows the request is of no use, and is read so that closing is no reset (RFC 9112, 9.6).
+                Ok(_) if !self.answer.is_empty() => {}
+                Ok(count) => {
+                    let most = count.min(LIMITS.head - self.received.len());
+                    self.received.extend_from_slice(&piece[..most]);
+                    if most < count {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.over = true,
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        while self.sent < self.answer.len() {
+            match socket::send(&self.socket, &self.answer[self.sent..], false) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.over = true;
+                    return;
+                }
+            }
+            if self.sent == self.answer.len() {
+                // Then it is waited for, so that what it still sends is no reset for it.
+                self.over |= socket::half_close(&self.socket).is_err();
+            }
+        }
+    }
+}
+
+/// What a request is told; `None`: it is not whole.
+fn answer(received: &[u8], text: impl Fn() -> String) -> Option<Vec<u8>> {
+    let refused = |status: Status, why: &str| reply(status, "text/plain; charset=utf-8", &format!("{why}\n"), false);
+    let request = match request::parse(&received[request::blank_lines(received)..], &LIMITS) {
+        Ok(Some((request, _))) => request,
+        Ok(None) if received.len() < LIMITS.head => return None,
+        Ok(None) => return Some(refused(Status::HEAD_TOO_LARGE, "the head of the request is too long")),
+        Err(bad) => return Some(refused(bad.status, bad.why)),
+    };
+    let is_head = request.method == Some(Method::Head);
+    Some(match (request.method, &request.target) {
+        (Some(Method::Get | Method::Head), Target::Origin { path: PATH, .. } | Target::Absolute { path: PATH, .. }) => {
+            reply(Status::OK, MEDIA_TYPE, &text(), is_head)
+        }
+        (Some(Method::Get | Method::Head), _) => {
+            reply(Status::NOT_FOUND, "text/plain; charset=utf-8", "the metrics are at /metrics\n", is_head)
+        }
+        _ => refused(Status::METHOD_NOT_ALLOWED, "the metrics are for GET"),
+    })
+}
+
+fn reply(status: Status, media_type: &str, body: &str, is_head: bool) -> Vec<u8> {
+    let mut head = Head::new(status);
+    head.field("Content-Type", media_type).number("Content-Length", body.len() as u64);
+    if status == Status::METHOD_NOT_ALLOWED {
+        // RFC 9110, 15.5.6.
+        head.field("Allow", "GET, HEAD");
+    }
+    let mut reply = Vec::with_capacity(head.len() + body.len() + 32);
+    head.write(&mut reply, &worker::wall().date, Connection::Close, 1);
+    if !is_head {
+        reply.extend_from_slice(body.as_bytes());
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    fn text() -> String {
+        // More than a socket takes at once.
+        "figure 1\n".repeat(1 << 20)
+    }
+
+    #[test]
+    fn requests_good_and_bad() {
+        let check = |sent: &str, expected: Option<(u16, bool)>| {
+            let said = answer(sent.as_bytes(), || "figure 1\n".to_owned());
+            let said = said.map(|bytes| {
+                let text = String::from_utf8(bytes).expect("ours");
+                (text[9..12].parse().expect("a status"), text.ends_with("figure 1\n"))
+            });
+            assert_eq!(said, expected, "{sent:?}");
+        };
+        let host = "HTTP/1.1\r\nHost: a\r\n\r\n";
+        check(&format!("GET /metrics {host}"), Some((200, true)));
+        check(&format!("GET /metrics?name=x {host}"), Some((200, true)));
+        check(&format!("HEAD /metrics {host}"), Some((200, false)));
+        check("GET /metrics HTTP/1.0\r\n\r\n", Some((200, true)));
+        check(&format!("GET / {host}"), Some((404, false)));
+        check(&format!("GET /metricss {host}"), Some((404, false)));
+        check(&format!("DELETE /metrics {host}"), Some((405, false)));
+        check("GET /metrics HTTP/1.1\r\n\r\n", Some((400, false)));
+        check("GET /metrics HTTP/1.1\r\nHost", None);
+        check("", None);
+        check(&"x".repeat(LIMITS.head), Some((414, false)));
+    }
+
+    #[test]
+    fn a_slow_reader_has_all_and_holds_up_nobody() {
+        let mut exporter = Exporter::open(SocketAddr::from(([127, 0, 0, 1], 0))).expect("listens");
+        let address = exporter.address();
+        let ask = || {
+            let mut client = TcpStream::connect(address).expect("connected");
+            client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").expect("sent");
+            client
+        };
+        let (slow, silent, quick) = (ask(), TcpStream::connect(address).expect("connected"), ask());
+        let readers = [slow, quick].map(|mut client| {
+            std::thread::spawn(move || {
+                let mut said = Vec::new();
+                client.read_to_end(&mut said).expect("read");
+                said.len()
+            })
+        });
+        while !readers.iter().all(|reader| reader.is_finished()) {
+            let mut awaited = Awaited::signal(&silent);
+            exporter.await_in(&mut awaited);
+            awaited.wait(Duration::from_millis(5));
+            exporter.turn(text);
+        }
+        let lengths = readers.map(|reader| reader.join().expect("ends"));
+        assert!(lengths[0] == lengths[1] && lengths[0] > text().len(), "{lengths:?}");
+        // The last to go are gone, and who has said nothing stays for a while.
+        drop(ask());
+        let begun = Instant::now();
+        while exporter.clients.len() != 1 {
+            assert!(begun.elapsed() < TIME, "{} clients", exporter.clients.len());
+            exporter.turn(text);
+        }
+        exporter.clients[0].since = Instant::now().checked_sub(TIME).expect("long ago");
+        exporter.turn(text);
+        assert!(exporter.clients.is_empty());
+    }
+}

@@ -1,0 +1,485 @@
+//! What the server counts of its requests, as the metrics' address tells it: exact totals and classes in every architecture,
+//! times whose parts fit, a text that a strict reader of OpenMetrics takes, and sums that no death makes wrong.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::harness::{
+    Client, Server, Site, architecture, has_processes, is_pool, let_files_settle, one_set_of_caches, pattern, program,
+    run_command, wait_until,
+};
+
+/// A server that tells, with a file in memory as well.
+struct Told {
+    server: Server,
+    exporter: SocketAddr,
+    file: PathBuf,
+    _folder: TempDir,
+}
+
+/// Starts one on a site with these keys.
+fn told(site: &Site, toml: &str) -> Told {
+    told_by(Server::configured, site, toml)
+}
+
+/// The same, started in this way.
+fn told_by(start: fn(&Site, &str) -> Server, site: &Site, toml: &str) -> Told {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = folder.path().join("metrics");
+    let toml = format!("{toml}\n[metrics]\nfile = {file:?}\nlisten = \"127.0.0.1:0\"\n");
+    let server = start(site, &toml);
+    server.wait_for("amped: metrics on http://");
+    let said = server.said();
+    let line = said.lines().find_map(|line| line.strip_prefix("amped: metrics on http://")).unwrap();
+    let exporter = line.strip_suffix("/metrics").unwrap().parse().unwrap();
+    Told { server, exporter, file, _folder: folder }
+}
+
+impl Told {
+    fn get(&self, target: &str) -> u16 {
+        self.server.get(target).status
+    }
+
+    fn page(&self) -> Page {
+        let response = Client::connect(self.exporter).request("GET", "/metrics", &[]);
+        assert_eq!(response.status, 200);
+        assert_eq!(response.field("Content-Type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+        Page::read(&response.text())
+    }
+
+    /// The page once a figure has reached a value: the last of a reply is counted a moment after it was sent.
+    fn page_with(&self, name: &str, labels: &str, expected: f64) -> Page {
+        let mut page = self.page();
+        wait_until(&format!("{name}{{{labels}}} to be {expected}"), || {
+            page = self.page();
+            page.sum(name, labels) >= expected
+        });
+        assert_eq!(page.sum(name, labels), expected, "{name}{{{labels}}}");
+        page
+    }
+}
+
+/// A page in the form of OpenMetrics, read strictly.
+struct Page {
+    /// By name and labels as they are written.
+    samples: BTreeMap<(String, String), f64>,
+}
+
+impl Page {
+    /// OpenMetrics 1.0: families with their metadata first and each once, samples of a family together and named as its type
+    /// demands, units at the end of names, histograms that rise to `+Inf`, one `# EOF` at the end.
+    fn read(text: &str) -> Page {
+        let body = text.strip_suffix("# EOF\n").expect("the end is marked, and nothing follows");
+        let mut samples = BTreeMap::new();
+        let mut families: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        let mut family = String::new();
+        for line in body.lines() {
+            if let Some(rest) = line.strip_prefix("# ") {
+                let mut words = rest.splitn(3, ' ');
+                let (what, name, value) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+                assert!(["TYPE", "UNIT", "HELP"].contains(&what), "{line}");
+                if name != family {
+                    assert!(!families.contains_key(name), "the family {name} is in two places");
+                    family = name.to_owned();
+                }
+                let known = families.entry(family.clone()).or_default();
+                assert!(known.insert(what.to_owned(), value.to_owned()).is_none(), "{line}");
+                continue;
+            }
+            let (name_and_labels, value) = line.rsplit_once(' ').expect("a value");
+            let (name, labels) = match name_and_labels.split_once('{') {
+                Some((name, labels)) => (name, labels.strip_suffix('}').expect("the labels end")),
+                None => (name_and_labels, ""),
+            };
+            assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{line}");
+            for pair in labels.split(',').filter(|pair| !pair.is_empty()) {
+                let (label, value) = pair.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
+                assert!(label.bytes().all(|b| b.is_ascii_lowercase()) && value.ends_with('"'), "{line}");
+            }
+            let meta = families.get(&family).unwrap_or_else(|| panic!("{line} belongs to no family"));
+            let suffix = name.strip_prefix(family.as_str()).unwrap_or_else(|| panic!("{line} is not of {family}"));
+            let fits: &[&str] = match meta["TYPE"].as_str() {
+                "counter" => &["_total"],
+                "gauge" => &[""],
+                "histogram" => &["_bucket", "_count", "_sum"],
+                "info" => &["_info"],
+                other => panic!("{other} is no type of ours"),
+            };
+            assert!(fits.contains(&suffix), "{line} is no sample of a {}", meta["TYPE"]);
+            if let Some(unit) = meta.get("UNIT") {
+                assert!(family.ends_with(&format!("_{unit}")), "{family} is in {unit}");
+                assert!(["bytes", "seconds"].contains(&unit.as_str()), "{unit} is no base unit");
+            }
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}: no number"));
+            assert!(value >= 0.0 && value.is_finite(), "{line}");
+            assert!(samples.insert((name.to_owned(), labels.to_owned()), value).is_none(), "{line} stands twice");
+        }
+        for (name, meta) in &families {
+            assert!(meta.contains_key("TYPE") && meta["HELP"].ends_with('.'), "{name}: {meta:?}");
+        }
+        let page = Page { samples };
+        page.check_histograms();
+        page
+    }
+
+    fn check_histograms(&self) {
+        let mut series: BTreeMap<(String, String), Vec<(f64, f64)>> = BTreeMap::new();
+        for ((name, labels), value) in &self.samples {
+            if let Some(base) = name.strip_suffix("_bucket") {
+                let (labels, end) = labels.split_once(",le=\"").expect("the end of the bucket");
+                let end = end.strip_suffix('"').unwrap().replace("+Inf", "inf").parse().unwrap();
+                series.entry((base.to_owned(), labels.to_owned())).or_default().push((end, *value));
+            }
+        }
+        for ((base, labels), mut buckets) in series {
+            buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+            assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{base}{{{labels}}} falls: {buckets:?}");
+            let (end, last) = *buckets.last().unwrap();
+            assert!(end.is_infinite() && self.of(&format!("{base}_count"), &labels) == last, "{base}{{{labels}}}");
+        }
+    }
+
+    /// One sample.
+    fn of(&self, name: &str, labels: &str) -> f64 {
+        *self.samples.get(&(name.to_owned(), labels.to_owned())).unwrap_or_else(|| panic!("no {name}{{{labels}}}"))
+    }
+
+    /// All samples of a name whose labels hold this.
+    fn sum(&self, name: &str, part: &str) -> f64 {
+        let these = self.samples.iter().filter(|((known, labels), _)| known == name && labels.contains(part));
+        these.map(|(_, value)| value).sum()
+    }
+}
+
+/// A file of each class of size, and what the class is called.
+const SIZES: [(usize, &str); 5] =
+    [(300, "<1K"), (5000, "<10K"), (50_000, "<100K"), (500_000, "<1M"), (3_000_000, "more")];
+
+#[test]
+fn each_reply_is_counted_in_its_class_to_the_byte() {
+    let site = Site::new();
+    for (size, _) in SIZES {
+        site.file(&format!("{size}"), pattern(size));
+    }
+    site.file("empty", "");
+    let_files_settle();
+    let told = told(&site, "");
+    let (mut replies, mut sent) = (0, 0);
+    for round in 0..3 {
+        for (size, _) in SIZES {
+            let mut client = told.server.connect();
+            for _ in 0..=round {
+                client.send_request("GET", &format!("/{size}"), &[]);
+                let head = client.read_head().len();
+                sent += head + client.read_body(size).unwrap();
+                replies += 1;
+            }
+        }
+    }
+    let page = told.page_with("amped_replies_total", "", f64::from(replies));
+    assert_eq!(page.of("amped_requests_total", ""), f64::from(replies));
+    assert_eq!(page.of("amped_sent_bytes_total", ""), sent as f64);
+    for (size, class) in SIZES {
+        let labels = format!("size=\"{class}\",kind=\"static\"");
+        assert_eq!(page.of("amped_replies_total", &labels), 6.0, "{class}");
+        assert_eq!(page.of("amped_reply_body_bytes_total", &labels), 6.0 * size as f64, "{class}");
+    }
+    // What is made for the request, and what has no body, is of the smallest class.
+    assert_eq!(told.get("/none"), 404);
+    assert_eq!(told.get("/"), 403);
+    told.server.connect().request("HEAD", "/3000000", &[]);
+    let tag = told.server.get("/empty").field("ETag").unwrap().to_owned();
+    assert_eq!(told.server.connect().request("GET", "/empty", &[("If-None-Match", &tag)]).status, 304);
+    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"dynamic\"", 2.0);
+    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 6.0 + 3.0);
+    // Pipelined ones are counted like others.
+    let mut client = told.server.connect();
+    (0..20).for_each(|_| client.send_request("GET", "/300", &[]));
+    (0..20).for_each(|_| assert_eq!(client.response("GET").body.len(), 300));
+    let page = told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 29.0);
+    assert_eq!(page.sum("amped_replies_total", ""), page.of("amped_requests_total", ""));
+    assert_eq!(page.of("amped_bad_requests_total", ""), 0.0);
+}
+
+#[test]
+fn parts_of_a_request_fit_into_the_whole() {
+    let site = Site::new();
+    site.file("small", pattern(2000));
+    let_files_settle();
+    let told = told(&site, &format!("[log]\naccess = {:?}\n", site.path().join("access.log")));
+    let begun = std::time::Instant::now();
+    let mut client = told.server.connect();
+    let asked = 1000;
+    (0..asked).for_each(|_| assert_eq!(client.get("/small").status, 200));
+    let elapsed = begun.elapsed().as_secs_f64();
+    let page = told.page_with("amped_replies_total", "", f64::from(asked));
+    let class = "size=\"<10K\",kind=\"static\"";
+    let timed = page.of("amped_request_phase_seconds_count", &format!("phase=\"parsing\",{class}"));
+    // One in 16, or one in 64 where a thread may not look at its switches; and the first.
+    assert!((4.0..200.0).contains(&timed), "{timed} of {asked} were timed");
+    let mut sum = 0.0;
+    for phase in ["waiting", "parsing", "processing", "sending", "logging"] {
+        let labels = format!("phase=\"{phase}\",{class}");
+        assert_eq!(page.of("amped_request_phase_seconds_count", &labels), timed, "{phase}");
+        let seconds = page.of("amped_request_phase_seconds_sum", &labels);
+        let cpu = page.of("amped_request_phase_cpu_seconds_total", &labels);
+        assert!(cpu <= seconds && seconds > 0.0, "{phase}: {cpu} of {seconds} s");
+        sum += seconds;
+    }
+    // One client asks one thing after the other, so all parts of what was timed lie in the time that passed.
+    assert!(sum < elapsed, "{sum} s of {elapsed} s");
+    assert!(page.sum("amped_request_phase_seconds_count", "size=\"<1M\"") == 0.0, "none was asked for");
+}
+
+#[test]
+fn a_reply_that_is_broken_off_counts_its_bytes_alone() {
+    let site = Site::new();
+    site.file("large", pattern(40_000_000));
+    let_files_settle();
+    let told = told(&site, "");
+    let mut client = Client::connect_narrow(told.server.address, 16 * 1024);
+    client.send_request("GET", "/large", &[]);
+    client.read_head();
+    client.read_body(100_000).unwrap();
+    // While it is under way its bytes are counted, as soon as the call that sends them is back, and the reply is not.
+    wait_until("bytes to be counted", || told.page().of("amped_sent_bytes_total", "") >= 100_000.0);
+    let page = told.page();
+    assert_eq!(page.sum("amped_replies_total", ""), 0.0);
+    drop(client);
+    told.page_with("amped_connections_broken_total", "", 1.0);
+    let page = told.page();
+    let bytes = page.of("amped_reply_body_bytes_total", "size=\"more\",kind=\"static\"");
+    assert!((100_000.0..40_000_000.0).contains(&bytes), "{bytes}");
+    assert_eq!(page.sum("amped_replies_total", ""), 0.0);
+}
+
+#[test]
+fn what_there_is_now_and_what_caches_did_is_told_soon() {
+    let site = Site::new();
+    site.file("a", pattern(2000));
+    let_files_settle();
+    let told = told(&site, one_set_of_caches());
+    let mut client = told.server.connect();
+    (0..10).for_each(|_| assert_eq!(client.get("/a").status, 200));
+    // One miss, when nothing was known.
+    told.page_with("amped_cache_hits_total", "cache=\"path\"", 9.0);
+    let page = told.page_with("amped_connections", "", 1.0);
+    assert_eq!(page.of("amped_cache_misses_total", "cache=\"path\""), 1.0);
+    assert_eq!(page.of("amped_cache_entries", "cache=\"path\""), 1.0);
+    let held = page.of("amped_cache_held_bytes", "cache=\"body\"");
+    assert!((2000.0..3000.0).contains(&held), "{held}");
+    assert_eq!(page.of("amped_connections_accepted_total", ""), 1.0);
+    assert_eq!(page.of("amped_request_hits_total", ""), 9.0);
+    assert!(page.of("amped_loop_turns_total", "") >= 10.0 && page.of("amped_loop_busy_seconds_total", "") > 0.0);
+    drop(client);
+    wait_until("the connection to be gone", || told.page().of("amped_connections", "") == 0.0);
+    wait_until("its memory to be gone", || {
+        let page = told.page();
+        page.of("amped_connection_bytes", "") < 100_000.0
+    });
+}
+
+#[test]
+fn what_would_wait_is_told_by_cause() {
+    let site = Site::new();
+    site.file("folder/a", pattern(2000));
+    let_files_settle();
+    let told = told_by(Server::with_site, &site, "listing = true");
+    let has_helpers = matches!(architecture(), None | Some("amped"));
+    let with_helpers = |count: f64| if has_helpers { count } else { 0.0 };
+    assert_eq!(told.get("/folder/"), 200);
+    let list = "cause=\"list\"";
+    let page = told.page_with("amped_replies_total", "kind=\"dynamic\"", 1.0);
+    wait_until("the listing to be told of", || told.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
+    assert_eq!(told.page().of("amped_helper_wait_seconds_total", list) > 0.0, has_helpers);
+    assert_eq!(page.of("amped_helper_queue", ""), 0.0);
+    // A file of this moment is waited for until it has held still; on a busy machine it may do so before it is asked for.
+    let mut fresh = 0;
+    wait_until("a file that was asked for while it was written", || {
+        fresh += 1;
+        site.file(&format!("fresh-{fresh}"), "x");
+        assert_eq!(told.get(&format!("/fresh-{fresh}")), 200);
+        told.page().of("amped_probe_misses_total", "of=\"change\"") > 0.0
+    });
+    wait_until("the helpers to be told of", || {
+        let page = told.page();
+        let [tasks, seconds] = ["amped_helper_tasks_total", "amped_helper_wait_seconds_total"];
+        let of = |name: &str| page.of(name, "cause=\"change\"");
+        (of(tasks) > 0.0 && of(seconds) > 0.0) == has_helpers
+    });
+}
+
+#[test]
+fn the_exporter_is_for_get_and_for_one_page() {
+    let site = Site::new();
+    site.file("index.html", "x");
+    let told = told(&site, "");
+    let status = |method: &str, target: &str| Client::connect(told.exporter).request(method, target, &[]).status;
+    assert_eq!([status("GET", "/metrics"), status("HEAD", "/metrics")], [200, 200]);
+    assert_eq!([status("GET", "/"), status("POST", "/metrics")], [404, 405]);
+    let mut silent = Client::connect(told.exporter);
+    silent.send("GET /metrics HTTP/1.1\r\nHo");
+    assert_eq!(status("GET", "/metrics"), 200, "nobody waits for who does not end his request");
+    silent.send("st: a\r\n\r\n");
+    assert_eq!(silent.response("GET").status, 200);
+    assert!(silent.ends(), "one request a connection");
+    let mut wrong = Client::connect(told.exporter);
+    wrong.send("no request at all\r\n\r\n");
+    assert_eq!(wrong.response("GET").status, 400);
+    // None of these was a request of the site.
+    assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_what_it_has_counted() {
+    let site = Site::new();
+    site.file("a", pattern(2000));
+    let_files_settle();
+    if !has_processes() {
+        return a_server_that_is_killed(&site);
+    }
+    let told = told(&site, "workers = 3\n");
+    let mut asked = 0;
+    for round in 0..3 {
+        let mut client = told.server.connect();
+        for _ in 0..10 + round {
+            assert_eq!(client.get("/a").status, 200);
+            asked += 1;
+        }
+        // Whoever was answered was counted before, so at once:
+        let children = told.server.children();
+        let victim = children[round % children.len()].to_string();
+        assert!(Command::new("kill").args(["-KILL", &victim]).status().unwrap().success());
+        let page = told.page();
+        assert_eq!(page.of("amped_requests_total", ""), f64::from(asked));
+        drop(client);
+        wait_until("another process in its place", || told.server.children().len() == 3);
+    }
+    let page = told.page();
+    // The last reply of each may have been killed between its last byte and its count, no more.
+    let replies = page.sum("amped_replies_total", "");
+    assert!((f64::from(asked) - 3.0..=f64::from(asked)).contains(&replies), "{replies} of {asked}");
+    wait_until("nothing to be held for those who are dead", || told.page().of("amped_connections", "") == 0.0);
+}
+
+/// Where loops are threads, what one dies of ends the server; then the file still says what it had counted.
+fn a_server_that_is_killed(site: &Site) {
+    let told = told(site, "");
+    let mut client = told.server.connect();
+    (0..25).for_each(|_| assert_eq!(client.get("/a").status, 200));
+    let before = std::fs::read(&told.file).unwrap();
+    told.server.signal("KILL");
+    wait_until("the server to be gone", || std::net::TcpStream::connect(told.server.address).is_err());
+    let after = std::fs::read(&told.file).unwrap();
+    assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
+}
+
+/// The first figure, all slots together, by the layout of SPECIFICATION.md.
+fn first_figure(file: &[u8]) -> u64 {
+    let word = |at: usize| u64::from_ne_bytes(file[8 * at..8 * at + 8].try_into().unwrap());
+    assert_eq!((&file[..8], word(1)), (&b"AMPEDMET"[..], 1));
+    let [head, slot, slots, figures_at] = [2, 3, 4, 12].map(|at| word(at) as usize);
+    (0..slots).map(|number| word((head + number * slot + figures_at) / 8)).sum()
+}
+
+#[test]
+fn a_reload_takes_nothing_from_the_sums() {
+    let site = Site::new();
+    site.file("a", pattern(2000));
+    let_files_settle();
+    let told = told(&site, if is_pool() { "workers = 2\n" } else { "" });
+    let mut asked = 0;
+    for _ in 0..4 {
+        // Each on its own: one that a worker has which is about to retire is closed after its reply.
+        for _ in 0..5 {
+            assert_eq!(told.get("/a"), 200);
+            asked += 1;
+        }
+        let before = told.server.said().len();
+        told.server.signal("HUP");
+        wait_until("the new configuration", || told.server.said()[before..].contains("is in force"));
+    }
+    let page = told.page_with("amped_requests_total", "", f64::from(asked));
+    assert_eq!(page.sum("amped_replies_total", ""), f64::from(asked));
+}
+
+#[test]
+fn all_loops_are_summed_while_many_ask() {
+    let site = Site::new();
+    site.file("a", pattern(2000));
+    let_files_settle();
+    let told = told(&site, if is_pool() { "workers = 8\n" } else { "workers = 2\n" });
+    let (clients, each) = (8, 200);
+    thread::scope(|scope| {
+        for _ in 0..clients {
+            scope.spawn(|| {
+                let mut client = told.server.connect();
+                (0..each).for_each(|_| assert_eq!(client.get("/a").body.len(), 2000));
+            });
+        }
+        // Sums never go back while they are read.
+        let mut last = 0.0;
+        for _ in 0..50 {
+            let now = told.page().of("amped_requests_total", "");
+            assert!(now >= last, "{now} after {last}");
+            last = now;
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let total = f64::from(clients * each);
+    let page = told.page_with("amped_replies_total", "", total);
+    assert_eq!(page.of("amped_requests_total", ""), total);
+    assert_eq!(page.sum("amped_reply_body_bytes_total", ""), 2000.0 * total);
+}
+
+#[test]
+fn without_being_asked_nothing_is_told() {
+    let site = Site::new();
+    site.file("a", pattern(10));
+    let server = Server::serve(&site);
+    assert_eq!(server.get("/a").status, 200);
+    assert!(!server.said().contains("metrics"));
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
+    assert!(!maps.lines().any(|line| line.contains("rw-s") && line.contains("metrics")), "{maps}");
+}
+
+/// A server that is told wrong says what to do, before it serves.
+#[test]
+fn what_cannot_be_is_refused_at_the_start() {
+    let site = Site::new();
+    site.file("a", "x");
+    let refused = |flags: &[&str], says: &str| {
+        let mut command = program();
+        command.arg("serve").arg(site.path()).args(["--listen", "127.0.0.1:0"]).args(flags);
+        let ended = run_command(command);
+        assert!(ended.status != 0 && ended.stderr.contains(says), "{flags:?}: {}", ended.stderr);
+    };
+    refused(&["--metrics-listen", "0.0.0.0:9145"], "other machines could ask");
+    refused(&["--metrics-listen", "9145"], "127.0.0.1:9145");
+    let on_disk = Site::on_disk();
+    let path = on_disk.path().join("metrics");
+    refused(&["--metrics-file", path.to_str().unwrap()], "/dev/shm");
+    let told = told(&site, "");
+    refused(&["--metrics-file", told.file.to_str().unwrap()], "another server that runs has it");
+    assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
+    // After it, the next one takes the name over, and begins at nothing.
+    let file = told.file.clone();
+    assert_eq!(told.get("/a"), 200);
+    told.page_with("amped_replies_total", "", 1.0);
+    let Told { mut server, _folder, .. } = told;
+    server.signal("TERM");
+    server.wait();
+    assert_eq!(first_figure(&std::fs::read(&file).unwrap()), 1);
+    let mut command = program();
+    command.arg("serve").arg(site.path()).args(["--listen", "127.0.0.1:0", "--metrics-file", file.to_str().unwrap()]);
+    let server = Server::spawn(command);
+    assert_eq!(first_figure(&std::fs::read(&file).unwrap()), 0);
+    assert_eq!(server.get("/a").status, 200);
+    wait_until("its first request", || first_figure(&std::fs::read(&file).unwrap()) == 1);
+}
