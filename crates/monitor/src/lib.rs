@@ -4,6 +4,7 @@
 //! source    what the kernel tells: texts of /proc into numbers            pure
 //! server    whose they are: the processes and listeners behind a port or a pid
 //! sample    all of it at one moment, again and again, within a budget     (budget: pure)
+//! published what the server tells of itself: requests by class and phase, caches, helpers, loops
 //! rates     what happened between two samples                             pure
 //! store     samples to a file and back
 //! show      rates as lines, CSV, a screen                                 pure
@@ -20,6 +21,7 @@
 mod budget;
 pub mod overhead;
 pub mod profile;
+mod published;
 mod rates;
 mod sample;
 mod server;
@@ -29,8 +31,10 @@ mod stop;
 mod store;
 
 pub use budget::Budget;
+pub use published::{Class, Module, Phase, Published};
 pub use rates::{
-    CpuShare, DiskRate, ListenerRate, NetworkRate, PagingRate, PressureShare, ProcessRate, ThreadRate, Tick,
+    ClassRate, CpuShare, DiskRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime, PressureShare,
+    ProcessRate, ThreadRate, Tick,
 };
 pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings};
 pub use server::{Server, Target};

@@ -85,8 +85,13 @@ enum Window {
 /// As `Sampler::begin`; sampling is refused; there was no load.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
     let interval = settings.window;
-    let mut sampler =
-        Sampler::begin(Watch { target: settings.target, interval, census_interval: interval, budget: 1.0 })?;
+    let mut sampler = Sampler::begin(Watch {
+        target: settings.target,
+        interval,
+        census_interval: interval,
+        budget: 1.0,
+        server_file: None,
+    })?;
     let mut rings = Vec::new();
     let processors = if settings.profile { crate::profile::processors()? } else { Vec::new() };
     for processor in processors {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
+use crate::published::{Class, Module};
 use crate::sample::{Census, Sample};
 use crate::source::{Cpu, Memory, SOFTIRQS, Stall};
 
@@ -53,6 +54,8 @@ pub struct Tick {
     pub listeners: Vec<ListenerRate>,
     /// Its connections, as they were counted last.
     pub census: Option<Census>,
+    /// What it tells of itself, if it does.
+    pub module: Option<ModuleRate>,
     /// What the monitor used itself, as a share of one processor.
     pub own_cpu: f64,
     /// Likewise since it began.
@@ -194,6 +197,55 @@ pub struct ThreadRate {
     pub major_faults_per_s: f64,
 }
 
+/// What a server tells of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ModuleRate {
+    /// What has happened since its start, by the names of [`Module`](crate::Module).
+    pub counters: BTreeMap<String, u64>,
+    /// The same, a second.
+    pub per_s: BTreeMap<String, f64>,
+    /// What there was at the end.
+    pub gauges: BTreeMap<String, u64>,
+    /// Requests by class; classes without any since the server's start are left out.
+    pub classes: Vec<ClassRate>,
+}
+
+/// Requests of a class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ClassRate {
+    /// The sizes of bodies.
+    pub size: String,
+    /// Static or dynamic.
+    pub kind: String,
+    /// Replies since the server's start.
+    pub replies: u64,
+    /// Bytes of their bodies.
+    pub body_bytes: u64,
+    /// Replies a second.
+    pub replies_per_s: f64,
+    /// Bytes of bodies a second.
+    pub body_bytes_per_s: f64,
+    /// Replies of this tick that were timed.
+    pub timed: u64,
+    /// What these took; empty without one.
+    pub phases: Vec<PhaseTime>,
+}
+
+/// A phase of the requests of a tick that were timed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PhaseTime {
+    /// Its name.
+    pub name: String,
+    /// Elapsed time of a request, in microseconds, the mean.
+    pub elapsed_us: f64,
+    /// CPU time of a request, in microseconds, the mean.
+    pub cpu_us: f64,
+    /// Half of them took no longer than this, in microseconds, to within a factor of two; `None`: longer than is told.
+    pub p50_us_max: Option<f64>,
+    /// Likewise 99 of 100.
+    pub p99_us_max: Option<f64>,
+}
+
 /// One listener.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ListenerRate {
@@ -294,6 +346,7 @@ impl Tick {
             }
             network
         });
+        tick.module = to.module.as_ref().map(|to| ModuleRate::between(from.module.as_ref(), to, rate));
         tick.add_server(from, to, rate);
         Some(tick)
     }
@@ -359,6 +412,70 @@ impl Tick {
     }
 }
 
+impl ModuleRate {
+    /// Of a server that told nothing before, rates are not known, and 0.
+    fn between(from: Option<&Module>, to: &Module, rate: impl Fn(u64, u64) -> f64) -> ModuleRate {
+        let from = from.unwrap_or(to);
+        let before = |key: &str, now: u64| from.counters.get(key).copied().unwrap_or(now);
+        let per_s = to.counters.iter().map(|(key, now)| (key.clone(), rate(before(key, *now), *now))).collect();
+        let seen = to.classes.iter().enumerate().filter(|(_, class)| class.replies > 0 || class.body_bytes > 0);
+        let classes = seen.map(|(number, to_class)| {
+            let same = |class: &&Class| (&class.size, &class.kind) == (&to_class.size, &to_class.kind);
+            let from_class = from.classes.get(number).filter(same).unwrap_or(to_class);
+            ClassRate::between(from_class, to_class, to.first_bucket_bits, &rate)
+        });
+        let classes = classes.collect();
+        ModuleRate { counters: to.counters.clone(), per_s, gauges: to.gauges.clone(), classes }
+    }
+}
+
+impl ClassRate {
+    fn between(from: &Class, to: &Class, first_bucket_bits: u32, rate: impl Fn(u64, u64) -> f64) -> ClassRate {
+        let timed = to.timed.saturating_sub(from.timed);
+        let phases = from.phases.iter().zip(&to.phases).filter(|(from, to)| timed > 0 && from.name == to.name);
+        let phases = phases.map(|(from, to)| {
+            let mean = |from: u64, to: u64| to.saturating_sub(from) as f64 / timed as f64 / 1e3;
+            // One that had not been timed before has no buckets there.
+            let before = from.buckets.iter().copied().chain(std::iter::repeat(0));
+            let buckets: Vec<u64> = to.buckets.iter().zip(before).map(|(to, from)| to.saturating_sub(from)).collect();
+            PhaseTime {
+                name: to.name.clone(),
+                elapsed_us: mean(from.elapsed_ns, to.elapsed_ns),
+                cpu_us: mean(from.cpu_ns, to.cpu_ns),
+                p50_us_max: quantile_us(&buckets, 0.5, first_bucket_bits),
+                p99_us_max: quantile_us(&buckets, 0.99, first_bucket_bits),
+            }
+        });
+        ClassRate {
+            size: to.size.clone(),
+            kind: to.kind.clone(),
+            replies: to.replies,
+            body_bytes: to.body_bytes,
+            replies_per_s: rate(from.replies, to.replies),
+            body_bytes_per_s: rate(from.body_bytes, to.body_bytes),
+            timed,
+            phases: phases.collect(),
+        }
+    }
+
+    /// What its requests took, all phases together, in microseconds: elapsed and CPU time; `None` if none was timed.
+    pub fn whole_us(&self) -> Option<(f64, f64)> {
+        let sum = |of: fn(&PhaseTime) -> f64| self.phases.iter().map(of).sum();
+        (!self.phases.is_empty()).then(|| (sum(|phase| phase.elapsed_us), sum(|phase| phase.cpu_us)))
+    }
+}
+
+/// Where the bucket ends in which this share of all is reached, in microseconds; `None` for the last, which has no end.
+fn quantile_us(buckets: &[u64], share: f64, first_bucket_bits: u32) -> Option<f64> {
+    let rank = (share * buckets.iter().sum::<u64>() as f64).ceil().max(1.0);
+    let mut sum = 0;
+    let number = buckets.iter().position(|bucket| {
+        sum += bucket;
+        sum as f64 >= rank
+    })?;
+    (number + 1 < buckets.len()).then(|| 2f64.powi(first_bucket_bits as i32 + number as i32) / 1e3)
+}
+
 impl CpuShare {
     fn of(cpu: Cpu) -> CpuShare {
         let share = |part: u64| part as f64 / cpu.total().max(1) as f64;
@@ -382,6 +499,7 @@ impl CpuShare {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::published::Phase;
     use crate::sample::{Listener, Own};
     use crate::source::{Disk, Host, Interface, Network, Paging, Pressure, Process, Tcp, Thread};
 
@@ -401,6 +519,72 @@ mod tests {
         let tick = Tick::between(&later(0), &later(2_000_000)).unwrap();
         assert_eq!((tick.interval_s, tick.at_s, tick.cpu.idle), (2.0, 3.0, 1.0));
         assert_eq!((tick.paging, tick.network, tick.pressure, tick.census), (None, None, None, None));
+    }
+
+    #[test]
+    fn what_a_server_tells() {
+        let class = |size: &str, replies, timed, elapsed_ns, buckets: &[u64]| Class {
+            size: size.to_owned(),
+            kind: "static".to_owned(),
+            replies,
+            body_bytes: 1000 * replies,
+            timed,
+            phases: vec![Phase {
+                name: "parsing".to_owned(),
+                elapsed_ns,
+                cpu_ns: elapsed_ns / 2,
+                buckets: buckets.to_vec(),
+            }],
+        };
+        let module = |requests, waiting, classes| Module {
+            counters: [("requests".to_owned(), requests)].into(),
+            gauges: [("helper_queue".to_owned(), waiting)].into(),
+            classes,
+            first_bucket_bits: 10,
+        };
+        let from = module(100, 9, vec![class("<1K", 0, 0, 0, &[]), class("<10K", 5, 1, 7000, &[1, 0, 0])]);
+        let to = module(300, 2, vec![class("<1K", 0, 0, 0, &[]), class("<10K", 25, 5, 15_000, &[2, 3, 0])]);
+        let tick = |from: Option<Module>, to: Option<Module>| {
+            let (mut first, mut second) = (later(0), later(2_000_000));
+            (first.module, second.module) = (from, to);
+            Tick::between(&first, &second).unwrap().module
+        };
+        let found = tick(Some(from.clone()), Some(to.clone())).unwrap();
+        assert_eq!(
+            (found.counters["requests"], found.per_s["requests"], found.gauges["helper_queue"]),
+            (300, 100.0, 2)
+        );
+        let [one] = &found.classes[..] else { panic!("{found:?}") };
+        assert_eq!((one.replies, one.replies_per_s, one.body_bytes_per_s, one.timed), (25, 10.0, 10_000.0, 4));
+        // 8 us of 4 requests, one of which was in the first bucket.
+        let expected = PhaseTime {
+            name: "parsing".to_owned(),
+            elapsed_us: 2.0,
+            cpu_us: 1.0,
+            p50_us_max: Some(2.048),
+            p99_us_max: Some(2.048),
+        };
+        assert_eq!(one.phases, [expected]);
+        assert_eq!(one.whole_us(), Some((2.0, 1.0)));
+        // A server that has just begun to tell has totals, and no rates; another one counts anew.
+        let begun = tick(None, Some(to.clone())).unwrap();
+        assert_eq!((begun.counters["requests"], begun.per_s["requests"], begun.classes[0].phases.len()), (300, 0.0, 0));
+        assert_eq!(tick(Some(to.clone()), Some(from)).unwrap().per_s["requests"], 0.0);
+        assert_eq!(tick(Some(to), None), None);
+    }
+
+    #[test]
+    fn quantiles_are_the_ends_of_buckets() {
+        let check = |buckets: &[u64], share: f64, expected: Option<f64>| {
+            assert_eq!(quantile_us(buckets, share, 10), expected, "{buckets:?} {share}");
+        };
+        check(&[1, 1, 0], 0.5, Some(1.024));
+        check(&[1, 2, 0], 0.5, Some(2.048));
+        check(&[99, 0, 1, 0], 0.99, Some(1.024));
+        check(&[98, 0, 2, 0], 0.99, Some(4.096));
+        check(&[0, 0, 5], 0.5, None);
+        check(&[0, 0, 0], 0.5, None);
+        check(&[], 0.5, None);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
@@ -18,6 +18,7 @@ use amped_sys::sock_diag::{Question, TcpState};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
+use crate::published::{Module, Published};
 use crate::server::{Server, Target};
 use crate::source::{
     Disk, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall, Tcp, Thread, stat_of,
@@ -35,6 +36,8 @@ pub struct Settings {
     pub census_interval: Duration,
     /// The share of one processor that the monitor may use: 0.005 is 0.5 %.
     pub budget: f64,
+    /// The file in which the server publishes what it counts. `None`: one that it has mapped, if there is one.
+    pub server_file: Option<PathBuf>,
 }
 
 /// Everything at one moment. Counters are since the start of the machine, the namespace or the thread.
@@ -64,6 +67,8 @@ pub struct Sample {
     pub listeners: Vec<Listener>,
     /// Its connections, as they were counted last.
     pub census: Option<Census>,
+    /// What it tells of itself, if it does.
+    pub module: Option<Module>,
     /// The monitor itself.
     pub own: Own,
 }
@@ -179,6 +184,7 @@ pub struct Sampler {
     server_due: Instant,
     census_due: Instant,
     census: Option<Census>,
+    published: Option<Published>,
 }
 
 /// What all of the machine or the namespace is read from.
@@ -235,7 +241,12 @@ impl Sampler {
             server_due: now + SERVER_INTERVAL,
             census_due: now,
             census: None,
+            published: None,
         };
+        if let Some(path) = &sampler.settings.server_file {
+            sampler.published = Some(Published::open(path)?);
+        }
+        sampler.find_published();
         sampler.list_threads();
         sampler.cpu_at_start = cpu_time();
         Ok(sampler)
@@ -295,6 +306,7 @@ impl Sampler {
         let now = Instant::now();
         if now >= self.server_due {
             self.server.look_again()?;
+            self.find_published();
             self.server_due = now + SERVER_INTERVAL;
             self.threads_due = now;
         }
@@ -305,6 +317,7 @@ impl Sampler {
         let mut sample = Box::new(Sample { at_us: micros(self.begun.elapsed()), ..Sample::default() });
         sample.wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         self.files.read(&mut sample)?;
+        sample.module = self.published.as_ref().map(Published::read);
         let was_seen = !self.threads.is_empty();
         self.read_threads(&mut sample);
         if sample.threads.is_empty() && was_seen {
@@ -330,6 +343,18 @@ impl Sampler {
             return Ok(None);
         }
         Ok(Some(sample))
+    }
+
+    /// Looks for what the server publishes, if it is not known or another server's by now.
+    fn find_published(&mut self) {
+        if self.published.as_ref().is_some_and(Published::is_current) {
+            return;
+        }
+        self.published = match &self.settings.server_file {
+            // Until there is one again, the old one says how it ended.
+            Some(path) => Published::open(path).ok().or(self.published.take()),
+            None => Published::find(self.server.pids()),
+        };
     }
 
     /// Nanoseconds that the server's threads have run, and what they have done meanwhile: segments with data that came on

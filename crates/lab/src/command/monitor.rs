@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// What the monitor may use of one processor
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
+    /// File in which the server publishes what it counts [default: one that it has mapped, if there is one]
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    server_file: Option<PathBuf>,
     /// End after so long [default: when it is interrupted or the server ends]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     duration: Option<Duration>,
@@ -78,8 +81,10 @@ Examples:
   ammeter monitor --port 8080 --interval 100ms --budget 2% --record run.zst
   ammeter monitor --replay run.zst --csv > run.csv
   ammeter monitor --pid 1234 --duration 10s --json
+  ammeter monitor --port 8080 --server-file /run/amped/metrics
 
-Any server will do. Without root there is all that /proc and sock_diag tell a user, and a line for what is missing.
+Any server will do; one that publishes what it counts, as `amped --metrics-file` does, tells what its requests take, by
+class and phase, and what its caches, helpers and loops do. Without root there is all that /proc and sock_diag tell a user, and a line for what is missing.
 Exit status: 0, also after Ctrl-C; 1 if the server ends, or a record was cut; what was seen until then is there.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
@@ -117,7 +122,13 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
         Target::Pid(pid) => format!("process {pid}"),
     };
     let stop = Stop::listen()?;
-    let settings = Settings { target, interval: args.interval, census_interval: args.census, budget: args.budget };
+    let settings = Settings {
+        target,
+        interval: args.interval,
+        census_interval: args.census,
+        budget: args.budget,
+        server_file: args.server_file.clone(),
+    };
     let mut sampler = Sampler::begin(settings)?;
     let begin_record = |path: &PathBuf| {
         let head = Head {

@@ -87,7 +87,8 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 /// All that there is without samples: how the server's time is split.
 fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
     let interval = args.duration;
-    let settings = ammeter_monitor::Settings { target, interval, census_interval: interval, budget: 1.0 };
+    let settings =
+        ammeter_monitor::Settings { target, interval, census_interval: interval, budget: 1.0, server_file: None };
     let mut sampler = Sampler::begin(settings)?;
     let mut next = || match sampler.next(stop)? {
         Next::Sample(sample) => Ok(sample),

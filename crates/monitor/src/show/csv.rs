@@ -24,6 +24,11 @@ macro_rules! columns {
     };
 }
 
+/// A rate that the server tells, by its name.
+fn module_rate(tick: &Tick, key: &str) -> Option<f64> {
+    tick.module.as_ref()?.per_s.get(key).copied()
+}
+
 columns! {
     "at_s": |tick| Some(tick.at_s),
     "interval_s": |tick| Some(tick.interval_s),
@@ -64,6 +69,11 @@ columns! {
     "net_out_bytes_per_s": |tick| Some(tick.network?.out_bytes_per_s),
     "disk_read_bytes_per_s": |tick| Some(tick.disks.iter().map(|one| one.read_bytes_per_s).sum()),
     "disk_write_bytes_per_s": |tick| Some(tick.disks.iter().map(|one| one.write_bytes_per_s).sum()),
+    "module_requests_per_s": |tick| module_rate(tick, "requests"),
+    "module_sent_bytes_per_s": |tick| module_rate(tick, "sent_bytes"),
+    "module_loop_busy_cpus": |tick| Some(module_rate(tick, "loop_busy_ns")? / 1e9),
+    "module_loop_stalls_per_s": |tick| module_rate(tick, "loop_stalls"),
+    "module_helper_queue": |tick| Some(*tick.module.as_ref()?.gauges.get("helper_queue")? as f64),
     "major_faults_per_s": |tick| Some(tick.paging?.major_faults_per_s),
     "memory_available_bytes": |tick| Some(tick.memory?.available_bytes as f64),
     "pressure_cpu_some": |tick| Some(tick.pressure?.cpu_some),

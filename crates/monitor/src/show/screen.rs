@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
 
 use super::{bytes, count};
-use crate::rates::Tick;
+use crate::rates::{ModuleRate, Tick};
 
 /// What is drawn besides the tick.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,14 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
     listeners(frame, queue, tick);
     connections(frame, states, tick);
     the_machine(frame, machine, tick);
-    the_threads(frame, threads, tick);
+    match &tick.module {
+        None => the_threads(frame, threads, tick),
+        Some(module) => {
+            let [left, right] = Layout::horizontal([Constraint::Length(64), Constraint::Fill(1)]).areas(threads);
+            the_threads(frame, left, tick);
+            the_module(frame, right, module);
+        }
+    }
     let mut lines = vec![Line::from(format!(
         " monitor: {:.2} % of a processor so far    q ends, and so does Ctrl-C",
         tick.own_cpu_so_far * 100.0
@@ -213,10 +220,64 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(title)), area);
 }
 
+/// What the server tells of itself: its loops, helpers and caches, and what a request of each class takes.
+fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
+    let block = Block::bordered().title(" the server says (times of a request in us, elapsed) ");
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [head, classes] = Layout::vertical([Constraint::Length(3), Constraint::Fill(1)]).areas(inner);
+    let rate = |key: &str| module.per_s.get(key).copied().unwrap_or(0.0);
+    let gauge = |key: &str| module.gauges.get(key).copied().unwrap_or(0);
+    // All of a family, whatever they are told apart by.
+    let all = |family: &str| -> f64 {
+        let labelled = format!("{family}{{");
+        module.per_s.iter().filter(|(key, _)| *key == family || key.starts_with(&labelled)).map(|(_, rate)| rate).sum()
+    };
+    let share = |part: f64, rest: f64| if part + rest > 0.0 { 100.0 * part / (part + rest) } else { 0.0 };
+    let helped = all("helper_tasks");
+    let lines = [
+        format!(
+            "{:>7} requests/s {:>7}B/s   loops {:.0} % busy, {:.0} stalls/s",
+            count(rate("requests")),
+            bytes(rate("sent_bytes")),
+            rate("loop_busy_ns") / 1e7,
+            rate("loop_stalls")
+        ),
+        format!(
+            "helpers: {} wait, {} tasks/s of {:.1} ms   probes missed {}/s",
+            gauge("helper_queue"),
+            count(helped),
+            if helped > 0.0 { all("helper_wait_ns") / helped / 1e6 } else { 0.0 },
+            count(all("probe_misses"))
+        ),
+        format!("caches: {:.1} % of lookups found", share(all("cache_hits"), all("cache_misses"))),
+    ];
+    let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
+    frame.render_widget(Paragraph::new(lines), head);
+    let names = module.classes.iter().find(|class| !class.phases.is_empty()).map_or(&[][..], |class| &class.phases);
+    let titles = ["class", "replies/s"].into_iter().map(str::to_owned);
+    let header = titles.chain(names.iter().map(|phase| phase.name.clone())).chain(["CPU".to_owned()]);
+    let rows = module.classes.iter().map(|class| {
+        let name = if class.kind == "static" { class.size.clone() } else { format!("{} {}", class.size, class.kind) };
+        let mut cells = vec![name, count(class.replies_per_s)];
+        match class.whole_us() {
+            None => cells.extend(names.iter().map(|_| "-".to_owned()).chain(["-".to_owned()])),
+            Some((_, cpu)) => {
+                cells.extend(class.phases.iter().map(|phase| format!("{:.1}", phase.elapsed_us)));
+                cells.push(format!("{cpu:.1}"));
+            }
+        }
+        Row::new(cells)
+    });
+    let widths = [Constraint::Length(14), Constraint::Length(9)].into_iter();
+    let widths = widths.chain(std::iter::repeat_n(Constraint::Length(10), names.len())).chain([Constraint::Length(8)]);
+    frame.render_widget(Table::new(rows, widths).header(Row::new(header).bold()), classes);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rates::{CpuShare, ListenerRate, ThreadRate};
+    use crate::rates::{ClassRate, CpuShare, ListenerRate, PhaseTime, ThreadRate};
     use crate::sample::{Census, CensusLimits};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -281,6 +342,56 @@ mod tests {
         // Three quarters of a bar of 138 cells.
         let bar = text.chars().filter(|cell| *cell == '█').count();
         assert!((103..=105).contains(&bar), "{bar} cells in\n{text}");
+    }
+
+    #[test]
+    fn what_a_server_says_stands_beside_its_threads() {
+        let (screen, mut tick) = full();
+        let phase =
+            |name: &str, elapsed_us| PhaseTime { name: name.into(), elapsed_us, cpu_us: 1.5, ..PhaseTime::default() };
+        let per_s = [
+            ("requests", 12_345.0),
+            ("loop_busy_ns", 4.2e8),
+            ("helper_tasks{cause=\"name\"}", 6.0),
+            ("helper_tasks{cause=\"window\"}", 4.0),
+            ("helper_wait_ns{cause=\"window\"}", 2.5e7),
+            ("cache_hits{cache=\"path\"}", 99.0),
+            ("cache_misses{cache=\"path\"}", 1.0),
+        ];
+        tick.module = Some(ModuleRate {
+            per_s: per_s.map(|(key, rate)| (key.to_owned(), rate)).into(),
+            gauges: [("helper_queue".to_owned(), 17)].into(),
+            classes: vec![
+                ClassRate {
+                    size: "<10K".into(),
+                    kind: "static".into(),
+                    replies_per_s: 321.0,
+                    phases: vec![phase("parsing", 2.25), phase("logging", 0.75)],
+                    ..ClassRate::default()
+                },
+                ClassRate { size: "<1K".into(), kind: "dynamic".into(), ..ClassRate::default() },
+            ],
+            ..ModuleRate::default()
+        });
+        let text = drawn(140, 40, &screen, &tick);
+        for part in [
+            "12.3k requests/s",
+            "loops 42 % busy",
+            "17 wait, 10 tasks/s of 2.5 ms",
+            "99.0 % of lookups",
+            "parsing",
+            "321",
+            "2.2",
+            "0.8",
+            "3.0",
+            "<1K dynamic",
+            "worker",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        for (width, height) in [(1, 1), (20, 5), (70, 30), (300, 100)] {
+            drawn(width, height, &screen, &tick);
+        }
     }
 
     #[test]

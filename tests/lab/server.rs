@@ -1,0 +1,150 @@
+//! `ammeter` with the server of this project: what the one says of itself is what the other has counted, to the byte.
+//!
+//! Neither knows the other's code. The file between them is described in SPECIFICATION.md, and this test keeps both to it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::{ammeter, said, until};
+
+/// The program, which lies where `ammeter` does.
+fn amped() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_ammeter")).with_file_name("amped");
+    assert!(path.exists(), "{} is not there: build it (cargo build --package amped)", path.display());
+    path
+}
+
+/// A server of a folder, ended when dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(site: &Path, metrics: &Path, architecture: &str) -> Server {
+        let mut child = Command::new(amped())
+            .arg("serve")
+            .arg(site)
+            .args(["--listen", "127.0.0.1:0", "--architecture", architecture, "--metrics-file"])
+            .arg(metrics)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address = lines.find_map(|line| line.split_once("serving on http://")?.1.strip_suffix('/')?.parse().ok());
+        // Read to the end, or it could not say what else it has to.
+        std::thread::spawn(move || lines.for_each(drop));
+        Server { child, address: address.expect("it says where it serves") }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // All of a pool end with their parent, who is waited for so that the name of its file is free.
+        let pid = self.child.id().to_string();
+        let _ = Command::new("kill").args(["-TERM", &pid]).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the server says of itself at the end of a short watch.
+fn watched(port: &str, more: &[&str]) -> Value {
+    let words = ["monitor", "--port", port, "--json", "--interval", "100ms", "--budget", "100%", "--duration", "300ms"];
+    let output = ammeter(&[&words[..], more].concat());
+    let (text, status) = said(&output);
+    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str::<Value>(text.lines().last().expect("a tick")).unwrap()["module"].clone()
+}
+
+#[test]
+fn what_the_server_says_is_what_the_client_counted() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
+    fs::create_dir(&site).unwrap();
+    let sizes = [(500, "<1K"), (5000, "<10K"), (200_000, "<1M")];
+    for (size, _) in sizes {
+        fs::write(site.join(size.to_string()), vec![b'x'; size]).unwrap();
+    }
+    let mix = home.path().join("mix");
+    fs::write(&mix, "5 /500\n3 /5000\n1 /200000\n").unwrap();
+    for architecture in ["amped", "sped", "mt", "mp"] {
+        let server = Server::start(&site, &metrics, architecture);
+        let url = format!("http://{}/", server.address);
+        let words = ["load", &url, "--clients", "4", "--duration", "500ms", "--seed", "3", "--json", "--mix"];
+        let outcome: Value =
+            serde_json::from_str(&said(&ammeter(&[&words[..], &[mix.to_str().unwrap()]].concat())).0).unwrap();
+        assert!(outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
+        let (replies, bytes) = (outcome["ok"].as_u64().unwrap(), outcome["received_bytes"].as_u64().unwrap());
+        assert!(replies > 20, "{outcome}");
+
+        let port = server.address.port().to_string();
+        let all = |module: &Value, what: &str| -> u64 {
+            module["classes"].as_array().unwrap().iter().map(|class| class[what].as_u64().unwrap()).sum()
+        };
+        // The last replies are counted a moment after the client has them.
+        let mut module = Value::Null;
+        until("the file to be found and all to be counted", || {
+            module = watched(&port, &[]);
+            module.is_object() && all(&module, "replies") >= replies
+        });
+        let counter = |name: &str| module["counters"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {module}"));
+        assert_eq!((counter("requests"), counter("sent_bytes")), (replies, bytes), "{architecture}: {module}");
+        assert_eq!(all(&module, "replies"), replies, "{architecture}: {module}");
+        let of_classes: u64 = sizes
+            .iter()
+            .map(|(size, class)| {
+                let classes = module["classes"].as_array().unwrap();
+                let found = classes.iter().find(|found| found["size"] == *class && found["kind"] == "static");
+                let found = found.unwrap_or_else(|| panic!("no {class}: {module}"));
+                let count = found["replies"].as_u64().unwrap();
+                assert_eq!(found["body_bytes"].as_u64(), Some(count * *size as u64), "{architecture}: {found}");
+                count
+            })
+            .sum();
+        assert_eq!(of_classes, replies);
+        assert_eq!(module["gauges"]["helper_queue"].as_u64(), Some(0), "{module}");
+        // The same by its name.
+        let again = watched(&port, &["--server-file", metrics.to_str().unwrap()]);
+        let totals = |module: &Value| ["requests", "sent_bytes"].map(|name| module["counters"][name].clone());
+        assert_eq!((totals(&again), &again["classes"]), (totals(&module), &module["classes"]), "{architecture}");
+    }
+}
+
+#[test]
+fn phases_of_what_is_asked_meanwhile_are_shown() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
+    fs::create_dir(&site).unwrap();
+    fs::write(site.join("a"), vec![b'x'; 3000]).unwrap();
+    let server = Server::start(&site, &metrics, "amped");
+    let url = format!("http://{}/a", server.address);
+    let mut load = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["load", &url, "--clients", "2", "--duration", "60s"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let port = server.address.port().to_string();
+    until("a tick in which some were timed", || {
+        let module = watched(&port, &[]);
+        let class = &module["classes"][0];
+        let Some(phases) = class["phases"].as_array().filter(|phases| !phases.is_empty()) else { return false };
+        let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["waiting", "parsing", "processing", "sending", "logging"], "{module}");
+        let times = |what: &str| phases.iter().map(|phase| phase[what].as_f64().unwrap()).sum::<f64>();
+        let (elapsed, cpu) = (times("elapsed_us"), times("cpu_us"));
+        assert!(elapsed >= cpu && cpu > 0.0 && class["timed"].as_u64().unwrap() > 0, "{module}");
+        assert!(class["size"] == "<10K" && class["replies_per_s"].as_f64().unwrap() > 0.0, "{module}");
+        true
+    });
+    load.kill().unwrap();
+    load.wait().unwrap();
+    let output = ammeter(&["monitor", "--port", &port, "--server-file", site.join("a").to_str().unwrap()]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("is no file in which a server publishes"), "{text}");
+}
