@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{fs, thread};
@@ -14,6 +14,7 @@ use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
 use super::load::{load, server, url};
+use super::nginx::{Nginx, free_addresses};
 use super::until;
 
 /// The histograms of a log, by tag: of each interval when it began, in seconds, and what is in it.
@@ -146,54 +147,26 @@ fn a_sweep_has_a_page_and_a_log_of_all_its_runs() {
     assert!(page.contains("Capacity: ") && page.contains("\"sweep\":"), "{}", page.len());
 }
 
-/// nginx with two servers on loopback: one keeps connections for long, the other for a second. Ended when dropped.
-struct Nginx {
-    child: Child,
+/// nginx with two servers on loopback: one keeps connections for long, the other for a second.
+struct Two {
+    _nginx: Nginx,
     patient: SocketAddr,
     hasty: SocketAddr,
-    _folder: tempfile::TempDir,
 }
 
-impl Nginx {
-    fn start() -> Nginx {
+impl Two {
+    fn start() -> Two {
         let folder = tempfile::tempdir().unwrap();
-        // The ports are free when they are chosen, and hardly taken in the moment until they are used.
-        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [patient, hasty] = ports.each_ref().map(|port| port.local_addr().unwrap());
-        drop(ports);
-        let own = folder.path().display();
         fs::write(folder.path().join("small"), "ok").unwrap();
         fs::write(folder.path().join("large"), vec![b'x'; 1 << 20]).unwrap();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("{name}_temp_path {own}/{name};\n"))
-            .concat();
-        let text = format!(
-            "daemon off; master_process off; pid {own}/pid; error_log {own}/error.log;\n\
-             events {{ worker_connections 1024; }}\n\
-             http {{ {temporary} access_log off; root {own};\n\
+        let [patient, hasty] = free_addresses();
+        let servers = format!(
+            "root {};\n\
              server {{ listen {patient}; keepalive_timeout 10m; send_timeout 10m; }}\n\
-             server {{ listen {hasty}; keepalive_timeout 1s; }} }}\n"
+             server {{ listen {hasty}; keepalive_timeout 1s; }}",
+            folder.path().display()
         );
-        let config = folder.path().join("nginx.conf");
-        fs::write(&config, text).unwrap();
-        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
-        let mut command = Command::new("nginx");
-        command.args(["-e", &format!("{own}/error.log"), "-p"]).arg(folder.path()).arg("-c").arg(&config);
-        let mut child = command.env("PATH", path).stderr(Stdio::null()).spawn().expect("nginx, a package of Debian");
-        until("nginx to listen", || {
-            let ended = child.try_wait().unwrap();
-            let log = || fs::read_to_string(folder.path().join("error.log")).unwrap_or_default();
-            assert!(ended.is_none(), "nginx has ended: {}", log());
-            TcpStream::connect(patient).is_ok()
-        });
-        Nginx { child, patient, hasty, _folder: folder }
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Two { _nginx: Nginx::start(folder, patient, &servers), patient, hasty }
     }
 }
 
@@ -211,7 +184,7 @@ fn established(server: SocketAddr) -> usize {
 
 #[test]
 fn parked_connections_are_those_that_the_kernel_sees() {
-    let nginx = Nginx::start();
+    let nginx = Two::start();
     let target = format!("http://{}/large", nginx.patient);
     let words =
         ["load", &target, "--rate", "20", "--duration", "3s", "--parked", "100", "--parked", "20:slow-read", "--json"];
@@ -239,7 +212,7 @@ fn parked_connections_are_those_that_the_kernel_sees() {
 
 #[test]
 fn parked_connections_that_a_server_closes_are_told() {
-    let nginx = Nginx::start();
+    let nginx = Two::start();
     let target = format!("http://{}/small", nginx.hasty);
     let output = super::ammeter(&["load", &target, "--rate", "20", "--duration", "3500ms", "--parked", "10"]);
     let (text, _) = super::said(&output);

@@ -14,6 +14,9 @@ mod server;
 mod wan;
 mod workload;
 
+#[path = "../nginx.rs"]
+mod nginx;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;

@@ -8,6 +8,7 @@ use std::thread;
 
 use serde_json::Value;
 
+use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, excerpt, said};
 
 /// Serves the files of a folder; 404 for what is not there. A thread for each connection.
@@ -87,11 +88,19 @@ fn every_request_of_a_log_is_accounted_for() {
     let log = log.to_str().unwrap();
     assert_eq!(said(&ammeter(&["files", "log", log, folder])).1, 0);
     let url = server(&set);
+    let [address] = free_addresses();
+    let servers = format!("server {{ listen {address}; root {folder}; index index.html; }}");
+    let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
     let lines = fs::read_to_string(log).unwrap().lines().count() as u64;
     let odd = 15;
     // With its file set all replies are right, at whatever pace; what is not in the set may be anything.
-    for pace in [&["--speed", "100"][..], &["--speed", "max", "--clients", "3"], &["--speed", "max", "--rate", "200"]] {
-        let outcome = load(&url, &[&["--replay", log, "--workload", folder, "--verify"], pace].concat());
+    for (url, pace) in [
+        (&url[..], &["--speed", "100"][..]),
+        (&url, &["--speed", "max", "--clients", "3"]),
+        (&url, &["--speed", "max", "--rate", "200"]),
+        (&format!("http://{address}/"), &["--speed", "max", "--rate", "200", "--requests-per-connection", "3"]),
+    ] {
+        let outcome = load(url, &[&["--replay", log, "--workload", folder, "--verify"], pace].concat());
         assert_eq!(counts(&outcome), (0, lines - odd), "{pace:?}: {outcome}");
     }
     let output = ammeter(&["load", &url, "--replay", log, "--speed", "100"]);

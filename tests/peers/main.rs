@@ -7,6 +7,9 @@
 #[allow(dead_code, reason = "shared with the wire tests, which use the rest of it")]
 mod harness;
 
+#[path = "../nginx.rs"]
+mod started_nginx;
+
 #[path = "../requests.rs"]
 mod requests;
 

@@ -5,64 +5,22 @@
 //! so that the list stays true.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Stdio};
 
-use super::harness::{Client, Response, Server, Site, wait_until};
-use super::peer;
+use super::harness::{Client, Response, Server, Site};
 use super::requests::{Asked, Random, tree};
+use super::started_nginx::{Nginx, free_addresses};
 
-/// nginx with a configuration of its own on loopback. Ended when dropped.
-struct Nginx {
-    child: Child,
-    address: SocketAddr,
-    _folder: tempfile::TempDir,
-}
-
-impl Nginx {
-    fn serve(root: &Path) -> Nginx {
-        let folder = tempfile::tempdir().unwrap();
-        // The port is free when it is chosen, and hardly taken in the moment until it is used.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let own = folder.path().display();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("{name}_temp_path {own}/{name};\n"))
-            .concat();
-        // One process, so that its id is all there is to end. `before`: the reading of If-Modified-Since that RFC 9110 has.
-        let text = format!(
-            "daemon off; master_process off; pid {own}/pid; error_log {own}/error.log;\n\
-             events {{ worker_connections 64; }}\n\
-             http {{ {temporary} access_log off; absolute_redirect off; if_modified_since before;\n\
-             server {{ listen {address}; root {}; index index.html; }} }}\n",
-            root.display()
-        );
-        let config = folder.path().join("nginx.conf");
-        fs::write(&config, text).unwrap();
-        let mut child = peer("nginx")
-            .args(["-e", &format!("{own}/error.log"), "-p"])
-            .arg(folder.path())
-            .arg("-c")
-            .arg(&config)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        wait_until("nginx to listen", || {
-            let ended = child.try_wait().unwrap();
-            let log = || fs::read_to_string(folder.path().join("error.log")).unwrap_or_default();
-            assert!(ended.is_none(), "nginx has ended: {}", log());
-            TcpStream::connect(address).is_ok()
-        });
-        Nginx { child, address, _folder: folder }
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// nginx, with the reading of If-Modified-Since that RFC 9110 has.
+fn serve(root: &Path) -> (Nginx, SocketAddr) {
+    let [address] = free_addresses();
+    let servers = format!(
+        "absolute_redirect off; if_modified_since before;\n\
+         server {{ listen {address}; root {}; index index.html; }}",
+        root.display()
+    );
+    (Nginx::start(tempfile::tempdir().unwrap(), address, &servers), address)
 }
 
 /// What nginx does, what we do, and why.
@@ -134,7 +92,7 @@ fn answers_agree_with_those_of_nginx() {
     const SEED: u64 = 3;
     let site = Site::new();
     let files = tree(&site);
-    let nginx = Nginx::serve(site.path());
+    let (_nginx, nginx) = serve(site.path());
     let server = Server::serve(&site);
     let mut random = Random(SEED);
     let mut to_amped = server.connect();
@@ -144,7 +102,7 @@ fn answers_agree_with_those_of_nginx() {
     for _ in 0..REQUESTS {
         let asked = random.request(&files);
         // nginx closes behind a 412 that says keep-alive, so it gets a connection for each request.
-        let theirs = ask(&mut Client::connect(nginx.address), nginx.address, &asked);
+        let theirs = ask(&mut Client::connect(nginx), nginx, &asked);
         let ours = ask(&mut to_amped, server.address, &asked);
         *statuses.entry(ours.status).or_default() += 1;
         if theirs.status != ours.status {

@@ -158,7 +158,7 @@ fn sentence(outcome: &Outcome) -> String {
 fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
     let means = match verdict.worth {
         Worth::Valid => "The generator did what was asked of it: the figures are the server's.",
-        Worth::AtLeast => "The generator reached its own end before the server did: a rate is a lower bound.",
+        Worth::AtLeast => "The load came to its end before the server did: a rate is a lower bound.",
         Worth::ClientBound => {
             "The generator did not do what was asked of it: the figures are its own, not the server's."
         }
