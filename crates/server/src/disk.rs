@@ -56,9 +56,9 @@ impl OpenFile {
         OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new() }
     }
 
-    /// Whether it is remembered of this window when it was seen.
-    pub fn remembers(window: u64) -> bool {
-        window < SEEN_MAX
+    /// Whether nobody has seen this window to be in memory; `false` for windows of which that is not remembered.
+    pub fn is_new(&self, window: u64) -> bool {
+        window < SEEN_MAX && self.last_seen(window).is_none()
     }
 
     /// When this window was last seen to be in memory, if it was and that is remembered.
@@ -804,12 +804,14 @@ mod tests {
         let size = 5 * WINDOW + 1;
         let seen = || [0, 1, 5, 6].map(|window| file.last_seen(window));
         assert_eq!(seen(), [None; 4]);
+        assert_eq!([0, SEEN_MAX - 1, SEEN_MAX].map(|window| file.is_new(window)), [true, true, false]);
         file.is_seen(0, size, at(0));
         file.is_seen(5, size, at(101));
         file.is_seen(6, size, at(102));
         assert_eq!(seen(), [Some(at(0)), None, Some(at(101)), None]);
         file.is_seen(0, size, at(105));
         assert_eq!(file.last_seen(0), Some(at(105)));
+        assert_eq!([0, 1].map(|window| file.is_new(window)), [false, true]);
     }
 
     #[test]

@@ -586,22 +586,19 @@ impl Sender {
     }
 
     fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes, wall: &Wall) -> Way {
+        let number = window.start / WINDOW;
+        // What nobody has seen as a whole may be on its way in, or half gone: lent, it would be waited for.
+        let is_new = probes != Probes::None && self.samples() && file.is_new(number);
         match self.content {
             ContentMode::Copy => Way::Copied,
             // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.wary.until => Way::Copied,
             _ if !is_settled(version, self.settle, wall) => Way::Copied,
-            // What nobody has seen as a whole may be on its way in, or half gone: lent, it would be waited for.
-            ContentMode::Mixed | ContentMode::Sendfile
-                if probes != Probes::None && self.samples() && is_new(file, window) =>
-            {
-                Way::Copied
-            }
-            ContentMode::Mixed | ContentMode::Sendfile if self.lends => Way::Lent,
+            ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
             // What cannot be mapped is copied.
-            ContentMode::Mmap => self.mapped.get(file, version, window.start / WINDOW).map_or(Way::Copied, Way::Mapped),
+            ContentMode::Mmap => self.mapped.get(file, version, number).map_or(Way::Copied, Way::Mapped),
         }
     }
 }
@@ -702,12 +699,6 @@ fn send_window(
         return Ok(Window::Changed);
     }
     Ok(Window::Sent(sent as u64))
-}
-
-/// Whether nobody has seen this window to be in memory; not asked of windows for which that is not remembered.
-fn is_new(file: &OpenFile, window: &Range<u64>) -> bool {
-    let number = window.start / WINDOW;
-    OpenFile::remembers(number) && file.last_seen(number).is_none()
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.

@@ -492,7 +492,7 @@ impl Threads {
             snapshots.push(snapshot);
         }
         let writer = self.log.as_ref().map(|(writer, _)| &**writer);
-        (sum_up(&snapshots, generation, writer), snapshots.len(), self.mailboxes.len())
+        (generation.sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
     fn stop(mut self, generation: Arc<Generation>, at: Time, clock: Clock, signals: &Signals) -> ! {
@@ -506,7 +506,7 @@ impl Threads {
                 // A loop that fails ends the process itself.
                 let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
                 let writer = self.log.map(|log| end_log(log, clock, at));
-                say::plain(&sum_up(&snapshots, &generation, writer.as_deref()).to_string());
+                say::plain(&generation.sum_up(&snapshots, writer.as_deref()).to_string());
                 std::process::exit(0);
             });
             if waiter.is_err() {
@@ -556,18 +556,6 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
         say!("the log takes nothing any more; its last lines are lost");
     }
     writer
-}
-
-/// These and what is known of the process alone.
-pub(crate) fn sum_up(snapshots: &[Snapshot], generation: &Generation, log: Option<&Writer>) -> Snapshot {
-    let mut sum = Snapshot::default().with_log(log).with_watch(generation.disk.notes());
-    snapshots.iter().for_each(|snapshot| sum += snapshot);
-    if let Some(shared) = &generation.caches {
-        sum.caches = shared.figures();
-    }
-    sum.mapped = generation.disk.mapped().counts();
-    sum.model = generation.disk.residency().counts();
-    sum
 }
 
 pub(crate) fn die(message: &str) -> ! {

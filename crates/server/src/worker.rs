@@ -38,7 +38,6 @@ use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
 use crate::residency::ModelCounts;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
-use crate::serve::sum_up;
 use crate::shared_cache::SharedCache;
 
 /// A configuration in force: the settings, and what was opened for them.
@@ -60,6 +59,18 @@ impl Generation {
     /// Whether the loops are a pool, with one connection each and the listeners in common.
     pub fn pooled(&self) -> bool {
         arch::form(self.settings.architecture).pool
+    }
+
+    /// These of loops, and what is known of the process alone.
+    pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
+        let mut sum = Snapshot::default().with_log(log).with_watch(self.disk.notes());
+        snapshots.iter().for_each(|snapshot| sum += snapshot);
+        if let Some(shared) = &self.caches {
+            sum.caches = shared.figures();
+        }
+        sum.mapped = self.disk.mapped().counts();
+        sum.model = self.disk.residency().counts();
+        sum
     }
 }
 
@@ -648,7 +659,7 @@ impl Worker {
         };
         let memory = self.meter.wants_memory(now, at_the_end).then(|| self.connection_bytes());
         let (generation, log) = (&self.generation, self.log.writer());
-        self.meter.publish(now, figures, memory, || sum_up(&[], generation, log));
+        self.meter.publish(now, figures, memory, || generation.sum_up(&[], log));
     }
 
     /// Bytes of our own memory that connections hold, their slots included. Looks at each.
