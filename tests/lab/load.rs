@@ -184,22 +184,25 @@ fn alone_a_sweep_finds_the_rate_that_is_borne() {
         "--timeout",
         "200ms",
     ];
-    // Where the client itself was late it says so, and has to try again.
-    let swept = (0..10).find_map(|_| {
-        let (address, _) = server(|number| {
-            // The second rate is the last that it bears: then it is too slow for its clients.
-            if number >= 300 + 600 {
-                thread::sleep(Duration::from_millis(400));
-            }
-        });
-        let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
-        let runs = swept["runs"].as_array().unwrap();
-        assert_eq!(runs.len(), 4);
-        let is_late = runs.iter().any(|run| run["verdict"]["worth"] == "client-bound");
-        (!is_late).then(|| swept.clone())
+    let (address, _) = server(|number| {
+        // The second rate is the last that it bears: then it is too slow for its clients.
+        if number >= 300 + 600 {
+            thread::sleep(Duration::from_millis(400));
+        }
     });
-    let swept = swept.expect("a client that keeps its schedule once in ten times");
-    assert_eq!((figure(&swept, "/capacity/borne"), figure(&swept, "/capacity/not_borne")), (600.0, 900.0), "{swept}");
+    let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
+    let runs = swept["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 4);
+    // Where this machine kept the client from its schedule the client says so, and knows less: never anything else.
+    let kept: Vec<bool> = runs.iter().map(|run| run["verdict"]["worth"] != "client-bound").collect();
+    let found = ["/capacity/borne", "/capacity/not_borne"].map(|name| swept.pointer(name).and_then(Value::as_f64));
+    let expected = match kept[..3] {
+        [true, true, true] => [Some(600.0), Some(900.0)],
+        [true, true, false] => [Some(600.0), None],
+        [true, false, _] => [Some(300.0), None],
+        _ => [None, None],
+    };
+    assert_eq!(found, expected, "{swept}");
 }
 
 #[test]
