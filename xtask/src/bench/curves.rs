@@ -89,10 +89,7 @@ impl Curves {
             xs.dedup();
             for x in xs {
                 let cell = |curve: &usize| match curves[*curve].iter().find(|(at, _)| at.total_cmp(&x).is_eq()) {
-                    Some((_, Summary { low, median, high, .. })) => {
-                        let [low, median, high] = [*low, *median, *high].map(report::figure);
-                        format!("{median} ({low}-{high})")
-                    }
+                    Some((_, summary)) => report::interval(*summary, report::figure),
                     None => String::new(),
                 };
                 let _ = writeln!(text, "| {x} | {} |", used.iter().map(cell).collect::<Vec<_>>().join(" | "));
@@ -121,13 +118,11 @@ impl Curves {
             })
             .collect();
         let rounds = self.samples.iter().map(|sample| sample.round + 1).max().unwrap_or_default();
-        let Host { commit, date, cpu, cores, kernel, congestion_control, load_before, load_after, .. } = &self.host;
         let tables = self.tables();
         let notes = format!(
-            "Medians of {rounds} rounds, and the interval of the median (order statistics).\n\n`{}`, commit {commit}, {date}: \
-             {cpu}, {cores} cores, Linux {kernel}, congestion control {congestion_control}; load average {load_before} \
-             before, {load_after} after.\n",
-            self.command
+            "Medians of {rounds} rounds, and the interval of the median (order statistics).\n\n`{}`, {}.\n",
+            self.command,
+            self.host.sentence("", "", "")
         );
         println!("\n{tables}{notes}");
         let measured = format!("{}\n\n![plot](plot.svg)\n\n{tables}{notes}", self.story);

@@ -13,7 +13,7 @@ use super::ammeter::said;
 use super::group::Group;
 use super::load::{Load, Targets};
 use super::server::Server;
-use super::{Bench, REFUSES, retried};
+use super::{Bench, REFUSES, files, retried};
 use crate::Outcome;
 
 #[derive(clap::Args)]
@@ -37,10 +37,9 @@ const POINTS: [(&str, bool, &str); 2] = [("keep-alive", false, "0"), ("new conne
 pub(super) fn run(args: &Args) -> Outcome {
     let bench = Bench::new(args.core)?;
     let (site, config) = (bench.site(), bench.folder.join("amped.toml"));
-    fs::create_dir_all(&site).map_err(|error| format!("cannot make {}: {error}", site.display()))?;
-    let write = |path, bytes: &[u8]| fs::write(path, bytes).map_err(|error| format!("cannot write a file: {error}"));
-    write(site.join("file"), &[b'x'; 1024])?;
-    write(config.clone(), format!("root = {site:?}\nlisten = ['127.0.0.1:0']\n").as_bytes())?;
+    files::write(&site, &[files::named("file", 1024)], false)?;
+    fs::write(&config, format!("root = {site:?}\nlisten = ['127.0.0.1:0']\n"))
+        .map_err(|error| format!("cannot write {}: {error}", config.display()))?;
     let mut server = Server::start(Group::new(None)?, args.core, &bench.binary, &config, &[])
         .map_err(|text| format!("the server {REFUSES}: {text}"))?;
 

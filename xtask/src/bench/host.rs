@@ -26,6 +26,15 @@ pub(super) struct Host {
 }
 
 impl Host {
+    /// What a result says of where it is from: `uses`, what cores were for, `programs`, those that took part, `network`.
+    pub(super) fn sentence(&self, uses: &str, programs: &str, network: &str) -> String {
+        let Host { commit, date, cpu, cores, kernel, congestion_control, load_before, load_after, .. } = self;
+        format!(
+            "commit {commit}, {date}: {cpu}, {cores} cores{uses}, Linux {kernel}{programs}, congestion control \
+             {congestion_control}{network}; load average {load_before} before, {load_after} after"
+        )
+    }
+
     pub(super) fn now() -> Outcome<Host> {
         let Machine { cpu, cores, kernel, congestion_control } = Machine::this()?;
         let mut describe = program("git");

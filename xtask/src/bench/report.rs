@@ -227,37 +227,50 @@ pub(super) fn figure(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// `0.912 (0.905-0.921)`.
+pub(super) fn interval(summary: Summary, shown: impl Fn(f64) -> String) -> String {
+    let Summary { low, median, high, coverage } = summary;
+    let interval = if coverage > 0.0 { format!(" ({}-{})", shown(low), shown(high)) } else { String::new() };
+    shown(median) + &interval
+}
+
 /// From this share of its core on a client is thought to have been too slow for the server.
 const CLIENT_FULL: f64 = 0.95;
 
 fn cell(record: &Record, metric: Metric, point: &Point, arm: &str) -> String {
-    let Some(Summary { low, median, high, coverage }) = record.summary(metric, point, arm) else {
-        return String::new();
-    };
+    let Some(found) = record.summary(metric, point, arm) else { return String::new() };
     let client = Summary::of(record.samples_of(point, arm).map(|sample| sample.client_share));
     let least = metric.has_ceiling() && client.is_some_and(|client| client.median > CLIENT_FULL);
     let least = if least { "≥ " } else { "" };
-    let interval = if coverage > 0.0 { format!(" ({}-{})", figure(low), figure(high)) } else { String::new() };
-    format!("{least}{}{interval}", figure(median))
+    least.to_owned() + &interval(found, figure)
 }
 
 /// A ratio, with a mark where it is none that can be told from what the first arm makes with itself.
 fn ratio_cell(record: &Record, metric: Metric, point: &Point, arm: &str, to: &str, first: &str) -> String {
     let Some(ratio) = record.ratio(metric, point, arm, to) else { return String::new() };
-    let Summary { low, median, high, coverage } = ratio;
-    if coverage == 0.0 {
-        return format!("{median:.3}");
-    }
     let noise = record.ratio(metric, point, AGAIN, first);
-    let is_noise = low <= 1.0 && 1.0 <= high || noise.is_some_and(|noise| noise.meets(&ratio));
-    let mark = if is_noise && arm != AGAIN { " ~" } else { "" };
-    format!("{median:.3} ({low:.3}-{high:.3}){mark}")
+    let is_noise = ratio.low <= 1.0 && 1.0 <= ratio.high || noise.is_some_and(|noise| noise.meets(&ratio));
+    // Of a single measurement there is no saying.
+    let mark = if is_noise && arm != AGAIN && ratio.coverage > 0.0 { " ~" } else { "" };
+    interval(ratio, |ratio| format!("{ratio:.3}")) + mark
+}
+
+/// What the two cores were for, and how busy they were in these measurements.
+pub(super) fn uses<'a>(first: &str, samples: impl IntoIterator<Item = &'a Sample> + Clone) -> String {
+    let share = |of: fn(&Sample) -> f64| {
+        Summary::of(samples.clone().into_iter().map(of)).map_or(0.0, |share| share.median * 100.0)
+    };
+    format!(
+        ", one for the {first} and one for the client (medians: server {:.0} %, client {:.0} %, all others {:.0} % of a core)",
+        share(|sample| sample.server_share),
+        share(|sample| sample.client_share),
+        share(|sample| sample.others_share)
+    )
 }
 
 /// How to read the tables, and what else is known of the run.
 fn notes(exhibit: &Exhibit, record: &Record) -> String {
     let Record { quick, seed, host, left_out, refused, samples } = record;
-    let share = |of: fn(&Sample) -> f64| Summary::of(samples.iter().map(of)).map_or(0.0, |share| share.median * 100.0);
     let rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or_default();
     let coverage = Summary::of((0..rounds).map(|round| round as f64)).map_or(0.0, |summary| summary.coverage * 100.0);
     let medians = match rounds {
@@ -268,21 +281,8 @@ fn notes(exhibit: &Exhibit, record: &Record) -> String {
     let mut text = format!(
         "{medians}. Ratios are those within a round. `~`: not to be told from 1, or from what \"{AGAIN}\", the first arm once more, \
          makes. `≥`: the client had no time left, so the server could do more.\n\n\
-         `cargo xtask bench ablation {only} --seed {seed}`, commit {commit}, {date}: {cpu}, {cores} cores, one for the server \
-         and one for the client (medians: server {server:.0} %, client {client:.0} %, all others {others:.0} % of a core), \
-         Linux {kernel}, {wrk}, congestion control {congestion}, loopback; load average {before} before, {after} after.\n",
-        commit = host.commit,
-        date = host.date,
-        cpu = host.cpu,
-        cores = host.cores,
-        server = share(|sample| sample.server_share),
-        client = share(|sample| sample.client_share),
-        others = share(|sample| sample.others_share),
-        kernel = host.kernel,
-        wrk = host.wrk,
-        congestion = host.congestion_control,
-        before = host.load_before,
-        after = host.load_after,
+         `cargo xtask bench ablation {only} --seed {seed}`, {}.\n",
+        host.sentence(&uses("server", samples), &format!(", {}", host.wrk), ", loopback")
     );
     for LeftOut { arms, why } in left_out {
         text += &format!("\nNot measured: {}. The server of that commit says: {why}\n", arms.join(", "));

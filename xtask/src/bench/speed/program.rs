@@ -6,11 +6,11 @@
 //! with `#NAME# ` is one where the row has that name, and a comment elsewhere.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use super::super::group::Group;
-use super::super::server::Server;
+use super::super::server::{Server, free_port};
 use crate::{Outcome, program};
 
 /// A server.
@@ -136,19 +136,6 @@ fn with_lines(text: &str, names: &[&str]) -> String {
     text.lines().map(line).collect()
 }
 
-/// A port that nobody listens on, below those that the kernel gives to clients: one of them would not be free for long.
-fn free_port() -> Outcome<u16> {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 10_000;
-    let from = (std::process::id() % u32::from(COUNT)) as u16;
-    (0..COUNT)
-        .map(|_| FIRST + (from + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT)
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
-        .ok_or_else(|| format!("no port from {FIRST} on is free"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,10 +156,5 @@ mod tests {
             assert!(text.contains("@port@") && text.contains("@site@") && text.contains("#log# "), "{name}");
         }
         assert!(NGINX.config.expect("it has one").1.contains("#threads# aio threads;"));
-    }
-
-    #[test]
-    fn ports_are_given_once() {
-        assert_ne!(free_port().unwrap(), free_port().unwrap());
     }
 }
