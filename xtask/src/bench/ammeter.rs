@@ -2,7 +2,7 @@
 //! that does not wait for the server.
 
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde::Deserialize;
 
@@ -14,6 +14,8 @@ use crate::{Outcome, shown};
 /// What it said of a run, as far as it is looked at.
 #[derive(Debug, Deserialize)]
 pub(super) struct Said {
+    /// Connections that were to begin; 0 in a closed loop.
+    pub(super) planned: u64,
     /// Right replies.
     pub(super) ok: u64,
     /// Failures by their kind.
@@ -42,7 +44,7 @@ pub(super) struct Second {
 }
 
 /// Of right replies.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Latency {
     pub(super) count: usize,
     pub(super) p50_ms: f64,
@@ -68,15 +70,14 @@ impl Client {
 /// Waits for `ammeter load`. That replies were not as it expects is no error here.
 pub(super) fn said(command: &mut Command) -> Outcome<Said> {
     let ended = command.output().map_err(|error| format!("cannot start `{}`: {error}", shown(command)))?;
+    read(&ended).map_err(|text| format!("`{}`: {text}", shown(command)))
+}
+
+/// Reads what it has said by its end.
+pub(super) fn read(ended: &Output) -> Outcome<Said> {
     let text = String::from_utf8_lossy(&ended.stdout);
-    serde_json::from_str(&text).map_err(|error| {
-        format!(
-            "`{}` ({}) said {text}{}: {error}",
-            shown(command),
-            ended.status,
-            String::from_utf8_lossy(&ended.stderr)
-        )
-    })
+    let wrong = |error| format!("{}, said {text}{}: {error}", ended.status, String::from_utf8_lossy(&ended.stderr));
+    serde_json::from_str(&text).map_err(wrong)
 }
 
 impl Said {
@@ -96,12 +97,13 @@ impl Said {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn said(ok: u64, failures: &str, statuses: &str) -> Said {
+    /// What it says of so many replies, half of which took 1 ms, the longest 3.
+    pub(in super::super) fn said(planned: u64, ok: u64, failures: &str, statuses: &str) -> Said {
         let text = format!(
-            r#"{{"ok":{ok},"failures":{failures},"statuses":{statuses},"seconds":1.0,"offered_rate":2.0,"received_bytes":3,"verdict":{{"worth":"valid","evidence":[],"broken":[]}},"series":[{{"at_s":0.0,"ok":1,"failed":0}}],
+            r#"{{"planned":{planned},"ok":{ok},"failures":{failures},"statuses":{statuses},"seconds":1.0,"offered_rate":2.0,"received_bytes":3,"verdict":{{"worth":"valid","evidence":[],"broken":[]}},"series":[{{"at_s":0.0,"ok":1,"failed":0}}],
             "latency":{{"count":{ok},"mean_ms":1.0,"p50_ms":1.0,"p99_ms":2.0,"max_ms":3.0}},"rate":1.0}}"#
         );
         serde_json::from_str(&text).unwrap()
@@ -110,7 +112,11 @@ mod tests {
     #[test]
     fn only_what_was_asked_for_counts() {
         let check = |status, ok, failures, statuses, expected: Option<u64>| {
-            assert_eq!(said(ok, failures, statuses).replies(status).ok(), expected, "{status} {failures} {statuses}");
+            assert_eq!(
+                said(0, ok, failures, statuses).replies(status).ok(),
+                expected,
+                "{status} {failures} {statuses}"
+            );
         };
         check(200, 7, "[]", "[0,7,0,0,0]", Some(7));
         check(304, 7, "[]", "[0,0,7,0,0]", Some(7));

@@ -18,7 +18,12 @@ pub(super) struct FileSpec {
 
 /// One file of a size.
 pub(super) fn of_size(bytes: u64) -> FileSpec {
-    FileSpec { name: format!("{bytes}.html"), bytes }
+    named(&format!("{bytes}.html"), bytes)
+}
+
+/// One file of this name.
+pub(super) fn named(name: &str, bytes: u64) -> FileSpec {
+    FileSpec { name: name.to_owned(), bytes }
 }
 
 /// Frequencies of the classes of SPECweb96: below 1 KB, 10 KB, 100 KB, 1 MB (Hu, Nanda, Yang, table 2).

@@ -7,11 +7,10 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
-use serde_json::Value;
-
+use super::ammeter::{self, Latency, Said};
 use super::group::Group;
 use super::report::HotLatency;
 use crate::{Outcome, output, shown, target_dir};
@@ -151,12 +150,11 @@ impl Client {
     }
 
     fn start_paced(&self, address: SocketAddr, hot: &str, seconds: u32) -> Outcome<Child> {
-        let (url, pace, seconds) = (format!("http://{address}{hot}"), PACE.to_string(), format!("{seconds}s"));
+        let (pace, seconds) = (PACE.to_string(), format!("{seconds}s"));
         // What is late is late since it was planned, and is waited for when the time is over.
-        let words =
-            [&self.path(AMMETER), "load", &url, "--rate", &pace, "--arrivals", "constant", "--duration", &seconds];
-        let mut command = self.group.command(self.core, &[&words[..], &["--timeout", "30s", "--json"]].concat());
-        start(&mut command)
+        let flags = ["--rate", &pace, "--arrivals", "constant", "--duration", &seconds, "--timeout", "30s"];
+        let mut command = self.load(address, hot, &flags);
+        command.spawn().map_err(|error| format!("cannot start `{}`: {error}", shown(&command)))
     }
 
     /// A file among ours.
@@ -173,11 +171,6 @@ impl Client {
 fn unanswered(said: &str) -> String {
     let lines = said.lines().filter(|line| line.starts_with("requests:") || line.starts_with("status codes:"));
     format!("h2load was not answered everything: {}", lines.collect::<Vec<_>>().join(", "))
-}
-
-fn start(command: &mut Command) -> Outcome<Child> {
-    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-    piped.spawn().map_err(|error| format!("cannot start `{}`: {error}", shown(command)))
 }
 
 /// Reads the line that [`DONE`] printed.
@@ -203,18 +196,18 @@ fn counted(said: &str) -> Outcome<Heard> {
 /// so the generator's own verdict is not asked.
 fn paced_latency(child: Child) -> Outcome<HotLatency> {
     let ended = child.wait_with_output().map_err(|error| format!("ammeter: {error}"))?;
-    let said = String::from_utf8_lossy(&ended.stdout);
-    let found = serde_json::from_str(&said).map_err(|error| format!("ammeter said {said}: {error}"))?;
-    latency_of(&found).ok_or_else(|| format!("the hot file was not answered: {said}"))
+    latency_of(&ammeter::read(&ended)?)
 }
 
-/// Reads what `ammeter load --json` says of a run in which everything was answered.
-fn latency_of(found: &Value) -> Option<HotLatency> {
-    let of = &found["latency"];
-    let us = |key: &str| Some((of[key].as_f64()? * 1e3).round() as u64);
-    let (planned, ok) = (found["planned"].as_u64()?, found["ok"].as_u64()?);
-    let count = usize::try_from(ok).ok().filter(|_| ok > 0 && ok == planned)?;
-    Some(HotLatency { count, p50: us("p50_ms")?, p99: us("p99_ms")?, max: us("max_ms")? })
+/// Of a run in which everything was answered.
+fn latency_of(said: &Said) -> Outcome<HotLatency> {
+    let Said { planned, ok, failures, latency, .. } = said;
+    let us = |ms: f64| (ms * 1e3).round() as u64;
+    let Latency { p50_ms, p99_ms, max_ms, .. } = *latency;
+    match usize::try_from(*ok) {
+        Ok(count @ 1..) if ok == planned => Ok(HotLatency { count, p50: us(p50_ms), p99: us(p99_ms), max: us(max_ms) }),
+        _ => Err(format!("of the hot file {ok} of {planned} were answered, {failures:?}")),
+    }
 }
 
 #[cfg(test)]
@@ -239,13 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_ammeter_says() {
-        let said = |ok: u32| {
-            let latency = serde_json::json!({"count": ok, "p50_ms": 0.1, "p99_ms": 12.5, "max_ms": 20.0});
-            latency_of(&serde_json::json!({"planned": 7, "ok": ok, "latency": latency}))
-        };
+    fn the_hot_file_is_answered_each_time_or_nothing_was_measured() {
+        let said = |ok: u32| latency_of(&ammeter::tests::said(7, ok.into(), "[]", "[0,7,0,0,0]"));
         let HotLatency { count, p50, p99, max } = said(7).unwrap();
-        assert_eq!((count, p50, p99, max), (7, 100, 12_500, 20_000));
-        assert!(said(6).is_none(), "one was not answered");
+        assert_eq!((count, p50, p99, max), (7, 1000, 2000, 3000));
+        assert!(said(6).is_err(), "one was not answered");
+        assert!(said(0).is_err(), "nothing was");
     }
 }

@@ -10,13 +10,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use amped_measure::host::{busy_ns, load_average};
+use amped_measure::host::load_average;
 use amped_measure::stats::{Random, Summary};
 
 use super::group::Group;
 use super::load::{Load, Targets};
 use super::server::Server;
-use super::{Bench, REFUSES, retried};
+use super::{Bench, Clocks, REFUSES, files, retried};
 use crate::{Outcome, cargo, run as run_command, target_dir};
 
 #[derive(clap::Args)]
@@ -52,8 +52,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     fs::copy(&built, &without).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
     // Builds the one that has it.
     let bench = Bench::new(args.core)?;
-    fs::create_dir_all(bench.site()).map_err(|error| format!("cannot make {}: {error}", bench.site().display()))?;
-    fs::write(bench.site().join("file"), [b'x'; 1024]).map_err(|error| format!("cannot write a file: {error}"))?;
+    files::write(&bench.site(), &[files::named("file", 1024)], false)?;
 
     let mut random = Random(args.seed);
     let mut costs: [Vec<[f64; ARMS.len()]>; POINTS.len()] = Default::default();
@@ -146,13 +145,11 @@ fn measure(bench: &Bench, server: &Server, fresh: bool) -> Outcome<(f64, f64)> {
         seconds: 1,
         hot: None,
     };
-    let clocks = || -> Outcome<[u64; 3]> { Ok([server.group.cpu_ns()?, bench.client.group.cpu_ns()?, busy_ns()?]) };
-    let before = clocks()?;
-    let begun = std::time::Instant::now();
+    let clients = &bench.client.group;
+    let clocks = Clocks::read(&server.group, clients)?;
     let heard = bench.client.run(server.address, &load, 0)?;
-    let (elapsed, after) = (begun.elapsed().as_nanos() as f64, clocks()?);
-    let [server, client, busy] = std::array::from_fn(|at| (after[at] - before[at]) as f64);
-    Ok((server / 1e3 / heard.requests as f64, ((busy - server - client) / elapsed).max(0.0)))
+    let sample = clocks.sample(&server.group, clients, heard.requests, heard.seconds, heard.bytes)?;
+    Ok((sample.cpu_us, sample.others_share))
 }
 
 #[cfg(test)]

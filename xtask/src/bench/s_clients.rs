@@ -12,12 +12,11 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_measure::stats::Random;
-use serde_json::Value;
-
+use super::Bench;
+use super::ammeter::said;
 use super::curves::{Curves, Figure};
-use super::load::AMMETER;
-use crate::{Outcome, cargo, program, root, run as run_command, target_dir};
+use crate::{Outcome, root};
+use amped_measure::stats::Random;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -30,8 +29,8 @@ pub(crate) struct Args {
     /// Seed of the order of measurements
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Core of the load generator
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Core that is left to the server; the load generator has the next one
+    #[arg(long, value_name = "N", default_value_t = 0)]
     core: usize,
     /// The folder of the result
     #[arg(long, value_name = "DIR")]
@@ -57,7 +56,7 @@ const X_TITLES: [&str; 2] = ["clients", "descriptors of S-Clients, T = 500 ms"];
 const POINTS: [&[u32]; 2] = [&[1, 2, 5, 10, 20, 40, 60, 80, 100], &[50, 250, 500, 1000, 2000, 3000, 4000, 5000]];
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    run_command(&mut cargo(&["build", "--release", "--package", "ammeter"]))?;
+    let bench = Bench::new(args.core)?;
     let figures = X_TITLES.map(|x_title| Figure { title: "connections begun a second", x_title });
     let title = "Load offered by simple clients and by S-Clients";
     let command = format!("cargo xtask bench s-clients --seed {}", args.seed);
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     for round in 0..args.rounds {
         random.shuffle(&mut order);
         for (kind, point) in &order {
-            let offered = measure(args, address, *kind, *point)?;
+            let offered = measure(&bench, args.seconds, address, *kind, *point)?;
             println!("[{}/{}] {:14} {point:>5}  {offered:>8.0}/s", round + 1, args.rounds, NAMES[*kind]);
             curves.take(round, *kind, *kind, f64::from(*point), offered);
             // What waits in the server's queue is worked off first.
@@ -101,28 +100,15 @@ fn serve() -> Outcome<SocketAddr> {
     Ok(address)
 }
 
-/// Connections a second that were begun.
-fn measure(args: &Args, address: SocketAddr, kind: usize, point: u32) -> Outcome<f64> {
-    let (core, duration) = (args.core.to_string(), format!("{}s", args.seconds));
-    let load = match kind {
-        0 => ["--clients".to_owned(), point.to_string()],
-        _ => ["--rate".to_owned(), (f64::from(point) / T).to_string()],
+/// Connections a second that were begun. That some were given up is what overload is.
+fn measure(bench: &Bench, seconds: u32, address: SocketAddr, kind: usize, point: u32) -> Outcome<f64> {
+    let duration = format!("{seconds}s");
+    let (how, number, more) = match kind {
+        0 => ("--clients", point.to_string(), ["--requests-per-connection", "1", "30s", "30s"]),
+        _ => ("--rate", (f64::from(point) / T).to_string(), ["--arrivals", "constant", "500ms", "2s"]),
     };
-    let more: &[&str] = match kind {
-        0 => &["--requests-per-connection", "1", "--connect-timeout", "30s", "--timeout", "30s"],
-        _ => &["--arrivals", "constant", "--connect-timeout", "500ms", "--timeout", "2s"],
-    };
-    let mut command = program("taskset");
-    command.args(["-c", &core]).arg(target_dir().join("release").join(AMMETER)).arg("load");
-    command.arg(format!("http://{address}/")).args(load).args(more).args(["--duration", &duration, "--json"]);
-    // That the client gave connections up, and says so by its exit status, is what overload is.
-    let said = command.output().map_err(|error| format!("cannot start ammeter: {error}"))?;
-    let text = String::from_utf8_lossy(&said.stdout);
-    let found: Value = serde_json::from_str(&text).map_err(|error| format!("ammeter said {text}: {error}"))?;
-    let rate = || Some(found["started"].as_f64()? / found["seconds"].as_f64()?);
-    match kind {
-        0 => rate(),
-        _ => found["offered_rate"].as_f64(),
-    }
-    .ok_or_else(|| format!("ammeter said {text}"))
+    let [flag, value, connect, timeout] = more;
+    let flags =
+        [how, &number, flag, value, "--connect-timeout", connect, "--timeout", timeout, "--duration", &duration];
+    Ok(said(&mut bench.client.load(address, "/", &flags))?.offered_rate)
 }

@@ -1,9 +1,10 @@
 //! A server under measurement: started in a group of its own on a core of its own, and gone with it.
 
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -118,5 +119,27 @@ impl Drop for Server {
         // The group ends the others of a pool. There is nothing to finish: all replies have been counted.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A port that nobody listens on, below those that the kernel gives to clients: one of them would not be free for long.
+pub(super) fn free_port() -> Outcome<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+    let from = (std::process::id() % u32::from(COUNT)) as u16;
+    (0..COUNT)
+        .map(|_| FIRST + (from + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT)
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .ok_or_else(|| format!("no port from {FIRST} on is free"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_given_once() {
+        assert_ne!(free_port().unwrap(), free_port().unwrap());
     }
 }

@@ -5,22 +5,20 @@
 //! The rate is one that every server bears where there is no delay.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_measure::stats::Random;
-use serde_json::Value;
-
+use super::ammeter::said;
 use super::curves::{Curves, Figure};
 use super::group::Group;
 use super::load::AMMETER;
-use super::server::Server;
-use super::{Bench, REFUSES};
+use super::server::{Server, free_port};
+use super::{Bench, REFUSES, files};
 use crate::{Outcome, output, program, root};
+use amped_measure::stats::Random;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -79,8 +77,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let title = "What a wide-area network does to a server";
     let command = format!("cargo xtask bench wan-effects --rate {} --seed {}", args.rate, args.seed);
     let mut curves = Curves::new(title, STORY, command, figures, NAMES.into())?;
-    fs::create_dir_all(bench.site()).map_err(|error| format!("cannot make {}: {error}", bench.site().display()))?;
-    fs::write(bench.site().join("file"), [b'x'; 64 << 10]).map_err(|error| format!("cannot write a file: {error}"))?;
+    files::write(&bench.site(), &[files::named("file", 64 << 10)], false)?;
 
     let points = DELAYS.iter().map(|ms| (0, *ms)).chain(LOSSES.iter().map(|percent| (2, *percent)));
     let mut order: Vec<(usize, (usize, f64))> =
@@ -114,64 +111,34 @@ fn measure_amped(args: &Args, bench: &Bench, figure: usize, x: f64) -> Outcome<(
     Ok(measured)
 }
 
-fn measure_apache(args: &Args, bench: &Bench, name: &str, figure: usize, x: f64) -> Outcome<(f64, f64)> {
-    let group = Group::new(None)?;
-    let apache = Apache::start(&group, args.core, &bench.folder, &bench.site(), name)?;
-    measure(args, bench, apache.port, figure, x)
-}
-
 /// apache2, Debian's.
-struct Apache {
-    child: Child,
-    port: u16,
-}
-
-impl Apache {
-    fn start(group: &Group, core: usize, folder: &Path, site: &Path, name: &str) -> Outcome<Apache> {
-        let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free().map_err(|error| format!("there is no free port: {error}"))?.port();
-        let module = name.split(' ').next_back().unwrap_or_default();
-        let home = folder.join("apache");
-        fs::create_dir_all(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
-        // 25 threads a process, Apache's own default.
-        let workers = match module {
-            "event" => "StartServers 6\nMinSpareThreads 150\nMaxSpareThreads 150\nThreadsPerChild 25",
-            _ => "StartServers 150\nMinSpareServers 1\nMaxSpareServers 150",
-        };
-        let text = format!(
-            "ServerRoot {home:?}\nServerName localhost\nListen 0.0.0.0:{port}\nPidFile pid\nErrorLog error.log\n\
-             LoadModule mpm_{module}_module /usr/lib/apache2/modules/mod_mpm_{module}.so\n\
-             LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so\n\
-             User nobody\nGroup nogroup\nDocumentRoot {site:?}\nMaxRequestWorkers 150\n{workers}\n"
-        );
-        let config = home.join("apache.conf");
-        fs::write(&config, text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-        let config = config.to_string_lossy();
-        let mut command: Command = group.command(core, &["apache2", "-f", &config, "-DFOREGROUND"]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        let child = child.map_err(|error| format!("cannot start apache2: {error}; apt-get install apache2"))?;
-        let mut apache = Apache { child, port };
-        let begun = Instant::now();
-        while TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).is_err() {
-            let ended = apache.child.try_wait().ok().flatten();
-            if ended.is_some() || begun.elapsed() > Duration::from_secs(20) {
-                let said = fs::read_to_string(home.join("error.log")).unwrap_or_default();
-                return Err(format!("apache2 does not listen ({ended:?}); is it installed? It said: {said}"));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        // So that the workers are there.
-        thread::sleep(Duration::from_millis(500));
-        Ok(apache)
-    }
-}
-
-impl Drop for Apache {
-    fn drop(&mut self) {
-        // Its processes are ended with the group.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn measure_apache(args: &Args, bench: &Bench, name: &str, figure: usize, x: f64) -> Outcome<(f64, f64)> {
+    let port = free_port()?;
+    let module = name.split(' ').next_back().unwrap_or_default();
+    let (home, site) = (bench.folder.join("apache"), bench.site());
+    fs::create_dir_all(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
+    // 25 threads a process, Apache's own default.
+    let workers = match module {
+        "event" => "StartServers 6\nMinSpareThreads 150\nMaxSpareThreads 150\nThreadsPerChild 25",
+        _ => "StartServers 150\nMinSpareServers 1\nMaxSpareServers 150",
+    };
+    let text = format!(
+        "ServerRoot {home:?}\nServerName localhost\nListen 0.0.0.0:{port}\nPidFile pid\nErrorLog /dev/stderr\nLogLevel crit\n\
+         LoadModule mpm_{module}_module /usr/lib/apache2/modules/mod_mpm_{module}.so\n\
+         LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so\n\
+         User nobody\nGroup nogroup\nDocumentRoot {site:?}\nMaxRequestWorkers 150\n{workers}\n"
+    );
+    let config = home.join("apache.conf");
+    fs::write(&config, text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
+    let words = ["apache2", "-f", &config.to_string_lossy(), "-DFOREGROUND"];
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut server = Server::start_at(address, Group::new(None)?, args.core, &words)
+        .map_err(|text| format!("{text}; is apache2 installed (apt-get install apache2)?"))?;
+    // So that the workers are there.
+    thread::sleep(Duration::from_millis(500));
+    let measured = measure(args, bench, port, figure, x)?;
+    server.check()?;
+    Ok(measured)
 }
 
 /// Right replies a second, and connections that the server had on average.
@@ -181,33 +148,24 @@ fn measure(args: &Args, bench: &Bench, port: u16, figure: usize, x: f64) -> Outc
     let ammeter = bench.client.path(AMMETER);
     let (url, rate) = (format!("http://10.77.0.1:{port}/file"), args.rate.to_string());
     let duration = format!("{}s", args.seconds);
-    let mut words = vec![&ammeter[..], "wan", "--latency", &latency];
+    let mut words = vec!["wan", "--latency", &latency];
     if loss != "0%" {
         words.extend(["--loss", &loss]);
     }
     words.extend(["--", &ammeter, "load", &url, "--rate", &rate, "--arrivals", "constant", "--duration", &duration]);
     // A lost SYN comes again after a second; who waits for a worker is not given up.
     words.extend(["--connect-timeout", "10s", "--timeout", "20s", "--json"]);
-    let mut command = bench.client.group.command(args.core + 1, &words);
+    let mut command = bench.client.ammeter(&words);
     let done = AtomicBool::new(false);
-    let (said, connections) = thread::scope(|scope| {
+    let (found, connections) = thread::scope(|scope| {
         let counting = scope.spawn(|| connected(port, args.seconds, &done));
-        let said = command.stderr(Stdio::null()).output();
+        let found = said(&mut command);
         done.store(true, Ordering::Relaxed);
-        (said, counting.join().unwrap_or_else(|_| Err("the count of connections failed".to_owned())))
+        (found, counting.join().unwrap_or_else(|_| Err("the count of connections failed".to_owned())))
     });
-    let said = said.map_err(|error| format!("cannot start ammeter: {error}"))?;
-    let text = String::from_utf8_lossy(&said.stdout);
-    let found: Value = serde_json::from_str(&text).map_err(|error| format!("ammeter said {text}: {error}"))?;
-    let in_time: f64 = found["series"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .take(args.seconds as usize)
-        .skip(1)
-        .filter_map(|second| second["ok"].as_f64())
-        .sum();
-    Ok((in_time / f64::from(args.seconds.saturating_sub(1).max(1)), connections?))
+    let counted = found?.series.into_iter().take(args.seconds as usize).skip(1);
+    let in_time: u64 = counted.map(|second| second.ok).sum();
+    Ok((in_time as f64 / f64::from(args.seconds - 1), connections?))
 }
 
 /// States in which a server has to do with a connection.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use amped_measure::stats::Summary;
 
-use super::super::report::{self, AGAIN, BEGIN, END, Metric, Record, figure};
+use super::super::report::{self, AGAIN, BEGIN, END, Metric, Record, figure, interval};
 use super::program::{AMPED, FLOOR, NGINX, RIVALS};
 use super::row::{ROWS, Row};
 use super::single::{self, DISK, IDLE, NGINX_THREADS, OVERLOAD, PEAK, RESIDENT, START, with_connections};
@@ -100,13 +100,6 @@ fn best_rival(record: &Record, row: &Row) -> Option<&'static str> {
     let cost = |name: &&str| summary(record, Metric::Cpu, row.name, name).map(|summary| summary.median);
     let there = RIVALS.iter().map(|rival| rival.name).filter(|name| cost(name).is_some());
     there.min_by(|one, other| cost(one).unwrap_or(f64::MAX).total_cmp(&cost(other).unwrap_or(f64::MAX)))
-}
-
-/// `0.912 (0.905-0.921)`.
-fn interval(summary: Summary, shown: impl Fn(f64) -> String) -> String {
-    let Summary { low, median, high, coverage } = summary;
-    let interval = if coverage > 0.0 { format!(" ({}-{})", shown(low), shown(high)) } else { String::new() };
-    shown(median) + &interval
 }
 
 fn held(found: f64, bound: &Bound) -> String {
@@ -248,31 +241,15 @@ fn line(name: &str, cells: impl IntoIterator<Item = String>) -> String {
 }
 
 fn notes(record: &Record, pairs: u32) -> String {
-    let host = &record.host;
-    let shares = |of: fn(&report::Sample) -> f64| {
-        let measured = record.samples.iter().filter(|sample| ROWS.iter().any(|row| row.name == sample.point));
-        Summary::of(measured.map(of)).map_or(0.0, |share| share.median * 100.0)
-    };
+    let rows = record.samples.iter().filter(|sample| ROWS.iter().any(|row| row.name == sample.point));
     let mut text = format!(
         "Medians of {pairs} pairs (3 for memory and disk, 1 for overload), and intervals of at least 95 % where there are 6 or more \
          (order statistics); ratios are those within a pair. \"To itself\": `amped` once more in the same pairs, which is the \
          noise. 64 connections unless said otherwise. `amped` writes its access log, the others do not, unless said otherwise.\n\n\
-         `cargo xtask bench server --pairs {pairs} --seed {seed}`, commit {commit}, {date}: {cpu}, {cores} cores, one for the \
-         servers and one for the client (medians: server {server:.0} %, client {client:.0} %, all others {others:.0} % of a \
-         core), Linux {kernel}, congestion control {congestion}, loopback; load average {before} before, {after} after. {programs}.\n",
+         `cargo xtask bench server --pairs {pairs} --seed {seed}`, {host}. {programs}.\n",
         seed = record.seed,
-        commit = host.commit,
-        date = host.date,
-        cpu = host.cpu,
-        cores = host.cores,
-        server = shares(|sample| sample.server_share),
-        client = shares(|sample| sample.client_share),
-        others = shares(|sample| sample.others_share),
-        kernel = host.kernel,
-        congestion = host.congestion_control,
-        before = host.load_before,
-        after = host.load_after,
-        programs = host.programs.join("; "),
+        host = record.host.sentence(&report::uses("servers", rows), "", ", loopback"),
+        programs = record.host.programs.join("; "),
     );
     if !record.refused.is_empty() {
         text += &format!("\nMade again, or in doubt: {}.\n", record.refused.join("; "));
