@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amped_core::file::{Content, FileVersion, Stored};
-use amped_core::record::{Record, Records};
+use amped_core::record::{Outcome, Record, Records};
 use amped_core::reply::{Body, Reply, Wall};
 use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
@@ -40,8 +40,10 @@ use crate::worker::Generation;
 /// entry in the kernel's vector.
 const INLINE_MAX: u64 = 4 * 1024;
 
-/// Windows of files that one turn sends for one connection.
-const WINDOWS_A_TURN: u32 = 2;
+/// Windows of files that one turn sends for one connection; in one call where they lie behind one another and are lent. Each
+/// call ends with a packet that is not full, and each turn with a client that waits: at 64 downloads of 1 MiB two windows a
+/// turn, one at a time, cost a fifth more than these.
+const WINDOWS_A_TURN: u64 = 4;
 
 /// Pieces that go into one call.
 const PIECES_MAX: usize = 64;
@@ -55,6 +57,9 @@ pub struct Outbox {
     text_at: usize,
     /// Bytes of the reply at the front, head included, that have been sent.
     reply_sent: u64,
+    /// When the caches last looked whether the file at the front is still what its head says. In the same turn nobody has
+    /// to look again before its first window.
+    looked_at: Option<Time>,
 }
 
 #[derive(Debug)]
@@ -114,8 +119,9 @@ pub struct Sender {
     wary: Wary,
     /// Tests of residency so far.
     looks: u64,
-    /// The moment of this turn.
+    /// The moment of this turn, and the time of day in seconds since 1970.
     now: Time,
+    wall_seconds: i64,
     residency: Arc<Residency>,
     content: ContentMode,
     mapped: MappedWindows,
@@ -241,6 +247,7 @@ impl Sender {
             wary: Wary::default(),
             looks: 0,
             now: Time::START,
+            wall_seconds: 0,
             residency: Arc::clone(generation.disk.residency()),
             content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
@@ -276,8 +283,9 @@ impl Sender {
 
 impl Outbox {
     /// Puts a reply behind what is there.
-    pub fn put(&mut self, reply: Reply<OpenFile>, wall: &Wall, style: Style) {
+    pub fn put(&mut self, reply: Reply<OpenFile>, now: Time, wall: &Wall, style: Style) {
         let Reply { head, connection, body, mut record } = reply;
+        self.looked_at = (record.outcome == Outcome::Hit).then_some(now);
         let start = self.text.len();
         let date = if style.string_caches { wall.date } else { Wall::at(wall.seconds).date };
         head.get().write(&mut self.text, &date, connection, if style.aligned { ALIGNMENT } else { 1 });
@@ -365,7 +373,7 @@ impl Outbox {
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
     pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probes: Probes, teller: &mut Teller<'_>) -> Progress {
         let mut windows = 0;
-        sender.now = teller.now;
+        (sender.now, sender.wall_seconds) = (teller.now, teller.wall.seconds);
         loop {
             self.tell_ends(teller);
             if self.chunks.is_empty() {
@@ -375,10 +383,11 @@ impl Outbox {
                 Probes::All { .. } if windows > 0 => Probes::All { fetched: 0 },
                 probes => probes,
             };
-            match self.send_front(socket, sender, windows < WINDOWS_A_TURN, probes, teller.wall) {
+            match self.send_front(socket, sender, WINDOWS_A_TURN - windows, probes) {
                 Ok(Front::Sent(count)) => self.advance(count, teller),
-                Ok(Front::SentWindow(count)) => {
-                    windows += 1;
+                Ok(Front::SentWindows(number, count)) => {
+                    windows += number;
+                    self.looked_at = None;
                     self.advance(count, teller);
                 }
                 Ok(Front::Cold(content, range)) => return Progress::Cold(content, range),
@@ -391,15 +400,8 @@ impl Outbox {
         }
     }
 
-    /// Sends what is at the front, in one call: what lies in memory, or the first window of a file, or both.
-    fn send_front(
-        &self,
-        socket: &OwnedFd,
-        sender: &mut Sender,
-        may_send_window: bool,
-        probes: Probes,
-        wall: &Wall,
-    ) -> io::Result<Front> {
+    /// Sends what is at the front, in one call: what lies in memory, or windows of a file, so many at most, or both.
+    fn send_front(&self, socket: &OwnedFd, sender: &mut Sender, windows_max: u64, probes: Probes) -> io::Result<Front> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
             return Ok(Front::Sent(socket::send(socket, &self.text[self.text_at..], false)? as u64));
@@ -410,9 +412,11 @@ impl Outbox {
         if let Some((content, range)) = next
             && (before.is_empty() || sender.content == ContentMode::Mmap)
         {
-            if may_send_window {
-                match send_window(socket, before, content, range.clone(), sender, probes, wall)? {
-                    Window::Sent(count) => return Ok(Front::SentWindow(count)),
+            if windows_max > 0 {
+                let must_look = self.looked_at != Some(sender.now);
+                let windows = (range.clone(), windows_max, must_look);
+                match send_windows(socket, before, content, windows, sender, probes)? {
+                    Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
                     Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
                     Window::Changed => return Ok(Front::Changed),
                     Window::NotYet => {}
@@ -550,8 +554,8 @@ type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
 enum Front {
     /// So many bytes went out.
     Sent(u64),
-    /// The same, some of a window among them.
-    SentWindow(u64),
+    /// The same, of so many windows among them.
+    SentWindows(u64, u64),
     /// This range is not in memory.
     Cold(Arc<Content<OpenFile>>, Range<u64>),
     /// The windows of this turn have been sent.
@@ -561,7 +565,8 @@ enum Front {
 }
 
 enum Window {
-    Sent(u64),
+    /// So many, and so many bytes.
+    Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
     /// What is to be sent before it must go by itself.
@@ -585,7 +590,7 @@ impl Sender {
         matches!(*self.residency, Residency::Nowait)
     }
 
-    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes, wall: &Wall) -> Way {
+    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes) -> Way {
         let number = window.start / WINDOW;
         // What nobody has seen as a whole may be on its way in, or half gone: lent, it would be waited for.
         let is_new = probes != Probes::None && self.samples() && file.is_new(number);
@@ -594,39 +599,88 @@ impl Sender {
             // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.wary.until => Way::Copied,
-            _ if !is_settled(version, self.settle, wall) => Way::Copied,
+            _ if !is_settled(version, self.settle, self.wall_seconds) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
             // What cannot be mapped is copied.
             ContentMode::Mmap => self.mapped.get(file, version, number).map_or(Way::Copied, Way::Mapped),
         }
     }
+
+    /// Whether a window is in memory: one that was just seen there is believed to be, at others the test of residency looks.
+    fn is_there(
+        &mut self,
+        file: &OpenFile,
+        version: &FileVersion,
+        window: &Range<u64>,
+        map: impl FnOnce() -> io::Result<Arc<Mapping>>,
+    ) -> bool {
+        let number = window.start / WINDOW;
+        let seen = if self.samples() { file.last_seen(number) } else { None };
+        if seen.is_some_and(|seen| self.now.since(seen) < SEEN_FOR) {
+            return true;
+        }
+        self.looks += 1;
+        let is_there = self.residency.is_resident(file, version, window, self.looks, map);
+        if self.samples() && is_there && is_whole(window, version) {
+            file.is_seen(number, version.size, self.now);
+        } else if seen.is_some() && !is_there {
+            self.wary.begin(self.now);
+        }
+        is_there
+    }
+
+    /// The end of the windows behind `window` that can be lent with it: so many at most, and all of them in memory.
+    fn lent_until(
+        &mut self,
+        file: &OpenFile,
+        version: &FileVersion,
+        window: &Range<u64>,
+        (windows_max, end): (u64, u64),
+        probes: Probes,
+    ) -> u64 {
+        // What has just been fetched is waited for if need be, but nothing behind it; models learn window by window.
+        if !matches!(probes, Probes::None | Probes::All { fetched: 0 }) || !self.samples() {
+            return window.end;
+        }
+        let end = end.min((window.start / WINDOW + windows_max) * WINDOW);
+        let mut next = window.end..end.min(window.end + WINDOW);
+        let none = || Err(io::ErrorKind::Unsupported.into());
+        while !next.is_empty()
+            && matches!(self.way(file, version, &next, probes), Way::Lent)
+            && (probes == Probes::None || self.is_there(file, version, &next, none))
+        {
+            next = next.end..end.min(next.end + WINDOW);
+        }
+        next.start
+    }
 }
 
-/// Sends the first window of a file's range, and `before` it what is not empty only where files are mapped: then both go
-/// in one call, or nothing does.
-fn send_window(
+/// Whether a window is all of one, or all that its file has of it.
+fn is_whole(window: &Range<u64>, version: &FileVersion) -> bool {
+    window.start.is_multiple_of(WINDOW) && (window.end.is_multiple_of(WINDOW) || window.end == version.size)
+}
+
+/// Sends the first window of a file's range, and those behind it that can be lent in the same call, `windows_max` at most.
+/// `must_look`: whether it has to be made sure first that the file has not changed.
+/// `before` goes before it, and is not empty only where files are mapped: then both go in one call, or nothing does.
+fn send_windows(
     socket: &OwnedFd,
     before: &[IoSlice<'_>],
     content: &Content<OpenFile>,
-    range: Range<u64>,
+    (range, windows_max, must_look): (Range<u64>, u64, bool),
     sender: &mut Sender,
     probes: Probes,
-    wall: &Wall,
 ) -> io::Result<Window> {
     let Stored::File(file) = &content.store else {
         return Ok(Window::Changed);
     };
     let version = &content.version;
     // Windows begin at multiples of their size, so that a range is read ahead as the whole file is.
-    let end = range.end.min((range.start / WINDOW + 1) * WINDOW);
-    let window = range.start..end;
-    let more = end < range.end;
-    let way = sender.way(file, version, &window, probes, wall);
-    let samples = probes != Probes::None && sender.samples();
-    let Sender { window: buffer, residency, mapped, wary, looks, now, .. } = sender;
-    let number = window.start / WINDOW;
-    let is_whole = window.start % WINDOW == 0 && (window.end % WINDOW == 0 || window.end == version.size);
+    let number = range.start / WINDOW;
+    let mut window = range.start..range.end.min((number + 1) * WINDOW);
+    let way = sender.way(file, version, &window, probes);
+    let mapped = sender.mapped.clone();
     let map = || match &way {
         Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
         Way::Lent | Way::Copied => mapped.get(file, version, number),
@@ -636,42 +690,36 @@ fn send_window(
         if !before.is_empty() {
             return Ok(Window::NotYet);
         }
-        let buffer = &mut buffer[..(window.end - window.start) as usize];
+        let samples = probes != Probes::None && sender.samples();
+        let more = window.end < range.end;
+        let buffer = &mut sender.window[..(window.end - window.start) as usize];
         // Part of what was fetched may have gone again, and part is enough to go on.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
-        let count = match residency.read(file, version, (buffer, window.start), patience, map) {
+        let count = match sender.residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wary.go_on(*now);
+                sender.wary.go_on(sender.now);
                 return Ok(Window::Cold(window));
             }
             // The disk failed: the client must see that the reply is not whole.
             Err(_) => return Ok(Window::Changed),
         };
-        if samples && is_whole && count == buffer.len() {
-            file.is_seen(number, version.size, *now);
+        let buffer = &sender.window[..count];
+        if samples && is_whole(&window, version) && window.start + count as u64 == window.end {
+            file.is_seen(number, version.size, sender.now);
         }
         // Checked after reading: the bytes in the buffer are those of this state.
         if count == 0 || !is_unchanged(file, version)? {
             return Ok(Window::Changed);
         }
-        return Ok(Window::Sent(socket::send(socket, &buffer[..count], more)? as u64));
+        return Ok(Window::Sent(1, socket::send(socket, buffer, more)? as u64));
     }
 
-    let seen = if samples { file.last_seen(number) } else { None };
-    let just_seen = seen.is_some_and(|seen| now.since(seen) < SEEN_FOR);
-    let probe = probes == Probes::All { fetched: 0 } && !just_seen;
-    *looks += u64::from(probe);
-    let is_cold = probe && !residency.is_resident(file, version, &window, *looks, map);
-    if is_cold && seen.is_some() {
-        wary.begin(*now);
-    }
-    if samples && is_whole && !is_cold && !just_seen {
-        file.is_seen(number, version.size, *now);
-    }
+    let probe = probes == Probes::All { fetched: 0 };
+    let is_cold = probe && !sender.is_there(file, version, &window, map);
     // A file that has become shorter looks like one that is not in memory.
-    let is_changed = !is_unchanged(file, version)?;
+    let is_changed = (must_look || is_cold) && !is_unchanged(file, version)?;
     if is_cold || is_changed {
         return Ok(match before {
             [] if is_changed => Window::Changed,
@@ -680,8 +728,12 @@ fn send_window(
             _ => Window::NotYet,
         });
     }
+    if matches!(way, Way::Lent) {
+        window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
+    }
+    let more = window.end < range.end;
     let begun = Instant::now();
-    let sent = residency.watch(version, &window, probe, || match &way {
+    let sent = sender.residency.watch(version, &window, probe, || match &way {
         Way::Mapped(mapping) => {
             let start = (window.start % WINDOW) as usize;
             mapping.send(socket, before, start..start + (window.end - window.start) as usize, more)
@@ -690,21 +742,21 @@ fn send_window(
             file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
         }
     })?;
-    if begun.elapsed() > SUSPICIOUS && samples {
-        wary.suspect(*now);
+    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && sender.samples() {
+        sender.wary.suspect(sender.now);
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
-    let is_last = window.start + sent.saturating_sub(before) as u64 == range.end;
-    if sent == 0 || (is_last && !is_unchanged(file, version)?) {
+    let end = window.start + sent.saturating_sub(before) as u64;
+    if sent == 0 || (end == range.end && !is_unchanged(file, version)?) {
         return Ok(Window::Changed);
     }
-    Ok(Window::Sent(sent as u64))
+    Ok(Window::Sent(end.div_ceil(WINDOW) - number, sent as u64))
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.
-fn is_settled(version: &FileVersion, settle: Duration, wall: &Wall) -> bool {
+fn is_settled(version: &FileVersion, settle: Duration, wall_seconds: i64) -> bool {
     let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
-    let now_ns = wall.seconds.saturating_mul(1_000_000_000);
+    let now_ns = wall_seconds.saturating_mul(1_000_000_000);
     // The wall's clock has whole seconds, so a file of this second is not older than zero.
     settle_ns == 0 || now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > settle_ns
 }

@@ -1008,7 +1008,7 @@ fn carry_out<D: DiskSide>(
         match std::mem::replace(&mut actions[at], Action::Close) {
             Action::Send(reply) => {
                 let style = sender.style();
-                connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, &desk.wall, style);
+                connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, now, &desk.wall, style);
             }
             Action::Interim(bytes) => connection.outbox.get_or_insert_with(|| sender.outbox()).put_interim(bytes),
             Action::Disk(ticket, work) => {
