@@ -209,16 +209,20 @@ impl Speed {
         self.bench.folder.join(format!("run-{}", self.started))
     }
 
-    /// Measures a row with all servers.
+    /// Measures a row with all servers. A rival that cannot be measured is left out of it, and the others go on.
     fn measure_row(&mut self, row: &Row) -> Outcome {
         let (site, targets) = self.site_of(row)?;
         let mut arms = self.start_arms(row, &site, &targets)?;
         // Beyond its first requests, each server has done whatever it does once.
-        for arm in &mut arms {
-            let warmed = retried(&mut Vec::new(), || self.run_once(row, arm));
-            warmed.map_err(|text| format!("{}: {text}", arm.name))?;
+        let mut at = 0;
+        while at < arms.len() {
+            match retried(&mut Vec::new(), || self.run_once(row, &mut arms[at])) {
+                Ok(_) => at += 1,
+                Err(text) => self.leave_out(row, &mut arms, at, &text)?,
+            }
         }
         for pair in 0..self.pairs {
+            let mut failed = Vec::new();
             let mut order: Vec<usize> = (0..=arms.len()).collect();
             self.random.shuffle(&mut order);
             self.progress.begin(&format!("{:12} pair {:<3}", row.name, pair + 1));
@@ -229,13 +233,34 @@ impl Speed {
                 let mut refused = Vec::new();
                 let sample = retried(&mut refused, || self.run_once(row, &mut arms[at]));
                 self.refused.extend(refused.into_iter().map(|text| format!("{}, {name}: {text}", row.name)));
-                let sample = sample.map_err(|text| format!("{name}: {text}"))?;
-                shown[at] = format!("{} {:.2}", arms[at].name, sample.cpu_us);
-                self.push(row.name, name, pair, sample);
+                match sample {
+                    Ok(sample) => {
+                        shown[at] = format!("{} {:.2}", arms[at].name, sample.cpu_us);
+                        self.push(row.name, name, pair, sample);
+                    }
+                    Err(text) => failed.push((at, text)),
+                }
+            }
+            failed.sort_unstable();
+            for (at, text) in failed.iter().rev() {
+                self.leave_out(row, &mut arms, *at, text)?;
             }
             let seconds = self.pair_s();
             self.progress.end(seconds, &(shown.join("  ") + " µs"));
         }
+        Ok(())
+    }
+
+    /// A server whose measurement failed: of a rival nothing remains in the row but the reason; without the others there is
+    /// no row.
+    fn leave_out(&mut self, row: &Row, arms: &mut Vec<Arm>, at: usize, text: &str) -> Outcome {
+        let name = arms[at].name;
+        if [AMPED.name, FLOOR.name].contains(&name) {
+            return Err(format!("{name}: {text}"));
+        }
+        arms.remove(at);
+        self.samples.retain(|sample| (sample.point.as_str(), sample.arm.as_str()) != (row.name, name));
+        self.refused.push(format!("{}, without {name}: {text}", row.name));
         Ok(())
     }
 
