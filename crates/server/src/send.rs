@@ -2,12 +2,12 @@
 //!
 //! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
 //! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
-//! whole pipelined batch with it. Files go out a window at a time, so that one download does not hold up the others, and
+//! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
 //! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile,
 //! copied through a buffer, or sent from a mapping, together with the head before it: as the key `send.content` says.
 //!
-//! A file may change while it is sent. Every window is sent only if size and modification time are those of the head,
-//! else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
+//! A file may change while it is sent. Before each call and after the last its size and modification time must be those of
+//! the head, else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
 //! pages to the socket, where an edit in place still reaches them until the client has them, and a mapping is as live until
 //! the kernel has copied it; so a file that changed within the last minute (the key `send.settle`) is copied instead, which
 //! freezes the bytes at the moment they are checked. What is left: the first edit in place of an older file, while the last
