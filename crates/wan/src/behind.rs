@@ -212,6 +212,8 @@ fn failure_of(events: &Receiver<Event>) -> Failure {
 /// Waits until the command has ended; has it end when a signal or the router's end says so.
 fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<ExitStatus, Failure> {
     let (mut child, mut asked): (Option<u32>, Option<Instant>) = (None, None);
+    // A signal may come between the start of the command and the news of it.
+    let mut is_to_end = false;
     loop {
         match events.recv_timeout(Duration::from_millis(5)) {
             Ok(Event::Started(pid)) => child = Some(pid),
@@ -222,10 +224,11 @@ fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<
         let signal = signals.wait_for(Duration::from_millis(100));
         let is_end =
             matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || router.has_ended();
+        is_to_end |= is_end;
         if let Some(pid) = child {
             match asked {
                 // After Ctrl-C the terminal has told the command as well; hearing it twice does no harm.
-                None if is_end => {
+                None if is_to_end => {
                     process::terminate(pid);
                     asked = Some(Instant::now());
                 }
