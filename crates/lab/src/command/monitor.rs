@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// File in which the server publishes what it counts [default: one that it has mapped, if there is one]
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     server_file: Option<PathBuf>,
-    /// End after so long [default: when it is interrupted or the server ends]
+    /// End after so long, but not before the first tick [default: when it is interrupted or the server ends]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     duration: Option<Duration>,
     /// Write all that is seen to a new file, for --replay
@@ -184,9 +184,10 @@ fn watch_until_the_end(
 ) -> Result<End, Failure> {
     let end = args.duration.map(|duration| Instant::now() + duration);
     let mut before = None;
-    let mut ended = End { own: 0.0, has_server_ended: false };
+    let (mut ended, mut has_shown) = (End { own: 0.0, has_server_ended: false }, false);
     loop {
-        if end.is_some_and(|end| Instant::now() >= end) || eyes.have_enough()? {
+        // A watch that is shorter than a tick, or was kept from running, has seen one all the same.
+        if end.is_some_and(|end| has_shown && Instant::now() >= end) || eyes.have_enough()? {
             return Ok(ended);
         }
         match sampler.next(stop)? {
@@ -202,6 +203,7 @@ fn watch_until_the_end(
                 if let Some(tick) = before.as_ref().and_then(|before| Tick::between(before, &sample)) {
                     ended.own = tick.own_cpu_so_far;
                     eyes.show(&tick)?;
+                    has_shown = true;
                 }
                 before = Some(*sample);
             }
