@@ -456,8 +456,9 @@ fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
     let (responses, elapsed) = responses;
     let (served, shed): (Vec<_>, Vec<_>) = responses.iter().partition(|response| response.status == 200);
     println!("{} served in {elapsed:?}, {} shed, hot {hot:?}", served.len(), shed.len());
-    // Four wait, and one is worked on if a helper had begun by then; more only if the disk was faster than requests came.
-    assert!(served.len() >= 4 && shed.len() >= REQUESTS / 2, "{} served", served.len());
+    // Four wait, of whom one may be the hot file's name, and one is worked on if a helper had begun by then; more only if the
+    // disk was faster than requests came.
+    assert!(served.len() >= 3 && shed.len() >= REQUESTS / 2, "{} served", served.len());
     for response in &shed {
         assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
     }

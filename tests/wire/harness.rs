@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long anything may take before a test gives up on it. Nothing is asserted about less.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Values of `send.content`.
 #[allow(dead_code, reason = "the tests with other programs need it not")]
