@@ -31,7 +31,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("format", Box::new(format)),
         ("tidy", Box::new(tidy::run)),
         ("clippy", Box::new(|| run_cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
-        ("clippy of the server without metrics", Box::new(|| run_cargo(&WITHOUT_METRICS))),
+        ("clippy of the server without metrics", Box::new(|| run_cargo(&without_features("amped")))),
+        ("clippy of the load generator without TLS", Box::new(|| run_cargo(&without_features("ammeter-load")))),
         ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
         ("tests", Box::new(|| run_command(&mut NEXTEST.command(&["nextest", "run", "--workspace"])?))),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
@@ -68,8 +69,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// What `bench metrics` compares with is to build as well, and to leave nothing unused.
-const WITHOUT_METRICS: [&str; 7] = ["clippy", "--package", "amped", "--no-default-features", "--", "-D", "warnings"];
+/// What `bench metrics` compares with, and what the fuzz targets read with, are to build as well, and to leave nothing unused.
+fn without_features(package: &str) -> [&str; 7] {
+    ["clippy", "--package", package, "--no-default-features", "--", "-D", "warnings"]
+}
 
 fn run_cargo(args: &[&str]) -> Outcome {
     run_command(&mut cargo(args))

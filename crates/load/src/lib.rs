@@ -1,8 +1,9 @@
 //! Load that does not slow down when the server does: what is asked, when, and what came of it.
 //!
 //! `workload` says what is asked for, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
-//! sockets, `tls` is what may lie between the two, `outcome` counts and judges, `condition` checks what was demanded, `knee` finds the rate that a server
-//! bears, and `null` is a server to calibrate by. Nothing here prints, and nothing here knows a command line.
+//! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `outcome` counts and judges,
+//! `condition` checks what was demanded, `knee` finds the rate that a server bears, and `null` is a server to calibrate by.
+//! Nothing here prints, and nothing here knows a command line.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -12,6 +13,7 @@ pub mod knee;
 pub mod null;
 pub mod outcome;
 pub mod schedule;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub mod tls;
 pub mod url;
 pub mod workload;

@@ -1,0 +1,51 @@
+//! In place of `tls.rs` where the feature `tls` is off: the same names, and no value of them. Who builds this crate for its
+//! readers and its state machine need not build a library of cryptography.
+
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+
+use amped_units::Time;
+
+use crate::client::{Connection, Next, Plan};
+use crate::outcome::Tally;
+
+/// What all connections of a run would have in common.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    none: Infallible,
+}
+
+/// TLS on one connection, if there were any.
+#[derive(Debug)]
+pub(crate) struct Session {
+    none: Infallible,
+}
+
+impl Session {
+    pub(crate) fn new(tls: &Tls) -> Session {
+        match tls.none {}
+    }
+
+    pub(crate) fn say(&mut self, _plain: &[u8]) {
+        match self.none {}
+    }
+
+    pub(crate) fn say_end(&mut self) {
+        match self.none {}
+    }
+
+    pub(crate) fn send(&mut self, _socket: &OwnedFd) {
+        match self.none {}
+    }
+
+    pub(crate) fn handle_bytes(
+        &mut self,
+        _now: Time,
+        _bytes: &[u8],
+        _whose: (&Tls, &mut Connection),
+        _plan: &Plan,
+        _tally: &mut Tally,
+    ) -> Next {
+        match self.none {}
+    }
+}
