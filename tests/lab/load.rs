@@ -12,27 +12,38 @@ use serde_json::Value;
 
 use super::{ammeter, said};
 
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const BUSY: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
+
 /// A server that takes a thread for each connection; before each reply it does what it is told.
 pub fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
+    answering(move |number| {
+        before(number);
+        OK
+    })
+}
+
+/// Likewise, with this reply to the request of that number.
+fn answering(reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let (before, count) = (Arc::new(before), Arc::new(AtomicU64::new(0)));
+    let (reply, count) = (Arc::new(reply), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&count);
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let (before, count) = (Arc::clone(&before), Arc::clone(&count));
-            thread::spawn(move || serve(stream.unwrap(), |number| before(number), &count));
+            let (reply, count) = (Arc::clone(&reply), Arc::clone(&count));
+            thread::spawn(move || serve(stream.unwrap(), |number| reply(number), &count));
         }
     });
     (address, counted)
 }
 
 /// Answers requests, which come one at a time and whole: that is how they are sent.
-fn serve(mut stream: TcpStream, before: impl Fn(u64), count: &AtomicU64) {
+fn serve(mut stream: TcpStream, reply: impl Fn(u64) -> &'static str, count: &AtomicU64) {
     let mut buffer = [0; 2048];
     while let Ok(1..) = stream.read(&mut buffer) {
-        before(count.fetch_add(1, Ordering::Relaxed));
-        if stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_err() {
+        let reply = reply(count.fetch_add(1, Ordering::Relaxed));
+        if stream.write_all(reply.as_bytes()).is_err() {
             return;
         }
     }
@@ -42,8 +53,16 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}/")
 }
 
-/// Runs to a result.
+/// So much that only what the server never answers comes to nothing, however slow this machine is.
+pub const PATIENT: [&str; 4] = ["--connect-timeout", "1m", "--timeout", "1m"];
+
+/// Runs to a result, with all patience.
 pub fn load(address: SocketAddr, words: &[&str]) -> Value {
+    load_by(address, &[words, &PATIENT].concat())
+}
+
+/// Runs to a result, with these words alone.
+fn load_by(address: SocketAddr, words: &[&str]) -> Value {
     let url = url(address);
     let (text, _) = said(&ammeter(&[&["load", &url, "--json"], words].concat()));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -55,78 +74,108 @@ fn figure(outcome: &Value, path: &str) -> f64 {
 
 #[test]
 fn alone_what_is_asked_is_offered_also_past_capacity() {
-    // One connection at a time, each for a millisecond or more: less than a thousand a second.
+    // One connection at a time, each for a millisecond or more: less than a thousand a second, on any machine.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let wait = |_| thread::sleep(Duration::from_millis(1));
             let mut buffer = [0; 2048];
             let mut stream = stream.unwrap();
             if let Ok(1..) = stream.read(&mut buffer) {
-                wait(());
+                thread::sleep(Duration::from_millis(1));
                 let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
             }
         }
     });
     // Simple clients offer no more than it bears, however many they are (Banga and Druschel, figure 5).
-    let simple = ["5", "50"].map(|clients| {
-        let patience = ["--connect-timeout", "30s", "--timeout", "30s"];
-        let words = ["--clients", clients, "--requests-per-connection", "1", "--duration", "1s"];
-        let outcome = load(address, &[&words[..], &patience].concat());
-        figure(&outcome, "/started") / figure(&outcome, "/seconds")
-    });
-    println!("5 and 50 simple clients: {simple:?}/s");
-    assert!(simple[0] < 1100.0 && simple[1] < 1.5 * simple[0], "{simple:?}");
+    for clients in ["5", "50"] {
+        let outcome = load(address, &["--clients", clients, "--requests-per-connection", "1", "--duration", "1s"]);
+        let offered = figure(&outcome, "/started") / figure(&outcome, "/seconds");
+        println!("{clients} simple clients: {offered}/s");
+        assert!(offered > 0.0 && offered < 1100.0, "{clients} clients offer {offered}/s");
+    }
     for rate in ["5000", "10000"] {
         let arguments =
             ["--rate", rate, "--duration", "3s", "--timeout", "2s", "--arrivals", "constant", "--seed", "1"];
-        let outcome = load(address, &arguments);
+        let outcome = load_by(address, &arguments);
         let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
         println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
-        assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
-        // It is overloaded five to ten times over, and that shows as failures, not as a lower rate.
-        assert!(figure(&outcome, "/rate") < offered / 2.0, "{}", outcome["rate"]);
+        // Whom this machine kept from its schedule says so. The server, which bears a thousand, does not: that is not an excuse.
+        if outcome["verdict"]["worth"] != "client-bound" {
+            assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
+        }
+        assert!(offered > 2000.0, "asked for {rate}/s, and offered {offered}/s: {}", outcome["verdict"]);
+        // Each arrival was begun or is told as one that could not be, and ended as a reply or as a failure.
         let failures = outcome["failures"].as_array().unwrap();
+        let failed_by =
+            |kind: &str| failures.iter().find(|pair| pair[0] == kind).map_or(0, |pair| pair[1].as_u64().unwrap());
         let failed: u64 = failures.iter().map(|pair| pair[1].as_u64().unwrap()).sum();
-        let abandoned = failures.iter().find(|pair| pair[0] == "abandoned").map_or(0, |pair| pair[1].as_u64().unwrap());
-        assert!(abandoned * 2 > failed, "{failures:?}");
-        assert_eq!(outcome["planned"].as_u64().unwrap(), outcome["ok"].as_u64().unwrap() + failed);
+        let (planned, ok) = (outcome["planned"].as_u64().unwrap(), outcome["ok"].as_u64().unwrap());
+        let not_begun = failed_by("unsent") + failed_by("local");
+        assert_eq!((planned, planned), (3 * asked as u64, ok + failed), "{outcome}");
+        assert_eq!(planned, outcome["started"].as_u64().unwrap() + not_begun, "{outcome}");
+        // It is overloaded five to ten times over, and that shows as failures, most of them from before a connection.
+        assert!(2 * ok < planned && 2 * failed_by("abandoned") > failed - not_begun, "{ok} {failures:?}");
     }
 }
 
 #[test]
 fn alone_planted_delays_come_out() {
-    let fixed = server(|_| thread::sleep(Duration::from_millis(40))).0;
-    let outcome = load(fixed, &["--rate", "100", "--duration", "2s"]);
-    let percentiles = ["p50_ms", "p90_ms"].map(|name| figure(&outcome, &format!("/latency/{name}")));
-    assert!(percentiles.iter().all(|found| (39.5..100.0).contains(found)), "{percentiles:?}");
-
-    // One of four takes 200 ms: the median is that of the three, the 90th percentile that of the one.
-    let bimodal = server(|number| thread::sleep(Duration::from_millis(if number % 4 == 0 { 200 } else { 10 }))).0;
-    let outcome = load(bimodal, &["--rate", "100", "--duration", "3s"]);
-    let [low, high] = ["p50_ms", "p90_ms"].map(|name| figure(&outcome, &format!("/latency/{name}")));
-    assert!((9.5..100.0).contains(&low) && (199.0..400.0).contains(&high), "{low} {high}");
+    let rest = |ms| thread::sleep(Duration::from_millis(ms));
+    let fixed = server(move |_| rest(1000)).0;
+    // One of four takes four seconds: the median is that of the three, the 90th percentile that of the one.
+    let bimodal = server(move |number| rest(if number % 4 == 0 { 4000 } else { 1000 })).0;
+    thread::scope(|scope| {
+        for (address, planted_ms) in [(fixed, [1000.0, 1000.0]), (bimodal, [1000.0, 4000.0])] {
+            scope.spawn(move || {
+                let outcome = load(address, &["--rate", "50", "--duration", "2s"]);
+                assert_eq!(outcome["ok"], outcome["planned"], "{outcome}");
+                for (name, planted) in ["p50_ms", "p90_ms"].into_iter().zip(planted_ms) {
+                    let found = figure(&outcome, &format!("/latency/{name}"));
+                    println!("{name}: {found} ms, {planted} planted");
+                    // A machine that is short of time adds to them, but hardly as much again.
+                    assert!((0.99 * planted..2.0 * planted).contains(&found), "{name}: {found} ms, {planted} planted");
+                }
+            });
+        }
+    });
 }
 
 #[test]
 fn alone_a_freeze_is_seen_by_the_open_loop_and_missed_by_the_closed_one() {
+    const FREEZE: Duration = Duration::from_millis(500);
     let began = Instant::now();
-    // For 200 ms of each second nobody is answered.
-    let freeze = move |_| {
-        let into = began.elapsed().as_millis() as u64 % 1000;
-        if into < 200 {
-            thread::sleep(Duration::from_millis(200 - into));
-        }
+    // For 500 ms of every five seconds nobody is answered: of ten seconds that is a second, whenever they begin.
+    let (address, _) = server(move |_| {
+        let into = Duration::from_nanos((began.elapsed().as_nanos() % 5_000_000_000) as u64);
+        thread::sleep(FREEZE.saturating_sub(into));
+    });
+    let length = ["--duration", "10s"];
+    let closed = [&["--clients", "1", "--think-time", "1ms"][..], &length].concat();
+    let open = [&["--rate", "200", "--arrivals", "constant"][..], &length].concat();
+    let [open, closed] = thread::scope(|scope| {
+        [open, closed].map(|words| scope.spawn(move || load(address, &words))).map(|run| run.join().unwrap())
+    });
+    assert_eq!((open["planned"].as_u64(), open["ok"].as_u64()), (Some(2000), Some(2000)), "{open}");
+    // A tenth of the arrivals fall into a freeze, evenly, and wait for its end: a part p of all (p < 0.1) waits longer than
+    // 500 ms * (1 - p / 0.1). That is 450 ms at p99. Arrivals are 5 ms apart, and no machine answers before the end.
+    let of = |name: &str| -> Vec<f64> {
+        let list = open.pointer(&format!("/distribution/{name}")).and_then(Value::as_array).unwrap();
+        list.iter().map(|figure| figure.as_f64().unwrap()).collect()
     };
-    let (address, _) = server(freeze);
-    let open = load(address, &["--rate", "200", "--duration", "4s", "--timeout", "20s"]);
-    let closed = load(address, &["--clients", "1", "--duration", "4s"]);
-    let [open, closed] = [open, closed].map(|outcome| figure(&outcome, "/latency/p99_ms"));
-    // A fifth of the arrivals fall into a freeze, and wait up to 200 ms: the 99th percentile is 190 ms. The one client falls
-    // into one freeze a second, and counts it once among thousands.
-    assert!(open > 150.0, "{open}");
-    assert!(open > 5.0 * closed, "open {open} ms, closed {closed} ms");
+    let mut seen = 0;
+    for (quantile, found) in of("quantiles").into_iter().zip(of("latency_ms")).filter(|(quantile, _)| *quantile > 0.9) {
+        let planted = 500.0 * (1.0 - (1.0 - quantile) / 0.1);
+        println!("{:.2} %: {found} ms, {planted:.0} planted", quantile * 100.0);
+        assert!((planted - 10.0..planted + 1000.0).contains(&found), "{quantile}: {found} ms, {planted} were planted");
+        seen += 1;
+    }
+    let [half, open] = ["p50_ms", "p99_ms"].map(|name| figure(&open, &format!("/latency/{name}")));
+    assert!(seen >= 20 && half < 440.0 && open > 440.0, "{seen} percentiles, p50 {half} ms, p99 {open} ms");
+    // The one client met both freezes, and counts each once among hundreds of replies.
+    let [p99, max, count] = ["p99_ms", "max_ms", "count"].map(|name| figure(&closed, &format!("/latency/{name}")));
+    println!("closed: p99 {p99} ms, longest {max} ms, of {count}");
+    assert!(max > 250.0 && count > 300.0 && 2.0 * p99 < open, "p99 {p99} ms, longest {max} ms, of {count}");
 }
 
 #[test]
@@ -145,7 +194,7 @@ fn a_result_in_words() {
     let (address, count) = server(|_| {});
     let url = url(address);
     let run = ["load", &url, "--rate", "100", "--duration", "500ms", "--requests-per-connection", "3", "--seed", "9"];
-    let (text, _) = said(&ammeter(&run));
+    let (text, _) = said(&ammeter(&[&run[..], &PATIENT].concat()));
     let answered = format!("answered    {}", count.load(Ordering::Relaxed));
     for part in ["open loop, poisson, seed 9", &answered, "failed 0", "lateness", "verdict "] {
         assert!(text.contains(part), "no {part:?} in {text}");
@@ -160,7 +209,7 @@ fn what_is_demanded_decides_the_exit_status() {
     let url = url(address);
     let check = |condition: &str, expected: i32| {
         let run = ["load", &url, "--clients", "2", "--duration", "300ms", "--fail-if", condition];
-        let (text, status) = said(&ammeter(&run));
+        let (text, status) = said(&ammeter(&[&run[..], &PATIENT].concat()));
         assert_eq!(status, expected, "{text}");
         assert_eq!(text.contains("not as it must be"), expected == 1, "{text}");
     };
@@ -172,24 +221,9 @@ fn what_is_demanded_decides_the_exit_status() {
 
 #[test]
 fn alone_a_sweep_finds_the_rate_that_is_borne() {
-    let arguments = [
-        "--sweep",
-        "300..1200/300",
-        "--duration",
-        "1s",
-        "--pause",
-        "0s",
-        "--arrivals",
-        "constant",
-        "--timeout",
-        "200ms",
-    ];
-    let (address, _) = server(|number| {
-        // The second rate is the last that it bears: then it is too slow for its clients.
-        if number >= 300 + 600 {
-            thread::sleep(Duration::from_millis(400));
-        }
-    });
+    let arguments = ["--sweep", "300..1200/300", "--duration", "1s", "--pause", "0s", "--arrivals", "constant"];
+    // The second rate is the last that it bears: then it has enough.
+    let (address, _) = answering(|number| if number < 300 + 600 { OK } else { BUSY });
     let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
     let runs = swept["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 4);
@@ -284,7 +318,7 @@ fn targets_are_asked_for_by_their_weights() {
     let folder = tempfile::tempdir().unwrap();
     let mix = folder.path().join("mix");
     std::fs::write(&mix, "3 /a\n1 /b\n").unwrap();
-    let arguments = ["--mix", mix.to_str().unwrap(), "--clients", "2", "--duration", "200ms"];
+    let arguments = ["--mix", mix.to_str().unwrap(), "--rate", "200", "--duration", "200ms", "--seed", "1"];
     let outcome = load(address, &arguments);
     assert!(outcome["ok"].as_u64().unwrap() > 0 && outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
     let classes = outcome["classes"].as_array().unwrap();
@@ -292,7 +326,7 @@ fn targets_are_asked_for_by_their_weights() {
     let ok: u64 = classes.iter().map(|class| class["ok"].as_u64().unwrap()).sum();
     assert_eq!(Some(ok), outcome["ok"].as_u64(), "{outcome}");
     assert!(figure(&classes[0], "/latency/p99_ms") > 0.0);
-    let (text, _) = said(&ammeter(&[&["load", &url(address)], &arguments[..]].concat()));
+    let (text, _) = said(&ammeter(&[&["load", &url(address)], &arguments[..], &PATIENT].concat()));
     let lines: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert!(lines.windows(4).any(|lines| lines == ["class", "/a", "/b", "client"]), "{text}");
 }

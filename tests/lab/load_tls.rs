@@ -44,7 +44,7 @@ impl Secure {
     }
 }
 
-const RATE: [&str; 4] = ["--rate", "50", "--duration", "400ms"];
+const RATE: [&str; 8] = ["--rate", "50", "--duration", "400ms", "--connect-timeout", "1m", "--timeout", "1m"];
 
 #[test]
 fn nginx_is_asked_over_tls() {

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
+use super::load::PATIENT;
 use super::{ammeter, said, until};
 
 /// The program, which lies where `ammeter` does.
@@ -75,12 +76,13 @@ fn what_the_server_says_is_what_the_client_counted() {
     for architecture in ["amped", "sped", "mt", "mp"] {
         let server = Server::start(&site, &metrics, architecture);
         let url = format!("http://{}/", server.address);
-        let words = ["load", &url, "--clients", "4", "--duration", "500ms", "--seed", "3", "--json", "--mix"];
-        let outcome: Value =
-            serde_json::from_str(&said(&ammeter(&[&words[..], &[mix.to_str().unwrap()]].concat())).0).unwrap();
+        let asked =
+            ["--rate", "100", "--arrivals", "constant", "--duration", "500ms", "--requests-per-connection", "6"];
+        let words = ["load", &url, "--json", "--seed", "3", "--mix", mix.to_str().unwrap()];
+        let outcome: Value = serde_json::from_str(&said(&ammeter(&[&words[..], &asked, &PATIENT].concat())).0).unwrap();
         assert!(outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
         let (replies, bytes) = (outcome["ok"].as_u64().unwrap(), outcome["received_bytes"].as_u64().unwrap());
-        assert!(replies > 20, "{outcome}");
+        assert_eq!(replies, 50 * 6, "{outcome}");
 
         let port = server.address.port().to_string();
         let all = |module: &Value, what: &str| -> u64 {

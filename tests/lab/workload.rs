@@ -8,6 +8,7 @@ use std::thread;
 
 use serde_json::Value;
 
+use super::load::PATIENT;
 use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, excerpt, said};
 
@@ -45,7 +46,7 @@ fn serve(mut stream: TcpStream, folder: &Path) {
 }
 
 fn load(url: &str, words: &[&str]) -> Value {
-    let output = ammeter(&[&["load", url, "--json"], words].concat());
+    let output = ammeter(&[&["load", url, "--json"], words, &PATIENT].concat());
     let text = said(&output).0;
     serde_json::from_str(&text)
         .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
@@ -64,7 +65,7 @@ fn replies_are_checked_against_the_file_set() {
     let folder = set.to_str().unwrap();
     assert_eq!(said(&ammeter(&["files", "webstone", "--scale", "1/4", folder])).1, 0);
     let url = server(&set);
-    let words = ["--workload", folder, "--verify", "--clients", "2", "--duration", "500ms", "--seed", "1"];
+    let words = ["--workload", folder, "--verify", "--rate", "200", "--duration", "500ms", "--seed", "1"];
     let (failed, ok) = counts(&load(&url, &words));
     assert!(failed == 0 && ok > 20, "{failed} {ok}");
     // The images, three quarters of all requests, are others now, of the same size.

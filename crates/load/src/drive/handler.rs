@@ -171,7 +171,11 @@ impl<'a> Handler<'a> {
     fn is_over(&mut self, now: Time) -> bool {
         let is_done = match &mut self.clients {
             None => self.lane.over.load(Ordering::Acquire),
-            Some(clients) => clients.are_done(now, self.plan),
+            // Who was to begin before the end does so, also where this thread came to run only after it.
+            Some(clients) => {
+                clients.are_done(now, self.plan)
+                    && clients.idle.peek().is_none_or(|Reverse((at, _))| *at >= clients.until)
+            }
         };
         let is_open = self.clients.is_none();
         is_done && self.live == 0 && (is_open || self.lane.slots.iter().all(|slot| lock(slot).is_none()))
