@@ -260,12 +260,33 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
+    check(&[url, "--rate", "nan"], 2, "above 0");
+    check(&[url, "--rate", "-5"], 2, "above 0");
+    check(&[url, "--rate", "5", "--duration", "0s"], 2, "30s");
     check(&[url, "--clients", "0"], 2, "--clients");
+    check(&[url, "--clients", "5", "--duration", "0s"], 2, "30s");
+    check(&[url, "--rate", "5", "--replay", "some.log"], 2, "--speed max");
+    check(&["http://::1:80/", "--rate", "1"], 2, "[::1]");
+    check(&[url, "--rate", "1", "--unix", "/no/such/socket"], 1, "/no/such/socket");
+    check(&[url, "--rate", "1", "--unix", "/dev/null"], 1, "is no socket");
+    check(&[url, "--rate", "1", "--unix", &"x".repeat(200)], 1, "xxx");
     check(&[url, "--sweep", "9..1/1"], 2, "FROM..TO/STEP");
     check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
     // Nobody listens there.
     check(&[url, "--rate", "100", "--duration", "200ms"], 1, "is a web server listening at 127.0.0.1:1?");
+}
+
+#[test]
+fn why_nothing_is_right_is_told() {
+    let check = |address: SocketAddr, says: &str| {
+        let words = ["load", &url(address), "--rate", "50", "--duration", "200ms"];
+        let (text, status) = said(&ammeter(&[&words[..], &PATIENT].concat()));
+        assert!(status == 1 && text.contains("no right reply came") && text.contains(says), "{text}");
+        assert!(!text.contains("of CPU for a reply"), "there is none: {text}");
+    };
+    check(answering(|_| BUSY).0, "look at one (curl -i http://127.0.0.1:");
+    check(answering(|_| "220 mail\r\n").0, "(malformed): is it http that 127.0.0.1:");
 }
 
 #[test]

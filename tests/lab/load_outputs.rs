@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
-use super::load::{load, server, url};
+use super::load::{PATIENT, load, server, url};
 use super::nginx::{Nginx, free_addresses};
 use super::until;
 
@@ -111,12 +111,42 @@ fn a_page_is_written_also_of_what_was_interrupted_and_its_place_is_tried_first()
     for part in ["The run was interrupted", "<h2>Latency</h2>", "id=\"data\"", "</html>"] {
         assert!(page.contains(part), "{part} is not in the page");
     }
-    let before = count.load(Ordering::Relaxed);
+    let (address, count) = server(|_| {});
     let place = folder.path().join("no/such/folder.html");
     let output = super::ammeter(&["load", &url(address), "--rate", "100", "--html", place.to_str().unwrap()]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && text.contains("no/such/folder.html"), "{text}");
-    assert_eq!(count.load(Ordering::Relaxed), before, "nothing was asked before");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "nothing was asked before");
+}
+
+#[test]
+fn nothing_is_lost_to_what_cannot_be() {
+    let (address, count) = server(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let [old, link] = ["old", "link"].map(|name| folder.path().join(name));
+    fs::write(&old, "of value").unwrap();
+    std::os::unix::fs::symlink(&old, &link).unwrap();
+    let [old_name, link_name] = [&old, &link].map(|path| path.to_str().unwrap());
+    let run = |words: &[&str]| super::ammeter(&[&["load", &url(address)], words].concat());
+    for words in [
+        &["--rate", "0", "--hlog", old_name, "--html", link_name][..],
+        &["--rate", "0", "--hlog", old_name],
+        &["--rate", "0", "--html", old_name],
+        &["--rate", "9", "--html", link_name, "--hlog", old_name],
+        &["--rate", "9", "--arrivals", &format!("file:{old_name}"), "--hlog", link_name],
+        &["--rate", "9", "--mix", old_name, "--html", old_name],
+        &["--replay", old_name, "--hlog", old_name],
+        &["--rate", "9", "--html", &format!("{old_name}.new"), "--hlog", &format!("{old_name}.new")],
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::read_to_string(&old).unwrap(), "of value", "{words:?}");
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+    // A page that finds no room takes nothing else with it.
+    let output = run(&["--clients", "1", "--duration", "100ms", "--html", "/dev/full"]);
+    let (why, (text, status)) = (String::from_utf8_lossy(&output.stderr).into_owned(), super::said(&output));
+    assert!(status == 1 && why.contains("cannot write /dev/full") && text.contains("verdict"), "{why}{text}");
 }
 
 #[test]
@@ -191,7 +221,7 @@ fn parked_connections_are_those_that_the_kernel_sees() {
     let words =
         ["load", &target, "--rate", "20", "--duration", "3s", "--parked", "100", "--parked", "20:slow-read", "--json"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
-    let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until("120 parked connections", || established(nginx.patient) == 120);
     let output = child.wait_with_output().unwrap();
     let (text, _) = super::said(&output);

@@ -74,10 +74,11 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
 }
 
+/// The rate that a run speaks of, if it does: one that was interrupted has not come to what it would have shown.
 fn rate_of(run: &Outcome) -> Option<f64> {
     match run.asked {
-        Loop::Open { rate, .. } => Some(rate),
-        Loop::Closed { .. } => None,
+        Loop::Open { rate, .. } if !run.interrupted => Some(rate),
+        Loop::Open { .. } | Loop::Closed { .. } => None,
     }
 }
 
@@ -110,6 +111,13 @@ mod tests {
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
         let runs = [(1.0, 100, true), (2.0, 100, true), (2.0, 50, true), (2.0, 100, true), (3.0, 10, true)];
         check(&runs, Some((2.0, Some(3.0), 1.0, false)));
+    }
+
+    #[test]
+    fn what_was_interrupted_says_nothing() {
+        let mut runs = [outcome(1.0, 100, true), outcome(2.0, 100, true)];
+        runs[1].interrupted = true;
+        assert_eq!(capacity(&runs, None).map(|found| (found.borne, found.at_least.is_some())), Some((1.0, true)));
     }
 
     #[test]

@@ -61,6 +61,9 @@ pub enum Model {
 /// Length of the steps of a self-similar rate.
 const STEP: Duration = Duration::from_millis(100);
 
+/// What is wrong with a run of no length.
+pub const NO_LENGTH: &str = "a run of no length asks for nothing; give a --duration such as 30s";
+
 /// Arrivals that a schedule may have: 8 bytes each.
 pub const ARRIVALS_MAX: f64 = 5e7;
 
@@ -155,7 +158,7 @@ impl Schedule {
     pub fn new(arrivals: &Arrivals, rate: f64, duration: Duration, seed: u64) -> Result<Schedule, Failure> {
         let seconds = duration.as_secs_f64();
         if seconds <= 0.0 {
-            return Err(Failure::usage("a run of no length asks for nothing; give a --duration such as 30s"));
+            return Err(Failure::usage(NO_LENGTH));
         }
         if let Arrivals::File(path) = arrivals {
             let text = std::fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;

@@ -1,6 +1,6 @@
 //! The URL of a server, taken apart as far as load needs it (RFC 3986, 3; RFC 9110, 4.2).
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use amped_measure::Failure;
 
@@ -51,7 +51,14 @@ impl Url {
         };
         let port = port.filter(|port| !port.is_empty()).map_or(Ok(if secure { 443 } else { 80 }), str::parse);
         let port: u16 = port.ok().filter(|port| *port > 0).ok_or_else(|| wrong("has no port from 1 to 65535"))?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        // RFC 3986, 3.2.2: colons are for addresses in brackets.
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        if bare.map_or(host.contains([':', '[', ']']), |bare| bare.parse::<Ipv6Addr>().is_err()) {
+            return Err(wrong(
+                "has a host that is neither a name nor an address (an IPv6 address stands in brackets: [::1])",
+            ));
+        }
+        let host = bare.unwrap_or(host);
         if host.is_empty() {
             return Err(wrong("names no host"));
         }
@@ -93,6 +100,10 @@ mod tests {
         assert!(Url::parse("https://a/").unwrap().secure && !Url::parse("http://a/").unwrap().secure);
         for bad in
             ["", "127.0.0.1:80/", "http:/a", "http://", "http://:80/", "http://a:x/", "http://a:0/", "http://a b/"]
+        {
+            check(bad, None);
+        }
+        for bad in ["http://::1:81/", "http://[::1:81/", "http://::1]/", "http://[::1]x/", "http://[a]/", "http://[]/"]
         {
             check(bad, None);
         }

@@ -7,6 +7,8 @@ mod screen;
 
 use std::fmt::Write;
 use std::io::IsTerminal;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,8 +18,8 @@ use ammeter_load::condition::Condition;
 use ammeter_load::drive::parked::{Lot, Wanted};
 use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
-use ammeter_load::outcome::{ClassOutcome, Interval, Loop, Outcome, Second, Spread, Used};
-use ammeter_load::schedule::{Arrivals, Schedule, duration};
+use ammeter_load::outcome::{ClassOutcome, Fault, Interval, Loop, Outcome, Second, Spread, Used};
+use ammeter_load::schedule::{self, Arrivals, Schedule, duration};
 use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
 use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
@@ -39,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["url", "rate", "clients", "sweep", "generators", "unix"])]
     calibrate: bool,
     /// Connections to begin a second, whatever the server does
-    #[arg(long, value_name = "N", conflicts_with = "clients")]
+    #[arg(long, value_name = "N", conflicts_with = "clients", allow_negative_numbers = true)]
     rate: Option<f64>,
     /// How long to begin connections; replies may take longer [default: 10s; of a replay, to its end]
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -245,6 +247,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         let server = Null::start()?;
         return calibrate(args, &Asked::new(args, &format!("http://{}/", server.address()))?, &stop);
     }
+    check_paths(args)?;
     let asked = Asked::new(args, args.url.as_deref().unwrap_or_default())?;
     // Before the first thread.
     let stop = Stop::on_signals(terminal::restore)?;
@@ -254,6 +257,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             if clients == 0 {
                 return Err(Failure::usage("no clients ask for nothing; give --clients 1 or more"));
             }
+            if args.duration().is_zero() {
+                return Err(Failure::usage(schedule::NO_LENGTH));
+            }
             let Asked { settings, plan, .. } = &asked;
             let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
@@ -262,8 +268,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             let outcome = beside(lot.as_ref(), || {
                 drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
             })?;
-            ears.end()?;
-            tell(args, &asked, outcome)
+            tell(args, &asked, outcome, ears)
         }
         (None, None) => {
             let rate = match (args.rate, &args.arrivals) {
@@ -279,10 +284,41 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
             let outcome = beside(lot.as_ref(), || asked.open(args, rate, asked.seed, &stop, &ears))?;
-            ears.end()?;
-            tell(args, &asked, outcome)
+            tell(args, &asked, outcome, ears)
         }
     }
+}
+
+/// What is written must not be what is read, or written twice.
+fn check_paths(args: &Args) -> Result<(), Failure> {
+    let series = if let Arrivals::File(path) = &args.arrivals { Some(path) } else { None };
+    let (html, hlog) = (("--html", args.html.as_ref()), ("--hlog", args.hlog.as_ref()));
+    let read = [
+        ("--workload", args.workload.as_ref()),
+        ("--mix", args.mix.as_ref()),
+        ("--replay", args.replay.as_ref()),
+        ("--ca", args.ca.as_ref()),
+        ("--arrivals", series),
+    ];
+    for (written, others) in [(html, &[&read[..], &[hlog]].concat()), (hlog, &read.to_vec())] {
+        let (flag, Some(path)) = written else { continue };
+        // The same under another name; what is no plain file, such as a terminal, can be written by several.
+        let identity = |path: &PathBuf| {
+            let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+            Some((found.dev(), found.ino()))
+        };
+        let is_same = |other: &PathBuf| match identity(path) {
+            Some(known) => identity(other) == Some(known),
+            None => !path.exists() && path == other,
+        };
+        if let Some((other, _)) = others.iter().find(|(_, other)| other.is_some_and(is_same)) {
+            return Err(Failure::usage(format!(
+                "{} is what {flag} is to write and the file of {other} as well; give {flag} another name",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Runs beside what is parked, and has the result tell what became of that meanwhile.
@@ -319,8 +355,38 @@ impl Asked {
             fields.push_str(field);
             fields.push_str("\r\n");
         }
+        if args.replay.is_some() && args.speed != Spacing::Max {
+            let pace = [
+                ("--rate", args.rate.is_some()),
+                ("--clients", args.clients.is_some()),
+                ("--sweep", args.sweep.is_some()),
+            ];
+            if let Some((flag, _)) = pace.iter().find(|(_, is_given)| *is_given) {
+                return Err(Failure::usage(format!(
+                    "a log is replayed at its own times or as {flag} says; give --speed max with {flag}, or leave it out"
+                )));
+            }
+        }
         let target = match &args.unix {
-            Some(path) => Target::Unix(path.clone()),
+            Some(path) => {
+                // A server that comes later would be asked in vain until then, and a name that is wrong for ever.
+                let is_socket = std::fs::metadata(path).map(|found| found.file_type().is_socket());
+                match is_socket.and_then(|is| SocketAddr::from_pathname(path).map(|_| is)) {
+                    Ok(true) => Target::Unix(path.clone()),
+                    Ok(false) => {
+                        return Err(Failure::failed(format!(
+                            "--unix {} is no socket; give the server's",
+                            path.display()
+                        )));
+                    }
+                    Err(error) => {
+                        return Err(Failure::failed(format!(
+                            "cannot connect to --unix {}: {error}; does the server run, and is that its socket?",
+                            path.display()
+                        )));
+                    }
+                }
+            }
             None => Target::Tcp(url.resolve()?),
         };
         let trust = match &args.ca {
@@ -417,7 +483,10 @@ impl Asked {
 
 /// Who hears of each second of a run: the log, and whoever watches.
 struct Ears {
-    log: Option<Mutex<Heard>>,
+    /// Where a log is to be, and what it is of.
+    place: Option<(PathBuf, String)>,
+    /// From the first run on: what was in its place is not lost to a run that never was.
+    log: Mutex<Option<Heard>>,
     screen: Option<screen::Live>,
     /// A line each, if there is no screen.
     lines: bool,
@@ -436,14 +505,14 @@ impl Ears {
                 "--screen is for a terminal; elsewhere there are --json, --hlog and the summary",
             ));
         }
-        if let Some(path) = &args.html {
-            // Now rather than after the run: what is there is kept until the page is.
+        for path in [&args.html, &args.hlog].into_iter().flatten() {
+            // Now rather than after the run: what is there is kept until there is something to write.
             let opened = std::fs::File::options().append(true).create(true).open(path);
             opened.map_err(Failure::io(format_args!("write {}", path.display())))?;
         }
-        let log = args.hlog.as_deref().map(|path| hlog::Log::create(path, &asked.url)).transpose()?;
         Ok(Ears {
-            log: log.map(|log| Mutex::new(Heard { log, failure: None })),
+            place: args.hlog.clone().map(|path| (path, asked.url.clone())),
+            log: Mutex::new(None),
             screen: args.screen.then(|| screen::Live::begin(stop)).transpose()?,
             lines: !args.screen && !args.json && std::io::stderr().is_terminal(),
         })
@@ -454,16 +523,20 @@ impl Ears {
         if let Some(screen) = &self.screen {
             screen.next_run(title.to_owned(), length);
         }
-        let Some(log) = &self.log else { return Ok(()) };
-        log.lock().unwrap_or_else(PoisonError::into_inner).log.note(title)
+        let Some((path, about)) = &self.place else { return Ok(()) };
+        let mut heard = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = match &mut *heard {
+            Some(heard) => heard,
+            none => none.insert(Heard { log: hlog::Log::create(path, about)?, failure: None }),
+        };
+        heard.log.note(title)
     }
 
     fn hear(&self, interval: &Interval) {
-        if let Some(log) = &self.log {
-            let Heard { log, failure } = &mut *log.lock().unwrap_or_else(PoisonError::into_inner);
-            if failure.is_none() {
-                *failure = log.add(interval).err();
-            }
+        if let Some(Heard { log, failure }) = &mut *self.log.lock().unwrap_or_else(PoisonError::into_inner)
+            && failure.is_none()
+        {
+            *failure = log.add(interval).err();
         }
         match &self.screen {
             Some(screen) => screen.hear(interval),
@@ -475,7 +548,7 @@ impl Ears {
     /// After the last run. The terminal is as it was.
     fn end(self) -> Result<(), Failure> {
         drop(self.screen);
-        let heard = self.log.map(|log| log.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let heard = self.log.into_inner().unwrap_or_else(PoisonError::into_inner);
         heard.and_then(|heard| heard.failure).map_or(Ok(()), Err)
     }
 }
@@ -540,8 +613,10 @@ fn line(second: &Second) -> String {
     )
 }
 
-/// Prints a result; what was demanded of it becomes part of its verdict.
-fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Failure> {
+/// Prints a result; what was demanded of it becomes part of its verdict. What cannot be written keeps nothing else from
+/// being so.
+fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
+    let logged = ears.end();
     let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
     outcome.verdict.broken.extend(broken);
     if outcome.ok == 0 && !outcome.interrupted {
@@ -549,18 +624,25 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome) -> Result<Verdict, Fai
             Target::Tcp(address) => address.to_string(),
             Target::Unix(path) => path.display().to_string(),
         };
-        outcome.verdict.broken.push(match &outcome.tls {
-            Some(why) => format!("no right reply came: {why}"),
-            None => format!("no right reply came; is a web server listening at {place}?"),
+        let most = outcome.failures.iter().max_by_key(|(_, count)| *count).map(|(fault, _)| *fault);
+        outcome.verdict.broken.push(match (&outcome.tls, most) {
+            (Some(why), _) => format!("no right reply came: {why}"),
+            (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
+                format!("no right reply came, but wrong ones: look at one (curl -i {})", asked.url)
+            }
+            (None, Some(fault)) if outcome.established > 0 => {
+                let scheme = asked.url.split("://").next().unwrap_or_default();
+                format!(
+                    "no right reply came; connections were established ({}): is it {scheme} that {place} speaks?",
+                    fault.name()
+                )
+            }
+            (None, _) => format!("no right reply came; is a web server listening at {place}?"),
         });
     }
-    write_page(args, asked, |head| Some(html::run(head, &outcome)))?;
-    if args.json {
-        say::json(&outcome)?;
-    } else {
-        say::out(&summary(&asked.url, &outcome))?;
-    }
-    Ok(outcome.verdict)
+    let page = write_page(args, asked, |head| Some(html::run(head, &outcome)));
+    if args.json { say::json(&outcome) } else { say::out(&summary(&asked.url, &outcome)) }?;
+    logged.and(page).map(|()| outcome.verdict)
 }
 
 /// A result in a few lines.
@@ -631,11 +713,8 @@ fn summary(url: &str, outcome: &Outcome) -> String {
         Loop::Closed { .. } => String::new(),
     };
     let handler = share(&outcome.handler);
-    let _ = writeln!(
-        text,
-        "client      {:.1} us of CPU for a reply; {establisher}handling them {handler:.0} %",
-        outcome.cpu_us()
-    );
+    let each = if outcome.ok > 0 { format!("{:.1} us of CPU for a reply; ", outcome.cpu_us()) } else { String::new() };
+    let _ = writeln!(text, "client      {each}{establisher}handling them {handler:.0} %");
     let _ = writeln!(text, "verdict     {}", outcome.verdict);
     text
 }
@@ -717,7 +796,7 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
             runs.push(outcome);
         }
     }
-    ears.end()?;
+    let logged = ears.end();
     covered.into_iter().try_for_each(|text| say::out(&text))?;
     let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
     if let Some(found) = &capacity {
@@ -733,13 +812,9 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
         verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
     }
     let swept = Swept { runs, capacity, verdict };
-    write_page(args, asked, |head| html::sweep(head, &swept))?;
-    if args.json {
-        say::json(&swept)?;
-    } else {
-        say::out(&format!("verdict     {}", swept.verdict))?;
-    }
-    Ok(swept.verdict)
+    let page = write_page(args, asked, |head| html::sweep(head, &swept));
+    if args.json { say::json(&swept) } else { say::out(&format!("verdict     {}", swept.verdict)) }?;
+    logged.and(page).map(|()| swept.verdict)
 }
 
 /// What one generator of this machine can do, as it is told.
