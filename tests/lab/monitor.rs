@@ -485,6 +485,8 @@ fn alone_a_profile_says_what_for_and_doing_what() {
         &busy.port,
         "--duration",
         "3s",
+        "--frequency",
+        "997",
         "--json",
         "--svg",
         &svg,
