@@ -1,6 +1,6 @@
 //! `ammeter load` against servers with planted faults: what it offers, and whether what it says is true.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -221,7 +221,8 @@ fn what_is_demanded_decides_the_exit_status() {
 
 #[test]
 fn alone_a_sweep_finds_the_rate_that_is_borne() {
-    let arguments = ["--sweep", "300..1200/300", "--duration", "1s", "--pause", "0s", "--arrivals", "constant"];
+    let arguments =
+        ["--sweep", "300..1200/300", "--duration", "1s", "--pause", "0s", "--arrivals", "constant", "--repeat", "1"];
     // The second rate is the last that it bears: then it has enough.
     let (address, _) = answering(|number| if number < 300 + 600 { OK } else { BUSY });
     let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
@@ -305,6 +306,38 @@ fn ctrl_c_prints_what_there_is() {
     assert!(began.elapsed() < Duration::from_secs(60), "it did not end");
     let (text, _) = said(&output);
     assert!(text.contains("interrupted") && text.contains("answered"), "{text}");
+}
+
+#[test]
+fn ctrl_c_between_two_runs_begins_no_other() {
+    let (address, _) = server(|_| {});
+    let words = ["load", &url(address), "--sweep", "50..500/50", "--duration", "200ms", "--pause", "10m"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let mut child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    // The URL, the heading, and the first run.
+    let row = lines.nth(2).unwrap();
+    assert!(row.trim_start().starts_with("50 "), "{row}");
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let rest: Vec<String> = lines.collect();
+    child.wait().unwrap();
+    assert!(rest.len() == 1 && rest[0].starts_with("verdict "), "{rest:?}");
+}
+
+#[test]
+fn ctrl_c_before_the_load_has_begun_is_no_result() {
+    // It takes connections, and answers nobody.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let words = ["load", &url(listener.local_addr().unwrap()), "--rate", "1", "--parked", "3", "--timeout", "10m"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let mut child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(said.next().as_deref(), Some("parking 3 connections"));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let said: Vec<String> = said.collect();
+    assert!(said.len() == 1 && said[0].contains("interrupted while connections were parked"), "{said:?}");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
 }
 
 #[test]

@@ -38,7 +38,11 @@ fn the_log_of_histograms_is_the_result() {
     let path = folder.path().join("run.hlog");
     let words = ["--rate", "200", "--duration", "2s", "--generators", "2", "--hlog", path.to_str().unwrap()];
     let outcome = load(address, &words);
-    let found = logged(&fs::read(&path).unwrap());
+    let text = fs::read_to_string(&path).unwrap();
+    let worth = outcome["verdict"]["worth"].as_str().unwrap();
+    let says = |part: &str| text.lines().any(|line| line.starts_with('#') && line.contains(part));
+    assert!(says("open loop, poisson") && says(&format!("verdict {worth}")), "{text}");
+    let found = logged(text.as_bytes());
     let whole = |tag: &str| {
         let mut all = Histogram::new_with_bounds(512, 3_600_000_000_000, 3).unwrap();
         found[tag].iter().for_each(|(_, histogram)| all.add(histogram).unwrap());

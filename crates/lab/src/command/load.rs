@@ -118,9 +118,9 @@ pub(crate) struct Args {
     /// Rates one after the other: FROM..TO/STEP, each for --duration
     #[arg(long, value_name = "A..B/STEP", conflicts_with_all = ["rate", "clients"])]
     sweep: Option<Sweep>,
-    /// Times that a sweep goes through its rates
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100))]
-    repeat: u32,
+    /// Times that a sweep goes through its rates [default: 1, with --find-capacity 3]
+    #[arg(long, value_name = "N", requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: Option<u32>,
     /// Between the rates of a sweep
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s", requires = "sweep")]
     pause: Duration,
@@ -263,7 +263,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             let Asked { settings, plan, .. } = &asked;
             let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
-            ears.begin(&format!("{}  {clients} clients", asked.url), args.duration())?;
+            ears.begin(&format!("{}  CLOSED loop, {clients} clients", asked.url), args.duration())?;
             let (think, length) = (args.think_time, args.duration());
             let outcome = beside(lot.as_ref(), || {
                 drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
@@ -446,7 +446,11 @@ impl Asked {
         if !args.json {
             say::plain(&format!("parking {} connections", self.settings.parked));
         }
-        Lot::open(&self.settings, &self.parked_plan, &args.parked, stop).map(Some)
+        let lot = Lot::open(&self.settings, &self.parked_plan, &args.parked, stop)?;
+        if stop.is_stopped() {
+            return Err(Failure::failed("interrupted while connections were parked: the load had not begun"));
+        }
+        Ok(Some(lot))
     }
 
     fn open(&self, args: &Args, rate: f64, seed: u64, stop: &Stop, ears: &Ears) -> Result<Outcome, Failure> {
@@ -475,7 +479,7 @@ impl Asked {
         };
         // Of a recorded series, its own.
         let rate = if rate > 0.0 { rate } else { schedule.rate() };
-        ears.begin(&format!("{}  {arrivals}, {rate:.1} connections/s", self.url), schedule.duration())?;
+        ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", self.url), schedule.duration())?;
         let asked = Loop::Open { arrivals, rate, seed, shape: schedule.shape() };
         drive::open(&self.settings, &self.plan, &schedule, asked, stop, &|second| ears.hear(second))
     }
@@ -522,6 +526,8 @@ impl Ears {
     fn begin(&self, title: &str, length: Duration) -> Result<(), Failure> {
         if let Some(screen) = &self.screen {
             screen.next_run(title.to_owned(), length);
+        } else if self.lines {
+            say::plain(title);
         }
         let Some((path, about)) = &self.place else { return Ok(()) };
         let mut heard = self.log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -542,6 +548,15 @@ impl Ears {
             Some(screen) => screen.hear(interval),
             None if self.lines => say::plain(&line(&interval.second)),
             None => {}
+        }
+    }
+
+    /// What a run was worth goes behind its seconds.
+    fn judge(&self, verdict: &Verdict) {
+        if let Some(Heard { log, failure }) = &mut *self.log.lock().unwrap_or_else(PoisonError::into_inner)
+            && failure.is_none()
+        {
+            *failure = log.note(&format!("verdict {}", verdict.to_string().replace('\n', "; "))).err();
         }
     }
 
@@ -616,7 +631,6 @@ fn line(second: &Second) -> String {
 /// Prints a result; what was demanded of it becomes part of its verdict. What cannot be written keeps nothing else from
 /// being so.
 fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
-    let logged = ears.end();
     let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
     outcome.verdict.broken.extend(broken);
     if outcome.ok == 0 && !outcome.interrupted {
@@ -640,6 +654,8 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
             (None, _) => format!("no right reply came; is a web server listening at {place}?"),
         });
     }
+    ears.judge(&outcome.verdict);
+    let logged = ears.end();
     let page = write_page(args, asked, |head| Some(html::run(head, &outcome)));
     if args.json { say::json(&outcome) } else { say::out(&summary(&asked.url, &outcome)) }?;
     logged.and(page).map(|()| outcome.verdict)
@@ -767,13 +783,15 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
         "{}\n{:>10}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>12}  verdict",
         asked.url, "asked/s", "offered/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99", "client us"
     ))?;
-    'all: for repetition in 0..args.repeat {
+    // What a single run says of a rate may be luck.
+    let repeat = args.repeat.unwrap_or(if args.find_capacity { 3 } else { 1 });
+    'all: for repetition in 0..repeat {
         for rate in sweep.rates() {
-            if stop.is_stopped() {
-                break 'all;
-            }
             if !runs.is_empty() {
                 pause(args.pause, stop);
+            }
+            if stop.is_stopped() {
+                break 'all;
             }
             // The same arrivals at a rate would be the same luck each time.
             let seed = asked.seed.wrapping_add(u64::from(repetition));
@@ -789,6 +807,7 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
                 outcome.cpu_us(),
                 outcome.verdict
             ))?;
+            ears.judge(&outcome.verdict);
             verdict.broken.extend(outcome.verdict.broken.iter().map(|line| format!("at {rate}/s: {line}")));
             for condition in &args.fail_if {
                 verdict.broken.extend(condition.holds(&outcome).map(|line| format!("at {rate}/s: {line}")));
@@ -806,9 +825,11 @@ fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Ve
         if !args.json {
             say::out(&format!("capacity    {found}"))?;
         }
+    } else if args.find_capacity && stop.is_stopped() {
+        verdict.broken.push("interrupted before a rate was both kept and borne, so no capacity is known".to_owned());
     } else if args.find_capacity {
         verdict.weaken(Worth::ClientBound, "no rate was both kept by the client and borne by the server");
-    } else if runs.iter().all(|run| run.verdict.worth == Worth::ClientBound) {
+    } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.worth == Worth::ClientBound) {
         verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
     }
     let swept = Swept { runs, capacity, verdict };
@@ -857,6 +878,10 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
                 one.verdict
             ))?;
         }
+        // A part of a run is no evidence.
+        if stop.is_stopped() {
+            break;
+        }
         let keeps = one.verdict.worth == Worth::Valid && one.rate >= both.rate * (1.0 - LACK) && one.failed() == 0;
         found.runs.push(pair);
         if !keeps {
@@ -865,7 +890,9 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
         found.kept = rate;
         rate = (rate * 1.25 / 100.0).round() * 100.0;
     }
-    if found.kept == 0.0 {
+    if found.kept == 0.0 && stop.is_stopped() {
+        found.verdict.broken.push("interrupted before the first rate was through".to_owned());
+    } else if found.kept == 0.0 {
         found.verdict.weaken(Worth::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
     }
     if args.json {

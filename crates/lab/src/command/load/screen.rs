@@ -111,6 +111,12 @@ struct Screen {
     clocks: Clocks,
 }
 
+/// What is drawn as a rate: its name, its color, and how many of it a second has.
+type Figure = (&'static str, Color, fn(&Second) -> u64);
+
+/// Lines that the clocks take, with their frame.
+const CLOCKS: u16 = 9;
+
 impl Screen {
     fn add(&mut self, interval: &Interval) {
         const KEPT: usize = 512;
@@ -126,14 +132,15 @@ impl Screen {
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let [head, progress, rates, lower, foot] = Layout::vertical([
-            Constraint::Length(1),
-            Constraint::Length(1),
-            Constraint::Fill(1),
-            Constraint::Length(9),
-            Constraint::Length(1),
-        ])
-        .areas(frame.area());
+        // The lines that rates are drawn with need as many for themselves; where they are missing, a line has the figures.
+        let is_low = frame.area().height < 1 + 1 + 4 + CLOCKS + 1;
+        let (rates, lower) = match is_low {
+            true => (Constraint::Length(1), Constraint::Fill(1)),
+            false => (Constraint::Fill(1), Constraint::Length(CLOCKS)),
+        };
+        let [head, progress, rates, lower, foot] =
+            Layout::vertical([Constraint::Length(1), Constraint::Length(1), rates, lower, Constraint::Length(1)])
+                .areas(frame.area());
         frame.render_widget(Paragraph::new(format!(" {}", self.title)).bold(), head);
         let at_s = self.seconds.back().map_or(0.0, |second| second.at_s + second.length_s);
         let part = if self.length_s > 0.0 { (at_s / self.length_s).min(1.0) } else { 0.0 };
@@ -143,11 +150,27 @@ impl Screen {
             format!("{at_s:.0} s of {:.0} s", self.length_s)
         };
         frame.render_widget(Gauge::default().ratio(part).label(label).gauge_style(Color::Blue), progress);
-        let [begun, answered, failed] = Layout::horizontal([Constraint::Fill(1); 3]).areas(rates);
-        self.rate(frame, begun, "begun", 0, Color::Blue, |second| second.started);
-        self.rate(frame, answered, "answered", 1, Color::Green, |second| second.ok);
         let alarm = if self.counts[2] > 0 { Color::Red } else { Color::Gray };
-        self.rate(frame, failed, "failed", 2, alarm, |second| second.failed);
+        let figures: [Figure; 3] = [
+            ("begun", Color::Blue, |second| second.started),
+            ("answered", Color::Green, |second| second.ok),
+            ("failed", alarm, |second| second.failed),
+        ];
+        let now = |count: fn(&Second) -> u64| self.seconds.back().map_or(0.0, |second| second.rate(count(second)));
+        if is_low {
+            let mut line = Line::default();
+            for (name, color, count) in figures {
+                line.push_span(format!(" {name} {:.0}/s ", now(count)).fg(color));
+            }
+            line.push_span(format!("({} in all)", self.counts[2]).fg(alarm));
+            frame.render_widget(line, rates);
+        } else {
+            let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(rates);
+            for (((name, color, count), all), place) in figures.into_iter().zip(self.counts).zip(places) {
+                let block = Block::bordered().title(format!(" {name} {:.0}/s, {all} in all ", now(count)));
+                self.line(frame, place, block, color, |second| second.rate(count(second)).round() as u64);
+            }
+        }
         let [clocks, latency] = Layout::horizontal([Constraint::Length(66), Constraint::Fill(1)]).areas(lower);
         self.clocks(frame, clocks);
         let title = self.seconds.back().map_or_else(String::new, |second| format!("{} ms", second.p99_ms));
@@ -157,13 +180,6 @@ impl Screen {
             Paragraph::new(" q, Escape or Ctrl-C ends the run; what there is until then is the result"),
             foot,
         );
-    }
-
-    /// A rate: of the last second, and so far; over time.
-    fn rate(&self, frame: &mut Frame<'_>, area: Rect, name: &str, at: usize, color: Color, count: fn(&Second) -> u64) {
-        let now = self.seconds.back().map_or(0.0, |second| second.rate(count(second)));
-        let block = Block::bordered().title(format!(" {name} {now:.0}/s, {} in all ", self.counts[at]));
-        self.line(frame, area, block, color, |second| second.rate(count(second)).round() as u64);
     }
 
     fn line(&self, frame: &mut Frame<'_>, area: Rect, block: Block<'_>, color: Color, value: impl Fn(&Second) -> u64) {
@@ -237,6 +253,14 @@ mod tests {
         }
         assert!(text.lines().any(|line| line.contains("│latency") && line.matches("7.00").count() == 5), "{text}");
         assert!(drawn(&after(12), 120, 30).contains("12 s: waiting for the last replies"));
+    }
+
+    #[test]
+    fn a_low_one_has_the_figures() {
+        let text = drawn(&after(5), 60, 12);
+        for part in ["begun 1000/s", "answered 400/s", "failed 3/s (15 in all)", "lateness", "5 s of 10 s"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
     }
 
     #[test]
