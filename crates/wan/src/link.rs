@@ -661,6 +661,294 @@ mod tests {
         out
     }
 
+    /// What becomes of a packet: (when it leaves, or is dropped; why).
+    type Fate = (u64, Option<Cause>);
+
+    /// What a link makes of packets, one by one.
+    fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
+        let mut link = Link::new(settings, seed);
+        let mut fates = vec![None; packets.len()];
+        for (n, &(at, bytes)) in packets.iter().enumerate() {
+            link.enter(Time::from_nanos(at), bytes, n);
+        }
+        while let Some(out) = link.pop(Time::NEVER) {
+            fates[out.item] = Some((out.due.as_nanos(), None));
+        }
+        for dropped in link.take_dropped() {
+            fates[dropped.item] = Some((dropped.at.as_nanos(), Some(dropped.cause)));
+        }
+        fates
+    }
+
+    /// The same by the definition of each model: an event after another, in plain numbers of nanoseconds, with nothing of the
+    /// link but its settings and the sequences of random numbers.
+    struct Reference<'a> {
+        settings: &'a LinkSettings,
+        fates: Vec<Option<Fate>>,
+        loss: Random,
+        red: Random,
+        jitter: Random,
+        began: u64,
+        /// (came, bytes, number).
+        waiting: Vec<(u64, u64, usize)>,
+        /// (end, number) of the packet on the wire.
+        wire: Option<(u64, usize)>,
+        /// When the wire was taken after a pause, and the bits since: all of them together take as long as they take.
+        busy: (u64, u128),
+        free: u64,
+        /// Of a bandwidth trace: the first opportunity that nobody has used, and (when, bytes) of one that is left in part.
+        next: u64,
+        left: (u64, u64),
+        sent: usize,
+        is_bad: bool,
+        latest: u64,
+        /// Floyd and Jacobson 1993, figure 2: avg, count, q_time.
+        average: f64,
+        count: i64,
+        empty_since: Option<u64>,
+        /// RFC 8289, 5: first_above_time, drop_next, count, lastcount, dropping.
+        above: u64,
+        drop_next: u64,
+        drops: u32,
+        drops_before: u32,
+        is_dropping: bool,
+    }
+
+    impl Reference<'_> {
+        fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
+            let mut seeds = Random(seed);
+            let [loss, red, jitter] = [0; 3].map(|_| Random(seeds.next()));
+            let mut all = Reference {
+                settings,
+                fates: vec![None; packets.len()],
+                loss,
+                red,
+                jitter,
+                began: packets[0].0,
+                waiting: Vec::new(),
+                wire: None,
+                busy: (0, 0),
+                free: u64::MAX,
+                next: 0,
+                left: (0, 0),
+                sent: 0,
+                is_bad: false,
+                latest: 0,
+                average: 0.0,
+                count: -1,
+                empty_since: Some(0),
+                above: 0,
+                drop_next: 0,
+                drops: 0,
+                drops_before: 0,
+                is_dropping: false,
+            };
+            for (n, &(at, bytes)) in packets.iter().enumerate() {
+                all.work_until(at, packets);
+                all.arrive(at, u64::from(bytes + settings.framing_bytes), n);
+            }
+            all.work_until(u64::MAX, packets);
+            all.fates
+        }
+
+        fn work_until(&mut self, now: u64, packets: &[(u64, u32)]) {
+            while let Some((end, n)) = self.wire.filter(|(end, _)| *end <= now) {
+                self.wire = None;
+                self.fly(end, n);
+                while self.wire.is_none()
+                    && let Some(next) = self.take(end)
+                {
+                    self.send(end, u64::from(packets[next].1 + self.settings.framing_bytes), next);
+                }
+            }
+        }
+
+        fn arrive(&mut self, now: u64, bytes: u64, n: usize) {
+            let queued: u64 = self.waiting.iter().map(|(_, bytes, _)| bytes).sum();
+            if let Discipline::Red(red) = self.settings.queue.discipline
+                && self.red_drops(red, now, queued)
+            {
+                self.fates[n] = Some((now, Some(Cause::Red)));
+                return;
+            }
+            if self.wire.is_none() {
+                return self.send(now, bytes, n);
+            }
+            let has_room = match self.settings.queue.limit {
+                Limit::Unlimited => true,
+                Limit::Packets(limit) => (self.waiting.len() as u64) < limit,
+                Limit::Bytes(limit) => queued + bytes <= limit.0,
+            };
+            if has_room {
+                self.waiting.push((now, bytes, n));
+            } else {
+                self.fates[n] = Some((now, Some(Cause::QueueFull)));
+            }
+        }
+
+        fn send(&mut self, from: u64, bytes: u64, n: usize) {
+            let end = match &self.settings.bandwidth {
+                Bandwidth::Unlimited => return self.fly(from, n),
+                Bandwidth::Fixed(rate) => {
+                    if self.free != from {
+                        self.busy = (from, 0);
+                    }
+                    self.busy.1 += u128::from(bytes) * 8;
+                    self.busy.0 + (self.busy.1 * 1_000_000_000 / u128::from(rate.0)) as u64
+                }
+                Bandwidth::Trace(trace) => {
+                    let all = &trace.opportunities_ms;
+                    let (rounds, last) = (all.len() as u64, all[all.len() - 1]);
+                    let moment = |k: u64| self.began + (k / rounds * last + all[(k % rounds) as usize]) * MS;
+                    let (when, left) = self.left;
+                    let left = if when == from { left } else { 0 };
+                    if bytes <= left {
+                        self.left.1 = left - bytes;
+                        from
+                    } else {
+                        let mut k = self.next;
+                        while moment(k) < from {
+                            k += 1;
+                        }
+                        let mut rest = bytes - left;
+                        while rest > 1504 {
+                            (rest, k) = (rest - 1504, k + 1);
+                        }
+                        (self.next, self.left) = (k + 1, (moment(k), 1504 - rest));
+                        moment(k)
+                    }
+                }
+            };
+            (self.wire, self.free) = (Some((end, n)), end);
+        }
+
+        fn fly(&mut self, at: u64, n: usize) {
+            if self.loses() {
+                self.fates[n] = Some((at, Some(Cause::Loss)));
+                return;
+            }
+            let (latency, keeps_order) = match &self.settings.latency {
+                Latency::Fixed(latency) => (*latency, true),
+                Latency::Jitter(jitter) => {
+                    let off = jitter.shape.draw(&mut self.jitter) * jitter.spread.as_secs_f64();
+                    (Duration::from_secs_f64((jitter.mean.as_secs_f64() + off).max(0.0)), jitter.keeps_order)
+                }
+                Latency::Trace(trace) => {
+                    let within = Duration::from_nanos((at - self.began) % trace.period.as_nanos() as u64);
+                    let step = trace.steps.iter().rfind(|(from, _)| *from <= within);
+                    (step.expect("the first is at 0").1, true)
+                }
+            };
+            let mut due = at + latency.as_nanos() as u64;
+            if keeps_order {
+                due = due.max(self.latest);
+            }
+            self.latest = self.latest.max(due);
+            self.fates[n] = Some((due, None));
+        }
+
+        fn loses(&mut self) -> bool {
+            let n = self.sent;
+            self.sent += 1;
+            match &self.settings.loss {
+                Loss::None => false,
+                Loss::Pattern(lost) => lost[n % lost.len()],
+                Loss::Bernoulli(probability) => self.loss.fraction() < *probability,
+                Loss::GilbertElliott(GilbertElliott { to_bad, to_good, lost_in_bad, lost_in_good }) => {
+                    let change = self.loss.fraction();
+                    self.is_bad = if self.is_bad { change >= *to_good } else { change < *to_bad };
+                    self.loss.fraction() < if self.is_bad { *lost_in_bad } else { *lost_in_good }
+                }
+            }
+        }
+
+        fn red_drops(&mut self, red: Red, now: u64, queued: u64) -> bool {
+            if let Some(since) = self.empty_since.take() {
+                let rate = self.settings.bandwidth.mean();
+                let small = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(4000.0 / rate)).as_secs_f64();
+                let packets = Duration::from_nanos(now - since).as_secs_f64() / small.max(1e-9);
+                self.average *= (1.0 - red.weight).powf(packets);
+            }
+            self.average += red.weight * (queued as f64 - self.average);
+            let (min, max) = (red.min.0 as f64, red.max.0 as f64);
+            if self.average < min {
+                self.count = -1;
+                return false;
+            }
+            self.count += 1;
+            let marks = if self.average < max {
+                let p_b = red.probability_max * (self.average - min) / (max - min);
+                let rest = 1.0 - self.count as f64 * p_b;
+                rest <= 0.0 || self.red.fraction() < p_b / rest
+            } else {
+                true
+            };
+            if marks {
+                self.count = 0;
+            }
+            marks
+        }
+
+        /// The number of the packet to send now.
+        fn take(&mut self, now: u64) -> Option<usize> {
+            let Discipline::CoDel(codel) = self.settings.queue.discipline else {
+                if self.waiting.is_empty() {
+                    self.empty_since = Some(now);
+                    return None;
+                }
+                return Some(self.waiting.remove(0).2);
+            };
+            let law = |from: u64, count: u32| from + codel.interval.div_f64(f64::from(count).sqrt()).as_nanos() as u64;
+            let (mut packet, mut may_drop) = self.look(now, codel);
+            if self.is_dropping {
+                self.is_dropping = may_drop;
+                while now >= self.drop_next && self.is_dropping {
+                    self.drop(now, packet);
+                    self.drops += 1;
+                    (packet, may_drop) = self.look(now, codel);
+                    if may_drop {
+                        self.drop_next = law(self.drop_next, self.drops);
+                    } else {
+                        self.is_dropping = false;
+                    }
+                }
+            } else if may_drop {
+                self.drop(now, packet);
+                (packet, _) = self.look(now, codel);
+                self.is_dropping = true;
+                let delta = self.drops - self.drops_before;
+                let is_recent = now.saturating_sub(self.drop_next) < 16 * codel.interval.as_nanos() as u64;
+                self.drops = if delta > 1 && is_recent { delta } else { 1 };
+                self.drop_next = law(now, self.drops);
+                self.drops_before = self.drops;
+            }
+            packet
+        }
+
+        fn look(&mut self, now: u64, codel: CoDel) -> (Option<usize>, bool) {
+            if self.waiting.is_empty() {
+                self.above = 0;
+                return (None, false);
+            }
+            let (came, _, n) = self.waiting.remove(0);
+            let rest: u64 = self.waiting.iter().map(|(_, bytes, _)| bytes).sum();
+            if now - came < codel.target.as_nanos() as u64 || rest <= 1500 {
+                self.above = 0;
+            } else if self.above == 0 {
+                self.above = now + codel.interval.as_nanos() as u64;
+            } else if now >= self.above {
+                return (Some(n), true);
+            }
+            (Some(n), false)
+        }
+
+        fn drop(&mut self, now: u64, packet: Option<usize>) {
+            if let Some(n) = packet {
+                self.fates[n] = Some((now, Some(Cause::CoDel)));
+            }
+        }
+    }
+
     fn packets() -> impl Strategy<Value = Vec<(u64, u32)>> {
         // Trains of packets with pauses between them.
         prop::collection::vec((prop_oneof![Just(0), 0..100_000u64, 0..50 * MS], 20..1500u32), 1..300).prop_map(|gaps| {
@@ -694,6 +982,11 @@ mod tests {
             (span(100), span(50), shape, any::<bool>()).prop_map(|(mean, spread, shape, keeps_order)| Latency::Jitter(
                 Jitter { mean, spread, shape, keeps_order }
             )),
+            (prop::collection::btree_map(1..500u64, 0..100 * MS, 0..8), 0..100 * MS).prop_map(|(more, first)| {
+                let steps = std::iter::once((0, first)).chain(more.into_iter().map(|(at, latency)| (at * MS, latency)));
+                let steps = steps.map(|(at, latency)| (Duration::from_nanos(at), Duration::from_nanos(latency)));
+                Latency::Trace(LatencyTrace { steps: steps.collect(), period: Duration::from_millis(500) })
+            }),
         ];
         let limit = prop_oneof![
             (0..50u64).prop_map(Limit::Packets),
@@ -741,6 +1034,17 @@ mod tests {
             let link = settings(Latency::Fixed(Duration::from_nanos(latency)), rate(bits));
             let link = LinkSettings { queue: limited, ..link };
             prop_assert_eq!(run(&link, 1, &packets, true), formula(latency, bits, limit, &packets));
+        }
+
+        #[test]
+        fn every_packet_fares_as_the_definitions_of_all_models_say(
+            packets in packets(), link in any_settings(), seed: u64,
+        ) {
+            let (found, expected) = (fates(&link, seed, &packets), Reference::fates(&link, seed, &packets));
+            for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                prop_assert!(found.is_some(), "packet {n} is gone");
+                prop_assert_eq!(found, expected, "packet {}", n);
+            }
         }
 
         /// `run` itself checks that nothing leaves early, and that in = out + dropped once all is out.
