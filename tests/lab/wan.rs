@@ -3,10 +3,11 @@
 //! These tests make network namespaces and devices, for which they must be root. Of time they assert only what cannot be
 //! otherwise: that nothing arrives before its latency.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
@@ -170,9 +171,26 @@ fn wrong_usage_says_the_way_out() {
     check(&["--congestion-control", "hope", "--", "true"], "cubic");
     check(&["--latency", "50ms"], "--");
     check(&["--mtu", "100", "--", "true"], "1280");
+    for (flag, value, says) in [
+        ("--latency", "-5ms", "50ms"),
+        ("--latency", "1000h", "hour"),
+        ("--latency", "trace:/dev/zero", "/dev/zero"),
+        ("--bandwidth", "-1mbit", "10mbit"),
+        ("--bandwidth", "0bit", "100%"),
+        ("--loss", "-1%", "0.5%"),
+        ("--queue", "-3", "codel"),
+        ("--queue", "codel:0ms,0ms", "RFC 8289"),
+        ("--queue", "red:90KB,30KB", "smaller"),
+        ("--spin", "1h", "60us"),
+    ] {
+        check(&[flag, value, "--", "true"], says);
+    }
     let output = ammeter(&["wan", "--", "/no/such/program"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/program"));
+    let output = ammeter(&["wan", "--pcap", "/no/such/folder/file", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/folder/file"));
 }
 
 #[test]
@@ -193,7 +211,8 @@ fn what_passes_is_written_as_pcapng() {
 /// Starts `ammeter wan` with a command that starts others and never ends, and waits until that is there.
 fn endless(folder: &Path) -> Child {
     let ready = folder.join("ready");
-    let inside = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", ready.display());
+    // One that knows nothing of who has started it, as servers are that a script starts.
+    let inside = format!("env -i sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", ready.display());
     let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
         .args(["wan", "--latency", "10ms", "--", "sh", "-c", &inside])
         .stderr(Stdio::piped())
@@ -204,11 +223,11 @@ fn endless(folder: &Path) -> Child {
     child
 }
 
-fn device(child: &Child) -> std::path::PathBuf {
+fn device(child: &Child) -> PathBuf {
     Path::new("/sys/class/net").join(format!("wan{}", child.id()))
 }
 
-fn sleeper(folder: &Path) -> std::path::PathBuf {
+fn sleeper(folder: &Path) -> PathBuf {
     Path::new("/proc").join(fs::read_to_string(folder.join("ready")).unwrap().trim()).join("exe")
 }
 
@@ -395,10 +414,18 @@ fn what_is_wrong_with_a_test_bed_is_told() {
     check("exec", &["b", "--", "true"], 1, "server, a");
     check("exec", &["a", "--", "/no/such/program"], 1, "/no/such/program");
     check("up", &["/no/such/file"], 2, "/no/such/file");
+    check("set", &["a", "--bandwidth", "-3mbit"], 2, "10mbit");
+    check("set", &["a", "--bandwidth", "trace:/etc/passwd"], 2, "live");
+    check("set", &["server", "--bandwidth", "3mbit"], 1, "there are: a");
     fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"50\"\n").unwrap();
     check("up", &[file.to_str().unwrap()], 2, "50ms");
     assert!(net.wan("down", &[]).status.success());
     check("down", &[], 1, "ammeter wan up");
+    fs::write(&file, "[[class]]\nname = \"a\"\n").unwrap();
+    check("up", &["--pcap", "/no/such/folder/file", file.to_str().unwrap()], 1, "/no/such/folder/file");
+    check("status", &[], 1, "ammeter wan up");
+    fs::write(net.folder.path().join("socket"), "not a socket").unwrap();
+    check("up", &[file.to_str().unwrap()], 1, "--control");
 }
 
 #[test]
@@ -430,7 +457,16 @@ fn a_test_bed_that_was_killed_is_in_nobodys_way() {
 
 #[test]
 fn alone_selftest_tells_what_was_asked_and_what_was_got() {
-    let words = ["wan", "selftest", "--json", "--latency=20ms", "--bandwidth=10mbit", "--loss=2%", "--tcp=300ms"];
+    let words = [
+        "wan",
+        "selftest",
+        "--json",
+        "--latency=20ms",
+        "--bandwidth=10mbit",
+        "--loss=2%",
+        "--tcp=300ms",
+        "--attempts=1",
+    ];
     let output = ammeter(&words);
     let text = String::from_utf8(output.stdout).unwrap();
     let trials: Value =
@@ -443,4 +479,127 @@ fn alone_selftest_tells_what_was_asked_and_what_was_got() {
     let rate = figure("rate_got_mbit") / figure("rate_asked_mbit");
     assert!((0.5..2.0).contains(&rate), "{text}");
     assert!(figure("loss_got") > 0.005 && figure("tcp_mbit") > 0.0, "{text}");
+}
+
+/// What this program could leave behind on this host: devices, named namespaces, namespaces that somebody is in, programs that
+/// are not in ours, and programs of ours.
+#[derive(Debug, PartialEq)]
+struct Around {
+    devices: BTreeSet<String>,
+    named: String,
+    namespaces: BTreeSet<PathBuf>,
+    elsewhere: BTreeSet<String>,
+    ours: BTreeSet<String>,
+}
+
+impl Around {
+    fn now() -> Around {
+        let here = fs::read_link("/proc/self/ns/net").unwrap();
+        let own = fs::read_link("/proc/self/exe").unwrap().with_file_name("ammeter");
+        let devices = fs::read_dir("/sys/class/net").unwrap().flatten();
+        let devices = devices.map(|device| device.file_name().into_string().unwrap()).collect();
+        let netns = Command::new("ip").args(["netns", "list"]).output().unwrap();
+        let mut around = Around {
+            devices,
+            named: String::from_utf8(netns.stdout).unwrap(),
+            namespaces: BTreeSet::new(),
+            elsewhere: BTreeSet::new(),
+            ours: BTreeSet::new(),
+        };
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            let name = process.file_name().into_string().unwrap();
+            // One that has ended and was not asked for yet is in no namespace.
+            let Ok(namespace) = fs::read_link(process.path().join("ns/net")) else { continue };
+            if fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe.file_name() == own.file_name()) {
+                around.ours.insert(name.clone());
+            }
+            if namespace != here {
+                around.elsewhere.insert(name);
+            }
+            around.namespaces.insert(namespace);
+        }
+        around
+    }
+}
+
+/// Starts `ammeter wan` with a command of a shell, and waits until packets pass.
+fn under_traffic(flags: &[&str], inside: &str) -> Child {
+    let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args([&["wan"], flags, &["--", "sh", "-c", inside]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let bytes = device(&child).join("statistics/rx_bytes");
+    until("packets pass", || {
+        fs::read_to_string(&bytes).is_ok_and(|count| count.trim().parse::<u64>().unwrap() > 100_000)
+    });
+    child
+}
+
+#[test]
+fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
+    // More than passes in the time of the test.
+    let port = server(20_000_000);
+    let before = Around::now();
+    let as_before = |what: &str| until(what, || Around::now() == before);
+    let fetch = format!(
+        "curl -s -o /dev/null http://10.77.0.1:{port}/ & env -i curl -s -o /dev/null http://[fd77::1]:{port}/ & wait"
+    );
+    // What comes in at this host's device is what the client sends: it floods.
+    let flood =
+        "env -i bash -c 'exec 3>/dev/udp/10.77.0.1/9; while :; do echo 1234567890 >&3; done' 2> /dev/null & wait";
+    for inside in [flood, &format!("{flood} & {fetch}")] {
+        // Two floods, and a queue that is too short for them.
+        let inside = format!("{inside} & {inside}");
+        let flags = ["--latency", "5ms", "--bandwidth", "5mbit", "--queue", "20"];
+
+        let mut killed = under_traffic(&flags, &inside);
+        signal(&killed, "-KILL");
+        killed.wait().unwrap();
+        until("the device goes with its program", || !device(&killed).exists());
+        assert_eq!(wan(&[], &["true"]).2, 0);
+        as_before("after SIGKILL, and a start");
+
+        let mut removed = under_traffic(&flags, &inside);
+        let name = device(&removed).file_name().unwrap().to_owned();
+        assert!(Command::new("ip").args(["link", "del"]).arg(name).status().unwrap().success());
+        assert_eq!(removed.wait().unwrap().code(), Some(1));
+        let mut said = String::new();
+        removed.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("removed"), "{said}");
+        as_before("after the device was removed");
+
+        let mut asked = under_traffic(&flags, &inside);
+        signal(&asked, "-INT");
+        asked.wait().unwrap();
+        as_before("after Ctrl-C");
+    }
+
+    let net = Net { folder: tempfile::tempdir().unwrap() };
+    let (file, socket) = (net.folder.path().join("net.toml"), net.folder.path().join("socket"));
+    fs::write(&file, "[[class]]\nname = \"a\"\n").unwrap();
+    let ready = net.folder.path().join("ready");
+    let up = || {
+        let words = ["wan", "up", "--foreground", "--control", socket.to_str().unwrap(), file.to_str().unwrap()];
+        let quiet = || Stdio::null();
+        let bed =
+            Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).stdout(quiet()).stderr(quiet()).spawn().unwrap();
+        until("it is up", || net.wan("status", &[]).status.success());
+        bed
+    };
+    let mut bed = up();
+    let words = ["wan", "exec", "--control", socket.to_str().unwrap(), "a", "--", "sh", "-c", flood];
+    let mut client = Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).spawn().unwrap();
+    let entered = || net.status()["paths"][0]["up"]["packets"]["entered"].as_u64();
+    until("packets pass", || entered() > Some(1000));
+    bed.kill().unwrap();
+    bed.wait().unwrap();
+    let mut next = up();
+    client.wait().unwrap();
+    // The client's device goes from within: the namespace is of no use any more.
+    net.exec("a", &["sh", "-c", &format!("ip link del wan0; touch {}", ready.display())]);
+    assert_eq!(next.wait().unwrap().code(), Some(1));
+    assert!(!socket.exists());
+    as_before("after a test-bed that was killed, and one whose device was removed");
 }

@@ -24,6 +24,11 @@ impl Clock {
         Time::from_nanos(monotonic_ns() - self.origin_ns)
     }
 
+    /// What it showed when [`monotonic_ns`] was this; [`Time::START`] before its origin.
+    pub fn at(self, monotonic_ns: u64) -> Time {
+        Time::from_nanos(monotonic_ns.saturating_sub(self.origin_ns))
+    }
+
     /// Sleeps until it shows this, or a signal comes. How late the thread wakes up is the scheduler's business: see
     /// [`exact_timers`] and [`run_first`].
     pub fn sleep_until(self, until: Time) {
@@ -65,7 +70,7 @@ pub fn run_first(priority: u8) -> std::io::Result<()> {
     }
 }
 
-fn nanos(time: Timespec) -> u64 {
+pub(crate) fn nanos(time: Timespec) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

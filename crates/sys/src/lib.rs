@@ -4,6 +4,7 @@
 //! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
 
 pub mod clock;
+pub mod datagram;
 pub mod epoll;
 pub mod eventfd;
 pub mod file;

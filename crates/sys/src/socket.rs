@@ -164,6 +164,16 @@ pub fn set_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size(socket, bytes)?)
 }
 
+/// The same, and beyond what an administrator has set as the most (`net.core.rmem_max`) if this process may.
+///
+/// # Errors
+/// None for a socket.
+pub fn raise_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    sockopt::set_socket_recv_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, bytes))?;
+    Ok(())
+}
+
 /// Makes the coming close a reset: what is still unsent is dropped, and the peer hears that the reply is not complete.
 pub fn reset_on_close(socket: impl AsFd) {
     // The only error would be a socket that is none.

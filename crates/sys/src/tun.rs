@@ -86,6 +86,12 @@ pub fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EBADFD)
 }
 
+/// Whether an error of [`Tun::create`] says that `/dev/net/tun` itself may not be opened, by its owner and mode; else it is the
+/// namespace's network that may not be changed.
+pub fn is_file_refused(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EACCES)
+}
+
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -82,7 +82,7 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
     let (ports, port) = channel();
     let (starts, start) = channel();
     let (events, ended) = channel();
-    let inside = Inside { settings: settings.clone(), mark: mark.clone(), client };
+    let inside = Inside { settings: settings.clone(), mark, client };
     let thread = thread::Builder::new()
         .name("namespace".to_owned())
         .spawn(move || inside.run(&ports, &start, &events))
@@ -97,6 +97,8 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
     let result = wait(&ended, &signals, &router);
     mark.end_all();
     let _ = thread.join();
+    // One of them may have been another `ammeter wan`.
+    Mark::end_orphans();
     let report = router.stop()?;
     Ok(Outcome { status: result?, report })
 }
@@ -180,7 +182,7 @@ impl Inside {
     }
 
     fn work(&self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) -> Result<ExitStatus, Failure> {
-        unshare()?;
+        unshare(self.mark)?;
         let (v4, v6) = client_addresses(self.client);
         let routes = [HOST4.into(), HOST6.into()];
         let port = make_device(&device(&self.settings, DEVICE.to_owned(), [v4, v6], routes))?;
@@ -191,10 +193,9 @@ impl Inside {
         let (program, arguments) = self.settings.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
         let mut command = Command::new(program);
         command.args(arguments);
-        self.mark.put_on(&mut command);
         process::end_with_this_thread(&mut command);
         let mut child = command.spawn().map_err(|error| {
-            Failure::failed(format!("cannot start {}: {error}; it is a program and its arguments", program.display()))
+            Failure::failed(format!("cannot start {program:?}: {error}; it is a program and its arguments"))
         })?;
         // As above.
         let _ = events.send(Event::Started(child.id()));

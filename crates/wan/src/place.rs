@@ -2,22 +2,23 @@
 //!
 //! Nothing here outlives the program. A TUN device is gone when its descriptor is closed, with its addresses and routes; a
 //! namespace without a name when nobody is in it and nobody holds it. So there is nothing to remove after SIGKILL either,
-//! but for programs that ran in such a namespace and started others: those are found by the mark in their environment
+//! but for programs that ran in such a namespace and started others: those are found by the mark that their namespace has
 //! ([`Mark`]) and ended, at the end, or by the next who comes ([`Mark::end_orphans`]).
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use amped_measure::Failure;
 use amped_sys::netns::NetNs;
 use amped_sys::process;
-use amped_sys::tun::Tun;
+use amped_sys::tun::{self, Tun};
 
 use crate::path::Prefix;
 use crate::router::{Port, Statistics};
@@ -53,6 +54,10 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
         io::ErrorKind::NotFound => Failure::failed(
             "cannot open /dev/net/tun: it is not there; load the module (modprobe tun), or in a container pass the device on \
              (--device /dev/net/tun)",
+        ),
+        // Whoever is root of a namespace alone meets it too.
+        io::ErrorKind::PermissionDenied if tun::is_file_refused(&error) => Failure::failed(
+            "cannot open /dev/net/tun: it is for root alone; use sudo, or have root allow it to all (chmod 666 /dev/net/tun)",
         ),
         io::ErrorKind::PermissionDenied => Failure::failed(NEEDS_ROOT),
         _ => Failure::failed(format!("cannot make the network device {name}: {error}")),
@@ -110,30 +115,32 @@ pub fn ip(batch: &str) -> Result<(), Failure> {
     Err(Failure::failed(format!("`ip {line}` failed: {error}")))
 }
 
-/// Does `make` in a thread that is in a new namespace; returns what it made, and the namespace.
+/// Does `make` in a thread that is in a new namespace of this owner; returns what it made, and the namespace.
 ///
 /// # Errors
 /// Without CAP_SYS_ADMIN; those of `make`.
 pub fn in_new_namespace<T: Send + 'static>(
+    mark: Mark,
     make: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<(T, NetNs), Failure> {
     in_thread(move || {
-        unshare()?;
+        unshare(mark)?;
         let namespace = NetNs::current().map_err(Failure::io("hold a network namespace"))?;
         Ok((make()?, namespace))
     })
 }
 
-/// Moves the calling thread into a new namespace in which the loopback device is up.
+/// Moves the calling thread into a new namespace of this owner, in which the loopback device is up.
 ///
 /// # Errors
 /// Without CAP_SYS_ADMIN; when there is no `ip`.
-pub fn unshare() -> Result<(), Failure> {
+pub fn unshare(mark: Mark) -> Result<(), Failure> {
     NetNs::unshare().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::failed(NEEDS_ROOT),
         _ => Failure::failed(format!("cannot make a network namespace: {error}")),
     })?;
-    ip("link set dev lo up\n")
+    // Never chosen as a source, as it is deprecated from the start (RFC 4862, 5.5.4).
+    ip(&format!("link set dev lo up\naddr add {} dev lo preferred_lft 0 nodad\n", mark.address()))
 }
 
 /// Checks that this kernel has this congestion control.
@@ -171,18 +178,19 @@ pub fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> + 
     done.unwrap_or_else(|_| Err(Failure::failed("a thread that made a namespace has panicked")))
 }
 
-/// What tells whose a program is: a variable in its environment with the number and the birth of the process that started
-/// it. A number alone would be somebody else's after a while.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What tells whose a namespace is, and so whose the programs in it are: an address of its loopback device that holds the
+/// number and the birth of the process that made it. A number alone would be somebody else's after a while. An environment
+/// would be lost on the way: `env -i`, sudo and the scripts that start servers empty it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     owner: u32,
     born: u64,
 }
 
-impl Mark {
-    /// The name of that variable.
-    pub const VARIABLE: &str = "AMMETER_WAN";
+/// Marks lie in fd77:a33e::/32, of the unique local addresses (RFC 4193), in which no class of clients lies.
+const MARKS: u128 = 0xfd77_a33e << 96;
 
+impl Mark {
     /// This program's own.
     ///
     /// # Errors
@@ -193,42 +201,49 @@ impl Mark {
         Ok(Mark { owner, born })
     }
 
-    /// Has programs that `command` starts, and those that they start, carry it.
-    pub fn put_on(&self, command: &mut Command) {
-        command.env(Mark::VARIABLE, self.to_string());
+    /// Ends all programs that are in namespaces of this owner (SIGKILL).
+    pub fn end_all(self) {
+        end(|mark| mark == self);
     }
 
-    /// Ends all programs that carry it (SIGKILL).
-    pub fn end_all(&self) {
-        marked().filter(|(_, mark)| mark == self).for_each(|(pid, _)| process::kill(pid));
-    }
-
-    /// Ends all programs whose owner is no more: what was left behind when it was killed.
+    /// Ends all programs in namespaces whose owner is no more: what was left behind when it was killed.
     pub fn end_orphans() {
-        marked().filter(|(_, mark)| birth(mark.owner) != Some(mark.born)).for_each(|(pid, _)| process::kill(pid));
+        end(|mark| birth(mark.owner) != Some(mark.born));
     }
 
-    fn parse(environment: &[u8]) -> Option<Mark> {
-        let mut variables = environment.split(|byte| *byte == 0);
-        let value = variables.find_map(|text| text.strip_prefix(Mark::VARIABLE.as_bytes())?.strip_prefix(b"="))?;
-        let (owner, born) = std::str::from_utf8(value).ok()?.split_once(':')?;
-        Some(Mark { owner: owner.parse().ok()?, born: born.parse().ok()? })
+    fn address(self) -> Ipv6Addr {
+        Ipv6Addr::from_bits(MARKS | u128::from(self.owner) << 64 | u128::from(self.born))
+    }
+
+    /// That of a namespace with these addresses (proc_pid_net(5), `if_inet6`: 32 digits, and more behind them).
+    fn among(addresses: &str) -> Option<Mark> {
+        let bits = addresses.lines().find_map(|line| {
+            let bits = u128::from_str_radix(line.split_whitespace().next()?, 16).ok()?;
+            (bits >> 96 == MARKS >> 96).then_some(bits)
+        })?;
+        Some(Mark { owner: (bits >> 64) as u32, born: bits as u64 })
     }
 }
 
-impl fmt::Display for Mark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.owner, self.born)
+/// Ends all programs whose mark is such a one.
+fn end(is_meant: impl Fn(Mark) -> bool) {
+    // A program may start another one while they are counted, and one that is killed takes a moment to be gone.
+    for _ in 0..200 {
+        let mut are_none = true;
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok())
+                && let Ok(addresses) = fs::read_to_string(entry.path().join("net/if_inet6"))
+                && Mark::among(&addresses).is_some_and(&is_meant)
+            {
+                process::kill(pid);
+                are_none = false;
+            }
+        }
+        if are_none {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Programs that carry a mark.
-fn marked() -> impl Iterator<Item = (u32, Mark)> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        Some((pid, Mark::parse(&fs::read(entry.path().join("environ")).ok()?)?))
-    })
 }
 
 /// When a process was born, in ticks since the machine was (proc_pid_stat(5), field 22); `None` if there is none, or only
@@ -248,29 +263,32 @@ mod tests {
     fn marks() {
         let own = Mark::own().expect("/proc is mounted");
         assert_eq!(birth(own.owner), Some(own.born));
-        let text = format!("A=b\0AMMETER_WAN={}:{}\0C=d", own.owner, own.born);
-        assert_eq!(Mark::parse(text.as_bytes()), Some(own));
-        for bad in [&b"AMMETER_WAN=1"[..], b"XAMMETER_WAN=1:2", b"AMMETER_WAN=:", b""] {
-            assert_eq!(Mark::parse(bad), None);
+        let line = |address: Ipv6Addr| format!("{:032x} 01 80 10 80       lo\n", address.to_bits());
+        let text = line(Ipv6Addr::LOCALHOST) + &line(own.address());
+        assert_eq!(Mark::among(&text), Some(own));
+        let most = Mark { owner: u32::MAX, born: u64::MAX };
+        assert_eq!(Mark::among(&line(most.address())), Some(most));
+        for bad in ["", "fd77a33e", "x 01 80 10 80 lo", &line(Ipv6Addr::LOCALHOST)] {
+            assert_eq!(Mark::among(bad), None, "{bad}");
         }
+    }
+
+    /// A program in a namespace of this owner, which knows nothing of that.
+    fn sleeper(mark: Mark) -> std::process::Child {
+        let start = || Command::new("sleep").arg("600").env_clear().spawn().map_err(Failure::io("start sleep"));
+        in_new_namespace(mark, start).expect("as root").0
     }
 
     #[test]
     fn a_program_without_its_owner_is_ended() {
+        let own = Mark::own().expect("/proc is mounted");
         // An owner that was never born.
-        let mark = Mark { owner: std::process::id(), born: 1 };
-        let mut command = Command::new("sleep");
-        command.arg("600");
-        mark.put_on(&mut command);
-        let mut orphan = command.spawn().expect("started");
-        let mut others = Command::new("sleep");
-        others.arg("600");
-        Mark::own().expect("/proc is mounted").put_on(&mut others);
-        let mut kept = others.spawn().expect("started");
+        let mut orphan = sleeper(Mark { born: 1, ..own });
+        let mut kept = sleeper(own);
         Mark::end_orphans();
         assert!(!orphan.wait().expect("waited").success());
         assert_eq!(kept.try_wait().expect("asked"), None);
-        Mark::own().expect("/proc is mounted").end_all();
+        own.end_all();
         assert!(!kept.wait().expect("waited").success());
     }
 }

@@ -5,7 +5,8 @@
 //! and again (`spin`), since a sleeper is woken tens of microseconds late; (2) take in what is there, a batch a device;
 //! (3) send what is due. How late each packet left is measured, always: what the router could not keep is its own fault and
 //! not the network's, and [`Report::verdict`] says so. So are packets that the kernel dropped before they were read, or that
-//! found no room here.
+//! found no room here. When the machine did not run the thread though it was awake, or should have been, that is told apart
+//! ([`Stalls`], and what the hypervisor took): no router leaves a packet on time while it does not run.
 //!
 //! A large packet is one buffer and as many entries in its link as it has segments. Those that leave in the same turn are
 //! written together, so a fast link costs less for each byte the faster it is, and a slow one sends single packets.
@@ -21,10 +22,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use amped_measure::host::stolen_ns;
 use amped_measure::{Failure, Verdict, Worth};
 use amped_sys::clock::{self, Clock};
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::eventfd::EventFd;
+use amped_sys::process;
 use amped_sys::tun::{self, HEADER_BYTES, Tun};
 use amped_units::{Bytes, Time};
 use hdrhistogram::Histogram;
@@ -139,6 +142,10 @@ pub struct Report {
     pub seed: u64,
     /// How late packets left.
     pub lateness: Lateness,
+    /// When the router should have run and did not.
+    pub stalls: Stalls,
+    /// CPU time that a hypervisor took from this machine meanwhile, all cores together, in seconds by ticks of 10 ms.
+    pub stolen_s: f64,
     /// Packets that found no room in the router itself.
     pub overflow: u64,
     /// Packets that the kernel dropped before the router could read them.
@@ -169,6 +176,21 @@ pub struct Lateness {
     /// The worst.
     pub max_us: f64,
 }
+
+/// Waits that ended more than [`STALL`] after they should have: the kernel ran something else, or the hypervisor another
+/// machine. What is due meanwhile leaves late, whoever routes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stalls {
+    /// How many.
+    pub count: u64,
+    /// How late they ended, together, in milliseconds.
+    pub sum_ms: f64,
+    /// How late the worst of them ended, in milliseconds.
+    pub max_ms: f64,
+}
+
+/// Longer than the kernel takes to wake a thread of real time (80 to 120 us at p99 without a spin, Linux 6.18).
+pub const STALL: Duration = Duration::from_micros(150);
 
 /// What has become of a path's packets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -207,7 +229,11 @@ impl Report {
         if self.lateness.p99_us > bound_us {
             verdict.weaken(
                 Worth::PathBound,
-                format!("packets left {:.0} us late at p99, more than {bound_us:.0} us", self.lateness.p99_us),
+                format!(
+                    "packets left {:.1} us late at p99, more than {bound_us:.0} us{}",
+                    self.lateness.p99_us,
+                    self.machine()
+                ),
             );
         }
         for (count, what) in [
@@ -221,6 +247,22 @@ impl Report {
         }
         verdict
     }
+
+    /// What the machine has to do with how late packets left, to be put behind that; empty if nothing.
+    pub fn machine(&self) -> String {
+        let mut text = String::new();
+        if let Stalls { count: count @ 1.., sum_ms, max_ms } = self.stalls {
+            let times = if count == 1 { "once" } else { "times" };
+            let count = if count == 1 { String::new() } else { format!("{count} ") };
+            text.push_str(&format!(
+                "; {count}{times} the machine did not run the router when it was to, {max_ms:.1} ms at most and {sum_ms:.1} together"
+            ));
+        }
+        if self.stolen_s > 0.0 {
+            text.push_str(&format!("; meanwhile the hypervisor took {:.0} ms of CPU time away", self.stolen_s * 1e3));
+        }
+        text
+    }
 }
 
 /// A router that runs.
@@ -229,28 +271,42 @@ pub struct Router {
     orders: Sender<Order>,
     bell: Arc<EventFd>,
     thread: JoinHandle<Result<Report, Failure>>,
+    /// What a hypervisor had taken before.
+    stolen_ns: u64,
 }
 
 enum Order {
     Report(Sender<Report>),
+    Lateness(Sender<Lateness>),
     SetBandwidth(String, Vec<Direction>, Bandwidth),
     Stop,
 }
 
 impl Router {
-    /// Starts one, in a thread of its own.
+    /// Starts one, in a thread of its own; when this returns, it runs.
     ///
     /// # Errors
-    /// When no thread, no descriptor or no capture file can be had.
+    /// When no thread, no descriptor or no capture file can be had, or two paths have the same prefix.
     pub fn start(settings: RouterSettings) -> Result<Router, Failure> {
         let bell = Arc::new(EventFd::new().map_err(Failure::io("make a bell for the router"))?);
         let (orders, received) = channel();
+        let (begun, has_begun) = channel();
         let ring = Arc::clone(&bell);
+        let stolen_ns = stolen_ns()?;
         let thread = thread::Builder::new()
             .name("router".to_owned())
-            .spawn(move || State::new(settings, received, ring)?.run())
+            .spawn(move || {
+                let state = State::new(settings, received, ring)?;
+                // Who started it waits for this.
+                let _ = begun.send(());
+                state.run()
+            })
             .map_err(Failure::io("start the router's thread"))?;
-        Ok(Router { orders, bell, thread })
+        let router = Router { orders, bell, thread, stolen_ns };
+        match has_begun.recv() {
+            Ok(()) => Ok(router),
+            Err(_) => Err(router.stop().err().unwrap_or_else(|| Failure::failed("the router has ended"))),
+        }
     }
 
     /// What has become of everything so far.
@@ -258,8 +314,21 @@ impl Router {
     /// # Errors
     /// When the router has ended; [`Router::stop`] says why.
     pub fn report(&self) -> Result<Report, Failure> {
+        let report = self.ask(Order::Report)?;
+        with_stolen(report, self.stolen_ns)
+    }
+
+    /// How late packets left since this was last asked, or since the start.
+    ///
+    /// # Errors
+    /// As [`Router::report`].
+    pub fn lateness(&self) -> Result<Lateness, Failure> {
+        self.ask(Order::Lateness)
+    }
+
+    fn ask<T>(&self, order: impl FnOnce(Sender<T>) -> Order) -> Result<T, Failure> {
         let (sender, receiver) = channel();
-        self.order(Order::Report(sender));
+        self.order(order(sender));
         receiver.recv().map_err(|_| Failure::failed("the router has ended"))
     }
 
@@ -279,7 +348,9 @@ impl Router {
     /// Why it had ended before: a device was removed, or the capture could not be written.
     pub fn stop(self) -> Result<Report, Failure> {
         self.order(Order::Stop);
-        self.thread.join().unwrap_or_else(|_| Err(Failure::failed("the router's thread has panicked")))
+        let Router { thread, stolen_ns: before, .. } = self;
+        let report = thread.join().unwrap_or_else(|_| Err(Failure::failed("the router's thread has panicked")))?;
+        with_stolen(report, before)
     }
 
     fn order(&self, order: Order) {
@@ -287,6 +358,11 @@ impl Router {
         let _ = self.orders.send(order);
         self.bell.ring();
     }
+}
+
+/// Puts in what a hypervisor has taken. The router's thread reads no file for that: packets would wait.
+fn with_stolen(report: Report, before_ns: u64) -> Result<Report, Failure> {
+    Ok(Report { stolen_s: stolen_ns()?.saturating_sub(before_ns) as f64 / 1e9, ..report })
 }
 
 /// A packet that is held, for all its segments.
@@ -348,15 +424,14 @@ impl Pool {
     }
 }
 
-/// What is taken from one device before the others and the clock have their turn: so many packets, or bytes. A large packet
-/// keeps the kernel busy for 7 us or more when it is sent, and all of a turn waits for that (with 64 of them, and no bandwidth
-/// between them, packets left 360 us late at p50).
+/// What is taken from one device before the others have their turn: so many packets, or bytes. What is due leaves in between.
 const BATCH: usize = 32;
 const BATCH_BYTES: usize = 128 * 1024;
 /// What a spin may have of each window of this length. A thread of real time that never sleeps is stopped by the kernel, by
-/// default for 50 ms of each second (sched(7), `sched_rt_runtime_us`), which would be seen in every path.
+/// default for 50 ms of each second (sched(7), `sched_rt_runtime_us`; since Linux 6.12 for the sake of ordinary threads that
+/// wait for its core, the fair server), which would be seen in every path.
 const WINDOW: Duration = Duration::from_millis(100);
-const SPIN_OF_WINDOW: Duration = Duration::from_millis(70);
+const SPIN_OF_WINDOW: Duration = Duration::from_millis(90);
 
 const BELL: u64 = u64::MAX;
 
@@ -377,7 +452,10 @@ struct State {
     read: Vec<u8>,
     header: Vec<u8>,
     leaving: Vec<Departure<Segment>>,
+    /// Of packets that left before [`Order::Lateness`] came last, and since.
     lateness: Histogram<u64>,
+    recent: Histogram<u64>,
+    stalls: Stalls,
     capture: Option<Capture>,
     epoll: Epoll,
     orders: Receiver<Order>,
@@ -407,7 +485,12 @@ impl State {
         let RouterSettings { server, clients, paths, seed, accuracy, held_max, capture } = settings;
         clock::exact_timers();
         let policy = match accuracy.realtime.then(|| clock::run_first(PRIORITY)) {
-            Some(Ok(())) => "SCHED_FIFO".to_owned(),
+            Some(Ok(())) => {
+                // Code that was pushed out of memory would be read from the disk while packets wait. Where that is refused,
+                // it is seen in how late they are.
+                let _ = process::lock_program();
+                "SCHED_FIFO".to_owned()
+            }
             Some(Err(error)) => {
                 format!("ordinary, as SCHED_FIFO is refused ({error}): packets leave milliseconds late")
             }
@@ -418,6 +501,8 @@ impl State {
             spin => format!("{policy}; looks at the clock for the last {} us", spin.as_micros()),
         };
 
+        // To a minute, with three figures.
+        let lateness = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed");
         let clock = Clock::start();
         let ports: Vec<Port> = std::iter::once(server).chain(clients).collect();
         let epoll = Epoll::new().map_err(Failure::io("make an epoll set for the router"))?;
@@ -462,8 +547,9 @@ impl State {
             read: vec![0; BUFFER_BYTES],
             header: Vec::with_capacity(256),
             leaving: Vec::new(),
-            // To a minute, with three figures.
-            lateness: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed"),
+            recent: lateness.clone(),
+            lateness,
+            stalls: Stalls::default(),
             capture,
             epoll,
             orders,
@@ -478,6 +564,8 @@ impl State {
                 scheduling,
                 seed,
                 lateness: Lateness::default(),
+                stalls: Stalls::default(),
+                stolen_s: 0.0,
                 overflow: 0,
                 kernel_dropped: 0,
                 refused: 0,
@@ -494,6 +582,9 @@ impl State {
         loop {
             let timeout = self.timeout();
             self.epoll.wait(&mut events, timeout).map_err(Failure::io("wait for packets"))?;
+            if let Some(timeout) = timeout {
+                self.note_stall(self.turned + timeout);
+            }
             for ready in events.iter() {
                 match ready.token {
                     BELL if self.obey() => return self.end(),
@@ -501,21 +592,35 @@ impl State {
                     port => self.take_in(port as usize)?,
                 }
             }
-            let now = self.clock.now();
-            while let Some(link) = self.agenda.next(now) {
-                self.send(link, now)?;
-            }
+            self.send_due(self.clock.now())?;
         }
+    }
+
+    /// The wait that is over was to end then at the latest.
+    fn note_stall(&mut self, latest: Time) {
+        let late = self.clock.now() - latest;
+        if late > STALL {
+            let late_ms = late.as_secs_f64() * 1e3;
+            let Stalls { count, sum_ms, max_ms } = self.stalls;
+            self.stalls = Stalls { count: count + 1, sum_ms: sum_ms + late_ms, max_ms: max_ms.max(late_ms) };
+        }
+    }
+
+    fn send_due(&mut self, now: Time) -> Result<(), Failure> {
+        while let Some(link) = self.agenda.next(now) {
+            self.send(link, now)?;
+        }
+        Ok(())
     }
 
     /// How long to sleep: until shortly before the next packet is due, and not at all from then on.
     fn timeout(&mut self) -> Option<Duration> {
+        let now = self.clock.now();
+        let turned = std::mem::replace(&mut self.turned, now);
         let due = self.agenda.next_due();
         if due == Time::NEVER {
             return None;
         }
-        let now = self.clock.now();
-        let turned = std::mem::replace(&mut self.turned, now);
         let wait = due - now;
         if wait > self.spin {
             return Some(wait - self.spin);
@@ -572,6 +677,8 @@ impl State {
             }
             self.agenda.remind(number as u32, link.next_due());
             self.forget_dropped(number);
+            // Nobody waits until all is read: a batch takes 50 us, five times as long as a packet does at 1 Gbit/s.
+            self.send_due(now)?;
         }
         Ok(())
     }
@@ -597,7 +704,7 @@ impl State {
         let port = if link.is_multiple_of(2) { 0 } else { self.clients[link / 2] };
         let now = self.clock.now();
         for departure in run {
-            self.lateness.saturating_record((now - departure.due).as_nanos() as u64);
+            self.recent.saturating_record((now - departure.due).as_nanos() as u64);
             let delay_ns = (departure.due - held.arrived).as_nanos() as u64;
             let delay = &mut self.delays[link];
             delay.sum_ns += delay_ns;
@@ -649,6 +756,10 @@ impl State {
                     // Who asked may have gone.
                     let _ = to.send(self.report_now());
                 }
+                Order::Lateness(to) => {
+                    let _ = to.send(lateness_of(&self.recent));
+                    self.forget_recent();
+                }
                 Order::SetBandwidth(name, directions, bandwidth) => {
                     let now = self.clock.now();
                     for path in (0..self.names.len()).filter(|path| self.names[*path] == name) {
@@ -665,9 +776,15 @@ impl State {
         false
     }
 
+    /// What was recent is of the past.
+    fn forget_recent(&mut self) {
+        self.lateness.add(&self.recent).expect("both have the same bounds");
+        self.recent.reset();
+    }
+
     fn report_now(&self) -> Report {
-        let us = |ns: u64| ns as f64 / 1e3;
-        let quantile = |q: f64| if self.lateness.is_empty() { 0.0 } else { us(self.lateness.value_at_quantile(q)) };
+        let mut lateness = self.lateness.clone();
+        lateness.add(&self.recent).expect("both have the same bounds");
         let link = |number: usize| {
             let (link, delay) = (&self.links[number], self.delays[number]);
             let packets = link.counts();
@@ -689,13 +806,8 @@ impl State {
         Report {
             seconds: self.clock.now().since(Time::START).as_secs_f64(),
             cpu_seconds: clock::cpu_time().as_secs_f64(),
-            lateness: Lateness {
-                packets: self.lateness.len(),
-                p50_us: quantile(0.5),
-                p99_us: quantile(0.99),
-                p999_us: quantile(0.999),
-                max_us: quantile(1.0),
-            },
+            lateness: lateness_of(&lateness),
+            stalls: self.stalls,
             kernel_dropped: self.ports.iter().map(|port| port.statistics.dropped()).sum(),
             paths: paths.collect(),
             ..self.report.clone()
@@ -717,6 +829,17 @@ impl State {
         } else {
             Failure::failed(format!("cannot read packets from the device of {name}: {error}"))
         }
+    }
+}
+
+fn lateness_of(histogram: &Histogram<u64>) -> Lateness {
+    let quantile = |q: f64| if histogram.is_empty() { 0.0 } else { histogram.value_at_quantile(q) as f64 / 1e3 };
+    Lateness {
+        packets: histogram.len(),
+        p50_us: quantile(0.5),
+        p99_us: quantile(0.99),
+        p999_us: quantile(0.999),
+        max_us: quantile(1.0),
     }
 }
 
@@ -749,7 +872,7 @@ mod tests {
     fn verdicts() {
         let report: Report = serde_json::from_str(
             r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","seed":1,"lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
-                "p999_us":900.0,"max_us":9000.0},"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
+                "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
                 "capture_left_out":0,"paths":[]}"#,
         )
         .expect("the form of a report");
@@ -760,6 +883,14 @@ mod tests {
         };
         check(&report, 100, "valid");
         check(&report, 80, "late");
+        let stalls = Stalls { count: 2, sum_ms: 5.0, max_ms: 4.0 };
+        check(
+            &Report { stalls, ..report.clone() },
+            80,
+            "2 times the machine did not run the router when it was to, 4.0 ms",
+        );
+        check(&Report { stolen_s: 0.03, ..report.clone() }, 80, "took 30 ms");
+        check(&Report { stalls, stolen_s: 0.03, ..report.clone() }, 100, "valid");
         check(&Report { overflow: 1, ..report.clone() }, 100, "no room");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
         check(&Report { refused: 1, ..report }, 100, "path-bound");

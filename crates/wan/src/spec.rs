@@ -77,7 +77,14 @@ pub fn latency(text: &str, files: ReadFile<'_>) -> Result<Latency, String> {
     if let Some(file) = text.strip_prefix("trace:") {
         return latency_trace(&files(file)?).map_err(|error| format!("{file}: {error}"));
     }
-    let duration = |text: &str| parse_duration(text).map_err(|error| format!("{text:?} is {error}"));
+    let duration = |text: &str| {
+        let duration = parse_duration(text).map_err(|error| format!("{text:?} is {error}"))?;
+        // Signals to Mars take 22 minutes at most.
+        if duration > LATENCY_MAX {
+            return Err(format!("{text:?} is longer than an hour, which no packet is on its way"));
+        }
+        Ok(duration)
+    };
     let Some((mean, rest)) = text.split_once('±').or_else(|| text.split_once("+-")) else {
         return Ok(Latency::Fixed(duration(text)?));
     };
@@ -100,6 +107,8 @@ pub fn latency(text: &str, files: ReadFile<'_>) -> Result<Latency, String> {
     }
     Ok(Latency::Jitter(jitter))
 }
+
+const LATENCY_MAX: Duration = Duration::from_secs(3600);
 
 /// A latency trace: on each line a moment and the latency from there on, both in milliseconds and not whole ones
 /// necessarily; the first moment is 0, and the last line has a moment alone, at which it begins again.
@@ -145,7 +154,7 @@ pub fn bandwidth(text: &str, files: ReadFile<'_>) -> Result<Bandwidth, String> {
     }
     let rate: BitsPerSecond = text.parse().map_err(|error| format!("{text:?} is {error}"))?;
     if rate.0 == 0 {
-        return Err("nothing ever leaves at 0; for a dead path write --loss 100%".to_owned());
+        return Err("nothing ever leaves at 0; for a dead path have 100% lost".to_owned());
     }
     Ok(Bandwidth::Fixed(rate))
 }
@@ -243,7 +252,11 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
         ("droptail", []) => Discipline::DropTail,
         ("codel", []) => Discipline::CoDel(CoDel::default()),
         ("codel", [target, interval]) => {
-            Discipline::CoDel(CoDel { target: duration(target)?, interval: duration(interval)? })
+            let codel = CoDel { target: duration(target)?, interval: duration(interval)? };
+            if codel.target.is_zero() || codel.target >= codel.interval {
+                return Err(format!("{text:?}: CoDel's target is above 0 and below its interval (RFC 8289, 4.3)"));
+            }
+            Discipline::CoDel(codel)
         }
         ("red", [min, max, more @ ..]) if more.len() <= 1 => {
             let probability_max = more.first().map_or(Ok(0.1), |text| share(text))?;
@@ -302,7 +315,8 @@ mod tests {
         check("50ms +-10ms normal", Latency::Jitter(Jitter { shape: Shape::Normal, ..jitter.clone() }));
         let overtaking = Jitter { shape: Shape::Pareto, keeps_order: false, ..jitter };
         check("50ms ± 10ms pareto reorder", Latency::Jitter(overtaking));
-        for (bad, says) in [("50", "50ms"), ("50ms±", "50ms"), ("50ms±5ms gauss", "normal"), ("trace:x", "no file x")]
+        for (bad, says) in
+            [("50", "50ms"), ("50ms±", "50ms"), ("50ms±5ms gauss", "normal"), ("trace:x", "no file x"), ("2h", "hour")]
         {
             let error = latency(bad, &no_files).expect_err(bad);
             assert!(error.contains(says), "{bad}: {error}");

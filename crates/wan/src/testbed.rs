@@ -279,6 +279,7 @@ impl Testbed {
         // Before who asked for the end hears of it: he may make the next one at once.
         let _ = fs::remove_file(socket);
         self.mark.end_all();
+        Mark::end_orphans();
         let report = self.router.stop();
         if let Some(mut connection) = asked {
             let answer = match &report {
@@ -304,22 +305,17 @@ impl Testbed {
                 Err(failure) => Answer::Refused(failure.to_string()),
             },
             Ok(Request::Namespace(name)) => match self.namespaces.iter().find(|(known, _)| *known == name) {
-                Some((_, namespace)) => Answer::Namespace { path: namespace.path(), mark: self.mark.to_string() },
-                None => {
-                    let names: Vec<&str> = self.namespaces.iter().map(|(name, _)| name.as_str()).collect();
-                    Answer::Refused(format!("no class is named {name:?}; there are: {}", names.join(", ")))
-                }
+                Some((_, namespace)) => Answer::Namespace(namespace.path()),
+                None => self.unknown(&name, 0),
             },
-            Ok(Request::SetBandwidth { class, bandwidth }) => {
-                match spec::bandwidth(&bandwidth, &|_| Err("only a rate can be set live".to_owned())) {
-                    Ok(bandwidth) if self.namespaces.iter().skip(1).any(|(known, _)| *known == class) => {
-                        self.set_bandwidth(&class, bandwidth);
-                        Answer::Done
-                    }
-                    Ok(_) => Answer::Refused(format!("no class is named {class:?}")),
-                    Err(error) => Answer::Refused(error),
+            Ok(Request::SetBandwidth { class, bandwidth }) => match live_bandwidth(&bandwidth) {
+                Ok(bandwidth) if self.namespaces.iter().skip(1).any(|(known, _)| *known == class) => {
+                    self.router.set_bandwidth(&class, &Direction::ALL, bandwidth);
+                    Answer::Done
                 }
-            }
+                Ok(_) => self.unknown(&class, 1),
+                Err(error) => Answer::Refused(error),
+            },
             Err(error) => Answer::Refused(format!("not a request: {error}")),
         };
         // Who asked may have gone.
@@ -327,8 +323,10 @@ impl Testbed {
         None
     }
 
-    fn set_bandwidth(&self, class: &str, bandwidth: Bandwidth) {
-        self.router.set_bandwidth(class, &Direction::ALL, bandwidth);
+    /// There is no such class; the names that there are, without the first `skipped`.
+    fn unknown(&self, name: &str, skipped: usize) -> Answer {
+        let names: Vec<&str> = self.namespaces.iter().skip(skipped).map(|(name, _)| name.as_str()).collect();
+        Answer::Refused(format!("no class is named {name:?}; there are: {}", names.join(", ")))
     }
 }
 
@@ -342,7 +340,7 @@ fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<Prefix>) -> Re
         routes,
         congestion_control: net.congestion_control.clone(),
     };
-    let (port, namespace) = in_new_namespace(move || make_device(&device))?;
+    let (port, namespace) = in_new_namespace(Mark::own()?, move || make_device(&device))?;
     Ok((Port { name: name.to_owned(), ..port }, namespace))
 }
 
@@ -351,11 +349,19 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
     if UnixStream::connect(socket).is_ok() {
         return Err(Failure::failed(format!("a test-bed is up already at {place}; end it with: ammeter wan down")));
     }
-    // What is left of one that was killed.
-    if fs::symlink_metadata(socket).is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type())) {
-        fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
+    match fs::symlink_metadata(socket) {
+        // What is left of one that was killed.
+        Ok(meta) if std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()) => {
+            fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
+        }
+        Ok(_) => {
+            return Err(Failure::failed(format!("{place} is there already and no socket; name another: --control")));
+        }
+        Err(_) => {}
     }
-    let listener = UnixListener::bind(socket).map_err(Failure::io(format!("listen at {place}")))?;
+    let listener = UnixListener::bind(socket).map_err(|error| {
+        Failure::failed(format!("cannot listen at {place}: {error}; name another socket: --control"))
+    })?;
     // Who may ask may start programs in there; that is for the same user.
     fs::set_permissions(socket, fs::Permissions::from_mode(0o600)).map_err(Failure::io(format!("protect {place}")))?;
     Ok(listener)
@@ -373,7 +379,7 @@ enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Report(Report),
-    Namespace { path: PathBuf, mark: String },
+    Namespace(PathBuf),
     Done,
     Refused(String),
 }
@@ -387,16 +393,17 @@ fn tell(connection: &mut UnixStream, message: &impl Serialize) -> io::Result<()>
 fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
     let place = socket.display();
     let mut connection = UnixStream::connect(socket).map_err(|error| {
-        Failure::failed(format!("no test-bed is up at {place} ({error}); make one with: ammeter wan up NET.toml"))
+        Failure::failed(format!("no test-bed is up at {place} ({error}); make one with: ammeter wan up NET.toml, or name its socket: --control"))
     })?;
     let mut line = String::new();
-    tell(&mut connection, request)
-        .and_then(|()| BufReader::new(&connection).read_line(&mut line))
-        .map_err(Failure::io(format!("ask the test-bed at {place}")))?;
+    // One that ends meanwhile closes the connection.
+    let _ = tell(&mut connection, request).and_then(|()| BufReader::new(&connection).read_line(&mut line));
     match serde_json::from_str(&line) {
         Ok(Answer::Refused(text)) => Err(Failure::failed(text)),
         Ok(answer) => Ok(answer),
-        Err(_) => Err(Failure::failed(format!("the test-bed at {place} has ended"))),
+        Err(_) => {
+            Err(Failure::failed(format!("the test-bed at {place} has ended; make one with: ammeter wan up NET.toml")))
+        }
     }
 }
 
@@ -431,10 +438,17 @@ pub fn down(socket: &Path) -> Result<Report, Failure> {
 /// # Errors
 /// When there is no test-bed, no such class, or the bandwidth is none.
 pub fn set_bandwidth(socket: &Path, class: &str, bandwidth: &str) -> Result<(), Failure> {
+    live_bandwidth(bandwidth).map_err(Failure::Usage)?;
     match ask(socket, &Request::SetBandwidth { class: class.to_owned(), bandwidth: bandwidth.to_owned() })? {
         Answer::Done => Ok(()),
         _ => Err(unexpected()),
     }
+}
+
+fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
+    let wrong = |error: String| format!("--bandwidth: {error}");
+    spec::bandwidth(text, &|_| Err("a trace cannot be set live; write a rate, for example 1mbit".to_owned()))
+        .map_err(wrong)
 }
 
 /// Becomes this command, in the namespace of the server or of a class. To be called before any thread is started.
@@ -442,15 +456,17 @@ pub fn set_bandwidth(socket: &Path, class: &str, bandwidth: &str) -> Result<(), 
 /// # Errors
 /// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
 pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
-    let Answer::Namespace { path, mark } = ask(socket, &Request::Namespace(class.to_owned()))? else {
+    let Answer::Namespace(path) = ask(socket, &Request::Namespace(class.to_owned()))? else {
         return Err(unexpected());
     };
     NetNs::open(&path)
         .and_then(|namespace| namespace.enter())
         .map_err(Failure::io(format!("enter the namespace of {class}")))?;
-    command.env(Mark::VARIABLE, mark);
     let error = command.exec();
-    Err(Failure::failed(format!("cannot start {}: {error}", command.get_program().display())))
+    Err(Failure::failed(format!(
+        "cannot start {:?}: {error}; it is a program and its arguments",
+        command.get_program()
+    )))
 }
 
 #[cfg(test)]
