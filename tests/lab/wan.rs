@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use serde_json::Value;
@@ -67,7 +68,7 @@ fn each_value_holds_for_each_direction() {
         let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
         assert_eq!(count(&told, "up", "entered"), count(&told, "up", "left") + held);
         assert!(told["report"]["paths"][0]["down"]["delay_mean_ms"].as_f64().unwrap() >= 50.0);
-        assert_eq!(told["congestion_control"], "cubic");
+        assert_eq!(told["report"]["congestion_control"], "cubic");
     }
 }
 
@@ -303,7 +304,7 @@ impl Net {
         net
     }
 
-    fn wan(&self, action: &str, words: &[&str]) -> std::process::Output {
+    fn wan(&self, action: &str, words: &[&str]) -> Output {
         let socket = self.folder.path().join("socket");
         ammeter(&[&["wan", action, "--control", socket.to_str().unwrap()], words].concat())
     }
@@ -332,7 +333,7 @@ S(('::', 80), http.server.SimpleHTTPRequestHandler).serve_forever()";
 #[test]
 fn a_test_bed_has_classes_with_paths_of_their_own() {
     let net = Net::up(
-        "[[class]]\nname = \"near\"\nlatency = \"1ms\"\n\
+        "congestion-control = \"reno\"\n[[class]]\nname = \"near\"\nlatency = \"1ms\"\n\
          [[class]]\nname = \"far\"\nlatency = \"80ms\"\nclients = 3\n",
     );
     let socket = net.folder.path().join("socket").display().to_string();
@@ -351,7 +352,9 @@ fn a_test_bed_has_classes_with_paths_of_their_own() {
         assert_eq!(status, Some(0), "{more:?}");
         assert!(time.parse::<f64>().unwrap() >= 0.16, "{more:?}: {time} s");
     }
-    let paths = net.status()["paths"].clone();
+    let status = net.status();
+    assert_eq!(status["congestion_control"], "reno");
+    let paths = status["paths"].clone();
     let entered = |path: usize| paths[path]["up"]["packets"]["entered"].as_u64().unwrap();
     assert_eq!((paths.as_array().unwrap().len(), paths[3]["name"].as_str()), (4, Some("far")));
     assert!(entered(0) > 0 && entered(1) > 0 && entered(3) > 0, "{paths}");
@@ -482,44 +485,27 @@ fn alone_selftest_tells_what_was_asked_and_what_was_got() {
 }
 
 /// What this program could leave behind on this host: devices, named namespaces, namespaces that somebody is in, programs that
-/// are not in ours, and programs of ours.
-#[derive(Debug, PartialEq)]
-struct Around {
-    devices: BTreeSet<String>,
-    named: String,
-    namespaces: BTreeSet<PathBuf>,
-    elsewhere: BTreeSet<String>,
-    ours: BTreeSet<String>,
-}
-
-impl Around {
-    fn now() -> Around {
-        let here = fs::read_link("/proc/self/ns/net").unwrap();
-        let own = fs::read_link("/proc/self/exe").unwrap().with_file_name("ammeter");
-        let devices = fs::read_dir("/sys/class/net").unwrap().flatten();
-        let devices = devices.map(|device| device.file_name().into_string().unwrap()).collect();
-        let netns = Command::new("ip").args(["netns", "list"]).output().unwrap();
-        let mut around = Around {
-            devices,
-            named: String::from_utf8(netns.stdout).unwrap(),
-            namespaces: BTreeSet::new(),
-            elsewhere: BTreeSet::new(),
-            ours: BTreeSet::new(),
-        };
-        for process in fs::read_dir("/proc").unwrap().flatten() {
-            let name = process.file_name().into_string().unwrap();
-            // One that has ended and was not asked for yet is in no namespace.
-            let Ok(namespace) = fs::read_link(process.path().join("ns/net")) else { continue };
-            if fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe.file_name() == own.file_name()) {
-                around.ours.insert(name.clone());
-            }
-            if namespace != here {
-                around.elsewhere.insert(name);
-            }
-            around.namespaces.insert(namespace);
+/// are not in ours, and copies of itself.
+fn around() -> BTreeSet<String> {
+    let here = fs::read_link("/proc/self/ns/net").unwrap();
+    let own = fs::canonicalize(env!("CARGO_BIN_EXE_ammeter")).unwrap();
+    let devices = fs::read_dir("/sys/class/net").unwrap().flatten();
+    let mut all: BTreeSet<String> = devices.map(|device| format!("device {:?}", device.file_name())).collect();
+    let netns = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    all.extend(String::from_utf8(netns.stdout).unwrap().lines().map(|line| format!("named {line}")));
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let name = process.file_name().into_string().unwrap();
+        // One that has ended and was not asked for yet is in no namespace.
+        let Ok(namespace) = fs::read_link(process.path().join("ns/net")) else { continue };
+        if fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == own) {
+            all.insert(format!("ammeter {name}"));
         }
-        around
+        if namespace != here {
+            all.insert(format!("program {name}"));
+        }
+        all.insert(format!("namespace {}", namespace.display()));
     }
+    all
 }
 
 /// Starts `ammeter wan` with a command of a shell, and waits until packets pass.
@@ -541,8 +527,8 @@ fn under_traffic(flags: &[&str], inside: &str) -> Child {
 fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
     // More than passes in the time of the test.
     let port = server(20_000_000);
-    let before = Around::now();
-    let as_before = |what: &str| until(what, || Around::now() == before);
+    let before = around();
+    let as_before = |what: &str| until(what, || around().is_subset(&before));
     let fetch = format!(
         "curl -s -o /dev/null http://10.77.0.1:{port}/ & env -i curl -s -o /dev/null http://[fd77::1]:{port}/ & wait"
     );
@@ -602,4 +588,46 @@ fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
     assert_eq!(next.wait().unwrap().code(), Some(1));
     assert!(!socket.exists());
     as_before("after a test-bed that was killed, and one whose device was removed");
+}
+
+#[test]
+fn who_is_not_root_has_a_test_bed_or_one_sentence() {
+    // Where everybody may go, wherever this was built.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let program = folder.path().join("ammeter");
+    fs::copy(env!("CARGO_BIN_EXE_ammeter"), &program).unwrap();
+    let file = folder.path().join("net.toml");
+    fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"20ms\"\n").unwrap();
+    let socket = folder.path().join("socket");
+    let ammeter = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).arg("wan").args(words);
+        command.current_dir("/").output().unwrap()
+    };
+    let errors = |output: &Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    // This host's network is not his to change.
+    let output = ammeter(&["--latency", "5ms", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors(&output).contains("sudo") && errors(&output).lines().count() == 1, "{}", errors(&output));
+
+    let control = ["--control", socket.to_str().unwrap()];
+    let output = ammeter(&[&["up"], &control[..], &[file.to_str().unwrap()]].concat());
+    if !output.status.success() {
+        // The device, or user namespaces, are for root alone here.
+        assert!(errors(&output).contains("sudo") && errors(&output).lines().count() == 1, "{}", errors(&output));
+        return;
+    }
+    let ping = "import socket, time
+s = socket.socket(2, 2); t = time.monotonic()
+s.sendto(b'x', ('10.77.0.1', 9))
+try: s.connect(('10.77.0.1', 9)); s.send(b'x'); s.recv(1)
+except ConnectionRefusedError: pass
+print(time.monotonic() - t)";
+    let output = ammeter(&[&["exec"], &control[..], &["a", "--", "python3", "-c", ping]].concat());
+    // There is nobody at this port, as the kernel at the other end says after a round trip.
+    let took: f64 =
+        String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{}", errors(&output)));
+    assert!(took >= 0.04, "{took} s");
+    assert!(ammeter(&[&["down"], &control[..]].concat()).status.success());
 }

@@ -116,6 +116,7 @@ fn router_settings(settings: &Settings, host: Port, client: Port, address: u16) 
         clients: vec![client],
         paths: vec![plan],
         seed: settings.seed,
+        congestion_control: settings.congestion_control.clone(),
         accuracy: settings.accuracy,
         held_max: HELD_MAX,
         capture: settings.capture.clone(),

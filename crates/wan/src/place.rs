@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use amped_measure::Failure;
-use amped_sys::netns::NetNs;
+use amped_sys::netns::{self, NetNs};
 use amped_sys::process;
 use amped_sys::tun::{self, Tun};
 
@@ -84,8 +84,28 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
 }
 
 /// The way out for a user who may not.
-pub const NEEDS_ROOT: &str = "a network of its own needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): use sudo; or, as a user, be \
-     root of a namespace in which the server runs too: unshare -rn sh -c 'ip link set lo up; SERVER & ammeter wan ... -- CLIENT'";
+pub const NEEDS_ROOT: &str = "to change this host's network takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN): use sudo; without it there \
+     are test-beds apart from this host (ammeter wan up), or: unshare -rn sh -c 'ip link set lo up; SERVER & ammeter wan ... -- \
+     CLIENT'";
+
+/// Gives an ordinary user a user namespace of his own, where the kernel allows that: what is made from now on is apart from this
+/// host, and his. Nothing for who may change networks anyway. To be called before any thread is started.
+///
+/// # Errors
+/// Where the kernel does not allow it.
+pub fn be_allowed() -> Result<(), Failure> {
+    let status = fs::read_to_string("/proc/self/status").map_err(Failure::io("read /proc/self/status"))?;
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    // capabilities(7): CAP_NET_ADMIN is 12, CAP_SYS_ADMIN 21.
+    if effective.is_some_and(|set| set >> 12 & set >> 21 & 1 == 1) {
+        return Ok(());
+    }
+    netns::become_root_of_new_users().map_err(|error| {
+        Failure::failed(format!(
+            "a network of its own needs root here, as no user namespace can be had ({error}): use sudo"
+        ))
+    })
+}
 
 /// Has `ip` (iproute2) do what these lines say, in the namespace of the calling thread.
 ///

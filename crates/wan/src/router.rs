@@ -104,6 +104,8 @@ pub struct RouterSettings {
     pub paths: Vec<Plan>,
     /// From which all is drawn.
     pub seed: u64,
+    /// What TCP's senders do about congestion, which is set where devices are made ([`crate::place`]) and recorded here.
+    pub congestion_control: String,
     /// How exact it is to be.
     pub accuracy: Accuracy,
     /// The most bytes of packets that it holds; what comes beyond that is its own overflow.
@@ -140,6 +142,8 @@ pub struct Report {
     pub scheduling: String,
     /// The seed of all that was drawn.
     pub seed: u64,
+    /// What TCP's senders do about congestion on the paths.
+    pub congestion_control: String,
     /// How late packets left.
     pub lateness: Lateness,
     /// When the router should have run and did not.
@@ -482,7 +486,7 @@ struct Delay {
 
 impl State {
     fn new(settings: RouterSettings, orders: Receiver<Order>, bell: Arc<EventFd>) -> Result<State, Failure> {
-        let RouterSettings { server, clients, paths, seed, accuracy, held_max, capture } = settings;
+        let RouterSettings { server, clients, paths, seed, congestion_control, accuracy, held_max, capture } = settings;
         clock::exact_timers();
         let policy = match accuracy.realtime.then(|| clock::run_first(PRIORITY)) {
             Some(Ok(())) => {
@@ -563,6 +567,7 @@ impl State {
                 cpu_seconds: 0.0,
                 scheduling,
                 seed,
+                congestion_control,
                 lateness: Lateness::default(),
                 stalls: Stalls::default(),
                 stolen_s: 0.0,
@@ -871,7 +876,7 @@ mod tests {
     #[test]
     fn verdicts() {
         let report: Report = serde_json::from_str(
-            r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","seed":1,"lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
+            r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
                 "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
                 "capture_left_out":0,"paths":[]}"#,
         )

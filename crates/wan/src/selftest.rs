@@ -112,7 +112,7 @@ pub struct Trial {
     pub verdict: Verdict,
 }
 
-/// Runs one trial over a path whose two directions are alike.
+/// Runs one trial over a path whose two directions are alike. To be called after [`crate::place::be_allowed`].
 ///
 /// # Errors
 /// When this user may not, there is no `ip`, or the router ends.
@@ -133,6 +133,7 @@ pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Resul
             settings: path.clone(),
         }],
         seed: settings.seed,
+        congestion_control: settings.congestion_control.clone(),
         accuracy: settings.accuracy,
         held_max: HELD_MAX,
         capture: None,

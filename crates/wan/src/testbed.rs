@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use amped_measure::Failure;
-use amped_sys::netns::NetNs;
+use amped_sys::netns::{self, NetNs};
 use amped_sys::poll;
 use amped_sys::signal::{Signal, Signals};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::behind::{HELD_MAX, HOST4, HOST6};
 use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
 use crate::path::{Direction, PathSettings, Prefix};
-use crate::place::{DeviceSettings, Mark, check_congestion_control, in_new_namespace, make_device};
+use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_new_namespace, make_device};
 use crate::profile::Profile;
 use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
 use crate::spec::{self, LinkTexts, ReadFile};
@@ -224,6 +224,7 @@ struct Testbed {
 
 impl Testbed {
     fn build(net: &Net, accuracy: Accuracy, capture: Option<PathBuf>) -> Result<Testbed, Failure> {
+        be_allowed()?;
         Mark::end_orphans();
         check_congestion_control(&net.congestion_control)?;
         let networks = (0..net.classes.len()).flat_map(network).collect();
@@ -248,7 +249,9 @@ impl Testbed {
                 paths.extend(addresses.iter().map(|both| plan(both.map(Prefix::host).to_vec())));
             }
         }
-        let settings = RouterSettings { server, clients, paths, seed: net.seed, accuracy, held_max: HELD_MAX, capture };
+        let congestion_control = net.congestion_control.clone();
+        let (seed, held_max) = (net.seed, HELD_MAX);
+        let settings = RouterSettings { server, clients, paths, seed, congestion_control, accuracy, held_max, capture };
         Ok(Testbed { router: Router::start(settings)?, namespaces, mark: Mark::own()? })
     }
 
@@ -305,7 +308,7 @@ impl Testbed {
                 Err(failure) => Answer::Refused(failure.to_string()),
             },
             Ok(Request::Namespace(name)) => match self.namespaces.iter().find(|(known, _)| *known == name) {
-                Some((_, namespace)) => Answer::Namespace(namespace.path()),
+                Some((_, namespace)) => self.way_into(namespace),
                 None => self.unknown(&name, 0),
             },
             Ok(Request::SetBandwidth { class, bandwidth }) => match live_bandwidth(&bandwidth) {
@@ -321,6 +324,12 @@ impl Testbed {
         // Who asked may have gone.
         let _ = tell(&mut connection, &answer);
         None
+    }
+
+    /// Namespaces are found by who holds them. A user who is not root has one of users too ([`be_allowed`]).
+    fn way_into(&self, namespace: &NetNs) -> Answer {
+        let users = PathBuf::from(format!("/proc/{}/ns/user", std::process::id()));
+        Answer::Namespace { network: namespace.path(), users }
     }
 
     /// There is no such class; the names that there are, without the first `skipped`.
@@ -379,7 +388,7 @@ enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Report(Report),
-    Namespace(PathBuf),
+    Namespace { network: PathBuf, users: PathBuf },
     Done,
     Refused(String),
 }
@@ -456,11 +465,12 @@ fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
 /// # Errors
 /// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
 pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
-    let Answer::Namespace(path) = ask(socket, &Request::Namespace(class.to_owned()))? else {
+    let Answer::Namespace { network, users } = ask(socket, &Request::Namespace(class.to_owned()))? else {
         return Err(unexpected());
     };
-    NetNs::open(&path)
-        .and_then(|namespace| namespace.enter())
+    // Opened before: from within that of the users nothing else of this host's may be.
+    NetNs::open(&network)
+        .and_then(|namespace| netns::enter_users(&users).and_then(|()| namespace.enter()))
         .map_err(Failure::io(format!("enter the namespace of {class}")))?;
     let error = command.exec();
     Err(Failure::failed(format!(

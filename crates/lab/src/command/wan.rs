@@ -11,6 +11,7 @@ use std::time::Duration;
 use ammeter_wan::behind::{self, Outcome};
 use ammeter_wan::link::ETHERNET_BYTES;
 use ammeter_wan::path::PathSettings;
+use ammeter_wan::place::be_allowed;
 use ammeter_wan::profile::{PROFILES, Profile};
 use ammeter_wan::router::{Accuracy, LinkReport, Report};
 use ammeter_wan::selftest::{self, Trial, TrialSettings};
@@ -279,10 +280,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     })?;
     let verdict = verdict_of(&outcome, late_max);
     if args.json {
-        let told = Told { report: &outcome.report, congestion_control, verdict: &verdict };
+        let told = Told { report: &outcome.report, verdict: &verdict };
         say::plain(&serde_json::to_string(&told).map_err(|error| Failure::failed(error.to_string()))?);
     } else {
-        say::plain(&summary(&outcome.report, congestion_control));
+        say::plain(&summary(&outcome.report));
         say::plain(&format!("ammeter wan: {verdict}"));
     }
     Ok(verdict)
@@ -291,7 +292,6 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 #[derive(Serialize)]
 struct Told<'a> {
     report: &'a Report,
-    congestion_control: &'a str,
     verdict: &'a Verdict,
 }
 
@@ -318,7 +318,7 @@ fn up(args: &Up) -> Result<Verdict, Failure> {
         // Nobody listens to a pipe that is closed, and nothing is wrong with that.
         let _ = say::out("up");
     })?;
-    say::plain(&summary(&report, &net.congestion_control));
+    say::plain(&summary(&report));
     Ok(report.verdict(LATE_MAX))
 }
 
@@ -355,7 +355,7 @@ fn passed(report: &Report, json: bool) -> Result<Verdict, Failure> {
     if json {
         say::json(report)?
     } else {
-        say::out(&summary(report, "as described"))?
+        say::out(&summary(report))?
     }
     Ok(Verdict::valid())
 }
@@ -372,6 +372,7 @@ const USUAL: &[(&str, &str, &str, &str)] = &[
 
 fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
     let chosen = args.path.settings()?;
+    be_allowed()?;
     let plain = PathSettings { up: spec::plain_link(), down: spec::plain_link() };
     let paths: Vec<(String, PathSettings)> = if chosen == plain {
         let usual = USUAL.iter().map(|(name, latency, bandwidth, loss)| {
@@ -520,8 +521,8 @@ fn read_file(name: &str) -> Result<String, String> {
 }
 
 /// What became of the packets, for a person: a line for each direction of all paths of one name.
-fn summary(report: &Report, congestion_control: &str) -> String {
-    let late = &report.lateness;
+fn summary(report: &Report) -> String {
+    let (late, congestion_control) = (&report.lateness, &report.congestion_control);
     let mut text = format!(
         "router    {}; {} packets left late by {:.1} us at p50, {:.1} at p99, {:.1} at most; TCP {congestion_control}",
         report.scheduling, late.packets, late.p50_us, late.p99_us, late.max_us
