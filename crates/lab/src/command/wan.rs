@@ -562,9 +562,10 @@ fn summary(report: &Report) -> String {
             let left = sum(|link| link.packets.left);
             let delay: f64 = links.iter().map(|link| link.delay_mean_ms * link.packets.left as f64).sum();
             text.push_str(&format!(
-                "\n{name:9} {direction:4} {} packets in, {left} out, {} in the queue, dropped: {dropped}; {:.2} ms on \
-                 average, {:.2} at most",
+                "\n{name:9} {direction:4} {} packets in, {left} out, {} in it ({} in the queue), dropped: {dropped}; {:.2} ms \
+                 on average, {:.2} at most",
                 sum(|link| link.packets.entered),
+                sum(|link| link.held),
                 sum(|link| link.queue_packets),
                 delay / left.max(1) as f64,
                 links.iter().map(|link| link.delay_max_ms).fold(0.0, f64::max)
