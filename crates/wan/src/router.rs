@@ -140,6 +140,8 @@ pub struct Report {
     pub cpu_seconds: f64,
     /// How its thread runs: what accuracy can be expected.
     pub scheduling: String,
+    /// Whether it runs before all ordinary threads.
+    pub is_realtime: bool,
     /// The seed of all that was drawn.
     pub seed: u64,
     /// What TCP's senders do about congestion on the paths.
@@ -488,7 +490,9 @@ impl State {
     fn new(settings: RouterSettings, orders: Receiver<Order>, bell: Arc<EventFd>) -> Result<State, Failure> {
         let RouterSettings { server, clients, paths, seed, congestion_control, accuracy, held_max, capture } = settings;
         clock::exact_timers();
-        let policy = match accuracy.realtime.then(|| clock::run_first(PRIORITY)) {
+        let priority = accuracy.realtime.then(|| clock::run_first(PRIORITY));
+        let is_realtime = matches!(priority, Some(Ok(())));
+        let policy = match priority {
             Some(Ok(())) => {
                 // Code that was pushed out of memory would be read from the disk while packets wait. Where that is refused,
                 // it is seen in how late they are.
@@ -566,6 +570,7 @@ impl State {
                 seconds: 0.0,
                 cpu_seconds: 0.0,
                 scheduling,
+                is_realtime,
                 seed,
                 congestion_control,
                 lateness: Lateness::default(),
@@ -876,7 +881,7 @@ mod tests {
     #[test]
     fn verdicts() {
         let report: Report = serde_json::from_str(
-            r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
+            r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","is_realtime":true,"seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
                 "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
                 "capture_left_out":0,"paths":[]}"#,
         )

@@ -14,7 +14,7 @@ use ammeter_wan::path::PathSettings;
 use ammeter_wan::place::be_allowed;
 use ammeter_wan::profile::{PROFILES, Profile};
 use ammeter_wan::router::{Accuracy, LinkReport, Report};
-use ammeter_wan::selftest::{self, Trial, TrialSettings};
+use ammeter_wan::selftest::{self, LATE_MAX, Trial, TrialSettings};
 use ammeter_wan::spec::{self, LinkTexts};
 use ammeter_wan::testbed::{self, Net};
 use amped_measure::{Failure, Verdict};
@@ -234,9 +234,6 @@ struct RouterFlags {
     late_max: Option<Duration>,
 }
 
-/// How late packets may leave at p99, where nothing else is said.
-const LATE_MAX: Duration = Duration::from_millis(1);
-
 const EXAMPLES: &str = "\
 Examples:
   ammeter wan --latency 50ms --bandwidth 10mbit --loss 1% -- curl http://10.77.0.1:8080/
@@ -396,12 +393,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
         mtu: args.router.mtu,
         large_packets: !args.router.small_packets,
         congestion_control: args.router.congestion_control.clone(),
-        late_max: args.router.late_max.unwrap_or(match (args.router.no_realtime, args.router.spin) {
-            (true, _) => LATE_MAX,
-            (false, Duration::ZERO) => Duration::from_micros(100),
-            (false, _) => Duration::from_micros(5),
-        }),
-        tcp_late_max: args.router.late_max.unwrap_or(LATE_MAX),
+        late_max: args.router.late_max,
         tcp: args.tcp,
     };
     let mut verdict = Verdict::valid();
