@@ -866,6 +866,8 @@ fn note(capture: &mut Capture, at: Time, port: usize, happened: Happened, pieces
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::{DeviceSettings, Mark, in_new_namespace, make_device};
+    use crate::spec;
 
     #[test]
     fn what_the_kernel_dropped() {
@@ -904,6 +906,48 @@ mod tests {
         check(&Report { overflow: 1, ..report.clone() }, 100, "no room");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
         check(&Report { refused: 1, ..report }, 100, "path-bound");
+    }
+
+    #[test]
+    fn who_starts_a_router_hears_why_it_cannot_run() {
+        let check = |prefixes: [&str; 2], capture: Option<&str>, says: &str| {
+            let port = |name: &str| {
+                let device = DeviceSettings {
+                    name: name.to_owned(),
+                    mtu: 1500,
+                    large_packets: true,
+                    addresses: Vec::new(),
+                    routes: Vec::new(),
+                    congestion_control: "cubic".to_owned(),
+                };
+                let mark = Mark::own().expect("/proc is mounted");
+                in_new_namespace(mark, move || make_device(&device)).expect("as root").0
+            };
+            let link = spec::plain_link;
+            let plan = |prefix: &str| Plan {
+                name: "path".to_owned(),
+                prefixes: vec![prefix.parse().expect("a prefix")],
+                client: 0,
+                settings: PathSettings { up: link(), down: link() },
+            };
+            let started = Router::start(RouterSettings {
+                server: port("server"),
+                clients: vec![port("client")],
+                paths: prefixes.iter().map(|prefix| plan(prefix)).collect(),
+                seed: 1,
+                congestion_control: "cubic".to_owned(),
+                accuracy: Accuracy::default(),
+                held_max: Bytes::mib(1),
+                capture: capture.map(PathBuf::from),
+            });
+            match started {
+                Ok(router) => assert!(says.is_empty() && router.stop().is_ok(), "it runs"),
+                Err(failure) => assert!(!says.is_empty() && failure.to_string().contains(says), "{failure}"),
+            }
+        };
+        check(["10.1.0.0/16", "10.2.0.0/16"], None, "");
+        check(["10.1.0.0/16", "10.1.9.9/16"], None, "10.1.0.0/16");
+        check(["10.1.0.0/16", "10.2.0.0/16"], Some("/no/such/folder/file"), "/no/such/folder/file");
     }
 
     #[test]
