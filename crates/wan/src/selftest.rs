@@ -299,10 +299,12 @@ fn measure(
     let bytes = data + HEADERS4;
     let gap_asked = on_wire(bytes).as_secs_f64();
     let packets = if gap_asked > 0.0 { ((0.4 / gap_asked) as u32).clamp(20, 8000) } else { 0 };
-    let train = send(ends, 0, data, packets, |_| Duration::ZERO, silence)?;
+    let mut train = send(ends, 0, data, packets, |_| Duration::ZERO, silence)?;
     let gaps = train.windows(2).filter(|pair| pair[1].number == pair[0].number + 1);
     let spacing = median(gaps.map(|pair| (pair[1].got - pair[0].got).as_secs_f64() * 1e6));
-    let (gap_got, train_late) = gap_of(&train, packets, gap_asked).unwrap_or_default();
+    // Where packets overtake one another.
+    train.sort_by_key(|arrival| arrival.number);
+    let (gap_got, train_late) = gap_of(busy(&train, gap_asked), gap_asked).unwrap_or_default();
     let rate_got = if gap_got > 0.0 { f64::from(bytes + framing) * 8.0 / gap_got } else { 0.0 };
 
     let loss = path.up.loss.mean();
@@ -349,11 +351,25 @@ fn measure(
     })
 }
 
-/// Seconds from one packet of a train of `packets` to the next, and how much later than on time the latest one came. Packets
+/// The longest part of a train, by its numbers, in which the wire always had a packet to send, one each `gap`: a sender that was not run for a
+/// while leaves it without.
+fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
+    let mut free = 0.0;
+    let parts = train.chunk_by(|before, next| {
+        let sent = |arrival: &Arrival| arrival.sent.since(Time::START).as_secs_f64();
+        free = f64::max(free, sent(before)) + gap * f64::from(next.number - before.number);
+        sent(next) < free
+    });
+    parts.max_by_key(|part| part.len()).unwrap_or_default()
+}
+
+/// Seconds from one packet of a train to the next, and how much later than on time the latest one came. Packets
 /// are only ever delayed, so the truth lies between the one of the first quarter and the one of the last quarter that were
 /// delayed least; what becomes of the others changes nothing. Which ones these are is seen by the gap, so that it is improved
 /// some times, from the one that was asked for.
-fn gap_of(train: &[Arrival], packets: u32, gap_asked: f64) -> Option<(f64, f64)> {
+fn gap_of(train: &[Arrival], gap_asked: f64) -> Option<(f64, f64)> {
+    let (begin, end) = (train.first()?.number, train.last()?.number + 1);
+    let quarter = (end - begin) / 4;
     let got = |arrival: &Arrival| arrival.got.since(Time::START).as_secs_f64();
     let delay = |arrival: &Arrival, gap: f64| got(arrival) - f64::from(arrival.number) * gap;
     let mut gap = gap_asked;
@@ -362,7 +378,7 @@ fn gap_of(train: &[Arrival], packets: u32, gap_asked: f64) -> Option<(f64, f64)>
             let those = train.iter().filter(|arrival| of(arrival.number));
             those.min_by(|a, b| delay(a, gap).total_cmp(&delay(b, gap)))
         };
-        let (first, last) = (least(&|n| n < packets / 4)?, least(&|n| n >= packets - packets / 4)?);
+        let (first, last) = (least(&|n| n < begin + quarter)?, least(&|n| n >= end - quarter)?);
         gap = (got(last) - got(first)) / f64::from(last.number - first.number);
     }
     let delays = || train.iter().map(|arrival| delay(arrival, gap));
@@ -537,6 +553,27 @@ mod tests {
         check(verdict_of(true, 60, 1.0, 1.0, 10.0, 10.9), "chi-square");
     }
 
+    #[test]
+    fn a_wire_without_a_packet_is_no_part_of_a_train() {
+        let arrival = |number: u32, sent_us: u64| {
+            let sent = Time::from_nanos(sent_us * 1000);
+            Arrival { number, sent, got: sent }
+        };
+        let check = |sent_us: &[u64], expected: std::ops::Range<usize>| {
+            let train: Vec<Arrival> = sent_us.iter().zip(0..).map(|(sent, number)| arrival(number, *sent)).collect();
+            let numbers: Vec<u32> = busy(&train, 10e-6).iter().map(|arrival| arrival.number).collect();
+            let expected: Vec<u32> = expected.map(|n| n as u32).collect();
+            assert_eq!(numbers, expected, "{sent_us:?}");
+        };
+        check(&[], 0..0);
+        check(&[1000, 1001, 1002, 1003], 0..4);
+        // Four packets keep it busy for 40 us.
+        check(&[1000, 1001, 1002, 1003, 1039, 1040], 0..6);
+        check(&[1000, 1001, 1002, 1003, 1041, 1042], 0..4);
+        check(&[1000, 1001, 1500, 1501, 1502, 1503], 2..6);
+        check(&[1000, 1001, 1500, 1509, 1518, 1600], 2..5);
+    }
+
     proptest! {
         #[test]
         fn a_rate_is_that_of_the_path_whoever_was_not_run(
@@ -559,7 +596,7 @@ mod tests {
                     Arrival { number, sent: Time::START, got }
                 })
                 .collect();
-            let (found, late) = gap_of(&train, packets, gap as f64 / 1e9).expect("the first and the last are there");
+            let (found, late) = gap_of(&train, gap as f64 / 1e9).expect("the first and the last are there");
             prop_assert!((found * 1e9 / true_gap as f64 - 1.0).abs() < 1e-3, "{found} s, {true_gap} ns");
             let longest = pauses.iter().map(|(_, length)| length).sum::<f64>() * whole as f64 / 1e9;
             prop_assert!(late <= longest + 1e-3 * whole as f64 / 1e9, "{late} s, {longest} s");
