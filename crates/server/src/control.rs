@@ -21,9 +21,9 @@ use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
 use amped_sys::eventfd::EventFd;
+use amped_sys::poll::Awaited;
 use amped_sys::{local, process};
 
-use crate::front::Awaited;
 use crate::say;
 
 /// How long workers have for an order. One that waits for the disk, or is at a long download in MP, may take longer; the
@@ -412,7 +412,8 @@ mod tests {
         control.clients[0].busy = Instant::now().checked_sub(IDLE_TIME).unwrap();
         // Its time is over, so nothing is waited for.
         let bell = EventFd::new().unwrap();
-        let mut awaited = Awaited::signal(&bell);
+        let mut awaited = Awaited::default();
+        awaited.readable(bell.as_fd());
         control.await_in(&workers, &mut awaited);
         awaited.wait(Duration::MAX);
         control.turn(&sites, &mut workers);

@@ -4,15 +4,16 @@
 //! it, and a thread of their own is not for them: in MP it must be the only one of its process, which makes copies of itself.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use amped_core::site::Sites;
-use amped_sys::poll::{self, Until};
+use amped_exporter::Exporter;
+use amped_sys::poll::Awaited;
 use amped_sys::signal::Signals;
 
 use crate::control::{Control, Orders};
-use crate::metrics::{self, Board, Exporter};
+use crate::metrics::{self, Board};
 
 /// Both, as far as they are wanted. One of them is.
 #[derive(Debug)]
@@ -39,7 +40,8 @@ impl Front {
 
     /// Waits until there is something to do here, or a signal to take, and no longer than `patience`.
     pub fn wait(&self, crew: &impl Orders, patience: Duration) {
-        let mut awaited = Awaited::signal(&self.bell);
+        let mut awaited = Awaited::default();
+        awaited.readable(self.bell.as_fd());
         self.control.iter().for_each(|control| control.await_in(crew, &mut awaited));
         self.exporter.iter().for_each(|exporter| exporter.await_in(&mut awaited));
         awaited.wait(patience);
@@ -52,45 +54,6 @@ impl Front {
         }
         if let (Some(exporter), Some(board)) = (&mut self.exporter, board) {
             exporter.turn(|| metrics::text(&board.sum()));
-        }
-    }
-}
-
-/// Descriptors, and moments at which somebody has something to do.
-#[derive(Debug)]
-pub struct Awaited<'a> {
-    descriptors: Vec<(BorrowedFd<'a>, Until)>,
-    due: Option<Instant>,
-}
-
-impl<'a> Awaited<'a> {
-    /// A signal, by its bell.
-    pub fn signal(bell: &'a impl AsFd) -> Awaited<'a> {
-        Awaited { descriptors: vec![(bell.as_fd(), Until::Readable)], due: None }
-    }
-
-    /// That this can be read.
-    pub fn readable(&mut self, descriptor: BorrowedFd<'a>) {
-        self.descriptors.push((descriptor, Until::Readable));
-    }
-
-    /// That this can be written to.
-    pub fn writable(&mut self, descriptor: BorrowedFd<'a>) {
-        self.descriptors.push((descriptor, Until::Writable));
-    }
-
-    /// This moment.
-    pub fn until(&mut self, due: Instant) {
-        self.due = Some(self.due.map_or(due, |known| known.min(due)));
-    }
-
-    /// Waits for any of it, and no longer than `patience`.
-    pub fn wait(self, patience: Duration) {
-        let left = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
-        // poll(2) tells in milliseconds at best, and whoever is told too early waits again.
-        if poll::wait(&self.descriptors, patience.min(left)).is_err() {
-            // Out of memory: not for long, or for good.
-            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }

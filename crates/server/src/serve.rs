@@ -20,6 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use amped_core::event::Brief;
+use amped_exporter::Exporter;
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
@@ -36,7 +37,7 @@ use crate::listen::{self, Address};
 use crate::locked;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::mapped::MappedWindows;
-use crate::metrics::{Board, Exporter, Seat, Seats};
+use crate::metrics::{Board, Seat, Seats};
 use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
 use crate::say;
@@ -146,7 +147,7 @@ impl Server {
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
-        let exporter = settings.metrics.listen.map(Exporter::open).transpose()?;
+        let exporter = settings.metrics.listen.map(exporter).transpose()?;
         let front =
             Front::new(control, exporter, &signals).map_err(|error| format!("cannot hear of signals: {error}"))?;
         let board = board_of(&settings)?.map(Arc::new);
@@ -571,6 +572,15 @@ fn cannot_share(error: io::Error) -> String {
 fn bind(asked: SocketAddr, settings: &Settings) -> Result<Address, String> {
     let pool = arch::form(settings.architecture).pool;
     listen::bind(asked, if pool { 1 } else { settings.workers })
+}
+
+/// Listens at the metrics' address.
+fn exporter(asked: SocketAddr) -> Result<Exporter, String> {
+    let listened = listen::bind(asked, 1).and_then(|mut address| {
+        let listener = address.listeners.pop().ok_or("nobody listens")?;
+        Exporter::new(listener).map_err(|error| format!("cannot listen on {asked}: {error}"))
+    });
+    listened.map_err(|text| format!("the metrics' address: {text}"))
 }
 
 /// Memory for what the loops count, if anybody is to know. Where they are processes there is room for twice as many, since

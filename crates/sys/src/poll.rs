@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -45,6 +45,40 @@ pub fn wait(descriptors: &[(BorrowedFd<'_>, Until)], timeout: Duration) -> io::R
         // Whoever was interrupted looks again.
         Err(rustix::io::Errno::INTR) => Ok(vec![false; descriptors.len()]),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Descriptors, and moments at which somebody has something to do.
+#[derive(Debug, Default)]
+pub struct Awaited<'a> {
+    descriptors: Vec<(BorrowedFd<'a>, Until)>,
+    due: Option<Instant>,
+}
+
+impl<'a> Awaited<'a> {
+    /// That this can be read.
+    pub fn readable(&mut self, descriptor: BorrowedFd<'a>) {
+        self.descriptors.push((descriptor, Until::Readable));
+    }
+
+    /// That this can be written to.
+    pub fn writable(&mut self, descriptor: BorrowedFd<'a>) {
+        self.descriptors.push((descriptor, Until::Writable));
+    }
+
+    /// This moment.
+    pub fn until(&mut self, due: Instant) {
+        self.due = Some(self.due.map_or(due, |known| known.min(due)));
+    }
+
+    /// Waits for any of it, and no longer than `patience`.
+    pub fn wait(self, patience: Duration) {
+        let left = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
+        // poll(2) tells in milliseconds at best, and whoever is told too early waits again.
+        if wait(&self.descriptors, patience.min(left)).is_err() {
+            // Out of memory: not for long, or for good.
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -4,8 +4,7 @@
 //! ```text
 //! meter     a loop's own side: counts each request, times one of many; publishes what it knows
 //! board     the memory that all loops, threads or processes, publish in: one slot each, summed by who reads
-//! text      the sums as OpenMetrics
-//! exporter  the address at which they are asked for
+//! text      the sums as OpenMetrics, for the address at which they are asked for (`amped-exporter`)
 //! ```
 //!
 //! Nothing of it is on a request's way but a few additions to words that no other loop writes; there is no lock. The clock is
@@ -16,12 +15,10 @@
 //! bench metrics` compares the two.
 
 mod board;
-mod exporter;
 mod meter;
 mod text;
 
 pub use board::{BUCKETS, Board, CLASSES, ClassSum, KINDS, PHASES, PhaseSum, SIZES, Scope, Seat, Seats, Sum};
-pub use exporter::Exporter;
 pub use meter::{Meter, Timing};
 pub use text::text;
 

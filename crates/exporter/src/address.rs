@@ -1,25 +1,24 @@
-//! The address at which the metrics are asked for by HTTP, as a collector does every few seconds.
+//! The address at which figures are asked for by HTTP, as a collector does every few seconds.
 //!
-//! It is not a loop's, so it is neither measured nor slowed by what is; the thread that takes signals serves it between them
-//! (`front`). One request a connection: whoever asks has the same text, made of the board when it asks, and no loop hears
-//! of it.
+//! It waits for nobody: whoever has the exporter waits for what it names (`await_in`), and gives it its turn when there is
+//! something. One request a connection; whoever asks has the same text, made when it asks.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use amped_http::date;
 use amped_http::h1::request::{self, HeadLimits};
 use amped_http::h1::response::{Connection, Head};
 use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_http::uri::Target;
+use amped_sys::poll::Awaited;
 use amped_sys::{file, socket};
 
-use super::text::MEDIA_TYPE;
-use crate::front::Awaited;
-use crate::listen::{self, Address};
-use crate::worker;
+/// The media type of OpenMetrics.
+const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Where the figures are.
 const PATH: &[u8] = b"/metrics";
@@ -30,6 +29,9 @@ const CLIENTS_MAX: usize = 8;
 /// A client has so long for its request and to take the answer.
 const TIME: Duration = Duration::from_secs(10);
 
+/// Pieces of 4 KiB that are read from a client in a turn.
+const PIECES_MAX: usize = 16;
+
 /// When the process is out of descriptors it is tried again after this.
 const REST: Duration = Duration::from_millis(100);
 
@@ -39,7 +41,8 @@ const LIMITS: HeadLimits = HeadLimits { request_line: 4096, head: 16 * 1024, fie
 /// The listener and its clients.
 #[derive(Debug)]
 pub struct Exporter {
-    address: Address,
+    listener: OwnedFd,
+    address: SocketAddr,
     clients: Vec<Client>,
     /// Nobody is accepted before: the process was out of descriptors.
     rests_until: Option<Instant>,
@@ -59,27 +62,25 @@ struct Client {
 }
 
 impl Exporter {
-    /// Listens there.
+    /// At a socket that listens and does not block.
     ///
     /// # Errors
-    /// In words, with the way out.
-    pub fn open(asked: SocketAddr) -> Result<Exporter, String> {
-        let address = listen::bind(asked, 1).map_err(|text| format!("the metrics' address: {text}"))?;
-        Ok(Exporter { address, clients: Vec::new(), rests_until: None })
+    /// It is no such socket.
+    pub fn new(listener: OwnedFd) -> io::Result<Exporter> {
+        let address = socket::local_address(&listener)?;
+        Ok(Exporter { listener, address, clients: Vec::new(), rests_until: None })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address.bound
+        self.address
     }
 
     /// Says what it waits for.
     pub fn await_in<'a>(&'a self, awaited: &mut Awaited<'a>) {
         match self.rests_until {
             Some(until) => awaited.until(until),
-            None if self.clients.len() < CLIENTS_MAX => {
-                self.address.listeners.iter().for_each(|listener| awaited.readable(listener.as_fd()));
-            }
+            None if self.clients.len() < CLIENTS_MAX => awaited.readable(self.listener.as_fd()),
             None => {}
         }
         for client in &self.clients {
@@ -95,11 +96,8 @@ impl Exporter {
     /// Does what there is to do; waits for nobody. `text` makes what is told.
     pub fn turn(&mut self, text: impl Fn() -> String) {
         self.rests_until = self.rests_until.filter(|until| Instant::now() < *until);
-        while self.clients.len() < CLIENTS_MAX
-            && self.rests_until.is_none()
-            && let Some(accepted) = self.address.listeners.first().map(socket::accept)
-        {
-            match accepted {
+        while self.clients.len() < CLIENTS_MAX && self.rests_until.is_none() {
+            match socket::accept(&self.listener) {
                 Ok((socket, _)) => {
                     let (received, answer, since) = (Vec::new(), Vec::new(), Instant::now());
                     self.clients.push(Client { socket, received, answer, sent: 0, since, over: false });
@@ -124,7 +122,11 @@ impl Exporter {
 impl Client {
     fn receive(&mut self) {
         let mut piece = [0; 4096];
-        while !self.over {
+        // Whoever sends without end is read on at the next turn, so that no turn is without end.
+        for _ in 0..PIECES_MAX {
+            if self.over {
+                return;
+            }
             match socket::receive(&self.socket, &mut piece) {
                 Ok(0) => self.over = true,
                 // What follows the request is of no use, and is read so that closing is no reset (RFC 9112, 9.6).
@@ -191,7 +193,8 @@ fn reply(status: Status, media_type: &str, body: &str, is_head: bool) -> Vec<u8>
         head.field("Allow", "GET, HEAD");
     }
     let mut reply = Vec::with_capacity(head.len() + body.len() + 32);
-    head.write(&mut reply, &worker::wall().date, Connection::Close, 1);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    head.write(&mut reply, &date::format(since.cast_signed()), Connection::Close, 1);
     if !is_head {
         reply.extend_from_slice(body.as_bytes());
     }
@@ -234,8 +237,35 @@ mod tests {
     }
 
     #[test]
+    fn who_sends_without_end_is_read_a_bounded_part_at_a_turn() {
+        let listener = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
+        let mut exporter = Exporter::new(listener).expect("listens");
+        let mut client = TcpStream::connect(exporter.address()).expect("connected");
+        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").expect("sent");
+        client.set_nonblocking(true).expect("set");
+        // As much as fits between the two.
+        let noise = vec![b'x'; 1 << 20];
+        let mut sent = 0;
+        for _ in 0..1000 {
+            match client.write(&noise) {
+                Ok(count) => sent += count,
+                Err(_) => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+        assert!(sent > 4096 * PIECES_MAX, "{sent}");
+        exporter.turn(|| "figure 1\n".to_owned());
+        let left = socket::receive(&exporter.clients[0].socket, &mut [0; 4096]);
+        assert!(left.as_ref().is_ok_and(|count| *count > 0), "{left:?}");
+        // And not at all when its time is over.
+        exporter.clients[0].since = Instant::now().checked_sub(TIME).expect("long ago");
+        exporter.turn(|| "figure 1\n".to_owned());
+        assert!(exporter.clients.is_empty());
+    }
+
+    #[test]
     fn a_slow_reader_has_all_and_holds_up_nobody() {
-        let mut exporter = Exporter::open(SocketAddr::from(([127, 0, 0, 1], 0))).expect("listens");
+        let listener = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
+        let mut exporter = Exporter::new(listener).expect("listens");
         let address = exporter.address();
         let ask = || {
             let mut client = TcpStream::connect(address).expect("connected");
@@ -251,7 +281,8 @@ mod tests {
             })
         });
         while !readers.iter().all(|reader| reader.is_finished()) {
-            let mut awaited = Awaited::signal(&silent);
+            let mut awaited = Awaited::default();
+            awaited.readable(silent.as_fd());
             exporter.await_in(&mut awaited);
             awaited.wait(Duration::from_millis(5));
             exporter.turn(text);
