@@ -140,6 +140,71 @@ fn connections_are_counted_in_each_state() {
     }
 }
 
+/// SYN segments from this address, one from each port, as somebody sends who will not hear the answers.
+fn begin_from(source: std::net::Ipv4Addr, to: std::net::SocketAddrV4, ports: std::ops::Range<u16>) {
+    let socket = net::socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(net::ipproto::RAW));
+    let socket = socket.unwrap();
+    for port in ports {
+        // RFC 9293, 3.1: ports, sequence number, no acknowledgement, five words, SYN, window, checksum, nothing urgent.
+        let mut tcp = [&port.to_be_bytes()[..], &to.port().to_be_bytes(), &[0, 0, 0, 1], &[0; 4], &[0x50, 2]].concat();
+        tcp.extend([0xff, 0xff, 0, 0, 0, 0]);
+        let pseudo = [&source.octets()[..], &to.ip().octets(), &[0, 6, 0, tcp.len() as u8], &tcp].concat();
+        let mut sum: u32 = pseudo.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        tcp[16..18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        // RFC 791, 3.1; the kernel fills in the length and the checksum.
+        let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0];
+        packet.extend(source.octets());
+        packet.extend(to.ip().octets());
+        packet.extend(tcp);
+        net::sendto(&socket, &packet, net::SendFlags::empty(), &SocketAddr::from((*to.ip(), 0))).unwrap();
+    }
+}
+
+#[test]
+fn connections_that_only_begin_are_counted() {
+    let namespace = Namespace::new("begun");
+    let name = &namespace.0;
+    // A wire whose other end takes whatever comes, and a neighbour who is not there: answers to it are lost.
+    ip(&["-n", name, "link", "add", "here", "type", "veth", "peer", "name", "there"]);
+    ip(&["-n", name, "address", "add", "10.9.0.1/24", "dev", "here"]);
+    ip(&["-n", name, "link", "set", "here", "up"]);
+    ip(&["-n", name, "link", "set", "there", "up"]);
+    let nobody = ["-n", name, "neighbour", "add", "10.9.0.77", "lladdr", "02:00:00:00:00:77", "dev", "here"];
+    ip(&[&nobody[..], &["nud", "permanent"]].concat());
+    let listener = namespace.within(|| TcpListener::bind("10.9.0.1:0").unwrap());
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
+    namespace.within(|| begin_from([10, 9, 0, 77].into(), address, 40_000..40_006));
+    // From the server's port, at another address of its own, to somebody whose queue is full: its SYN is not answered.
+    let tcp =
+        |flags| net::socket_with(AddressFamily::INET, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None).unwrap();
+    let (full, waiting, asking) = namespace.within(|| {
+        let full = tcp(SocketFlags::empty());
+        net::bind(&full, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        net::listen(&full, 0).unwrap();
+        let to = SocketAddr::try_from(net::getsockname(&full).unwrap()).unwrap();
+        let waiting = TcpStream::connect(to).unwrap();
+        let asking: Vec<OwnedFd> = (2..5)
+            .map(|host| {
+                let socket = tcp(SocketFlags::NONBLOCK);
+                net::bind(&socket, &SocketAddr::from(([127, 0, 0, host], address.port()))).unwrap();
+                let _ = net::connect(&socket, &to);
+                socket
+            })
+            .collect();
+        (full, waiting, asking)
+    });
+    let held = namespace.within(|| pairs(&listener, 2));
+    until("what is planted", || {
+        let tick = last_tick(&namespace, address.port());
+        let expected = serde_json::json!({ "established": 2, "syn_received": 6, "syn_sent": 3 });
+        tick["census"]["states"] == expected
+    });
+    drop((held, full, waiting, asking));
+}
+
 #[test]
 fn a_full_listen_queue_shows_its_depth_limit_and_drops() {
     let namespace = Namespace::new("queue");

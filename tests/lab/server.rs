@@ -3,8 +3,8 @@
 //! Neither knows the other's code. The file between them is described in SPECIFICATION.md, and this test keeps both to it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -115,6 +115,54 @@ fn what_the_server_says_is_what_the_client_counted() {
         let totals = |module: &Value| ["requests", "sent_bytes"].map(|name| module["counters"][name].clone());
         assert_eq!((totals(&again), &again["classes"]), (totals(&module), &module["classes"]), "{architecture}");
     }
+}
+
+/// strace delays reads of files by a known time, in the loop itself, since SPED has nobody else for them.
+#[test]
+fn alone_a_loop_that_is_held_up_tells_how_often_and_for_how_long() {
+    const FILES: usize = 5;
+    const DELAY_S: f64 = 0.2;
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (site, metrics, trace) = (home.path().join("site"), home.path().join("metrics"), home.path().join("trace"));
+    fs::create_dir(&site).unwrap();
+    for file in 0..FILES {
+        fs::write(site.join(file.to_string()), vec![b'x'; 3000]).unwrap();
+    }
+    let server = Server::start(&site, &metrics, "sped");
+    let (pid, port) = (server.child.id().to_string(), server.address.port().to_string());
+    let inject = format!("inject=preadv2,pread64:delay_enter={}", DELAY_S * 1e6);
+    let words = ["-f", "-qq", "-e", "trace=preadv2,pread64", "-e", &inject, "-p", &pid, "-o"];
+    let mut strace = Command::new("strace").args(words).arg(&trace).spawn().expect("the program `strace`");
+    until("strace to have hold of each thread", || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let mut states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
+        states.all(|state| !state.contains("TracerPid:\t0\n"))
+    });
+    let told = || {
+        let module = watched(&port, &[]);
+        ["loop_stalls", "loop_stalled_ns"].map(|name| module["counters"][name].as_f64().expect("a figure"))
+    };
+    let before = told();
+    for file in 0..FILES {
+        let mut client = TcpStream::connect(server.address).unwrap();
+        client.write_all(format!("GET /{file} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+        let mut reply = Vec::new();
+        client.read_to_end(&mut reply).unwrap();
+        assert!(reply.starts_with(b"HTTP/1.1 200") && reply.len() > 3000);
+    }
+    // A turn is counted when it is over.
+    let mut found = before;
+    until("all stalls to be told", || {
+        found = told();
+        found[0] - before[0] >= FILES as f64
+    });
+    Command::new("kill").args(["-INT", &strace.id().to_string()]).status().unwrap();
+    strace.wait().unwrap();
+    let calls = fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains("(DELAYED)")).count();
+    let (stalls, truth_s) = (found[0] - before[0], calls as f64 * DELAY_S);
+    let told_s = (found[1] - before[1]) / 1e9;
+    assert!(calls >= FILES && stalls == FILES as f64, "{stalls} stalls of {calls} calls");
+    assert!((1.0..1.5).contains(&(told_s / truth_s)), "{told_s} s told of {truth_s} s");
 }
 
 #[test]
