@@ -366,6 +366,132 @@ fn bytes_that_are_read_from_a_disk_are_seen() {
     assert!(of_disks > 0.9 * truth, "read {truth}, of disks {of_disks}");
 }
 
+/// A monitor of this process that tells it at an address.
+struct Told {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Told {
+    fn start(more: &[&str]) -> Told {
+        let pid = std::process::id().to_string();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+            .args(["monitor", "--pid", &pid, "--json", "--metrics-listen", "127.0.0.1:0"])
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address =
+            lines.find_map(|line| line.strip_prefix("metrics on http://")?.strip_suffix("/metrics")?.parse().ok());
+        std::thread::spawn(move || lines.for_each(drop));
+        Told { child, address: address.expect("it says where they are") }
+    }
+
+    /// What curl is told: the media type, then the page.
+    fn page(&self) -> String {
+        let url = format!("http://{}/metrics", self.address);
+        let words = ["--silent", "--show-error", "--fail", "--max-time", "60", "--write-out", "%{content_type}", &url];
+        let output = Command::new("curl").args(words).output().expect("the program `curl`");
+        let (text, status) = said(&output);
+        assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The only sample of a page that begins so.
+fn of_page(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in\n{page}")).parse().unwrap()
+}
+
+#[test]
+fn collectors_are_told_what_is_seen() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = pairs(&listener, 3);
+    let told = Told::start(&["--interval", "50ms", "--budget", "100%"]);
+    let mut page = String::new();
+    until("two ticks", || {
+        page = told.page();
+        of_page(&page, "ammeter_ticks_total") >= 2.0
+    });
+    let end = "# EOF\napplication/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert!(page.ends_with(end), "{page}");
+    assert!(page.contains(&format!("ammeter_watch_info{{target=\"process {}\"}} 1", std::process::id())));
+    // Other tests of this process may have connections as well, where they share it.
+    assert!(of_page(&page, "ammeter_connections{state=\"established\"}") >= 3.0, "{page}");
+    assert_eq!(of_page(&page, "ammeter_connections{state=\"syn_sent\"}"), 0.0, "{page}");
+    assert!(page.contains(&format!("ammeter_listen_queue_depth{{address=\"{}\",", listener.local_addr().unwrap())));
+    assert!(
+        of_page(&page, "ammeter_own_cpu_seconds_total") > 0.0 && page.contains("ammeter_thread_cpu_seconds_total{pid=")
+    );
+    // What is a counter only rises.
+    let before = of_page(&page, "ammeter_cpu_seconds_total{mode=\"user\"}");
+    until("a later sample", || of_page(&told.page(), "ammeter_ticks_total") > of_page(&page, "ammeter_ticks_total"));
+    assert!(of_page(&told.page(), "ammeter_cpu_seconds_total{mode=\"user\"}") >= before);
+    drop((held, told));
+    let check = |words: &[&str], status: i32, part: &str| {
+        let output = ammeter(&[&["monitor", "--port", "1"], words].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(status) && text.contains(part), "{words:?}: {text}");
+    };
+    check(&["--metrics-listen", "9146"], 2, "127.0.0.1:9146");
+    check(&["--metrics-public"], 2, "--metrics-listen");
+    let taken = listener.local_addr().unwrap().to_string();
+    let own = std::process::id().to_string();
+    let output = ammeter(&["monitor", "--pid", &own, "--metrics-listen", &taken]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains("somebody listens there"), "{text}");
+    let output = ammeter(&["monitor", "--pid", &own, "--metrics-listen", "0.0.0.0:0"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("--metrics-public"), "{text}");
+}
+
+#[test]
+fn alone_collectors_delay_no_tick_however_they_behave() {
+    let mut told = Told::start(&["--interval", "100ms", "--budget", "20%"]);
+    let mut lines = BufReader::new(told.child.stdout.take().unwrap()).lines();
+    let mut ticks = |count: usize| {
+        let begun = Instant::now();
+        lines.by_ref().take(count).for_each(drop);
+        begun.elapsed().as_secs_f64()
+    };
+    ticks(3);
+    let quiet = ticks(15);
+    let enough = std::sync::Arc::new(AtomicBool::new(false));
+    let address = told.address;
+    // Some say nothing, some never stop, some ask again and again and read nothing of it.
+    let silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let hostile: Vec<_> = (0..4)
+        .map(|number| {
+            let enough = enough.clone();
+            std::thread::spawn(move || {
+                while !enough.load(Ordering::Relaxed) {
+                    let Ok(mut client) = TcpStream::connect(address) else { continue };
+                    let _ = client.set_write_timeout(Some(Duration::from_millis(100)));
+                    let _ = client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+                    while number % 2 == 0 && !enough.load(Ordering::Relaxed) && client.write_all(&[b'x'; 4096]).is_ok()
+                    {
+                    }
+                }
+            })
+        })
+        .collect();
+    let busy = ticks(15);
+    enough.store(true, Ordering::Relaxed);
+    hostile.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(busy < 2.0 * quiet, "15 ticks took {busy} s beside {quiet} s");
+    drop(silent);
+}
+
 #[test]
 fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

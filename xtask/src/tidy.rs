@@ -178,7 +178,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("amped-measure", &["amped-units"]),
     ("ammeter-load", &["amped-http", "amped-measure", "amped-sys", "amped-units"]),
     ("ammeter-wan", &["amped-measure", "amped-sys", "amped-units"]),
-    ("ammeter-monitor", &["amped-measure", "amped-sys", "amped-units"]),
+    ("ammeter-monitor", &["amped-exporter", "amped-measure", "amped-sys", "amped-units"]),
     ("ammeter", &["ammeter-load", "ammeter-monitor", "ammeter-wan", "amped-measure", "amped-units"]),
 ];
 

@@ -7,7 +7,8 @@
 //! published what the server tells of itself: requests by class and phase, caches, helpers, loops
 //! rates     what happened between two samples                             pure
 //! store     samples to a file and back
-//! show      rates as lines, CSV, a screen                                 pure
+//! show      rates as lines, CSV, a screen; samples as OpenMetrics          pure
+//! endpoint  the address at which collectors ask for the last sample
 //! profile   where the CPU time goes: samples of call chains, two views
 //! overhead  what all this costs the server, in pairs
 //! ```
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod endpoint;
 pub mod overhead;
 pub mod profile;
 mod published;
@@ -31,6 +33,7 @@ mod stop;
 mod store;
 
 pub use budget::Budget;
+pub use endpoint::Endpoint;
 pub use published::{Class, Module, Phase, Published};
 pub use rates::{
     ClassRate, CpuShare, DiskRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime, PressureShare,

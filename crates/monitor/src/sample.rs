@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
-use amped_sys::process::cpu_time;
 use amped_sys::sock_diag::{Question, TcpState};
+use amped_sys::{clock, process};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
@@ -248,7 +248,7 @@ impl Sampler {
         }
         sampler.find_published();
         sampler.list_threads();
-        sampler.cpu_at_start = cpu_time();
+        sampler.cpu_at_start = process::cpu_time();
         Ok(sampler)
     }
 
@@ -267,9 +267,10 @@ impl Sampler {
     /// # Errors
     /// When `/proc/stat` or sock_diag, which could be read before, cannot be any more.
     pub fn next(&mut self, stop: &Stop) -> Result<Next, Failure> {
-        // All since the last tick is part of its cost: whoever shows it or writes it down is paid for too.
+        // All since the last tick is part of its cost: whoever shows it or writes it down is paid for too. But not what
+        // other threads do: clients of an endpoint have a part of the budget of their own.
         if let Some(before) = self.cpu_at_tick {
-            self.budget.pay_for_tick(cpu_time().saturating_sub(before));
+            self.budget.pay_for_tick(clock::cpu_time().saturating_sub(before));
             let interval = self.budget.tick_interval(self.settings.interval);
             self.due = (self.due + interval).max(Instant::now());
         }
@@ -281,12 +282,12 @@ impl Sampler {
 
     /// Takes a sample at once, whatever the budget says; `None`: the server has ended.
     pub(crate) fn look(&mut self) -> Result<Option<Box<Sample>>, Failure> {
-        let mut before = cpu_time();
+        let mut before = clock::cpu_time();
         let Some(mut sample) = self.take()? else { return Ok(None) };
         if Instant::now() >= self.census_due {
-            let begun = cpu_time();
+            let begun = clock::cpu_time();
             self.count()?;
-            let cost = cpu_time().saturating_sub(begun);
+            let cost = clock::cpu_time().saturating_sub(begun);
             before += cost;
             self.budget.pay_for_census(cost);
             self.census_due = Instant::now() + self.budget.census_interval(self.settings.census_interval);
@@ -294,7 +295,7 @@ impl Sampler {
         self.cpu_at_tick = Some(before);
         sample.census = self.census.clone();
         sample.own = Own {
-            cpu_ns: nanos(cpu_time().saturating_sub(self.cpu_at_start)),
+            cpu_ns: nanos(process::cpu_time().saturating_sub(self.cpu_at_start)),
             interval_us: micros(self.budget.tick_interval(self.settings.interval)),
             census_interval_us: micros(self.budget.census_interval(self.settings.census_interval)),
         };
@@ -396,7 +397,7 @@ impl Sampler {
     }
 
     fn read_threads(&mut self, sample: &mut Sample) {
-        let page = amped_sys::process::page_bytes();
+        let page = process::page_bytes();
         sample.threads.clear();
         sample.processes.clear();
         let (processes, seen) = (&mut self.processes, &mut sample.processes);
@@ -417,7 +418,7 @@ impl Sampler {
                 seen.push(process);
             }
             let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
-            let ticks_ns = 1_000_000_000 / amped_sys::process::ticks_per_second().max(1);
+            let ticks_ns = 1_000_000_000 / process::ticks_per_second().max(1);
             // A kernel without CONFIG_SCHED_INFO has only ticks.
             let by_ticks = Scheduled { run_ns: (stat.user_ticks + stat.system_ticks) * ticks_ns, wait_ns: 0 };
             let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);

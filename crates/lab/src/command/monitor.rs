@@ -1,11 +1,13 @@
 //! `ammeter monitor`: what a server and its machine do, live, as lines, or from a record.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ammeter_monitor::show::{self, Screen};
-use ammeter_monitor::{Head, Next, Recorder, Replay, Sampler, Settings, Stop, Target, Tick, replay};
+use ammeter_monitor::{Endpoint, Head, Next, Recorder, Replay, Sample, Sampler, Settings, Stop, Target, Tick, replay};
 use amped_measure::host::Machine;
 use amped_measure::{Failure, Verdict};
 
@@ -31,6 +33,12 @@ pub(crate) struct Args {
     /// File in which the server publishes what it counts [default: one that it has mapped, if there is one]
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     server_file: Option<PathBuf>,
+    /// Address at which collectors ask for the same over HTTP, as /metrics in the form of OpenMetrics [default: none]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, conflicts_with = "replay")]
+    metrics_listen: Option<SocketAddr>,
+    /// Other machines may ask as well
+    #[arg(long, requires = "metrics_listen")]
+    metrics_public: bool,
     /// End after so long, but not before the first tick [default: when it is interrupted or the server ends]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     duration: Option<Duration>,
@@ -49,6 +57,14 @@ pub(crate) struct Args {
     /// Lines in place of the screen, also in a terminal
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     lines: bool,
+}
+
+/// An address to listen on.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        let port = text.trim_start_matches(':').parse().unwrap_or(9146_u16);
+        format!("write an address and a port, such as 127.0.0.1:{port}")
+    })
 }
 
 /// The server.
@@ -82,6 +98,7 @@ Examples:
   ammeter monitor --replay run.zst --csv > run.csv
   ammeter monitor --pid 1234 --duration 10s --json
   ammeter monitor --port 8080 --server-file /run/amped/metrics
+  ammeter monitor --port 8080 --metrics-listen 127.0.0.1:9146     for Prometheus; --lines > /dev/null if for nobody else
 
 Any server will do; one that publishes what it counts, as `amped --metrics-file` does, tells what its requests take, by
 class and phase, and what its caches, helpers and loops do. Without root there is all that /proc and sock_diag tell a user, and a line for what is missing.
@@ -122,11 +139,13 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
         Target::Pid(pid) => format!("process {pid}"),
     };
     let stop = Stop::listen()?;
+    // Clients are answered from a part of the budget, and the rest is for looking.
+    let for_looking = if args.metrics_listen.is_some() { 1.0 - Endpoint::PART } else { 1.0 };
     let settings = Settings {
         target,
         interval: args.interval,
         census_interval: args.census,
-        budget: args.budget,
+        budget: args.budget * for_looking,
         server_file: args.server_file.clone(),
     };
     let mut sampler = Sampler::begin(settings)?;
@@ -141,6 +160,7 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
         };
         Recorder::create(path, &head)
     };
+    let endpoint = args.metrics_listen.map(|address| open_endpoint(args, address, &name)).transpose()?;
     let mut recorder = args.record.as_ref().map(begin_record).transpose()?;
     let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
     let mut eyes = if is_screen {
@@ -150,8 +170,9 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
         sampler.missing().iter().for_each(|line| say::plain(line));
         Eyes::Form(Form::begin(args)?)
     };
-    let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), &mut eyes);
+    let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), endpoint.as_ref(), &mut eyes);
     drop(eyes);
+    drop(endpoint);
     if let Some(recorder) = recorder {
         recorder.finish()?;
     }
@@ -169,6 +190,18 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
+fn open_endpoint(args: &Args, address: SocketAddr, name: &str) -> Result<Endpoint, Failure> {
+    if !address.ip().to_canonical().is_loopback() && !args.metrics_public {
+        return Err(Failure::usage(format!(
+            "other machines could ask for the metrics at {address}: write 127.0.0.1:{}, or add --metrics-public if they may",
+            address.port()
+        )));
+    }
+    let endpoint = Endpoint::open(address, name, args.budget)?;
+    say::plain(&format!("metrics on http://{}/metrics", endpoint.address()));
+    Ok(endpoint)
+}
+
 /// How a watch ended.
 struct End {
     own: f64,
@@ -180,10 +213,11 @@ fn watch_until_the_end(
     sampler: &mut Sampler,
     stop: &Stop,
     mut recorder: Option<&mut Recorder>,
+    endpoint: Option<&Endpoint>,
     eyes: &mut Eyes,
 ) -> Result<End, Failure> {
     let end = args.duration.map(|duration| Instant::now() + duration);
-    let mut before = None;
+    let mut before: Option<Arc<Sample>> = None;
     let (mut ended, mut has_shown) = (End { own: 0.0, has_server_ended: false }, false);
     loop {
         // A watch that is shorter than a tick, or was kept from running, has seen one all the same.
@@ -200,12 +234,15 @@ fn watch_until_the_end(
                 if let Some(recorder) = &mut recorder {
                     recorder.add(&sample)?;
                 }
-                if let Some(tick) = before.as_ref().and_then(|before| Tick::between(before, &sample)) {
+                let sample: Arc<Sample> = sample.into();
+                let tick = before.as_ref().and_then(|before| Tick::between(before, &sample));
+                endpoint.iter().for_each(|endpoint| endpoint.tell(sample.clone(), tick.as_ref()));
+                if let Some(tick) = tick {
                     ended.own = tick.own_cpu_so_far;
                     eyes.show(&tick)?;
                     has_shown = true;
                 }
-                before = Some(*sample);
+                before = Some(sample);
             }
         }
     }

@@ -1,11 +1,14 @@
-//! Ticks as people and programs read them: a line each, CSV, a screen. Texts and cells only; who calls prints them.
+//! Ticks as people and programs read them: a line each, CSV, a screen, a page for collectors. Texts and cells only; who calls
+//! prints them.
 
 mod csv;
 mod line;
+mod openmetrics;
 mod screen;
 
 pub use csv::{HEADER as CSV_HEADER, row as csv_row};
 pub use line::{HEADER as LINE_HEADER, line};
+pub use openmetrics::{Totals, openmetrics};
 pub use screen::{Screen, draw};
 
 /// Bytes in the unit that leaves three digits: `1.5M`. Powers of 1024.
