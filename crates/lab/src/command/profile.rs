@@ -7,8 +7,8 @@ use ammeter_monitor::profile::{self, Outcome, Profile};
 use ammeter_monitor::{Next, Sampler, Stop, Target, Tick};
 use amped_measure::{Failure, Verdict};
 
-use super::duration;
 use super::monitor::Whom;
+use super::{duration, percentage};
 use crate::say;
 
 /// The flags.
@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Samples a second of each processor; a prime runs in step with nothing
     #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     frequency: u32,
+    /// What the sampler may use of one processor; it rests when it has used more
+    #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
+    budget: f64,
     /// The views and all chains as JSON, in one line
     #[arg(long)]
     json: bool,
@@ -51,7 +54,8 @@ Needs root, or CAP_PERFMON and CAP_SYSLOG. Without them there is the split into 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };
     let stop = Stop::listen()?;
-    let settings = profile::Settings { target, duration: args.duration, frequency: args.frequency };
+    let Args { duration, frequency, budget, .. } = *args;
+    let settings = profile::Settings { target, duration, frequency, budget };
     match profile::run(&settings, &stop)? {
         Outcome::Sampled(profile) => tell(args, &profile),
         Outcome::Refused(why) => match target {

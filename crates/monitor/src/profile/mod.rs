@@ -50,6 +50,8 @@ pub struct Settings {
     pub duration: Duration,
     /// Samples a second of each processor.
     pub frequency: u32,
+    /// The share of one processor that the sampler may use. When it has used more it rests, and takes fewer samples.
+    pub budget: f64,
 }
 
 /// Where the time went.
@@ -57,8 +59,10 @@ pub struct Settings {
 pub struct Profile {
     /// Whose time the views are about.
     pub whose: String,
-    /// How long was sampled, in seconds.
+    /// From the beginning to the end, in seconds.
     pub seconds: f64,
+    /// Of these, those in which was sampled: all, unless the budget demanded rests.
+    pub sampled_seconds: f64,
     /// Samples a second of each processor.
     pub frequency: u32,
     /// Processors.
@@ -79,6 +83,8 @@ pub struct Profile {
     pub unknown: Share,
     /// What the sampler used itself, as a share of one processor.
     pub own_cpu: f64,
+    /// What it may use.
+    pub budget: f64,
     /// What cannot be seen, a line each.
     pub missing: Vec<String>,
     /// Chains of the server's samples, the outermost function first, and how often each was met; the most frequent first.
@@ -137,18 +143,21 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
     let mut pids: BTreeSet<u32> = server.as_ref().map_or_else(BTreeSet::new, |server| server.pids().clone());
     let (cpu_before, begun) = (cpu_time(), Instant::now());
-    for ring in &rings {
-        ring.enable().map_err(Failure::io("begin to sample"))?;
-    }
-    loop {
+    let mut sampled = Duration::ZERO;
+    let (mut is_over, mut rest) = (false, Duration::ZERO);
+    while !is_over {
+        is_over = stop.wait(rest.min(settings.duration.saturating_sub(begun.elapsed())));
+        rings.iter().try_for_each(Ring::enable).map_err(Failure::io("begin to sample"))?;
+        let round = Instant::now();
         let left = settings.duration.saturating_sub(begun.elapsed());
-        let is_over = stop.wait(left.min(ROUND)) || begun.elapsed() >= settings.duration;
+        is_over |= stop.wait(left.min(ROUND)) || begun.elapsed() >= settings.duration;
+        // While the rings are emptied nothing is sampled but that.
+        rings.iter().try_for_each(Ring::disable).map_err(Failure::io("stop to sample"))?;
+        sampled += round.elapsed();
         for ring in &mut rings {
             ring.take(|record| folds.add(record));
         }
-        if is_over {
-            break;
-        }
+        rest = rest_of(cpu_time().saturating_sub(cpu_before), begun.elapsed(), settings.budget);
     }
     let elapsed = begun.elapsed();
     let own_cpu = cpu_time().saturating_sub(cpu_before).as_secs_f64() / elapsed.as_secs_f64();
@@ -165,7 +174,8 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
         Some(Target::Pid(pid)) => format!("process {pid}"),
     };
     let is_one = settings.target.is_some();
-    let head = Head { whose, is_one, elapsed, frequency: settings.frequency, processors, own_cpu, missing };
+    let Settings { frequency, budget, .. } = *settings;
+    let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, missing };
     let is_chosen = |pid: u32| if is_one { pids.contains(&pid) } else { pid != 0 };
     profile(head, &folds, is_chosen).map(|profile| Outcome::Sampled(Box::new(profile)))
 }
@@ -176,10 +186,19 @@ struct Head {
     /// Whether it is one server, rather than all that ran.
     is_one: bool,
     elapsed: Duration,
+    sampled: Duration,
     frequency: u32,
     processors: u32,
     own_cpu: f64,
+    budget: f64,
     missing: Vec<String>,
+}
+
+/// How long the sampler has to rest that has used so much since it began.
+fn rest_of(used: Duration, elapsed: Duration, budget: f64) -> Duration {
+    // No rest is longer than the measurement, whatever it is divided by.
+    let allowed = Duration::try_from_secs_f64(used.as_secs_f64() / budget).unwrap_or(Duration::MAX);
+    allowed.saturating_sub(elapsed)
 }
 
 fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result<Profile, Failure> {
@@ -242,20 +261,22 @@ fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result
     }
     let mut stacks: Vec<Stack> = stacks.into_iter().map(|(frames, samples)| Stack { frames, samples }).collect();
     stacks.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| a.frames.cmp(&b.frames)));
-    let seconds = head.elapsed.as_secs_f64();
+    let (seconds, sampled_seconds) = (head.elapsed.as_secs_f64(), head.sampled.as_secs_f64());
     Ok(Profile {
         whose: head.whose,
         seconds,
+        sampled_seconds,
         frequency: head.frequency,
         processors: head.processors,
         samples: who.total(),
-        expected: (seconds * f64::from(head.frequency) * f64::from(head.processors)) as u64,
+        expected: (sampled_seconds * f64::from(head.frequency) * f64::from(head.processors)) as u64,
         lost: folds.lost,
         unknown: Share::of(categories.count(classify::UNKNOWN), chosen),
         who: who.rows(),
         contexts: contexts.rows(),
         categories: categories.rows(),
         own_cpu: head.own_cpu,
+        budget: head.budget,
         missing: head.missing,
         stacks,
     })
@@ -338,6 +359,19 @@ mod tests {
     }
 
     #[test]
+    fn a_sampler_that_has_used_too_much_rests_until_it_has_not() {
+        let ms = Duration::from_millis;
+        let check = |used, elapsed, expected| {
+            assert_eq!(rest_of(ms(used), ms(elapsed), 0.01), ms(expected), "{used} of {elapsed}");
+        };
+        check(0, 500, 0);
+        check(5, 500, 0);
+        check(6, 500, 100);
+        check(50, 500, 4500);
+        assert_eq!(rest_of(ms(1), ms(1), 0.0), Duration::MAX - ms(1));
+    }
+
+    #[test]
     fn both_views_count_the_same_samples() {
         let symbols = Symbols::for_tests(
             "1000 T tcp_v4_rcv\n2000 T net_rx_action\n3000 T handle_softirqs\n\
@@ -359,10 +393,12 @@ mod tests {
         let head = || Head {
             whose: "process 7".into(),
             is_one: true,
-            elapsed: Duration::from_secs(2),
+            elapsed: Duration::from_secs(3),
+            sampled: Duration::from_secs(2),
             frequency: 4,
             processors: 1,
             own_cpu: 0.0,
+            budget: 0.005,
             missing: Vec::new(),
         };
         let found = profile(head(), &folds, |pid| pid == 7).unwrap();

@@ -39,10 +39,17 @@ pub fn text(profile: &Profile) -> String {
     }
     let _ = writeln!(
         text,
-        "\nin functions of the kernel that are not known: {:.1} %; the sampler itself used {:.2} % of a processor",
+        "\nin functions of the kernel that are not known: {:.1} %; the sampler itself used {:.2} % of a processor, of \
+         {} % that it may",
         profile.unknown.share * 100.0,
-        profile.own_cpu * 100.0
+        profile.own_cpu * 100.0,
+        (profile.budget * 1e4).round() / 1e2
     );
+    let rested = profile.seconds - profile.sampled_seconds;
+    // Emptying the rings takes a moment as well.
+    if rested > 0.1 * profile.seconds {
+        let _ = writeln!(text, "it rested for {rested:.1} s to keep to that: lower --frequency, or raise --budget");
+    }
     for line in &profile.missing {
         let _ = writeln!(text, "{line}");
     }
@@ -134,17 +141,18 @@ pub fn html(profile: &Profile) -> String {
     }
     let picture = svg(profile);
     let (whose, unknown) = (escape(&profile.whose), profile.unknown.share * 100.0);
-    let Profile { seconds, processors, frequency, samples, expected, lost, own_cpu, .. } = profile;
+    let Profile { seconds, processors, frequency, samples, expected, lost, own_cpu, budget, .. } = profile;
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Profile of {whose}</title>\n\
          <style>body {{ font-family: sans-serif; max-width: 60em; margin: 2em auto }} td {{ vertical-align: top }}</style>\n\
          <h1>Profile of {whose}</h1>\n<p>{} samples of {samples}, in {seconds:.1} s, {processors} processors at \
          {frequency} Hz; {expected} expected, {lost} lost. In functions of the kernel that are not known: {unknown:.1} %. The \
-         sampler used {:.2} % of a processor. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
+         sampler used {:.2} % of a processor, of {} % that it may. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
          inside.</p>\n{picture}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
          {rows}</table>\n</html>\n",
         chosen(profile),
-        own_cpu * 100.0
+        own_cpu * 100.0,
+        (budget * 1e4).round() / 1e2
     )
 }
 
@@ -166,6 +174,7 @@ mod tests {
         Profile {
             whose: "process 7".into(),
             seconds: 2.0,
+            sampled_seconds: 1.5,
             frequency: 199,
             processors: 2,
             samples: 400,
@@ -176,6 +185,7 @@ mod tests {
             categories: vec![row("a & b <c>", 100, None)],
             unknown: Share::of(0, 100),
             own_cpu: 0.001,
+            budget: 0.005,
             missing: vec!["something".into()],
             stacks: vec![Stack { frames: "nginx;[user]".into(), samples: 60 }],
         }
@@ -189,6 +199,7 @@ mod tests {
         assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
         assert_eq!(words[8].chars().count(), 4);
         assert!(text.contains("something") && text.contains("796 expected"), "{text}");
+        assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
     }
 
