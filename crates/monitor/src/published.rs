@@ -142,6 +142,15 @@ impl Published {
         self.layout.sum(|at| self.view.load(at).unwrap_or(0))
     }
 
+    /// What a file of these words says, for tests of all that a file may be.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn of_words(words: &[u64]) -> Result<Module, String> {
+        let layout = Layout::read(|at| words.get(at).copied())?;
+        Ok(layout.sum(|at| words.get(at).copied().unwrap_or(0)))
+    }
+
     fn try_open(path: &Path) -> io::Result<Published> {
         let view = View::open(path, |begin| begin.starts_with(MAGIC))?;
         let status = fs::metadata(path)?;

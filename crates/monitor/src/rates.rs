@@ -291,7 +291,7 @@ impl Tick {
         tick.paging = from.paging.zip(to.paging).map(|(from, to)| PagingRate {
             in_bytes_per_s: rate(from.in_bytes, to.in_bytes),
             out_bytes_per_s: rate(from.out_bytes, to.out_bytes),
-            swap_pages_per_s: rate(from.swap_in_pages + from.swap_out_pages, to.swap_in_pages + to.swap_out_pages),
+            swap_pages_per_s: rate(from.swap_in_pages, to.swap_in_pages) + rate(from.swap_out_pages, to.swap_out_pages),
             faults_per_s: rate(from.faults, to.faults),
             major_faults_per_s: rate(from.major_faults, to.major_faults),
         });
@@ -342,7 +342,7 @@ impl Tick {
                 network.out_bytes_per_s += rate(from.out_bytes, to.out_bytes);
                 network.in_packets_per_s += rate(from.in_packets, to.in_packets);
                 network.out_packets_per_s += rate(from.out_packets, to.out_packets);
-                network.drops_per_s += rate(from.in_drops + from.out_drops, to.in_drops + to.out_drops);
+                network.drops_per_s += rate(from.in_drops, to.in_drops) + rate(from.out_drops, to.out_drops);
             }
             network
         });
@@ -467,11 +467,11 @@ impl ClassRate {
 
 /// Where the bucket ends in which this share of all is reached, in microseconds; `None` for the last, which has no end.
 fn quantile_us(buckets: &[u64], share: f64, first_bucket_bits: u32) -> Option<f64> {
-    let rank = (share * buckets.iter().sum::<u64>() as f64).ceil().max(1.0);
-    let mut sum = 0;
+    let rank = (share * buckets.iter().map(|bucket| *bucket as f64).sum::<f64>()).ceil().max(1.0);
+    let mut sum = 0.0;
     let number = buckets.iter().position(|bucket| {
-        sum += bucket;
-        sum as f64 >= rank
+        sum += *bucket as f64;
+        sum >= rank
     })?;
     (number + 1 < buckets.len()).then(|| 2f64.powi(first_bucket_bits as i32 + number as i32) / 1e3)
 }

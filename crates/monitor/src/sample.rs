@@ -420,7 +420,10 @@ impl Sampler {
             let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
             let ticks_ns = 1_000_000_000 / process::ticks_per_second().max(1);
             // A kernel without CONFIG_SCHED_INFO has only ticks.
-            let by_ticks = Scheduled { run_ns: (stat.user_ticks + stat.system_ticks) * ticks_ns, wait_ns: 0 };
+            let by_ticks = Scheduled {
+                run_ns: stat.user_ticks.saturating_add(stat.system_ticks).saturating_mul(ticks_ns),
+                wait_ns: 0,
+            };
             let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
             sample.threads.push(Thread {
                 pid,

@@ -7,7 +7,7 @@
 //! `zstd -dc FILE` shows it to people and to other programs.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use amped_measure::Failure;
@@ -100,63 +100,112 @@ impl Recorder {
     }
 }
 
-/// What a record holds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Replay {
-    /// What was watched.
-    pub head: Head,
-    /// Its samples, in their order.
-    pub samples: Vec<Sample>,
-    /// Why it ends where it does, if it was not ended properly.
-    pub cut: Option<String>,
+/// No line is longer, in bytes: one of a sample of 512 threads has some 100 KB.
+const LINE_MAX: u64 = 16 << 20;
+
+/// A record that is read: its samples, in their order, as far as it goes. One is in memory at a time, since a record may be
+/// that of a week.
+pub struct Replay<'a> {
+    head: Head,
+    lines: Box<dyn BufRead + 'a>,
+    line: Vec<u8>,
+    /// Of the line that was read last.
+    number: u64,
+    cut: Option<String>,
 }
 
-/// Reads a record, as far as it goes.
+/// Opens a record.
 ///
 /// # Errors
 /// The file cannot be opened, is no record, or one of a later form.
-pub fn replay(path: &Path) -> Result<Replay, Failure> {
+pub fn replay(path: &Path) -> Result<Replay<'static>, Failure> {
     let name = path.display();
     let file = File::open(path).map_err(Failure::io(format!("open the record {name}")))?;
-    read(file).map_err(|why| Failure::failed(format!("{name} is no record of `ammeter monitor --record`: {why}")))
+    Replay::read(file)
+        .map_err(|why| Failure::failed(format!("{name} is no record of `ammeter monitor --record`: {why}")))
 }
 
-fn read(file: impl io::Read) -> Result<Replay, String> {
-    let decoder = zstd::Decoder::new(file).map_err(|error| error.to_string())?;
-    let mut lines = BufReader::new(decoder);
-    let mut replay = Replay::default();
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        let ended = match lines.read_until(b'\n', &mut line) {
-            Ok(0) => return if number == 1 { Err("it is empty".to_owned()) } else { Ok(replay) },
-            Ok(_) if line.ends_with(b"\n") => None,
-            Ok(_) => Some("it ends in the midst of a line".to_owned()),
-            Err(error) => Some(error.to_string()),
-        };
-        let ended = match (ended, serde_json::from_slice::<Line<'_>>(&line)) {
-            (None, Ok(Line::Head(head))) if number == 1 && head.version == Head::VERSION => {
-                replay.head = head;
-                continue;
-            }
-            (None, Ok(Line::Head(head))) if number == 1 => {
-                return Err(format!("it has form {}, and this program knows {}", head.version, Head::VERSION));
-            }
-            (None, Ok(Line::Sample(sample))) if number > 1 => {
-                replay.samples.push(*sample);
-                continue;
-            }
-            (None, Ok(_)) => format!("line {number} is out of its place"),
-            (None, Err(error)) => format!("line {number}: {error}"),
-            (Some(ended), _) => ended,
-        };
-        if number == 1 {
-            return Err(ended);
-        }
-        replay.cut = Some(ended);
-        break;
+impl<'a> Replay<'a> {
+    /// Reads a record, as it lies in a file.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn read(file: impl Read + 'a) -> Result<Replay<'a>, String> {
+        let decoder = zstd::Decoder::new(file).map_err(|error| error.to_string())?;
+        Replay::of_lines(BufReader::new(decoder))
     }
-    Ok(replay)
+
+    /// Reads the lines of a record, as they are when they are not compressed.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn of_lines(lines: impl BufRead + 'a) -> Result<Replay<'a>, String> {
+        let (head, lines) = (Head::default(), Box::new(lines));
+        let mut replay = Replay { head, lines, line: Vec::new(), number: 0, cut: None };
+        match replay.next_line()? {
+            None => Err("it is empty".to_owned()),
+            Some(Line::Head(head)) if head.version == Head::VERSION => {
+                replay.head = head;
+                Ok(replay)
+            }
+            Some(Line::Head(head)) => {
+                Err(format!("it has form {}, and this program knows {}", head.version, Head::VERSION))
+            }
+            Some(_) => Err(replay.out_of_place()),
+        }
+    }
+
+    /// What was watched.
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Why it ends where it did, if it was not ended properly. To be asked when there are no more samples.
+    pub fn cut(&self) -> Option<&str> {
+        self.cut.as_deref()
+    }
+
+    fn out_of_place(&self) -> String {
+        format!("line {} is out of its place", self.number)
+    }
+
+    /// The next line; `None`: there is none.
+    fn next_line(&mut self) -> Result<Option<Line<'static>>, String> {
+        self.line.clear();
+        self.number += 1;
+        // Whoever writes a record in which a line has no end does not get all of the memory.
+        match self.lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.line) {
+            Ok(0) => Ok(None),
+            Ok(_) if self.line.ends_with(b"\n") => {
+                serde_json::from_slice(&self.line).map(Some).map_err(|error| format!("line {}: {error}", self.number))
+            }
+            Ok(count) if count as u64 == LINE_MAX => Err(format!("line {} is longer than any sample", self.number)),
+            Ok(_) => Err("it ends in the midst of a line".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Iterator for Replay<'_> {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        if self.cut.is_some() {
+            return None;
+        }
+        match self.next_line() {
+            Ok(None) => None,
+            Ok(Some(Line::Sample(sample))) => Some(*sample),
+            Ok(Some(_)) => {
+                self.cut = Some(self.out_of_place());
+                None
+            }
+            Err(why) => {
+                self.cut = Some(why);
+                None
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -184,9 +233,11 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let replay = read(&record(20)[..]).unwrap();
-        assert_eq!((replay.head.target.as_str(), replay.samples.len(), replay.cut), ("port 80", 20, None));
-        assert_eq!(replay.samples[19], sample(19));
+        let bytes = record(20);
+        let mut replay = Replay::read(&bytes[..]).unwrap();
+        assert_eq!(replay.head().target, "port 80");
+        let expected: Vec<Sample> = (0..20).map(sample).collect();
+        assert_eq!((replay.by_ref().collect::<Vec<_>>(), replay.cut()), (expected, None));
     }
 
     #[test]
@@ -195,16 +246,21 @@ mod tests {
         let path = folder.path().join("record");
         let mut recorder = Recorder::create(&path, &Head { version: Head::VERSION, ..Head::default() }).unwrap();
         (0..5).for_each(|number| recorder.add(&sample(number)).unwrap());
-        let replay = replay(&path).unwrap();
-        assert_eq!(replay.samples.len(), 5);
-        assert!(replay.cut.is_some());
+        let mut replay = replay(&path).unwrap();
+        assert_eq!(replay.by_ref().count(), 5);
+        assert!(replay.cut().is_some());
     }
 
     #[test]
     fn what_is_no_record_is_refused() {
         let check = |bytes: &[u8], why: &str| {
-            let error = read(bytes).unwrap_err();
+            let error = Replay::read(bytes).err().unwrap();
             assert!(error.contains(why), "{error}");
+        };
+        let cut = |text: &str, why: &str| {
+            let mut replay = Replay::of_lines(text.as_bytes()).unwrap();
+            assert_eq!(replay.by_ref().count(), 1);
+            assert!(replay.cut().is_some_and(|found| found.contains(why)), "{:?}", replay.cut());
         };
         let packed = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
         check(b"", "incomplete");
@@ -217,6 +273,10 @@ mod tests {
             &packed(&format!("{}{}", record_text(), record_text())[record_text().find('\n').unwrap() + 1..]),
             "out of its place",
         );
+        let twice = record_text() + &record_text();
+        cut(&twice, "line 3 is out of its place");
+        cut(&(record_text() + "{\"sample\":{}}\n"), "line 3");
+        cut(&(record_text() + &"x".repeat(LINE_MAX as usize)), "longer than any sample");
     }
 
     fn record_text() -> String {
@@ -228,10 +288,11 @@ mod tests {
         fn cut_anywhere_it_is_read_as_far_as_it_goes(share in 0.0..1.0_f64) {
             let whole = record(10);
             let cut = (whole.len() as f64 * share) as usize;
-            if let Ok(replay) = read(&whole[..cut]) {
-                prop_assert!(replay.cut.is_some() || replay.samples.len() == 10);
-                let expected: Vec<Sample> = (0..replay.samples.len() as u64).map(sample).collect();
-                prop_assert_eq!(replay.samples, expected);
+            if let Ok(mut replay) = Replay::read(&whole[..cut]) {
+                let samples: Vec<Sample> = replay.by_ref().collect();
+                prop_assert!(replay.cut().is_some() || samples.len() == 10);
+                let expected: Vec<Sample> = (0..samples.len() as u64).map(sample).collect();
+                prop_assert_eq!(samples, expected);
             }
         }
 
@@ -240,7 +301,9 @@ mod tests {
             let mut bytes = record(3);
             let at = at.index(bytes.len());
             bytes[at] = with;
-            let _ = read(&bytes[..]);
+            if let Ok(replay) = Replay::read(&bytes[..]) {
+                replay.for_each(drop);
+            }
         }
     }
 }

@@ -106,25 +106,26 @@ Exit status: 0, also after Ctrl-C; 1 if the server ends, or a record was cut; wh
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     match &args.replay {
-        Some(path) => show_record(args, &replay(path)?),
+        Some(path) => show_record(args, replay(path)?),
         None => watch(args),
     }
 }
 
-fn show_record(args: &Args, record: &Replay) -> Result<Verdict, Failure> {
+fn show_record(args: &Args, mut record: Replay<'_>) -> Result<Verdict, Failure> {
     let mut form = Form::begin(args)?;
-    for pair in record.samples.windows(2) {
-        if let [from, to] = pair
-            && let Some(tick) = Tick::between(from, to)
-        {
+    let (mut before, mut samples): (Option<Sample>, u64) = (None, 0);
+    for sample in record.by_ref() {
+        if let Some(tick) = before.as_ref().and_then(|before| Tick::between(before, &sample)) {
             form.show(&tick)?;
         }
+        before = Some(sample);
+        samples += 1;
     }
-    let head = &record.head;
-    say::plain(&format!("{}, {} samples on {}", head.target, record.samples.len(), head.machine.cpu));
+    let head = record.head();
+    say::plain(&format!("{}, {samples} samples on {}", head.target, head.machine.cpu));
     head.missing.iter().for_each(|line| say::plain(line));
     let mut verdict = Verdict::valid();
-    if let Some(why) = &record.cut {
+    if let Some(why) = record.cut() {
         let text = format!("the record was cut ({why}); what came before is shown");
         say::plain(&format!("ammeter: {text}"));
         verdict.broken.push(text);

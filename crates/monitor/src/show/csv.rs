@@ -16,7 +16,8 @@ macro_rules! columns {
                 row.push(',');
                 if let Some(value) = column(tick) {
                     // As exact as it is known, and no longer.
-                    row.push_str(&((value * 1e6).round() / 1e6).to_string());
+                    // A sum of nothing is -0, which is said as 0.
+                    row.push_str(&((value * 1e6).round() / 1e6 + 0.0).to_string());
                 }
             }
             row
@@ -47,11 +48,11 @@ columns! {
     "server_wait_cpus": |tick| Some(tick.server_wait),
     "server_processes": |tick| Some(tick.processes.len() as f64),
     "server_threads": |tick| Some(tick.threads.len() as f64),
-    "server_resident_bytes": |tick| Some(tick.processes.iter().map(|one| one.resident_bytes).sum::<u64>() as f64),
+    "server_resident_bytes": |tick| Some(tick.processes.iter().map(|one| one.resident_bytes as f64).sum()),
     "server_read_bytes_per_s": |tick| tick.processes.iter().map(|one| one.read_bytes_per_s).sum(),
     "server_write_bytes_per_s": |tick| tick.processes.iter().map(|one| one.write_bytes_per_s).sum(),
-    "listen_depth": |tick| Some(tick.listeners.iter().map(|one| one.depth).sum::<u32>().into()),
-    "listen_limit": |tick| Some(tick.listeners.iter().map(|one| one.limit).sum::<u32>().into()),
+    "listen_depth": |tick| Some(tick.listeners.iter().map(|one| f64::from(one.depth)).sum()),
+    "listen_limit": |tick| Some(tick.listeners.iter().map(|one| f64::from(one.limit)).sum()),
     "listen_drops": |tick| tick.listeners.iter().map(|one| Some(f64::from(one.drops?))).sum(),
     "established": |tick| tick.connections("established").map(f64::from),
     "syn_received": |tick| tick.connections("syn_received").map(f64::from),
@@ -96,6 +97,7 @@ mod tests {
         let of = |name: &str| values[names.iter().position(|one| *one == name).unwrap()];
         assert_eq!((of("wall_ms"), of("at_s"), of("monitor_cpus")), ("7", "1.5", "0.001235"));
         assert_eq!((of("established"), of("segments_in_per_s"), of("cpu_user")), ("", "", "0"));
+        assert_eq!((of("disk_read_bytes_per_s"), of("listen_depth"), of("server_read_bytes_per_s")), ("0", "0", "0"));
         let mut sorted = names.clone();
         sorted.sort_unstable();
         sorted.dedup();

@@ -13,13 +13,14 @@ pub const HEADER: &str = "\
 pub fn line(tick: &Tick) -> String {
     let cpu = &tick.cpu;
     let percent = |share: f64| share * 100.0;
-    let resident: u64 = tick.processes.iter().map(|process| process.resident_bytes).sum();
-    let (depth, limit) = tick.listeners.iter().fold((0, 0), |sum, one| (sum.0 + one.depth, sum.1 + one.limit));
-    let drops = tick.listeners.iter().map(|one| one.new_drops).sum::<Option<u32>>();
-    let states = ["established", "time_wait", "close_wait"].map(|state| tick.connections(state));
-    let all: Option<u32> = tick.census.as_ref().map(|census| census.states.values().sum());
-    let other = all.map(|all| all - states.iter().flatten().sum::<u32>());
-    let or_dash = |number: Option<u32>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let resident: f64 = tick.processes.iter().map(|process| process.resident_bytes as f64).sum();
+    let (depth, limit) =
+        tick.listeners.iter().fold((0, 0), |sum, one| (sum.0 + u64::from(one.depth), sum.1 + u64::from(one.limit)));
+    let drops = tick.listeners.iter().map(|one| one.new_drops.map(u64::from)).sum::<Option<u64>>();
+    let states = ["established", "time_wait", "close_wait"].map(|state| tick.connections(state).map(u64::from));
+    let all: Option<u64> = tick.census.as_ref().map(|census| census.states.values().copied().map(u64::from).sum());
+    let other = all.map(|all| all - states.iter().flatten().sum::<u64>());
+    let or_dash = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     let [established, time_wait, close_wait] = states.map(or_dash);
     let network = tick.network.as_ref();
     let rate = |field: Option<f64>| field.map_or_else(|| "-".to_owned(), count);
@@ -40,7 +41,7 @@ pub fn line(tick: &Tick) -> String {
         percent(tick.server_system),
         percent(tick.server_wait),
         tick.threads.len(),
-        bytes(resident as f64),
+        bytes(resident),
         depth,
         limit,
         or_dash(drops),

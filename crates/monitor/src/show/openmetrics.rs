@@ -113,7 +113,7 @@ impl Families {
         let cpu = ("cpu", Kind::Counter, Unit::Seconds, "Time of all processors together, by what they did.");
         // The kernel counts in hundredths.
         let mode = |(name, _): &(&str, u64)| Page::labels(&[("mode", name)]);
-        self.each(cpu, &modes, mode, |(_, ticks)| Some(seconds(ticks * 10_000_000)));
+        self.each(cpu, &modes, mode, |(_, ticks)| Some(seconds(ticks.saturating_mul(10_000_000))));
         self.gauge("cpus", Unit::Things, "Processors.", Some(host.cores.len() as f64));
         self.counter("interrupts", "Interrupts.", Some(host.interrupts));
         let softirqs: Vec<(&str, u64)> = SOFTIRQS.into_iter().zip(host.softirqs.iter().copied()).collect();

@@ -28,7 +28,7 @@ pub struct Disk {
 impl Disk {
     /// Reads `/proc/diskstats`: the devices that ever did something and that `is_disk` calls whole, as parts would be counted
     /// twice.
-    pub(crate) fn parse(text: &str, mut is_disk: impl FnMut(&str) -> bool) -> Vec<Disk> {
+    pub fn parse(text: &str, mut is_disk: impl FnMut(&str) -> bool) -> Vec<Disk> {
         let disk = |line: &str| {
             let mut fields = line.split_ascii_whitespace().skip(2);
             let name = fields.next()?;

@@ -21,7 +21,7 @@ pub struct Memory {
 
 impl Memory {
     /// Reads `/proc/meminfo`.
-    pub(crate) fn parse(text: &str) -> Option<Memory> {
+    pub fn parse(text: &str) -> Option<Memory> {
         let field = |name| Some(text.lines().find_map(|line| number_after(line, name))?.saturating_mul(1024));
         Some(Memory {
             total_bytes: field("MemTotal")?,
@@ -52,7 +52,7 @@ pub struct Paging {
 
 impl Paging {
     /// Reads `/proc/vmstat`.
-    pub(crate) fn parse(text: &str) -> Option<Paging> {
+    pub fn parse(text: &str) -> Option<Paging> {
         let mut paging = Paging::default();
         let mut wanted = [
             ("pgpgin", &mut paging.in_bytes, 1024),

@@ -22,9 +22,7 @@ pub use memory::{Memory, Paging};
 pub use network::{Interface, Network, Tcp};
 pub use pressure::{Pressure, Stall};
 pub use stat::{Cpu, Host, SOFTIRQS};
-pub use task::{Process, Thread};
-
-pub(crate) use task::{Scheduled, stat_of};
+pub use task::{Process, Scheduled, Stat, Thread, stat_of};
 
 /// A file of `/proc` that is opened once and read often, at a third of the cost.
 #[derive(Debug)]

@@ -43,7 +43,7 @@ pub struct Tcp {
 
 impl Tcp {
     /// Reads the three files.
-    pub(crate) fn parse(snmp: &str, netstat: &str, sockstat: &str) -> Option<Tcp> {
+    pub fn parse(snmp: &str, netstat: &str, sockstat: &str) -> Option<Tcp> {
         let mut tcp = Tcp::default();
         let known = [
             (snmp, "Tcp:", "ActiveOpens", &mut tcp.active_opens),
@@ -98,7 +98,7 @@ pub struct Interface {
 
 impl Interface {
     /// Reads `/proc/net/dev`: those that ever did something.
-    pub(crate) fn parse(text: &str) -> Vec<Interface> {
+    pub fn parse(text: &str) -> Vec<Interface> {
         let interface = |line: &str| {
             let (name, numbers) = line.split_once(':')?;
             let mut fields = [0_u64; 12];

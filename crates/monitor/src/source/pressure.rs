@@ -26,7 +26,7 @@ pub struct Stall {
 
 impl Stall {
     /// Reads one of the files.
-    pub(crate) fn parse(text: &str) -> Option<Stall> {
+    pub fn parse(text: &str) -> Option<Stall> {
         let total = |kind: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
             line.rsplit_once("total=")?.1.trim().parse().ok()

@@ -28,7 +28,10 @@ impl Cpu {
     /// All of it.
     pub fn total(&self) -> u64 {
         let Cpu { user, system, idle, iowait, interrupt, softirq, steal } = self;
-        user + system + idle + iowait + interrupt + softirq + steal
+        // A text or a record may say what no kernel counts.
+        [user, system, idle, iowait, interrupt, softirq, steal]
+            .into_iter()
+            .fold(0, |sum: u64, part| sum.saturating_add(*part))
     }
 
     /// What has come since.
@@ -68,7 +71,7 @@ pub struct Host {
 
 impl Host {
     /// Reads `/proc/stat`; `None` where it does not begin as it should.
-    pub(crate) fn parse(text: &str) -> Option<Host> {
+    pub fn parse(text: &str) -> Option<Host> {
         let mut host = Host { cpu: cpu(text.lines().next()?.strip_prefix("cpu ")?)?, ..Host::default() };
         for line in text.lines().skip(1) {
             let (name, rest) = line.split_once(' ')?;
@@ -92,7 +95,7 @@ fn cpu(line: &str) -> Option<Cpu> {
     let (user, nice, system, idle, iowait) = (next()?, next()?, next()?, next()?, next()?);
     let (interrupt, softirq) = (next()?, next()?);
     // Guests are in user already. Steal came last, with 2.6.11.
-    Some(Cpu { user: user + nice, system, idle, iowait, interrupt, softirq, steal: next().unwrap_or(0) })
+    Some(Cpu { user: user.saturating_add(nice), system, idle, iowait, interrupt, softirq, steal: next().unwrap_or(0) })
 }
 
 fn numbers(line: &str) -> impl Iterator<Item = u64> {

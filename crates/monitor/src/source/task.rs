@@ -47,18 +47,25 @@ pub struct Process {
 
 /// What a `stat` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stat {
-    pub(crate) name: String,
-    pub(crate) state: char,
-    pub(crate) parent: u32,
-    pub(crate) major_faults: u64,
-    pub(crate) user_ticks: u64,
-    pub(crate) system_ticks: u64,
-    pub(crate) resident_pages: u64,
+pub struct Stat {
+    /// The name.
+    pub name: String,
+    /// The letter of its state.
+    pub state: char,
+    /// The number of the parent.
+    pub parent: u32,
+    /// Page faults that waited for a disk.
+    pub major_faults: u64,
+    /// User time in units of 1/100 s.
+    pub user_ticks: u64,
+    /// System time likewise.
+    pub system_ticks: u64,
+    /// Pages of memory that are there.
+    pub resident_pages: u64,
 }
 
 /// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
-pub(crate) fn stat_of(text: &str) -> Option<Stat> {
+pub fn stat_of(text: &str) -> Option<Stat> {
     let (_, rest) = text.split_once('(')?;
     let (name, rest) = rest.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -77,13 +84,16 @@ pub(crate) fn stat_of(text: &str) -> Option<Stat> {
 
 /// What a `schedstat` says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scheduled {
-    pub(crate) run_ns: u64,
-    pub(crate) wait_ns: u64,
+pub struct Scheduled {
+    /// Nanoseconds that it ran.
+    pub run_ns: u64,
+    /// Nanoseconds that it waited for a processor.
+    pub wait_ns: u64,
 }
 
 impl Scheduled {
-    pub(crate) fn parse(text: &str) -> Option<Scheduled> {
+    /// Reads `/proc/PID/task/TID/schedstat`.
+    pub fn parse(text: &str) -> Option<Scheduled> {
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
         Some(Scheduled { run_ns: numbers.next()?, wait_ns: numbers.next()? })
     }
@@ -91,7 +101,7 @@ impl Scheduled {
 
 impl Process {
     /// Adds what `/proc/PID/io` says.
-    pub(crate) fn set_io(&mut self, text: &str) {
+    pub fn set_io(&mut self, text: &str) {
         let field = |name| text.lines().find_map(|line| number_after(line, name));
         (self.read_bytes, self.write_bytes) = (field("read_bytes"), field("write_bytes"));
     }

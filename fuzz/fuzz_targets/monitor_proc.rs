@@ -1,0 +1,23 @@
+//! Files of `/proc`, as any kernel may write them: never a panic; what is read of one is not more than it has.
+#![no_main]
+
+use ammeter_monitor::source::{Disk, Host, Interface, Memory, Paging, Process, Scheduled, Stall, Tcp, stat_of};
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    if let Some(host) = Host::parse(text) {
+        assert!(host.cores.len() < text.lines().count());
+        host.cpu.total();
+        host.cpu.since(&host.cpu);
+    }
+    Memory::parse(text);
+    Paging::parse(text);
+    assert!(Disk::parse(text, |name| !name.is_empty()).len() <= text.lines().count());
+    Stall::parse(text);
+    Tcp::parse(text, text, text);
+    assert!(Interface::parse(text).len() <= text.lines().count());
+    Scheduled::parse(text);
+    if let Some(stat) = stat_of(text) {
+        assert!(text.contains(&stat.name));
+    }
+    Process::default().set_io(text);
+});
