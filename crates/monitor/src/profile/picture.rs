@@ -86,7 +86,8 @@ pub fn svg(profile: &Profile) -> String {
     let height = (rows + 1) * ROW;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"{height}\" viewBox=\"0 0 800 {height}\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"800\" height=\"{height}\" fill=\"white\"/>\n"
+         font-family=\"sans-serif\" font-size=\"13\">\n<rect class=\"paper\" width=\"800\" height=\"{height}\" \
+         fill=\"white\"/>\n"
     );
     let mut y = ROW;
     for (title, rows) in views(profile) {
@@ -102,9 +103,9 @@ pub fn svg(profile: &Profile) -> String {
                 escape(&row.name)
             );
             if let Some(around) = row.around {
-                let _ = bar(&mut svg, y, around.share, "#c6dbef");
+                let _ = bar(&mut svg, y, around.share, "class=\"around\" fill=\"#c6dbef\"");
             }
-            let _ = bar(&mut svg, y, row.share.share, "#3182bd");
+            let _ = bar(&mut svg, y, row.share.share, "fill=\"#3182bd\"");
             let _ = writeln!(
                 svg,
                 "<path d=\"M{:.1} {middle}H{:.1}\" stroke=\"black\"/><text x=\"{:.0}\" y=\"{text}\">{:.1} %</text>",
@@ -123,13 +124,23 @@ pub fn svg(profile: &Profile) -> String {
 
 fn bar(svg: &mut String, y: usize, share: f64, fill: &str) -> std::fmt::Result {
     let height = ROW - 6;
-    writeln!(
-        svg,
-        "<rect x=\"{LEFT}\" y=\"{}\" width=\"{:.1}\" height=\"{height}\" fill=\"{fill}\"/>",
-        y + 3,
-        share * SCALE
-    )
+    writeln!(svg, "<rect x=\"{LEFT}\" y=\"{}\" width=\"{:.1}\" height=\"{height}\" {fill}/>", y + 3, share * SCALE)
 }
+
+/// The picture has colours of its own, for paper; in a page they are those that the reader prefers.
+const STYLE: &str = "\
+:root { color-scheme: light dark }
+body { font-family: sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+svg { max-width: 100%; height: auto }
+td, th { vertical-align: top; text-align: left; padding-right: 1em }
+@media (prefers-color-scheme: dark) {
+  body { background: #16181c; color: #e4e6ea }
+  svg .paper { fill: #16181c }
+  svg text { fill: #e4e6ea }
+  svg path { stroke: #ffffff }
+  svg .around { fill: #41566b }
+}
+";
 
 /// One page, with the picture and the most frequent chains.
 pub fn html(profile: &Profile) -> String {
@@ -144,7 +155,7 @@ pub fn html(profile: &Profile) -> String {
     let Profile { seconds, processors, frequency, samples, expected, lost, own_cpu, budget, .. } = profile;
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Profile of {whose}</title>\n\
-         <style>body {{ font-family: sans-serif; max-width: 60em; margin: 2em auto }} td {{ vertical-align: top }}</style>\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style>\n\
          <h1>Profile of {whose}</h1>\n<p>{} samples of {samples}, in {seconds:.1} s, {processors} processors at \
          {frequency} Hz; {expected} expected, {lost} lost. In functions of the kernel that are not known: {unknown:.1} %. The \
          sampler used {:.2} % of a processor, of {} % that it may. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
@@ -207,7 +218,7 @@ mod tests {
     fn pictures_escape_names() {
         for text in [svg(&profile()), html(&profile())] {
             assert!(text.contains("a &amp; b &lt;c&gt;") && !text.contains("<c>"), "{text}");
-            assert_eq!(text.matches("<svg").count(), 1);
+            assert_eq!((text.matches("<svg").count(), text.matches("class=\"paper\"").count()), (1, 1));
             assert!(!text.contains("href") && !text.contains("src="), "nothing comes from elsewhere");
         }
     }
