@@ -43,7 +43,10 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
         Constraint::Length(1 + missing),
     ])
     .areas(frame.area());
-    let [queue, states, machine] = Layout::horizontal([Constraint::Fill(1); 3]).areas(middle);
+    // Where there is no room for all, that of the machine is left out first, and what the server says goes above its threads.
+    let is_narrow = frame.area().width < 110;
+    let part = if is_narrow { Constraint::Length(0) } else { Constraint::Fill(1) };
+    let [queue, states, machine] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1), part]).areas(middle);
     let title = format!(" {}   {:.1} s, ticks of {:.2} s", screen.title, tick.at_s, tick.interval_s);
     frame.render_widget(Paragraph::new(title).style(Style::new().add_modifier(Modifier::BOLD)), head);
     processors(frame, cpu, screen, tick);
@@ -52,6 +55,13 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
     the_machine(frame, machine, tick);
     match &tick.module {
         None => the_threads(frame, threads, tick),
+        Some(module) if is_narrow => {
+            // Borders, three lines, and the classes below their header.
+            let height = 6 + module.classes.len() as u16;
+            let [above, below] = Layout::vertical([Constraint::Max(height), Constraint::Fill(1)]).areas(threads);
+            the_module(frame, above, module);
+            the_threads(frame, below, tick);
+        }
         Some(module) => {
             let [left, right] = Layout::horizontal([Constraint::Length(64), Constraint::Fill(1)]).areas(threads);
             the_threads(frame, left, tick);
@@ -113,7 +123,7 @@ fn listeners(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
         let row = Row::new([one.address.clone(), format!("{}/{}", one.depth, one.limit), drops]);
         if alarm { row.style(Color::Red) } else { row }
     });
-    let widths = [Constraint::Fill(2), Constraint::Fill(1), Constraint::Length(8)];
+    let widths = [Constraint::Fill(1), Constraint::Length(11), Constraint::Length(8)];
     let table = Table::new(rows, widths).header(Row::new(["address", "waiting", "dropped"]).bold());
     frame.render_widget(table.block(Block::bordered().title(" listen queue ")), area);
 }
@@ -164,7 +174,7 @@ fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
         ));
     }
     // The busiest: a machine may have a dozen that do nothing.
-    let mut disks: Vec<_> = tick.disks.iter().collect();
+    let mut disks: Vec<_> = tick.disks.iter().filter(|disk| disk.busy > 0.0 || disk.in_flight > 0).collect();
     disks.sort_by(|a, b| b.busy.total_cmp(&a.busy));
     for disk in disks.into_iter().take(3) {
         lines.push(format!(
@@ -391,6 +401,13 @@ mod tests {
         }
         for (width, height) in [(1, 1), (20, 5), (70, 30), (300, 100)] {
             drawn(width, height, &screen, &tick);
+        }
+        // A terminal as they have always been has what matters most.
+        let text = drawn(80, 34, &screen, &tick);
+        for part in
+            ["0.0.0.0:8080", "5/4", "established", "12.3k requests/s", "99.0 % of lookups", "<1K dynamic", "worker"]
+        {
+            assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }
 
