@@ -493,6 +493,27 @@ fn alone_collectors_delay_no_tick_however_they_behave() {
 }
 
 #[test]
+fn who_closes_the_pipe_has_seen_enough() {
+    let pid = std::process::id().to_string();
+    for form in ["--json", "--csv", "--lines"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+            .args(["monitor", "--pid", &pid, form, "--interval", "50ms", "--budget", "100%"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut ended = None;
+        until("the monitor to end", || {
+            ended = child.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert!(ended.unwrap().success() && !line.is_empty(), "{form}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();

@@ -240,7 +240,10 @@ fn watch_until_the_end(
                 endpoint.iter().for_each(|endpoint| endpoint.tell(sample.clone(), tick.as_ref()));
                 if let Some(tick) = tick {
                     ended.own = tick.own_cpu_so_far;
-                    eyes.show(&tick)?;
+                    // A record and collectors are others who see it.
+                    if !eyes.show(&tick)? && recorder.is_none() && endpoint.is_none() {
+                        return Ok(ended);
+                    }
                     has_shown = true;
                 }
                 before = Some(sample);
@@ -264,20 +267,21 @@ impl Form {
         Ok(Form { json: args.json, csv: args.csv, lines: 0 })
     }
 
-    fn show(&mut self, tick: &Tick) -> Result<(), Failure> {
+    /// `false`: there is nobody any more who reads.
+    fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         // As high as a terminal at least.
         const BETWEEN_HEADERS: u32 = 20;
         if self.json {
-            return say::json(tick);
+            return say::read(&say::as_json(tick)?);
         }
         if self.csv {
-            return say::out(&show::csv_row(tick));
+            return say::read(&show::csv_row(tick));
         }
         if self.lines.is_multiple_of(BETWEEN_HEADERS) {
             say::out(show::LINE_HEADER)?;
         }
         self.lines += 1;
-        say::out(&show::line(tick))
+        say::read(&show::line(tick))
     }
 }
 
@@ -294,13 +298,14 @@ struct LiveScreen {
 }
 
 impl Eyes {
-    fn show(&mut self, tick: &Tick) -> Result<(), Failure> {
+    /// `false`: nobody sees it any more.
+    fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         match self {
             Eyes::Form(form) => form.show(tick),
             Eyes::Screen(live) => {
                 live.screen.remember(tick);
                 let LiveScreen { screen, terminal } = &mut **live;
-                terminal.draw(|frame| show::draw(frame, screen, tick))
+                terminal.draw(|frame| show::draw(frame, screen, tick)).map(|()| true)
             }
         }
     }
