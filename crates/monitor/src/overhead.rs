@@ -54,6 +54,8 @@ pub struct Overhead {
     pub idle_blocks: usize,
     /// Server CPU time for each piece of work while it was not watched, in microseconds, the median.
     pub cpu_us: f64,
+    /// Pieces of work a second while it was not watched, the median.
+    pub work_per_s: f64,
     /// What the order was drawn from.
     pub seed: u64,
 }
@@ -69,6 +71,14 @@ pub struct Ratio {
     pub high: f64,
     /// With which probability such an interval contains the true median.
     pub coverage: f64,
+}
+
+/// What a window came to.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Nanoseconds of processor time for a piece of work.
+    ns: f64,
+    work_per_s: f64,
 }
 
 /// What is done in a window.
@@ -105,11 +115,13 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
         random.shuffle(&mut order);
         let mut block = [None; 3];
         for window in order {
-            let begun: Used = sampler.used()?;
+            let (begun, at): (Used, Instant) = (sampler.used()?, Instant::now());
             if pass(window == Window::Watched, settings, &mut sampler, &mut rings, stop)? {
                 break 'blocks;
             }
-            block[window as usize] = sampler.used()?.cost_since(&begun);
+            let seconds = at.elapsed().as_secs_f64();
+            let cost = |(ns, work)| Cost { ns: ns as f64 / work as f64, work_per_s: work as f64 / seconds };
+            block[window as usize] = sampler.used()?.since(&begun).map(cost);
         }
         match block {
             [Some(watched), Some(plain), Some(again)] => costs.push([watched, plain, again]),
@@ -148,21 +160,31 @@ fn pass(
 }
 
 /// From the cost of windows, watched, not watched and not watched again.
-fn weigh(costs: &[[f64; 3]], idle_blocks: usize, seed: u64) -> Result<Overhead, Failure> {
-    let ratio = |of: fn(&[f64; 3]) -> f64| {
-        let Summary { low, median, high, coverage } = Summary::of(costs.iter().map(of))?;
+fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, seed: u64) -> Result<Overhead, Failure> {
+    let summary = |of: fn(&[Cost; 3]) -> f64| Summary::of(costs.iter().map(of));
+    let ratio = |of: fn(&[Cost; 3]) -> f64| {
+        let Summary { low, median, high, coverage } = summary(of)?;
         Some(Ratio { median, low, high, coverage })
     };
-    let watched = ratio(|[watched, plain, again]| watched / f64::midpoint(*plain, *again));
-    let noise = ratio(|[_, plain, again]| again / plain);
-    let cpu = ratio(|[_, plain, again]| f64::midpoint(*plain, *again));
-    let (Some(watched), Some(noise), Some(cpu)) = (watched, noise, cpu) else {
+    let watched = ratio(|[watched, plain, again]| watched.ns / f64::midpoint(plain.ns, again.ns));
+    let noise = ratio(|[_, plain, again]| again.ns / plain.ns);
+    let cpu = summary(|[_, plain, again]| f64::midpoint(plain.ns, again.ns));
+    let work = summary(|[_, plain, again]| f64::midpoint(plain.work_per_s, again.work_per_s));
+    let (Some(watched), Some(noise), Some(cpu), Some(work)) = (watched, noise, cpu, work) else {
         return Err(Failure::failed(format!(
             "there was no load in any of {idle_blocks} blocks: load the server meanwhile, by `ammeter load URL` or any other \
              client"
         )));
     };
-    Ok(Overhead { watched, noise, blocks: costs.len(), idle_blocks, cpu_us: cpu.median / 1e3, seed })
+    Ok(Overhead {
+        watched,
+        noise,
+        blocks: costs.len(),
+        idle_blocks,
+        cpu_us: cpu.median / 1e3,
+        work_per_s: work.median,
+        seed,
+    })
 }
 
 #[cfg(test)]
@@ -172,11 +194,12 @@ mod tests {
     #[test]
     fn the_cost_stands_out_of_the_noise() {
         let mut random = Random(5);
-        let mut noisy = |value: f64| value * (1.0 + 0.05 * (random.fraction() - 0.5));
-        let costs: Vec<[f64; 3]> = (0..400).map(|_| [noisy(10_300.0), noisy(10_000.0), noisy(10_000.0)]).collect();
+        let mut noisy = |ns: f64| Cost { ns: ns * (1.0 + 0.05 * (random.fraction() - 0.5)), work_per_s: 20_000.0 };
+        let costs: Vec<[Cost; 3]> = (0..400).map(|_| [noisy(10_300.0), noisy(10_000.0), noisy(10_000.0)]).collect();
         let found = weigh(&costs, 2, 5).unwrap();
         assert!(found.watched.low > 1.02 && found.watched.high < 1.04, "{found:?}");
         assert!(found.noise.low < 1.0 && found.noise.high > 1.0 && found.noise.high < 1.01, "{found:?}");
+        assert_eq!(found.work_per_s, 20_000.0);
         assert!((found.cpu_us - 10.0).abs() < 0.1 && found.blocks == 400 && found.idle_blocks == 2);
         let text = weigh(&[], 7, 1).unwrap_err().to_string();
         assert!(text.contains("no load in any of 7 blocks"), "{text}");
@@ -191,8 +214,8 @@ mod tests {
             begun,
         };
         let from = used(1000, &[(1, 10), (2, 5)], 50);
-        assert_eq!(used(2000, &[(1, 14), (3, 99)], 51).cost_since(&from), Some(200.0));
-        assert_eq!(used(2000, &[(1, 10)], 50).cost_since(&from), None);
-        assert_eq!(used(1000, &[(1, 20)], 50).cost_since(&from), None);
+        assert_eq!(used(2000, &[(1, 14), (3, 99)], 51).since(&from), Some((1000, 5)));
+        assert_eq!(used(2000, &[(1, 10)], 50).since(&from), None);
+        assert_eq!(used(1000, &[(1, 20)], 50).since(&from), None);
     }
 }

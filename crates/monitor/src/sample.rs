@@ -153,15 +153,15 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// Nanoseconds of processor time for each piece of work since; `None` if nothing was done or used.
-    pub(crate) fn cost_since(&self, earlier: &Used) -> Option<f64> {
+    /// Since then: nanoseconds of processor time, and pieces of work; `None` if nothing was used or done.
+    pub(crate) fn since(&self, earlier: &Used) -> Option<(u64, u64)> {
         let sum = |now: u64, before: Option<&u64>| now.saturating_sub(before.copied().unwrap_or(0));
         let ran: u64 = self.run_ns.iter().map(|(tid, now)| sum(*now, earlier.run_ns.get(tid))).sum();
         // A connection that came and went in between counts once, as one that was begun.
         let came =
             self.segments.iter().filter_map(|(peer, now)| Some(now.saturating_sub(*earlier.segments.get(peer)?)));
         let work = came.sum::<u64>() + self.begun.saturating_sub(earlier.begun);
-        (work > 0 && ran > 0).then(|| ran as f64 / work as f64)
+        (work > 0 && ran > 0).then_some((ran, work))
     }
 }
 

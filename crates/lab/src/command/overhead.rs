@@ -53,6 +53,8 @@ const EXAMPLES: &str = "\
 Examples:
   ammeter load http://127.0.0.1:8080/ --clients 8 --duration 90s &
   ammeter overhead --port 8080                      both, in 100 blocks: a minute
+  ammeter load URL --rate 200 --requests-per-connection 100 --arrivals constant --duration 90s &
+                                                    the same at 20,000 requests a second
 
 The server is to be under a load that stays the same. Of what is printed believe what stands out of the noise.";
 
@@ -82,9 +84,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         format!("{:+.2} %  [{:+.2}, {:+.2}]", percent(ratio.median), percent(ratio.low), percent(ratio.high))
     };
     say::out(&format!(
-        "server CPU time for each piece of work: {:.2} us (segments with data that came, and connections begun)\n\
+        "server CPU time for each piece of work: {:.2} us, {:.0} a second (segments with data that came, and connections begun)\n\
          watched      {}\nthe noise    {}\n{} blocks of three windows of {} ms, {} without load, seed {}",
         found.cpu_us,
+        found.work_per_s,
         line(&found.watched),
         line(&found.noise),
         found.blocks,
