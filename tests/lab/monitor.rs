@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -560,6 +560,8 @@ fn wrong_words_are_told_with_the_way_out() {
     check(&["monitor", "--port", &port], 1, "nobody listens");
     check(&["profile", "--port", &port, "--duration", "1s"], 1, "nobody listens");
     check(&["overhead", "--port", &port], 1, "nobody listens");
+    let own = std::process::id().to_string();
+    check(&["profile", "--pid", &own, "--duration", "1h", "--svg", "/nowhere/a.svg"], 1, "/nowhere/a.svg");
     check(&["monitor", "--pid", "4000000"], 1, "there is no process 4000000");
     check(&["monitor", "--json"], 2, "--port 8080");
     check(&["monitor", "--port", "0"], 2, "0");

@@ -138,6 +138,8 @@ pub struct Own {
 pub enum Next {
     /// A sample.
     Sample(Box<Sample>),
+    /// None yet: it is not due, and there was no more patience.
+    Waiting,
     /// The user has had enough.
     Stopped,
     /// The server has ended.
@@ -262,20 +264,24 @@ impl Sampler {
         &self.server
     }
 
-    /// Waits until the next sample is due, and takes it.
+    /// Waits until the next sample is due, and takes it; but for no longer than `patience`.
     ///
     /// # Errors
     /// When `/proc/stat` or sock_diag, which could be read before, cannot be any more.
-    pub fn next(&mut self, stop: &Stop) -> Result<Next, Failure> {
+    pub fn next(&mut self, stop: &Stop, patience: Duration) -> Result<Next, Failure> {
         // All since the last tick is part of its cost: whoever shows it or writes it down is paid for too. But not what
         // other threads do: clients of an endpoint have a part of the budget of their own.
-        if let Some(before) = self.cpu_at_tick {
+        if let Some(before) = self.cpu_at_tick.take() {
             self.budget.pay_for_tick(clock::cpu_time().saturating_sub(before));
             let interval = self.budget.tick_interval(self.settings.interval);
             self.due = (self.due + interval).max(Instant::now());
         }
-        if stop.wait(self.due.saturating_duration_since(Instant::now())) {
+        let left = self.due.saturating_duration_since(Instant::now());
+        if stop.wait(left.min(patience)) {
             return Ok(Next::Stopped);
+        }
+        if left > patience {
+            return Ok(Next::Waiting);
         }
         Ok(self.look()?.map_or(Next::Ended, Next::Sample))
     }

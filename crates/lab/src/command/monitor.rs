@@ -166,7 +166,7 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
     let mut eyes = if is_screen {
         let screen = Screen { title: name.clone(), missing: sampler.missing().to_vec(), ..Screen::default() };
-        Eyes::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()? }))
+        Eyes::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()?, last: Tick::default() }))
     } else {
         sampler.missing().iter().for_each(|line| say::plain(line));
         Eyes::Form(Form::begin(args)?)
@@ -222,10 +222,13 @@ fn watch_until_the_end(
     let (mut ended, mut has_shown) = (End { own: 0.0, has_server_ended: false }, false);
     loop {
         // A watch that is shorter than a tick, or was kept from running, has seen one all the same.
-        if end.is_some_and(|end| has_shown && Instant::now() >= end) || eyes.have_enough()? {
+        let end = end.filter(|_| has_shown);
+        let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+        if left.is_zero() || eyes.have_enough()? {
             return Ok(ended);
         }
-        match sampler.next(stop)? {
+        match sampler.next(stop, left.min(eyes.patience()))? {
+            Next::Waiting => {}
             Next::Stopped => return Ok(ended),
             Next::Ended => {
                 ended.has_server_ended = true;
@@ -295,6 +298,15 @@ enum Eyes {
 struct LiveScreen {
     screen: Screen,
     terminal: Terminal,
+    /// What is on it.
+    last: Tick,
+}
+
+impl LiveScreen {
+    fn draw(&mut self) -> Result<(), Failure> {
+        let LiveScreen { screen, terminal, last } = self;
+        terminal.draw(|frame| show::draw(frame, screen, last))
+    }
 }
 
 impl Eyes {
@@ -304,17 +316,27 @@ impl Eyes {
             Eyes::Form(form) => form.show(tick),
             Eyes::Screen(live) => {
                 live.screen.remember(tick);
-                let LiveScreen { screen, terminal } = &mut **live;
-                terminal.draw(|frame| show::draw(frame, screen, tick)).map(|()| true)
+                live.last = tick.clone();
+                live.draw().map(|()| true)
             }
         }
     }
 
-    /// Whether somebody pressed a key that ends. Keys wait for the next tick.
+    /// Whether somebody pressed a key that ends.
     fn have_enough(&mut self) -> Result<bool, Failure> {
+        let Eyes::Screen(live) = self else { return Ok(false) };
+        match terminal::wish(Duration::ZERO)? {
+            Wish::End => Ok(true),
+            Wish::Redraw => live.draw().map(|()| false),
+            Wish::Nothing => Ok(false),
+        }
+    }
+
+    /// How long may be waited without looking at them: whoever presses a key is not to wait for a tick of a minute.
+    fn patience(&self) -> Duration {
         match self {
-            Eyes::Form(_) => Ok(false),
-            Eyes::Screen(_) => Ok(terminal::wish(Duration::ZERO)? == Wish::End),
+            Eyes::Form(_) => Duration::MAX,
+            Eyes::Screen(_) => Duration::from_millis(100),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `ammeter profile`: where a server's CPU time goes.
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,6 +54,11 @@ Needs root, or CAP_PERFMON and CAP_SYSLOG. Without them there is the split into 
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };
+    // Their places are tried first: who has waited for a profile is not to lose it for a folder that is not there.
+    for path in [&args.svg, &args.html, &args.folded].into_iter().flatten() {
+        let tried = File::options().create(true).append(true).open(path);
+        tried.map_err(Failure::io(format!("write {}", path.display())))?;
+    }
     let stop = Stop::listen()?;
     let Args { duration, frequency, budget, .. } = *args;
     let settings = profile::Settings { target, duration, frequency, budget };
@@ -73,19 +79,20 @@ fn tell(args: &Args, profile: &Profile) -> Result<Verdict, Failure> {
         None => Ok(()),
         Some(path) => write(path, &text(profile)),
     };
-    write(&args.svg, profile::svg)?;
-    write(&args.html, profile::html)?;
-    write(&args.folded, profile::folded)?;
+    // The result first: what is measured is told also where a disk is full.
     if args.json {
         say::json(profile)?;
     } else {
         say::out(&profile::text(profile))?;
     }
+    write(&args.svg, profile::svg)?;
+    write(&args.html, profile::html)?;
+    write(&args.folded, profile::folded)?;
     Ok(Verdict::valid())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(Failure::io(format!("write {}", path.display())))
+    fs::write(path, text).map_err(Failure::io(format!("write {}", path.display())))
 }
 
 /// All that there is without samples: how the server's time is split.
@@ -94,9 +101,9 @@ fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
     let settings =
         ammeter_monitor::Settings { target, interval, census_interval: interval, budget: 1.0, server_file: None };
     let mut sampler = Sampler::begin(settings)?;
-    let mut next = || match sampler.next(stop)? {
+    let mut next = || match sampler.next(stop, Duration::MAX)? {
         Next::Sample(sample) => Ok(sample),
-        Next::Stopped => Err(Failure::failed("stopped before there was a result")),
+        Next::Stopped | Next::Waiting => Err(Failure::failed("stopped before there was a result")),
         Next::Ended => Err(Failure::failed("the server has ended before there was a result")),
     };
     let (from, to) = (next()?, next()?);
