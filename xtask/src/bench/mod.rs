@@ -14,6 +14,7 @@
 //! told where the client is slower than the server, as it is here for small files. A rate stands beside it.
 
 mod ammeter;
+mod classes;
 mod curves;
 mod disks;
 mod exhibit;
@@ -53,6 +54,8 @@ pub(crate) enum Args {
     /// What each optimisation and architecture is worth: Hu's figure 12, Flash's experiments, and ours
     #[command(after_help = EXAMPLES)]
     Ablation(Ablation),
+    /// Where the CPU time of amped and nginx goes, by the size of files (Hu, Nanda and Yang, figures 6 to 10)
+    Classes(classes::Args),
     /// What a request costs `ammeter load` itself, beside wrk
     Load(generator::Args),
     /// What a request costs `amped`, other servers, and a loop that only moves bytes
@@ -106,6 +109,7 @@ pub(crate) struct Chosen {
 pub(crate) fn run(args: &Args) -> Outcome {
     match args {
         Args::Ablation(args) => ablation(args),
+        Args::Classes(args) => classes::run(args),
         Args::Load(args) => generator::run(args),
         Args::Server(args) => speed::run(args),
         Args::Metrics(args) => metrics::run(args),

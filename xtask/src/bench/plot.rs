@@ -2,7 +2,7 @@
 //!
 //! Written by hand, since a plotting crate would take longer to compile than all of xtask, which every task waits for. It
 //! draws what exhibits need: lines over file or data set sizes, or bars for steps; medians with their intervals; the axis
-//! of figures from 0, or logarithmic where they span orders of magnitude.
+//! of figures from 0, or logarithmic where they span orders of magnitude; and bars of parts that are 1 together.
 
 use std::fmt::Write;
 
@@ -252,6 +252,65 @@ fn bars(exhibit: &Exhibit, record: &Record) -> String {
     out + "</svg>\n"
 }
 
+/// Bars of parts, and their legend.
+pub(super) struct Stacks {
+    pub(super) title: String,
+    /// What each bar is about.
+    pub(super) bars: Vec<String>,
+    /// The parts from left to right: the name, and the share in each bar.
+    pub(super) parts: Vec<(String, Vec<f64>)>,
+}
+
+/// Beyond the eight colours: paler ones of the same, which their neighbours are not.
+fn shade(part: usize) -> String {
+    let opacity = ["1", "0.45"][part / COLOURS.len() % 2];
+    format!("fill=\"{}\" fill-opacity=\"{opacity}\"", COLOURS[part % COLOURS.len()])
+}
+
+/// Draws panels of such bars, two in a row, each with a legend below.
+pub(super) fn stacks(title: &str, panels: &[Stacks]) -> String {
+    const BAR: f64 = 26.0;
+    const LINE: f64 = 18.0;
+    // A legend has two columns.
+    let tall =
+        |panel: &Stacks| TOP + panel.bars.len() as f64 * BAR + 24.0 + panel.parts.len().div_ceil(2) as f64 * LINE;
+    let heights: Vec<f64> = panels.chunks(2).map(|row| row.iter().map(tall).fold(0.0, f64::max)).collect();
+    let mut out = start(2.0 * (LEFT + WIDTH) + 24.0, 24.0 + heights.iter().sum::<f64>(), title);
+    let mut top = 16.0 + TOP;
+    for (row, height) in panels.chunks(2).zip(&heights) {
+        for (column, panel) in row.iter().enumerate() {
+            let left = LEFT + column as f64 * (LEFT + WIDTH);
+            text(&mut out, left, top - 8.0, "start", &escaped(&panel.title));
+            for (bar, name) in panel.bars.iter().enumerate() {
+                let y = top + bar as f64 * BAR;
+                text(&mut out, left - 6.0, y + 16.0, "end", &escaped(name));
+                let mut from = 0.0;
+                for (part, (name, shares)) in panel.parts.iter().enumerate() {
+                    let (share, x) = (shares[bar], left + from * WIDTH);
+                    let _ = writeln!(
+                        out,
+                        "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"20\" {}><title>{}: {:.1} %</title></rect>",
+                        y + 2.0,
+                        share * WIDTH,
+                        shade(part),
+                        escaped(name),
+                        share * 100.0
+                    );
+                    from += share;
+                }
+            }
+            let below = top + panel.bars.len() as f64 * BAR + 12.0;
+            for (part, (name, _)) in panel.parts.iter().enumerate() {
+                let (x, y) = (left + (part % 2) as f64 * WIDTH / 2.0, below + (part / 2) as f64 * LINE);
+                let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"12\" height=\"12\" {}/>", shade(part));
+                text(&mut out, x + 18.0, y + 11.0, "start", &escaped(name));
+            }
+        }
+        top += height;
+    }
+    out + "</svg>\n"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,6 +327,17 @@ mod tests {
         check(&[61.0], false, &["0", "20", "40", "60", "80"]);
         check(&[0.3, 80.0], true, &["0.1", "1", "10", "100"]);
         check(&[1.0], true, &["1", "10"]);
+    }
+
+    #[test]
+    fn bars_of_parts_are_as_long_as_their_shares() {
+        let parts = vec![("user".to_owned(), vec![0.25, 1.0]), ("a <b>".to_owned(), vec![0.75, 0.0])];
+        let panel = Stacks { title: "one".into(), bars: vec!["class 0".into(), "mix".into()], parts };
+        let svg = stacks("title", &[panel]);
+        let width = |share: f64| format!("width=\"{:.1}\" height=\"20\"", share * WIDTH);
+        assert!(svg.contains(&width(0.25)) && svg.contains(&width(0.75)) && svg.contains(&width(1.0)), "{svg}");
+        assert!(svg.contains("a &lt;b>: 75.0 %") && svg.contains(">mix<") && svg.ends_with("</svg>\n"), "{svg}");
+        assert_ne!(shade(0), shade(COLOURS.len()));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! 4. What is no matter of CPU time for a request (overload, a slow disk, memory, the start) is in `single`.
 //! 5. `told` sets medians, intervals and ratios within a pair beside the targets.
 
-mod program;
+pub(super) mod program;
 mod row;
 mod single;
 mod talk;

@@ -14,8 +14,8 @@ use super::super::server::{Server, free_port};
 use crate::{Outcome, program};
 
 /// A server.
-pub(super) struct Program {
-    pub(super) name: &'static str,
+pub(in super::super) struct Program {
+    pub(in super::super) name: &'static str,
     words: &'static [&'static str],
     /// Its name in the folder of its own, and its text.
     config: Option<(&'static str, &'static str)>,
@@ -29,7 +29,7 @@ macro_rules! config {
     };
 }
 
-pub(super) const AMPED: Program = Program {
+pub(in super::super) const AMPED: Program = Program {
     name: "amped",
     words: &["@amped@", "serve", "--config", "@run@/amped.toml"],
     config: config!("amped.toml"),
@@ -37,10 +37,10 @@ pub(super) const AMPED: Program = Program {
 };
 
 /// The loop of `crates/sys/examples/floor.rs`; the bench writes its replies into `@run@/replies`.
-pub(super) const FLOOR: Program =
+pub(in super::super) const FLOOR: Program =
     Program { name: "floor", words: &["@floor@", "127.0.0.1:@port@", "@site@"], config: None, version: &[] };
 
-pub(super) const NGINX: Program = Program {
+pub(in super::super) const NGINX: Program = Program {
     name: "nginx",
     words: &["nginx", "-e", "stderr", "-p", "@run@", "-c", "@run@/nginx.conf"],
     config: config!("nginx.conf"),
@@ -48,7 +48,7 @@ pub(super) const NGINX: Program = Program {
 };
 
 /// All rivals.
-pub(super) const RIVALS: &[Program] = &[
+pub(in super::super) const RIVALS: &[Program] = &[
     NGINX,
     Program {
         name: "lighttpd",
@@ -84,19 +84,19 @@ pub(super) const RIVALS: &[Program] = &[
 ];
 
 /// What a server is started with.
-pub(super) struct Place<'a> {
+pub(in super::super) struct Place<'a> {
     /// The folder of the server alone, which is there.
-    pub(super) run: &'a Path,
+    pub(in super::super) run: &'a Path,
     /// What it serves; for the floor, the file of its replies.
-    pub(super) site: &'a Path,
-    pub(super) amped: &'a Path,
-    pub(super) floor: &'a Path,
-    pub(super) core: usize,
+    pub(in super::super) site: &'a Path,
+    pub(in super::super) amped: &'a Path,
+    pub(in super::super) floor: &'a Path,
+    pub(in super::super) core: usize,
 }
 
 impl Program {
     /// Starts it in `group`, with the lines of its configuration that these names stand before. Returns once it listens.
-    pub(super) fn start(&self, group: Group, place: &Place<'_>, names: &[&str]) -> Outcome<Server> {
+    pub(in super::super) fn start(&self, group: Group, place: &Place<'_>, names: &[&str]) -> Outcome<Server> {
         let port = free_port()?;
         let fill = |text: &str| {
             let known = [("site", place.site), ("run", place.run), ("amped", place.amped), ("floor", place.floor)];
@@ -116,7 +116,7 @@ impl Program {
     }
 
     /// Its version, as it says it.
-    pub(super) fn version(&self) -> Option<String> {
+    pub(in super::super) fn version(&self) -> Option<String> {
         let (first, others) = self.version.split_first()?;
         let said = program(*first).args(others).output().ok()?;
         let text = [said.stdout, said.stderr].concat();
