@@ -132,14 +132,16 @@ pub struct Sender {
 /// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
 /// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
 /// send them. So the loop notices that a window is gone which was there, or that it has waited, and from then on, for a
-/// while, reads windows into memory of its own by a read that never waits, which looks at every page: dearer than lending
-/// by half, where the disk is what counts. A window that nobody has seen before tells nothing: it is read in any case, and
-/// lent from then on.
+/// while, reads windows into memory of its own by a read that never waits, which looks at every page: two to four times as
+/// dear as lending. What was read so is lent for a moment again ([`READ_FOR`]), so that a file that many ask for is read once
+/// a second. A window that nobody has seen before tells nothing: it is read in any case, and lent from then on.
 #[derive(Debug, Default)]
 struct Wary {
+    since: Time,
     until: Time,
-    /// Blocks that this thread had read when it looked last.
+    /// Blocks that this thread had read when it looked last, and when that was.
     blocks_read: i64,
+    looked: Time,
 }
 
 /// A window takes 18 to 60 us to send. For longer than this it waits for the disk, or the thread had lost the processor.
@@ -152,21 +154,45 @@ const WARY: Duration = Duration::from_secs(10);
 /// sending it does. Before the kernel takes it, it has to go through its lists twice while it was not asked for.
 const SEEN_FOR: Duration = Duration::from_millis(10);
 
+/// For how long a window that was read as a whole, page by page, is believed to be there when others have lost pages.
+const READ_FOR: Duration = Duration::from_secs(1);
+
 /// How often a window is fetched before the loop waits for it: it must come forward at some time.
 const FETCHES_MAX: u8 = 3;
 
+/// Before something is lent, the blocks that the thread has read are counted anew if that is so long ago: what it read for
+/// other reasons, the folder of a name say, must not be taken for a wait when it loses the processor minutes later.
+const COUNT_STEP: Duration = Duration::from_millis(100);
+
 impl Wary {
-    /// Sending has taken suspiciously long.
-    fn suspect(&mut self, now: Time) {
-        let blocks_read = process::disk_use().blocks_read;
+    /// Something is about to be lent.
+    fn look(&mut self, now: Time, blocks_read: impl FnOnce() -> i64) {
+        if now.since(self.looked) >= COUNT_STEP || self.looked == Time::START {
+            (self.looked, self.blocks_read) = (now, blocks_read());
+        }
+    }
+
+    /// Sending it has taken suspiciously long, and the thread has read so many blocks by now.
+    fn suspect(&mut self, now: Time, blocks_read: i64) {
         if std::mem::replace(&mut self.blocks_read, blocks_read) < blocks_read {
-            self.until = now + WARY;
+            self.begin(now);
         }
     }
 
     /// A window is gone: others may have lost pages that the test does not see.
     fn begin(&mut self, now: Time) {
+        if now >= self.until {
+            self.since = now;
+        }
         self.until = now + WARY;
+    }
+
+    /// Whether a window that was last seen then is believed to be in memory. Meanwhile only those that are read are seen.
+    fn believes(&self, seen: Option<Time>, now: Time) -> bool {
+        seen.is_some_and(|seen| match now < self.until {
+            true => seen >= self.since && now.since(seen) < READ_FOR,
+            false => now.since(seen) < SEEN_FOR,
+        })
     }
 
     /// Something was not in memory.
@@ -598,7 +624,7 @@ impl Sender {
             ContentMode::Copy => Way::Copied,
             // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
-            _ if self.now < self.wary.until => Way::Copied,
+            _ if self.now < self.wary.until && !self.wary.believes(file.last_seen(number), self.now) => Way::Copied,
             _ if !is_settled(version, self.settle, self.wall_seconds) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
@@ -617,7 +643,7 @@ impl Sender {
     ) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
-        if seen.is_some_and(|seen| self.now.since(seen) < SEEN_FOR) {
+        if self.wary.believes(seen, self.now) {
             return true;
         }
         self.looks += 1;
@@ -731,6 +757,10 @@ fn send_windows(
     if matches!(way, Way::Lent) {
         window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
     }
+    let samples = probes != Probes::None && sender.samples();
+    if samples {
+        sender.wary.look(sender.now, blocks_read);
+    }
     let more = window.end < range.end;
     let begun = Instant::now();
     let sent = sender.residency.watch(version, &window, probe, || match &way {
@@ -742,8 +772,8 @@ fn send_windows(
             file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
         }
     })?;
-    if begun.elapsed() > SUSPICIOUS && probes != Probes::None && sender.samples() {
-        sender.wary.suspect(sender.now);
+    if begun.elapsed() > SUSPICIOUS && samples {
+        sender.wary.suspect(sender.now, blocks_read());
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
     let end = window.start + sent.saturating_sub(before) as u64;
@@ -766,4 +796,52 @@ fn is_settled(version: &FileVersion, settle: Duration, wall_seconds: i64) -> boo
 fn is_unchanged(file: impl AsFd, version: &FileVersion) -> io::Result<bool> {
     let status = file::status(file)?;
     Ok(status.size == version.size && status.mtime_ns == version.mtime_ns)
+}
+
+/// Blocks that this thread has read.
+fn blocks_read() -> i64 {
+    process::disk_use().blocks_read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_long_ago_is_no_reason_to_copy() {
+        let mut wary = Wary::default();
+        let at = Time::from_millis;
+        // A block was read while names were looked up; then the thread loses the processor while it sends.
+        wary.look(at(1), || 8);
+        wary.suspect(at(1), 8);
+        assert!(wary.until <= at(1));
+        wary.look(at(60_000), || 16);
+        wary.suspect(at(60_000), 16);
+        assert!(wary.until <= at(60_000));
+        // This time the block is read by the sending itself.
+        wary.look(at(60_050), || 24);
+        wary.suspect(at(60_050), 24);
+        assert_eq!(wary.until, at(60_050) + WARY);
+    }
+
+    #[test]
+    fn where_pages_are_lost_only_what_was_read_since_is_believed() {
+        let mut wary = Wary::default();
+        let at = Time::from_millis;
+        let check = |wary: &Wary, seen: Option<u64>, now: u64, expected: bool| {
+            assert_eq!(wary.believes(seen.map(at), at(now)), expected, "{seen:?} at {now}");
+        };
+        check(&wary, None, 1_000, false);
+        check(&wary, Some(1_000), 1_009, true);
+        check(&wary, Some(1_000), 1_010, false);
+        wary.begin(at(2_000));
+        check(&wary, Some(1_999), 2_001, false);
+        check(&wary, Some(2_001), 3_000, true);
+        check(&wary, Some(2_001), 3_001, false);
+        // Another that is gone puts the end off, and changes nothing of what has been read.
+        wary.begin(at(2_500));
+        check(&wary, Some(2_100), 3_000, true);
+        check(&wary, Some(12_499), 12_600, false);
+        check(&wary, Some(12_499), 12_505, true);
+    }
 }
