@@ -854,6 +854,8 @@ struct Calibration {
 fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure> {
     /// Part of the replies of two that one may lack.
     const LACK: f64 = 0.02;
+    /// A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+    const ATTEMPTS: usize = 3;
     let mut found = Calibration { runs: Vec::new(), kept: 0.0, verdict: Verdict::valid() };
     let two = Asked { settings: Settings { lanes: 2, ..asked.settings.clone() }, ..asked.clone() };
     if !args.json {
@@ -863,7 +865,7 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
         ))?;
     }
     let ears = Ears::new(args, asked, stop)?;
-    let mut rate = 1000.0;
+    let (mut rate, mut attempts) = (1000.0, 0);
     while rate <= RATE_MAX && !stop.is_stopped() {
         let pair = [asked.open(args, rate, asked.seed, stop, &ears)?, two.open(args, rate, asked.seed, stop, &ears)?];
         let [one, both] = &pair;
@@ -884,10 +886,14 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
         }
         let keeps = one.verdict.worth == Worth::Valid && one.rate >= both.rate * (1.0 - LACK) && one.failed() == 0;
         found.runs.push(pair);
+        attempts += 1;
+        if !keeps && attempts < ATTEMPTS {
+            continue;
+        }
         if !keeps {
             break;
         }
-        found.kept = rate;
+        (found.kept, attempts) = (rate, 0);
         rate = (rate * 1.25 / 100.0).round() * 100.0;
     }
     if found.kept == 0.0 && stop.is_stopped() {
