@@ -609,6 +609,22 @@ enum Way {
     Copied,
 }
 
+impl Way {
+    /// The mapping of this window: that by which it goes out, or one for whoever tests by it.
+    fn mapping(
+        &self,
+        mapped: &MappedWindows,
+        file: &OpenFile,
+        version: &FileVersion,
+        number: u64,
+    ) -> io::Result<Arc<Mapping>> {
+        match self {
+            Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
+            Way::Lent | Way::Copied => mapped.get(file, version, number),
+        }
+    }
+}
+
 impl Sender {
     /// Whether the test of residency looks at a few places of a window alone. The others look at every page, or at none, and
     /// are experiments: they are asked each time, and what they say is believed.
@@ -634,19 +650,14 @@ impl Sender {
     }
 
     /// Whether a window is in memory: one that was just seen there is believed to be, at others the test of residency looks.
-    fn is_there(
-        &mut self,
-        file: &OpenFile,
-        version: &FileVersion,
-        window: &Range<u64>,
-        map: impl FnOnce() -> io::Result<Arc<Mapping>>,
-    ) -> bool {
+    fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, way: &Way) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
         if self.wary.believes(seen, self.now) {
             return true;
         }
         self.looks += 1;
+        let map = || way.mapping(&self.mapped, file, version, number);
         let is_there = self.residency.is_resident(file, version, window, self.looks, map);
         if self.samples() && is_there && is_whole(window, version) {
             file.is_seen(number, version.size, self.now);
@@ -671,10 +682,9 @@ impl Sender {
         }
         let end = end.min((window.start / WINDOW + windows_max) * WINDOW);
         let mut next = window.end..end.min(window.end + WINDOW);
-        let none = || Err(io::ErrorKind::Unsupported.into());
         while !next.is_empty()
             && matches!(self.way(file, version, &next, probes), Way::Lent)
-            && (probes == Probes::None || self.is_there(file, version, &next, none))
+            && (probes == Probes::None || self.is_there(file, version, &next, &Way::Lent))
         {
             next = next.end..end.min(next.end + WINDOW);
         }
@@ -706,22 +716,18 @@ fn send_windows(
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
     let way = sender.way(file, version, &window, probes);
-    let mapped = sender.mapped.clone();
-    let map = || match &way {
-        Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
-        Way::Lent | Way::Copied => mapped.get(file, version, number),
-    };
+    let samples = probes != Probes::None && sender.samples();
 
     if matches!(way, Way::Copied) {
         if !before.is_empty() {
             return Ok(Window::NotYet);
         }
-        let samples = probes != Probes::None && sender.samples();
         let more = window.end < range.end;
         let buffer = &mut sender.window[..(window.end - window.start) as usize];
         // Part of what was fetched may have gone again, and part is enough to go on.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
+        let map = || way.mapping(&sender.mapped, file, version, number);
         let count = match sender.residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -743,7 +749,7 @@ fn send_windows(
     }
 
     let probe = probes == Probes::All { fetched: 0 };
-    let is_cold = probe && !sender.is_there(file, version, &window, map);
+    let is_cold = probe && !sender.is_there(file, version, &window, &way);
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = (must_look || is_cold) && !is_unchanged(file, version)?;
     if is_cold || is_changed {
@@ -757,7 +763,6 @@ fn send_windows(
     if matches!(way, Way::Lent) {
         window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
     }
-    let samples = probes != Probes::None && sender.samples();
     if samples {
         sender.wary.look(sender.now, blocks_read);
     }
