@@ -23,23 +23,16 @@ use super::group::Group;
 use super::host::Host;
 use super::report::{self, Sample};
 use super::speed::program::{AMPED, NGINX, Place, Program};
-use super::{Bench, Clocks, Progress, plot};
-use crate::{Outcome, output, root, setup, shown};
+use super::{Bench, Clocks, Common, Progress, plot};
+use crate::{Outcome, output, setup, shown};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Seconds for which each server is sampled at each class
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// Seed of what is asked for, and of the order of measurements
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Core of the servers; the client and the sampler have the next one
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    core: usize,
-    /// The folder of the result
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 const TITLE: &str = "Where the CPU time goes, by the size of files";
@@ -113,11 +106,11 @@ struct Share {
 
 pub(super) fn run(args: &Args) -> Outcome {
     setup::bring_rivals()?;
-    let bench = Bench::new(args.core)?;
+    let bench = Bench::new(args.common.core)?;
     let mut host = Host::now()?;
     host.programs = PROGRAMS.iter().filter_map(Program::version).collect();
     let site = make_files(&bench)?;
-    let mut random = Random(args.seed);
+    let mut random = Random(args.common.seed);
     let mut order: Vec<usize> = (0..LOADS.len()).collect();
     random.shuffle(&mut order);
     let seconds = f64::from(args.seconds) + 2.0 * f64::from(AROUND_S);
@@ -145,7 +138,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     found.sort_by_key(|(at, _)| *at);
     let found: Vec<Profiled> = found.into_iter().map(|(_, profiled)| profiled).collect();
     let tables = tables(&found);
-    let command = format!("cargo xtask bench classes --seconds {} --seed {}", args.seconds, args.seed);
+    let command = format!("cargo xtask bench classes --seconds {} --seed {}", args.seconds, args.common.seed);
     let unknown = found.iter().map(|profiled| profiled.unknown.share).fold(0.0, f64::max) * 100.0;
     let programs = host.programs.join("; ");
     let notes = format!(
@@ -155,7 +148,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         host.sentence(&report::uses("servers", &spent), "", ", loopback")
     );
     println!("\n{tables}{notes}");
-    let folder = args.out.clone().unwrap_or_else(|| root().join("experiments/hu-figures-6-10"));
+    let folder = args.common.folder("hu-figures-6-10");
     let measured = format!("{STORY}\n\n![plot](plot.svg)\n\n{tables}{notes}");
     report::write_files(&folder, TITLE, &measured, &plot::stacks(TITLE, &panels(&found)), &json(&host, args, &found)?)?;
     println!("written: {}", folder.display());
@@ -206,7 +199,7 @@ fn measure(
     class: Option<&str>,
     args: &Args,
 ) -> Outcome<(Profiled, Sample)> {
-    let (list, seed) = (list_of(site, class).to_string_lossy().into_owned(), args.seed.to_string());
+    let (list, seed) = (list_of(site, class).to_string_lossy().into_owned(), args.common.seed.to_string());
     let duration = format!("{}s", args.seconds + 2 * AROUND_S);
     let flags = ["--clients", CLIENTS, "--requests-per-connection", "1", "--mix", &list, "--seed", &seed];
     let mut load =
@@ -312,7 +305,7 @@ fn json(host: &Host, args: &Args, found: &[Profiled]) -> Outcome<String> {
     let failed = |error: serde_json::Error| format!("the result cannot be written as JSON: {error}");
     let host = serde_json::to_string(host).map_err(failed)?;
     let lines = found.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    let Args { seconds, seed, .. } = args;
+    let Args { seconds, common: Common { seed, .. } } = args;
     let lines = lines.join(",\n    ");
     Ok(format!(
         "{{\n  \"host\": {host},\n  \"seconds\": {seconds},\n  \"seed\": {seed},\n  \"profiles\": [\n    {lines}\n  ]\n}}\n"

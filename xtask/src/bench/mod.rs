@@ -78,6 +78,27 @@ Examples:
   cargo xtask bench ablation                                         for results, about half an hour on a quiet machine
   cargo xtask bench ablation --only flash-single-file,residency";
 
+/// What each experiment with a folder of its own can be told.
+#[derive(clap::Args)]
+struct Common {
+    /// Seed of what is left to chance: the order of measurements, and what is asked for
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Core of the servers; who loads them has the next one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    core: usize,
+    /// The folder of the result [default: that of the experiment]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+impl Common {
+    /// Where the result of the experiment of this name goes.
+    fn folder(&self, name: &str) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| root().join("experiments").join(name))
+    }
+}
+
 #[derive(clap::Args)]
 pub(crate) struct Ablation {
     #[command(flatten)]

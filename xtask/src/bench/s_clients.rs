@@ -8,14 +8,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Bench;
 use super::ammeter::said;
 use super::curves::{Curves, Figure};
-use crate::{Outcome, root};
+use super::{Bench, Common};
+use crate::Outcome;
 use amped_measure::stats::Random;
 
 #[derive(clap::Args)]
@@ -26,15 +25,8 @@ pub(crate) struct Args {
     /// Whole seconds of each measurement
     #[arg(long, default_value_t = 2)]
     seconds: u32,
-    /// Seed of the order of measurements
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Core that is left to the server; the load generator has the next one
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    core: usize,
-    /// The folder of the result
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 const STORY: &str = "\
@@ -56,15 +48,15 @@ const X_TITLES: [&str; 2] = ["clients", "descriptors of S-Clients, T = 500 ms"];
 const POINTS: [&[u32]; 2] = [&[1, 2, 5, 10, 20, 40, 60, 80, 100], &[50, 250, 500, 1000, 2000, 3000, 4000, 5000]];
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let bench = Bench::new(args.core)?;
+    let bench = Bench::new(args.common.core)?;
     let figures = X_TITLES.map(|x_title| Figure { title: "connections begun a second", x_title });
     let title = "Load offered by simple clients and by S-Clients";
-    let command = format!("cargo xtask bench s-clients --seed {}", args.seed);
+    let command = format!("cargo xtask bench s-clients --seed {}", args.common.seed);
     let mut curves = Curves::new(title, STORY, command, vec![figures.into()], NAMES.into())?;
     let address = serve()?;
     let mut order: Vec<(usize, u32)> =
         POINTS.iter().enumerate().flat_map(|(kind, points)| points.iter().map(move |point| (kind, *point))).collect();
-    let mut random = Random(args.seed);
+    let mut random = Random(args.common.seed);
     for round in 0..args.rounds {
         random.shuffle(&mut order);
         for (kind, point) in &order {
@@ -75,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             thread::sleep(Duration::from_millis(500));
         }
     }
-    curves.write(&args.out.clone().unwrap_or_else(|| root().join("experiments/s-clients")))
+    curves.write(&args.common.folder("s-clients"))
 }
 
 /// Starts the server, which ends with this process.

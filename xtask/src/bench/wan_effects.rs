@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +16,8 @@ use super::curves::{Curves, Figure};
 use super::group::Group;
 use super::load::AMMETER;
 use super::server::{Server, free_port};
-use super::{Bench, REFUSES, files, retried};
-use crate::{Outcome, output, program, root, shown};
+use super::{Bench, Common, REFUSES, files, retried};
+use crate::{Outcome, output, program, shown};
 use amped_measure::stats::Random;
 use serde_json::Value;
 
@@ -33,15 +32,8 @@ pub(crate) struct Args {
     /// Connections a second
     #[arg(long, default_value_t = 500)]
     rate: u32,
-    /// Seed of the order of measurements
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Core of the server; the router and the load generator have the next one
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    core: usize,
-    /// The folder of the result
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 const STORY: &str = "\
@@ -78,7 +70,7 @@ const LATE_MAX_US: f64 = 2000.0;
 const LEAST_MS: f64 = 0.001;
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let bench = Bench::new(args.core)?;
+    let bench = Bench::new(args.common.core)?;
     let figure = |title, x_title| Figure { title, x_title };
     let (delay, loss) = ("round trip, ms", "loss each way, %, at a round trip of 100 ms");
     let figures = vec![
@@ -86,14 +78,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
         vec![figure("right replies a second", loss), figure("connections", loss)],
     ];
     let title = "What a wide-area network does to a server";
-    let command = format!("cargo xtask bench wan-effects --rate {} --seed {}", args.rate, args.seed);
+    let command = format!("cargo xtask bench wan-effects --rate {} --seed {}", args.rate, args.common.seed);
     let mut curves = Curves::new(title, STORY, command, figures, NAMES.into())?;
     files::write(&bench.site(), &[files::named("file", 64 << 10)], false)?;
 
     let points = DELAYS.iter().map(|ms| (0, *ms)).chain(LOSSES.iter().map(|percent| (2, *percent)));
     let mut order: Vec<(usize, (usize, f64))> =
         points.flat_map(|point| (0..NAMES.len()).map(move |server| (server, point))).collect();
-    let mut random = Random(args.seed);
+    let mut random = Random(args.common.seed);
     for round in 0..args.rounds {
         random.shuffle(&mut order);
         for (server, (figure, x)) in &order {
@@ -115,14 +107,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
             }
         }
     }
-    curves.write(&args.out.clone().unwrap_or_else(|| root().join("experiments/wan-effects")))
+    curves.write(&args.common.folder("wan-effects"))
 }
 
 fn measure_amped(args: &Args, bench: &Bench, figure: usize, x: f64) -> Outcome<(f64, f64)> {
     let config = bench.folder.join("amped.toml");
     let text = format!("root = {:?}\nlisten = ['0.0.0.0:0']\n", bench.site());
     fs::write(&config, text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
-    let mut server = Server::start(Group::new(None)?, args.core, &bench.binary, &config, &[])
+    let mut server = Server::start(Group::new(None)?, args.common.core, &bench.binary, &config, &[])
         .map_err(|text| format!("the server {REFUSES}: {text}"))?;
     let measured = measure(args, bench, server.address.port(), figure, x)?;
     server.check()?;
@@ -150,7 +142,7 @@ fn measure_apache(args: &Args, bench: &Bench, name: &str, figure: usize, x: f64)
     fs::write(&config, text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
     let words = ["apache2", "-f", &config.to_string_lossy(), "-DFOREGROUND"];
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut server = Server::start_at(address, Group::new(None)?, args.core, &words)
+    let mut server = Server::start_at(address, Group::new(None)?, args.common.core, &words)
         .map_err(|text| format!("{text}; is apache2 installed (apt-get install apache2)?"))?;
     // So that the workers are there.
     thread::sleep(Duration::from_millis(500));
