@@ -7,6 +7,8 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -165,6 +167,19 @@ pub fn space(path: &Path) -> io::Result<Space> {
 /// As syncfs(2).
 pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::syncfs(file)?)
+}
+
+/// Lets the kernel have the memory of a range that nobody will read soon: pages that are on the disk go at once; others are
+/// sent there, and go when this is said again (`POSIX_FADV_DONTNEED`, posix_fadvise(2)).
+///
+/// # Errors
+/// When the file is none of a disk's, as a pipe.
+pub fn let_go(file: impl AsFd, range: Range<u64>) -> io::Result<()> {
+    let length = NonZeroU64::new(range.end.saturating_sub(range.start));
+    // A length of zero would mean all that follows.
+    length.map_or(Ok(()), |length| {
+        Ok(rustix::fs::fadvise(file, range.start, Some(length), rustix::fs::Advice::DontNeed)?)
+    })
 }
 
 fn status_of(stat: &rustix::fs::Stat) -> Status {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameCounts;
-use amped_sys::process;
+use amped_sys::{file, process};
 use amped_units::Time;
 
 use super::held::{Held, SPARE_MAX};
@@ -139,7 +139,8 @@ impl Writer {
         // The first question for the local time reads the zone's file. Here it may.
         process::local_offset(0);
         let writer = Writer::new(settings, clock);
-        let open = Open { sink, target: settings.access.clone(), torn: false, trouble: Trouble::default() };
+        let target = settings.access.clone();
+        let open = Open { sink, target, torn: false, held_bytes: 0, trouble: Trouble::default() };
         writer.with_open(|slot| *slot = Some(open));
         let shared = Arc::clone(&writer);
         let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run())?;
@@ -294,13 +295,36 @@ struct Open {
     target: LogTarget,
     /// The last line is not whole, and another must not begin right behind it.
     torn: bool,
+    /// Written since memory was [let go](Open::let_go) last.
+    held_bytes: usize,
     trouble: Trouble,
 }
+
+/// A log of a busy server grows by 20 MB a second and would push files out of memory, though nobody reads it but at its end.
+/// After so many bytes the memory of what lies behind is let go: the last of it is on its way to the disk then, and is named
+/// again the next times.
+const LET_GO_STEP: usize = 1 << 20;
+const LET_GO: u64 = 4 << 20;
 
 impl Open {
     fn write(&mut self, text: &[u8], lines: u64, lost: &AtomicU64) {
         let written = write_all(&mut self.sink, text, &mut self.torn);
         self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
+        self.held_bytes += text.len();
+        if self.held_bytes >= LET_GO_STEP {
+            self.held_bytes = 0;
+            self.let_go();
+        }
+    }
+
+    /// Lets the kernel have the memory of what has been written.
+    fn let_go(&mut self) {
+        if let Sink::File(file) | Sink::Shared(file) = &mut self.sink
+            && let Ok(end) = file.stream_position()
+        {
+            // A pipe has no position and no pages; where it fails otherwise nothing is lost but memory.
+            let _ = file::let_go(file, end.saturating_sub(LET_GO)..end);
+        }
     }
 
     fn reopen(&mut self) {
@@ -412,6 +436,24 @@ mod tests {
             log.write(&record, &peer, 0, &wall, Time::START);
         }
         assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
+    }
+
+    #[test]
+    fn a_log_that_grows_does_not_stay_in_memory() {
+        let path = tempfile::NamedTempFile::new_in(".").expect("a file on a disk").into_temp_path();
+        let file = open(&path).expect("opened");
+        let (sink, target) = (Sink::File(file), LogTarget::File(path.to_path_buf()));
+        let mut log = Open { sink, target, torn: false, held_bytes: 0, trouble: Trouble::default() };
+        let (line, lost) = ([[b'x'; 1023].as_slice(), b"\n"].concat(), AtomicU64::new(0));
+        let written = File::open(&path).expect("opened");
+        let held = || (0..16_u64 << 10).step_by(4).filter(|at| file::is_resident(&written, at << 10)).count();
+        // 16 MiB, written no faster than the disk can.
+        for _ in 0..16 {
+            (0..1024).for_each(|_| log.write(&line, 1, &lost));
+            written.sync_data().expect("synced");
+        }
+        assert!(held() < 2048, "{} of 4096 pages; if the build folder is no disk's, build elsewhere", held());
+        assert_eq!(written.metadata().expect("its length").len(), 16 << 20);
     }
 
     #[test]
