@@ -3,8 +3,8 @@
 //! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
 //! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
 //! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
-//! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile,
-//! copied through a buffer, or sent from a mapping, together with the head before it: as the key `send.content` says.
+//! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
+//! behind its head, or goes out with it in one call, copied through a buffer or from a mapping: as the key `send.content` says.
 //!
 //! A file may change while it is sent. Before each call and after the last its size and modification time must be those of
 //! the head, else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
@@ -39,6 +39,10 @@ use crate::worker::Generation;
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
 /// entry in the kernel's vector.
 const INLINE_MAX: u64 = 4 * 1024;
+
+/// What is left of a range of a large file and is no longer than this is copied: read and sent with the head before it in one
+/// call. For more than this, two calls without a copy are cheaper.
+const SHORT: u64 = 32 * 1024;
 
 /// Windows of files that one turn sends for one connection; in one call where they lie behind one another and are lent. Each
 /// call ends with a packet that is not full, and each turn with a client that waits: at 64 downloads of 1 MiB two windows a
@@ -435,17 +439,17 @@ impl Outbox {
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let (count, next) = self.gather(&mut pieces);
         let before = &pieces[..count];
-        if let Some((content, range)) = next
-            && (before.is_empty() || sender.content == ContentMode::Mmap)
-        {
+        if let Some((content, range)) = next {
             if windows_max > 0 {
                 let must_look = self.looked_at != Some(sender.now);
                 let windows = (range.clone(), windows_max, must_look);
                 match send_windows(socket, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
+                    // The head goes out while a helper is at it; and whatever else stands there is not to be lost.
+                    Window::Cold(_) | Window::Changed if !before.is_empty() => {}
                     Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
                     Window::Changed => return Ok(Front::Changed),
-                    Window::NotYet => {}
+                    Window::AfterTheHead => {}
                 }
             } else if before.is_empty() {
                 return Ok(Front::TurnIsOver);
@@ -595,8 +599,8 @@ enum Window {
     Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
-    /// What is to be sent before it must go by itself.
-    NotYet,
+    /// It is lent, and what is to be sent before it goes by itself.
+    AfterTheHead,
 }
 
 /// How a window goes out.
@@ -699,7 +703,7 @@ fn is_whole(window: &Range<u64>, version: &FileVersion) -> bool {
 
 /// Sends the first window of a file's range, and those behind it that can be lent in the same call, `windows_max` at most.
 /// `must_look`: whether it has to be made sure first that the file has not changed.
-/// `before` goes before it, and is not empty only where files are mapped: then both go in one call, or nothing does.
+/// `before` goes before it: both go in one call, or nothing does.
 fn send_windows(
     socket: &OwnedFd,
     before: &[IoSlice<'_>],
@@ -715,13 +719,13 @@ fn send_windows(
     // Windows begin at multiples of their size, so that a range is read ahead as the whole file is.
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
-    let way = sender.way(file, version, &window, probes);
+    let way = match sender.content {
+        ContentMode::Mixed if range.end - range.start <= SHORT => Way::Copied,
+        _ => sender.way(file, version, &window, probes),
+    };
     let samples = probes != Probes::None && sender.samples();
 
     if matches!(way, Way::Copied) {
-        if !before.is_empty() {
-            return Ok(Window::NotYet);
-        }
         let more = window.end < range.end;
         let buffer = &mut sender.window[..(window.end - window.start) as usize];
         // Part of what was fetched may have gone again, and part is enough to go on.
@@ -745,7 +749,19 @@ fn send_windows(
         if count == 0 || !is_unchanged(file, version)? {
             return Ok(Window::Changed);
         }
-        return Ok(Window::Sent(1, socket::send(socket, buffer, more)? as u64));
+        let sent = match before {
+            [] => socket::send(socket, buffer, more)?,
+            _ => {
+                let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+                pieces[..before.len()].copy_from_slice(before);
+                pieces[before.len()] = IoSlice::new(buffer);
+                socket::send_vectored(socket, &pieces[..=before.len()], more)?
+            }
+        };
+        return Ok(Window::Sent(1, sent as u64));
+    }
+    if matches!(way, Way::Lent) && !before.is_empty() {
+        return Ok(Window::AfterTheHead);
     }
 
     let probe = probes == Probes::All { fetched: 0 };
@@ -753,12 +769,7 @@ fn send_windows(
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = (must_look || is_cold) && !is_unchanged(file, version)?;
     if is_cold || is_changed {
-        return Ok(match before {
-            [] if is_changed => Window::Changed,
-            [] => Window::Cold(window),
-            // The head goes out while a helper is at it; and whatever else stands there is not to be lost.
-            _ => Window::NotYet,
-        });
+        return Ok(if is_changed { Window::Changed } else { Window::Cold(window) });
     }
     if matches!(way, Way::Lent) {
         window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
