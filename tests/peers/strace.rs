@@ -83,6 +83,37 @@ fn a_short_piece_of_a_file_leaves_with_its_head_in_one_call() {
     }
 }
 
+/// Each on a connection of its own, with the request there before it is accepted.
+#[test]
+fn who_asks_once_is_answered_without_being_waited_for() {
+    const CLIENTS: usize = 20;
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let calls = site.path().with_extension("calls");
+    let server = tampered(
+        (calls.to_str().unwrap(), "epoll_ctl,epoll_pwait2,close"),
+        "epoll_pwait2:delay_exit=300ms",
+        &[site.path().to_str().unwrap()],
+    );
+    // What has to be read from the disk is waited for.
+    server.get("/small.txt");
+    let ask = || {
+        let mut client = server.connect();
+        client.send("GET /small.txt HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        client
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(|_| ask()).collect();
+    for mut client in clients {
+        assert_eq!(client.response("GET").body, b"small\n");
+    }
+    drop(server);
+    let added = |text: &str| text.lines().filter(|line| line.contains("EPOLL_CTL_ADD")).count();
+    wait_until("the calls", || fs::read_to_string(&calls).unwrap_or_default().matches("close(").count() >= CLIENTS);
+    let text = fs::read_to_string(&calls).unwrap();
+    // A mailbox, a listener, the first client; and who was accepted before his request had come.
+    assert!(added(&text) < 4 + CLIENTS / 2, "{text}");
+}
+
 #[test]
 fn sendfile_is_called_unless_it_is_switched_off() {
     let site = Site::new();

@@ -64,6 +64,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         }
         worker.publish(now, false, &disk);
         door.open(&epoll, &mut worker, now)?;
+        worker.greet(&epoll, now, &mut disk);
         if let Some(deadline) = stop_at
             && (worker.open() == 0 || now >= deadline)
         {
@@ -88,7 +89,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 DISK => disk.ready(now, &mut worker),
                 token if token >= LISTENERS => {
                     if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
-                        match worker.accept(listener, &epoll, now) {
+                        match worker.accept(listener, now) {
                             Accepted::All | Accepted::Some => {}
                             no_room => accept = no_room,
                         }
@@ -97,6 +98,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 _ => worker.ready(ready, now, &mut disk),
             }
         }
+        worker.greet(&epoll, now, &mut disk);
         worker.take_turns(now, &mut disk);
         worker.take_deadlines(now, &mut disk);
         disk.take_due(now, &mut worker);
@@ -140,7 +142,8 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         if is_told || worker.open() != open {
             worker.meter.note_change(now);
         }
-        if matches!(accept, Accepted::Full | Accepted::Exhausted) {
+        // Some may have been answered and gone by now.
+        if accept == Accepted::Exhausted || accept == Accepted::Full && worker.is_full() {
             door.close(&epoll)?;
             door.again = now + ACCEPT_PAUSE;
         }
@@ -189,14 +192,14 @@ impl Door {
             self.again = now + if waits { LOOK_PAUSE } else { ACCEPT_PAUSE };
             if self.looks > LOOKS {
                 self.looks = 0;
-                self.listeners.iter().for_each(|listener| _ = worker.accept(listener, epoll, now));
+                self.listeners.iter().for_each(|listener| _ = worker.accept(listener, now));
             }
             return Ok(());
         }
         if worker.is_exhausted() {
             // Only accepting tells that there are descriptors again: perhaps nobody waits, whom a listener would tell of.
             for listener in &self.listeners {
-                if matches!(worker.accept(listener, epoll, now), Accepted::Full | Accepted::Exhausted) {
+                if matches!(worker.accept(listener, now), Accepted::Full | Accepted::Exhausted) {
                     self.again = now + ACCEPT_PAUSE;
                 }
             }

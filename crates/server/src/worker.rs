@@ -228,6 +228,8 @@ pub struct Worker {
     expired: Vec<Token>,
     /// Connections that have more to do, in the order in which they come again.
     again: VecDeque<Token>,
+    /// Those who were accepted and have not had a turn.
+    fresh: Vec<Token>,
     /// Connections that found no room in the helpers' queue for what they are to send next, and when they ask anew.
     turned_away: VecDeque<Token>,
     ask_anew: Time,
@@ -284,6 +286,7 @@ impl Worker {
             wheel: Wheel::default(),
             expired: Vec::new(),
             again: VecDeque::new(),
+            fresh: Vec::new(),
             turned_away: VecDeque::new(),
             ask_anew: Time::NEVER,
             actions: Vec::new(),
@@ -336,15 +339,21 @@ impl Worker {
         self.open
     }
 
+    /// Whether as many are open as may be.
+    pub fn is_full(&self) -> bool {
+        self.open >= self.generation.connections_max
+    }
+
     /// Whether the process was out of descriptors when a connection was to be accepted last.
     pub fn is_exhausted(&self) -> bool {
         self.exhausted
     }
 
-    /// Accepts what waits at a listener, up to a bound; the rest has its turn later.
-    pub fn accept(&mut self, listener: impl AsFd, epoll: &Epoll, now: Time) -> Accepted {
+    /// Accepts what waits at a listener, up to a bound; the rest has its turn later. Who has come is to be
+    /// [greeted](Worker::greet).
+    pub fn accept(&mut self, listener: impl AsFd, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
-            let full = self.open >= self.generation.connections_max;
+            let full = self.is_full();
             let gives_way = if full { self.find_an_idle_one(now) } else { None };
             if full && gives_way.is_none() {
                 // In a pool that is how it is meant to be.
@@ -363,7 +372,7 @@ impl Worker {
                     if let Some(token) = gives_way {
                         self.remove(token);
                     }
-                    self.add(socket, address, epoll, now);
+                    self.add(socket, address, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Only now: with others still waiting, one place that becomes free ends no shortage.
@@ -389,18 +398,13 @@ impl Worker {
         Accepted::Some
     }
 
-    fn add(&mut self, socket: OwnedFd, address: Option<SocketAddr>, epoll: &Epoll, now: Time) {
+    fn add(&mut self, socket: OwnedFd, address: Option<SocketAddr>, now: Time) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push((0, None));
             (self.slots.len() - 1) as u32
         });
         let (generation, slot) = &mut self.slots[index as usize];
         let token = Token { index, generation: *generation };
-        if epoll.add(&socket, token.to_number(), Interest::Connection).is_err() {
-            // Out of kernel memory for watches: this client is lost, the others are not.
-            self.free.push(index);
-            return;
-        }
         let conn = Conn::new(now);
         let armed = conn.next_due(&self.desk.limits);
         *slot = Some(Connection {
@@ -410,7 +414,8 @@ impl Worker {
             outbox: None,
             armed,
             unacknowledged: 0,
-            readable: false,
+            // Often the request has come by now.
+            readable: true,
             ending: false,
             writable: true,
             cold: Time::NEVER,
@@ -421,6 +426,23 @@ impl Worker {
         self.open += 1;
         self.accepted += 1;
         self.wheel.insert(armed, token);
+        self.fresh.push(token);
+    }
+
+    /// Gives those who were accepted their first turn. Only who is still there after it has to be waited for: where each
+    /// request comes by a connection of its own, that is nobody, and epoll never hears of them.
+    pub fn greet(&mut self, epoll: &Epoll, now: Time, disk: &mut impl DiskSide) {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for token in fresh.drain(..) {
+            self.turn(token, None, now, disk);
+            if let Some(connection) = self.get(token)
+                && epoll.add(&connection.socket, token.to_number(), Interest::Connection).is_err()
+            {
+                // Out of kernel memory for watches: this client is lost, the others are not.
+                self.remove(token);
+            }
+        }
+        self.fresh = fresh;
     }
 
     /// A connection on which nothing is under way, to make room for a new one. Looks at a few at a time, going round, so
