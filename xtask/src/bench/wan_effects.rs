@@ -94,9 +94,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 0 => measure_amped(args, &bench, *figure, *x),
                 _ => measure_apache(args, &bench, NAMES[*server], *figure, *x),
             });
-            refused.iter().for_each(|why| println!("again: {why}"));
-            let (rate, connections) = measured?;
             let what = if *figure == 0 { "ms" } else { "% lost" };
+            refused.iter().for_each(|why| println!("again: {} {x} {what}: {why}", NAMES[*server]));
+            let (rate, connections) = measured?;
             let left = format!("{}/{}", round + 1, args.rounds);
             println!("[{left}] {:16} {x:>4} {what:6}  {rate:>7.0}/s  {connections:>6.0} connections", NAMES[*server]);
             curves.take(round, *figure, *server, *x, rate);
@@ -174,7 +174,7 @@ fn measure(args: &Args, bench: &Bench, port: u16, figure: usize, x: f64) -> Outc
         (ended, counting.join().unwrap_or_else(|_| Err("the count of connections failed".to_owned())))
     });
     let ended = found.map_err(|error| format!("cannot start `{}`: {error}", shown(&command)))?;
-    check_router(&ended.stderr).map_err(|text| format!("`{}`: {text}", shown(&command)))?;
+    check_router(&ended.stderr)?;
     let series = read(&ended)?.series;
     let counted = series.into_iter().take(args.seconds as usize).skip(SETTLE_S as usize);
     let in_time: u64 = counted.map(|second| second.ok).sum();
