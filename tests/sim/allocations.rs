@@ -8,11 +8,13 @@ use std::sync::Arc;
 use amped_core::cache::Budgets;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
-use amped_core::event::{Action, Event, Found, Opened};
+use amped_core::event::{Action, Event, Found, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
+use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::reply::Wall;
 use amped_core::site::{Site, Sites};
+use amped_core::variants::NegotiationRule;
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -35,7 +37,15 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
-        let site = Site { precompressed: vec![Coding::Gzip], ..Site::default() };
+        let rule = NegotiationRule {
+            pattern: Glob::new("/doc"),
+            languages: vec!["en".into(), "fr".into()],
+            charsets: Vec::new(),
+            list_ties: false,
+            refuse: true,
+        };
+        let mut site = Site { precompressed: vec![Coding::Gzip], negotiations: vec![rule], ..Site::default() };
+        site.types.known = |ending| (ending == "html").then_some("text/html");
         let sites = Arc::new(Sites::new(vec![site]).unwrap());
         let desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
         Driver { desk, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }
@@ -57,7 +67,11 @@ impl Driver {
                         Opened { coding, version, content }
                     };
                     let files = vec![file(Coding::Identity, 1), file(Coding::Gzip, 2)];
-                    let found = Found::File { name: (*b"/a/b.txt").into(), files };
+                    let names = [&b"/doc.en.html"[..], b"/doc.fr.html"].map(Into::into).to_vec();
+                    let found = match &work {
+                        Work::Name(work) if *work.path == *b"/doc" => Found::Variants { names, files },
+                        _ => Found::File { name: (*b"/a/b.txt").into(), files },
+                    };
                     let sites = Arc::clone(&self.desk.sites);
                     let answer = self.desk.caches.learn(Time::START, &work, found, &sites);
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.desk, &mut self.actions);
@@ -95,4 +109,7 @@ fn a_cached_request_allocates_nothing() {
     check("a query", get.replace(".txt", ".txt?x=y"));
     check("304", format!("GET /a/b.txt HTTP/1.1\r\n{fields}{conditional}\r\n"));
     check("16 pipelined", get.repeat(16));
+    let wishes = "Accept: text/html, */*;q=0.8\r\nAccept-Language: fr-CH, fr;q=0.9, en;q=0.8\r\n";
+    let negotiated = format!("GET /doc HTTP/1.1\r\n{fields}{wishes}\r\n");
+    check("a variant", negotiated);
 }

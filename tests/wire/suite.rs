@@ -13,5 +13,6 @@ mod log;
 mod messages;
 mod metrics;
 mod mirror;
+mod negotiation;
 mod ranges;
 mod stop;

@@ -21,6 +21,7 @@ use crate::plan::{self, Look, Plan};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead};
 use crate::site::Site;
+use crate::variants::Negotiated;
 
 /// A reply but for what depends on the connection.
 pub(crate) struct Made<F> {
@@ -67,30 +68,36 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
     if let Some(Known { meaning, age }) = &known
         && *age < caches.budgets.revalidate
     {
-        match meaning {
-            Meaning::File(resource) => {
-                let resource = &*ready(resource, site, caches.budgets.ready_headers);
-                let representation = reply::choose(request, resource);
-                let verdict = reply::judge(request, representation, limits, wall.seconds);
-                let content = match reply::needs_content(&verdict, request) {
-                    true => caches.content(representation).map(Some),
-                    false => Some(None),
-                };
-                if let Some(content) = content {
+        let resource = match meaning {
+            Meaning::File(resource) => resource,
+            Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
+                Negotiated::Variant(at) => &variants.list[at].resource,
+                told @ (Negotiated::List | Negotiated::Refused) => {
                     counts.hits += 1;
-                    let reply = reply::file(site, request, resource, representation, verdict, content, caches);
-                    return Step::Reply(Made::new(reply, Outcome::Hit));
+                    return Step::Reply(Made::new(reply::variants(site, request, path, variants, told), Outcome::Hit));
                 }
-                let work = Work::Name(caches.content_work(site.number, path.into(), resource, representation));
-                return Step::Ask(Question { work, stale: None });
-            }
+            },
             no_file => {
                 counts.hits += 1;
                 return step_without_file(request, &look, no_file, Outcome::Hit, caches.generation());
             }
+        };
+        let resource = &*ready(resource, site, caches.budgets.ready_headers);
+        let representation = reply::choose(request, resource);
+        let verdict = reply::judge(request, representation, limits, wall.seconds);
+        let content = match reply::needs_content(&verdict, request) {
+            true => caches.content(representation).map(Some),
+            false => Some(None),
+        };
+        if let Some(content) = content {
+            counts.hits += 1;
+            let reply = reply::file(site, request, resource, representation, verdict, content, caches);
+            return Step::Reply(Made::new(reply, Outcome::Hit));
         }
+        let work = Work::Name(caches.content_work(site, path.into(), resource, representation));
+        return Step::Ask(Question { work, stale: None });
     }
-    let work = Work::Name(caches.name_work(site.number, path.into(), known.as_ref()));
+    let work = Work::Name(caches.name_work(site, path.into(), known.as_ref()));
     Step::Ask(Question { work, stale: known })
 }
 
@@ -110,8 +117,19 @@ pub(crate) fn step_after<F: FileHandle>(
     };
     let Look { site, path, .. } = look;
     match answer {
-        Answer::Name(Meaning::File(resource), brought) => {
-            let resource = ready(&resource, site, caches.budgets.ready_headers);
+        Answer::Name(meaning @ (Meaning::File(_) | Meaning::Variants(_)), brought) => {
+            let resource = match &meaning {
+                Meaning::File(resource) => resource,
+                Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
+                    Negotiated::Variant(at) => &variants.list[at].resource,
+                    told @ (Negotiated::List | Negotiated::Refused) => {
+                        let reply = reply::variants(site, request, path, variants, told);
+                        return Step::Reply(Made::new(reply, outcome));
+                    }
+                },
+                no_file => return step_without_file(request, &look, no_file, outcome, caches.generation()),
+            };
+            let resource = ready(resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
             let verdict = reply::judge(request, representation, limits, wall.seconds);
             let mut content = None;
@@ -121,8 +139,8 @@ pub(crate) fn step_after<F: FileHandle>(
                     // It was known when the question was asked, and has been evicted since, or nobody brought it: ask again, for
                     // it alone, or for everything if even the name is not known any more.
                     let work = match caches.holds_name(site.number, path) {
-                        true => caches.content_work(site.number, path.into(), &resource, representation),
-                        false => caches.name_work(site.number, path.into(), None),
+                        true => caches.content_work(site, path.into(), &resource, representation),
+                        false => caches.name_work(site, path.into(), None),
                     };
                     let work = Work::Name(work);
                     return Step::Ask(Question { work, stale: None });
@@ -172,7 +190,7 @@ fn step_without_file<F: FileHandle>(
         }
         Meaning::Directory => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
         Meaning::Forbidden => Step::Fail(Status::FORBIDDEN, "this file is not for reading"),
-        Meaning::Absent | Meaning::File(_) => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
+        Meaning::Absent | Meaning::File(_) | Meaning::Variants(_) => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
     }
 }
 
@@ -210,7 +228,7 @@ pub(crate) fn failure<F: FileHandle>(
         // For 503 the disk is the trouble; asking it for a page would make it worse.
         return Failure::Reply(plain_failure(request, status, why, desk));
     }
-    let work = Work::Name(caches.name_work(site.number, page.as_bytes().into(), known.as_ref()));
+    let work = Work::Name(caches.name_work(site, page.as_bytes().into(), known.as_ref()));
     Failure::AskForPage(Question { work, stale: None })
 }
 

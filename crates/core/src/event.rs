@@ -100,6 +100,8 @@ pub struct NameWork {
     pub edition: u32,
     /// States whose content is at hand already and need not be brought again.
     pub known: Vec<FileVersion>,
+    /// Whether, if there is nothing of this name, the files beside it are wanted that may be its variants.
+    pub variants: bool,
     /// What the name means is known, and only this content is missing: if it is still to be had, nothing else is looked for.
     pub missing: Option<Missing>,
 }
@@ -140,6 +142,13 @@ pub enum Found<F> {
         /// The file itself first, then its siblings that are not older.
         files: Vec<Opened<F>>,
     },
+    /// Nothing of this name, but files that may be its variants.
+    Variants {
+        /// Their clean paths.
+        names: Vec<Arc<[u8]>>,
+        /// As many; how each is coded its name will tell.
+        files: Vec<Opened<F>>,
+    },
     /// The content that was missing.
     Missing(Opened<F>),
     /// A directory, asked for without its slash.
@@ -154,6 +163,18 @@ pub enum Found<F> {
     Forbidden,
     /// The question could not be answered.
     Trouble(Trouble),
+}
+
+impl<F> Found<F> {
+    /// The files that it tells of.
+    pub fn files(&self) -> &[Opened<F>] {
+        match self {
+            Found::File { files, .. } | Found::Variants { files, .. } => files,
+            Found::Missing(opened) => core::slice::from_ref(opened),
+            Found::NeedsSlash | Found::Directory | Found::Listing(_) => &[],
+            Found::Absent | Found::Forbidden | Found::Trouble(_) => &[],
+        }
+    }
 }
 
 /// One file that was opened.
@@ -203,7 +224,7 @@ pub struct Brief {
 
 impl Brief {
     /// The status that a request would be answered with, and why not with a file.
-    const KINDS: [(Status, &str); 9] = [
+    const KINDS: [(Status, &str); 10] = [
         (Status::OK, ""),
         (Status::OK, "a listing, which is made for each request"),
         (Status::MOVED_PERMANENTLY, "a folder: add a slash for its index page"),
@@ -213,6 +234,7 @@ impl Brief {
         (Status::INTERNAL_SERVER_ERROR, "it could not be read"),
         (Status::SERVICE_UNAVAILABLE, "too much is waiting for the disk, or descriptors are short: try again"),
         (Status::SERVICE_UNAVAILABLE, "the configuration has changed meanwhile: try again"),
+        (Status::OK, "a document in variants: load each by its own name"),
     ];
 
     /// Too much is waiting for the disk.
@@ -231,6 +253,7 @@ impl Brief {
             Answer::Trouble(Trouble::Failed) => (6, 0),
             Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
             Answer::Outdated => (8, 0),
+            Answer::Name(Meaning::Variants(_), _) => (9, 0),
         };
         Brief { kind, size }
     }

@@ -28,3 +28,4 @@ pub mod record;
 pub mod reply;
 pub mod residency;
 pub mod site;
+pub mod variants;

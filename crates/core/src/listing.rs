@@ -189,7 +189,7 @@ fn size_for_people(bytes: u64) -> String {
     alloc::format!("{scaled:.1} TiB")
 }
 
-fn escape_html(text: &str) -> String {
+pub(crate) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

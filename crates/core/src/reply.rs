@@ -24,8 +24,10 @@ use crate::cache::head::{HeadKey, HeadKind};
 use crate::cache::path::{Representation, Resource};
 use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
+use crate::listing;
 use crate::record::Record;
 use crate::site::Site;
+use crate::variants::{Negotiated, VariantFile, Variants, Vary};
 
 /// A reply, ready to be sent.
 #[derive(Debug)]
@@ -124,7 +126,7 @@ impl Wall {
 /// The representation to send (RFC 9110, 12.5.3).
 pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> &'a Representation {
     let plain = &resource.representations[0];
-    if !resource.varies() || !request.accept_encoding.is_present() {
+    if !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present() {
         return plain;
     }
     let accepted = request.accept_encoding.iter().fold(Accepted::NOTHING_SAID, Accepted::and);
@@ -217,7 +219,8 @@ pub fn file<F>(
             name: Arc::clone(&resource.name),
             version: representation.version,
             coding: representation.coding,
-            varies: resource.varies(),
+            vary: resource.vary,
+            is_chosen: resource.is_chosen,
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
@@ -271,7 +274,8 @@ fn whole_head(site: &Site, resource: &Resource, representation: &Representation)
 /// 304. RFC 9110, 15.4.5: what a 200 would have said of Cache-Control, Content-Location, Date, ETag, Expires and Vary.
 fn not_modified_head(site: &Site, resource: &Resource, representation: &Representation) -> Head {
     let mut head = Head::new(Status::NOT_MODIFIED);
-    vary(&mut head, resource);
+    vary(&mut head, resource.vary);
+    content_location(&mut head, resource);
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
     custom(&mut head, site, &resource.name);
@@ -335,13 +339,26 @@ fn describe(head: &mut Head, resource: &Resource, representation: &Representatio
     if representation.coding != Coding::Identity {
         head.field("Content-Encoding", representation.coding.token());
     }
-    vary(head, resource);
+    if let Some(language) = &resource.language {
+        head.field("Content-Language", language.as_bytes());
+    }
+    vary(head, resource.vary);
+    content_location(head, resource);
 }
 
-/// RFC 9110, 12.5.5: on every reply that could have been another one, in whichever coding this one is.
-fn vary(head: &mut Head, resource: &Resource) {
-    if resource.varies() {
-        head.field("Vary", "Accept-Encoding");
+/// RFC 9110, 12.5.5: on every reply that could have been another one, whichever this one is.
+fn vary(head: &mut Head, vary: Vary) {
+    if vary != Vary::NOTHING {
+        head.field("Vary", vary.value());
+    }
+}
+
+/// RFC 9110, 8.7: the name by which this variant, and no other, is asked for; in which coding, its own negotiation tells.
+fn content_location(head: &mut Head, resource: &Resource) {
+    if resource.is_chosen {
+        let mut location = Vec::with_capacity(resource.name.len());
+        uri::encode_path(&resource.name, &mut location);
+        head.field("Content-Location", &location);
     }
 }
 
@@ -519,15 +536,52 @@ pub fn listing<F>(
     (ReplyHead::Made(Box::new(head)), body)
 }
 
+/// All variants of a document, for the client to choose one (RFC 9110, 15.4.1), or since it accepts none (15.5.7).
+pub fn variants<F>(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    variants: &Variants,
+    told: Negotiated,
+) -> (ReplyHead, Body<F>) {
+    let (status, why) = match told {
+        Negotiated::Refused => (Status::NOT_ACCEPTABLE, "None of these is in a form that the request accepts"),
+        Negotiated::List | Negotiated::Variant(_) => (Status::MULTIPLE_CHOICES, "These are equally good"),
+    };
+    let mut list = String::new();
+    for VariantFile { resource, .. } in &variants.list {
+        let mut link = Vec::new();
+        uri::encode_path(&resource.name, &mut link);
+        let link = listing::escape_html(&String::from_utf8_lossy(&link));
+        let name = resource.name.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let name = listing::escape_html(&String::from_utf8_lossy(name));
+        let kind = listing::escape_html(&resource.media_type);
+        let (attribute, told) = match resource.language.as_deref() {
+            Some(tag) => (alloc::format!(" hreflang=\"{tag}\""), alloc::format!(", {tag}")),
+            None => Default::default(),
+        };
+        list += &alloc::format!("<li><a href=\"{link}\"{attribute}>{name}</a> ({kind}{told})\n");
+    }
+    let page = page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>"));
+    let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    vary(&mut head, variants.vary);
+    custom(&mut head, site, path);
+    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
+    (ReplyHead::Made(Box::new(head)), body)
+}
+
 /// A page of ours: readable by day and by night, and small.
 fn error_page(status: Status, why: &str) -> Vec<u8> {
+    page_of(status, &alloc::format!("<p>{}.</p>", capital(why)))
+}
+
+fn page_of(status: Status, text: &str) -> Vec<u8> {
     let title = alloc::format!("{} {}", status.0, status.reason());
     let page = alloc::format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <meta name=\"color-scheme\" content=\"light dark\"><title>{title}</title>\n\
          <style>body{{font:1rem/1.5 system-ui,sans-serif;max-width:40rem;margin:4rem auto;padding:0 1rem}}</style>\n\
-         <h1>{title}</h1>\n<p>{}.</p>\n</html>\n",
-        capital(why)
+         <h1>{title}</h1>\n{text}\n</html>\n"
     );
     page.into_bytes()
 }
@@ -567,7 +621,9 @@ mod tests {
     }
 
     fn resource(representations: Vec<Representation>) -> Resource {
-        Resource { site: 0, name: (*b"/docs/a.txt").into(), media_type: "text/plain".into(), representations }
+        let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
+        let (name, media_type) = ((*b"/docs/a.txt").into(), "text/plain".into());
+        Resource { site: 0, name, media_type, language: None, vary, is_chosen: false, representations }
     }
 
     /// The head as it is sent, and the body's length.

@@ -11,6 +11,7 @@ use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
 use crate::glob::Glob;
+use crate::variants::NegotiationRule;
 
 /// One site.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Site {
     pub types: Types,
     /// Headers by pattern; all that match apply in order, a later one replaces an earlier one's value.
     pub rules: Vec<HeaderRule>,
+    /// Which documents are there in variants; the last that matches applies.
+    pub negotiations: Vec<NegotiationRule>,
     /// Pages of this site that explain an error, by status: absolute paths within the site.
     pub error_pages: Vec<(Status, Box<str>)>,
     /// What a validator is made of.
@@ -52,9 +55,17 @@ impl Default for Site {
             user_dir: None,
             types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
             rules: Vec::new(),
+            negotiations: Vec::new(),
             error_pages: Vec::new(),
             etag: EtagForm::default(),
         }
+    }
+}
+
+impl Site {
+    /// The rule by which variants of the document of this name are looked for, if it is not there itself.
+    pub fn negotiation(&self, path: &[u8]) -> Option<&NegotiationRule> {
+        self.negotiations.iter().rev().find(|rule| rule.pattern.matches(path))
     }
 }
 
@@ -99,10 +110,20 @@ impl Types {
         let last = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
         let ending = last.iter().rposition(|&b| b == b'.').map(|dot| &last[dot + 1..]);
         let ending = ending.and_then(|e| core::str::from_utf8(e).ok()).unwrap_or("").to_ascii_lowercase();
+        self.with_charset(self.by_ending(&ending).unwrap_or(&self.fallback), None)
+    }
+
+    /// The media type that an ending, in lower case, stands for.
+    pub fn by_ending(&self, ending: &str) -> Option<&str> {
         let overridden = self.overrides.iter().find(|(name, _)| **name == *ending).map(|(_, kind)| &**kind);
-        let kind = overridden.or_else(|| (self.known)(&ending)).unwrap_or(&self.fallback);
-        match &self.charset {
-            Some(charset) if kind.starts_with("text/") && !kind.contains(';') => [kind, "; charset=", charset].concat(),
+        overridden.or_else(|| (self.known)(ending))
+    }
+
+    /// A media type with a charset: the one that is given, else that of texts which name none.
+    pub fn with_charset(&self, kind: &str, charset: Option<&str>) -> String {
+        let charset = charset.or_else(|| self.charset.as_deref().filter(|_| kind.starts_with("text/")));
+        match charset {
+            Some(charset) if !kind.contains(';') => [kind, "; charset=", charset].concat(),
             _ => String::from(kind),
         }
     }

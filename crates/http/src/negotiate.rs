@@ -1,10 +1,20 @@
-//! Proactive negotiation: which content coding, and whether a machine or a person reads our own pages (RFC 9110, 12).
+//! Proactive negotiation (RFC 9110, 12): which content coding, which variant of a document, and whether a machine or a
+//! person reads our own pages.
 //!
-//! Before it: the `Accept-Encoding` and `Accept` fields of a request. After it: the sibling file that `amped-core`
-//! picks (`page.html.br` for `page.html`), and the form of listings and error pages.
+//! Before it: the `Accept` fields of a request. After it: the sibling file that `amped-core` picks (`page.html.br` for
+//! `page.html`), the variant (`page.fr.html` for `page`), and the form of listings and error pages.
 //! `Accept-Encoding` comes with each request of a browser, so it becomes ten bytes without allocation, and the choice
 //! among the siblings that exist is made later, when the disk or a cache has told which do.
-//! Not here: languages and charsets, of which a file has the one it has.
+//!
+//! A choice among variants ([`choose_variant`]) goes by media type, then language, then charset, each by its quality; RFC
+//! 9110 leaves to servers how the three are weighed, and this order is that of Apache's mod_negotiation. The coding is no
+//! part of it: it is chosen among those of the variant, by the same [`Accepted`] as for any other file.
+//!
+//! Languages are matched by basic filtering (RFC 4647, 3.3.1), and where a range matches nothing so, by what is left of it
+//! when subtags are taken off its end, as lookup does (3.4): a reader of `fr-CH` gets `fr`, behind all that is asked for
+//! by its name.
+
+use alloc::vec::Vec;
 
 use crate::text::{list, trim_ows};
 
@@ -84,12 +94,7 @@ impl Accepted {
     ///
     /// A coding that is named twice (as gzip and x-gzip, say) has the higher of its qualities.
     pub fn and(mut self, field: &[u8]) -> Accepted {
-        for element in list(field) {
-            let (token, weight) = match element.iter().position(|&byte| byte == b';') {
-                Some(at) => (trim_ows(&element[..at]), read_weight(&element[at + 1..])),
-                None => (element, Some(1000)),
-            };
-            let Some(quality) = weight else { continue };
+        for (token, quality) in weighted(field) {
             let slot = match Coding::from_token(token) {
                 Some(coding) => &mut self.named[coding as usize],
                 None if token == b"*" => &mut self.others,
@@ -135,44 +140,206 @@ impl Accepted {
 /// equal qualities, or no field, mean HTML; HTML with quality 0 means JSON, if that has any.
 /// Parameters other than `q` are not compared: ours has none that a client could mean by `;charset=utf-8`.
 pub fn prefers_json(accept: Option<&[u8]>) -> bool {
-    let mut json = Preference::default();
-    let mut html = Preference::default();
-    let mut rest = accept.unwrap_or_default();
+    let accept = accept.unwrap_or_default();
+    type_grade(accept, "application/json").0 > type_grade(accept, "text/html").0
+}
+
+/// The quality of a media type, and how specific the range is that tells it: 0 none does, 1 `*/*`, 2 `type/*`, 3
+/// `type/subtype`. The most specific range counts; of two that are the same, the higher quality.
+fn type_grade(accept: &[u8], media_type: &str) -> (u16, u8) {
+    let media_type = media_type.split(';').next().unwrap_or_default().trim_end().as_bytes();
+    let slash = media_type.iter().position(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let (mut best, mut rest) = ((0, 0), accept);
     while !rest.is_empty() {
         let (element, after) = split_unquoted(rest, b',');
         rest = after;
         let Some((range, quality)) = read_media_range(element) else { continue };
-        json.consider(range, b"application/json", b"application/*", quality);
-        html.consider(range, b"text/html", b"text/*", quality);
-    }
-    json.quality > html.quality
-}
-
-/// The quality of one media type, as the ranges so far tell it.
-#[derive(Default)]
-struct Preference {
-    /// 0 none, 1 `*/*`, 2 `type/*`, 3 `type/subtype`.
-    specificity: u8,
-    quality: u16,
-}
-
-impl Preference {
-    fn consider(&mut self, range: &[u8], media_type: &[u8], any_subtype: &[u8], quality: u16) {
-        let specificity = if range.eq_ignore_ascii_case(media_type) {
-            3
-        } else if range.eq_ignore_ascii_case(any_subtype) {
-            2
-        } else if range == b"*/*" {
-            1
-        } else {
-            return;
+        let specificity = match range.strip_suffix(b"*") {
+            _ if range.eq_ignore_ascii_case(media_type) => 3,
+            Some(top) if top.eq_ignore_ascii_case(&media_type[..slash]) && slash > 0 => 2,
+            _ if range == b"*/*" => 1,
+            _ => continue,
         };
-        // The more specific one counts; of two that are the same, the higher quality.
-        let better = (specificity, quality) > (self.specificity, self.quality);
-        if better {
-            *self = Preference { specificity, quality };
+        best = best.max((specificity, quality));
+    }
+    (best.1, best.0)
+}
+
+/// One of the forms in which a document is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant<'a> {
+    /// Its media type; parameters are not compared.
+    pub media_type: &'a str,
+    /// Its language tag (RFC 9110, 8.5.1), if it is in one.
+    pub language: Option<&'a str>,
+    /// Its charset, if that is to be compared.
+    pub charset: Option<&'a str>,
+    /// The codings that it can be sent in, at least one.
+    pub codings: &'a [Coding],
+}
+
+/// What a client said that it wants: the fields as they came, several lines of one joined by commas. Of a field that is
+/// `None` anything is welcome (RFC 9110, 12.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes<'a> {
+    /// RFC 9110, 12.5.1.
+    pub accept: Option<&'a [u8]>,
+    /// RFC 9110, 12.5.4.
+    pub language: Option<&'a [u8]>,
+    /// RFC 9110, 12.5.2.
+    pub charset: Option<&'a [u8]>,
+    /// RFC 9110, 12.5.3.
+    pub encoding: Option<&'a [u8]>,
+}
+
+/// What wishes come to. Variants are named by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// This one is better than all others.
+    One(usize),
+    /// Several are as good as this one, the first of them.
+    Tie(usize),
+    /// None is acceptable.
+    Nothing,
+}
+
+/// How well a variant suits: a greater one suits better. Media type first, then language, then charset.
+///
+/// Behind the quality of a media type stands how specific the range was: `text/html, */*` means that HTML is wanted, though
+/// both have the quality 1. (Apache reads `*/*` as 0.01 then, if no weight is written in all of the field.)
+type Grade = ((u16, u8), (u8, u16, u8), u16);
+
+/// The best of these variants.
+pub fn choose_variant(variants: &[Variant<'_>], wishes: &Wishes<'_>) -> Choice {
+    let accepted = wishes.encoding.map(|field| Accepted::parse(Some(field)));
+    let mut best: Option<(Grade, usize)> = None;
+    let mut tie = false;
+    for (at, variant) in variants.iter().enumerate() {
+        let Some(grade) = grade(variant, wishes, accepted) else { continue };
+        match &best {
+            Some((known, _)) if grade < *known => {}
+            Some((known, _)) if grade == *known => tie = true,
+            _ => (best, tie) = (Some((grade, at)), false),
         }
     }
+    match best {
+        None => Choice::Nothing,
+        Some((_, at)) if tie => Choice::Tie(at),
+        Some((_, at)) => Choice::One(at),
+    }
+}
+
+/// `None`: it is not acceptable.
+fn grade(variant: &Variant<'_>, wishes: &Wishes<'_>, accepted: Option<Accepted>) -> Option<Grade> {
+    // As for any file: the plain form is better than nothing even to those who exclude it.
+    let decodes =
+        |&coding: &Coding| coding == Coding::Identity || accepted.is_none_or(|accepted| accepted.quality(coding) > 0);
+    if !variant.codings.iter().any(decodes) {
+        return None;
+    }
+    let media_type = wishes.accept.map_or((1000, 0), |accept| type_grade(accept, variant.media_type));
+    let charset = match (wishes.charset, variant.charset) {
+        (Some(field), Some(charset)) => charset_quality(field, charset),
+        _ => 1000,
+    };
+    let language = language_grade(wishes.language, variant.language)?;
+    (media_type.0 > 0 && charset > 0).then_some((media_type, language, charset))
+}
+
+/// RFC 9110, 12.5.2: `*` stands for those that are not named, and what is neither named nor meant by it is not acceptable.
+fn charset_quality(field: &[u8], charset: &str) -> u16 {
+    let (mut named, mut others) = (None, 0);
+    for (token, quality) in weighted(field) {
+        if token.eq_ignore_ascii_case(charset.as_bytes()) {
+            named = named.max(Some(quality));
+        } else if token == b"*" {
+            others = others.max(quality);
+        }
+    }
+    named.unwrap_or(others)
+}
+
+/// How well a language suits: 3 it is asked for, 2 what is left of a range matches it, 1 the variant is in none; then the
+/// quality of the range, and how many subtags of it were left. `None`: it is not acceptable.
+fn language_grade(field: Option<&[u8]>, tag: Option<&str>) -> Option<(u8, u16, u8)> {
+    let (field, tag) = match (field, tag) {
+        (None, _) => return Some((3, 1000, 0)),
+        (Some(_), None) => return Some((1, 0, 0)),
+        (Some(field), Some(tag)) => (field, tag.as_bytes()),
+    };
+    // The longest range that matches counts, of two that are the same the higher quality; `*` only if none does.
+    let (mut asked, mut rest): (Option<(usize, u16)>, (u16, u8)) = (None, (0, 0));
+    for (range, quality) in weighted(field) {
+        if range == b"*" {
+            asked = asked.max(Some((0, quality)));
+        } else if covers(range, tag) {
+            asked = asked.max(Some((range.len(), quality)));
+        } else {
+            let cuts = range.iter().enumerate().filter(|(_, byte)| **byte == b'-').map(|(at, _)| at);
+            let left = cuts.filter(|&at| covers(&range[..at], tag)).count();
+            if left > 0 {
+                rest = rest.max((quality, u8::try_from(left).unwrap_or(u8::MAX)));
+            }
+        }
+    }
+    match (asked, rest) {
+        (Some((_, 0)), _) | (None, (0, _)) => None,
+        (Some((_, quality)), _) => Some((3, quality, 0)),
+        (None, (quality, left)) => Some((2, quality, left)),
+    }
+}
+
+/// RFC 4647, 3.3.1: a range matches a tag that is equal to it, or begins with it and a hyphen.
+fn covers(range: &[u8], tag: &[u8]) -> bool {
+    let begins = tag.len() >= range.len() && tag[..range.len()].eq_ignore_ascii_case(range);
+    begins && !range.is_empty() && matches!(tag.get(range.len()), None | Some(b'-'))
+}
+
+/// Appends a field in the form in which two that say the same in other words are equal: in lower case, without blanks about
+/// separators, its lines one list. What is in quotes is left as it is. So whatever was compared for one is good for the
+/// other, and a choice can be kept under it.
+pub fn normalise<'a>(lines: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
+    let is_separator = |byte: u8| matches!(byte, b',' | b';');
+    let start = out.len();
+    let (mut quoted, mut escaped, mut blank) = (false, false, false);
+    for (n, line) in lines.enumerate() {
+        if n > 0 {
+            // A quote that was never closed ends with its line.
+            (quoted, escaped, blank) = (false, false, false);
+            out.push(b',');
+        }
+        for &byte in line {
+            let before = out[start..].last().copied();
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if quoted => escaped = true,
+                b'"' => quoted = !quoted,
+                _ => {}
+            }
+            if quoted || byte == b'"' || escaped {
+                if core::mem::take(&mut blank) && before.is_some_and(|before| !is_separator(before)) {
+                    out.push(b' ');
+                }
+                out.push(byte);
+            } else if matches!(byte, b' ' | b'\t') {
+                blank = true;
+            } else {
+                if core::mem::take(&mut blank) && !is_separator(byte) && before.is_some_and(|it| !is_separator(it)) {
+                    out.push(b' ');
+                }
+                out.push(byte.to_ascii_lowercase());
+            }
+        }
+        blank = false;
+    }
+}
+
+/// The elements of a list of tokens with their weights; what is malformed is left out.
+fn weighted(field: &[u8]) -> impl Iterator<Item = (&[u8], u16)> {
+    list(field).filter_map(|element| match element.iter().position(|&byte| byte == b';') {
+        Some(at) => Some((trim_ows(&element[..at]), read_weight(&element[at + 1..])?)),
+        None => Some((element, 1000)),
+    })
 }
 
 /// `text/html;level=1;q=0.5` to `text/html` and 500; `None` where the weight is malformed.
@@ -224,7 +391,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::string::String;
-    use std::vec::Vec;
 
     const ALL: [Coding; 4] = [Identity, Gzip, Zstd, Brotli];
 
@@ -355,6 +521,113 @@ mod tests {
         check(Some(",;,application/json,"), true);
     }
 
+    /// `type language charset`, a dash for none; the coding is plain.
+    fn variant(text: &str) -> Variant<'_> {
+        let [media_type, language, charset] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
+        let some = |text| (text != "-").then_some(text);
+        Variant { media_type, language: some(language), charset: some(charset), codings: &[Identity] }
+    }
+
+    /// `accept | language | charset | encoding`, empty for none.
+    fn wishes(text: &str) -> Wishes<'_> {
+        let fields: Vec<_> = text.split('|').map(str::trim).collect();
+        let field = |at: usize| fields.get(at).filter(|text| !text.is_empty()).map(|text| text.as_bytes());
+        Wishes { accept: field(0), language: field(1), charset: field(2), encoding: field(3) }
+    }
+
+    #[test]
+    fn variants_by_language() {
+        #[track_caller]
+        fn check(languages: &str, field: &str, expected: Choice) {
+            let texts: Vec<_> = languages.split(' ').map(|tag| std::format!("text/html {tag} -")).collect();
+            let variants: Vec<_> = texts.iter().map(|text| variant(text)).collect();
+            let wishes = Wishes { language: Some(field.as_bytes()), ..Wishes::default() };
+            assert_eq!(choose_variant(&variants, &wishes), expected, "{languages}: {field}");
+        }
+        use Choice::{Nothing, One, Tie};
+        check("en fr", "fr", One(1));
+        check("en fr", "FR;q=0.5, en;q=0.4", One(1));
+        check("en fr", "fr, en", Tie(0));
+        check("en fr", "*", Tie(0));
+        check("en fr", "fr;q=0, *", One(0));
+        check("en fr", "es", Nothing);
+        check("en fr", "", Nothing);
+        // Filtering: a range covers what is more special than it is, by whole subtags.
+        check("en-GB fr", "en", One(0));
+        check("eng fr", "en, fr;q=0.1", One(1));
+        check("en-GB en-US", "en;q=0.5, en-GB;q=0.1", One(1));
+        check("en-GB en-US", "en, en-GB;q=0", One(1));
+        // Lookup: what is left of a range, behind all that matches as it is.
+        check("en fr", "fr-CH", One(1));
+        check("en fr", "fr-CH, en;q=0.1", One(0));
+        check("en fr", "en-US;q=0.3, fr-CH;q=0.4", One(1));
+        check("en-GB fr", "en-US", One(0));
+        check("zh-Hans zh-Hant", "zh-Hant-TW", One(1));
+        check("en fr", "fr-CH;q=0", Nothing);
+        check("en fr", "fr-CH, fr;q=0", Nothing);
+        check("fr en", "fr-CH, *;q=0.1", Tie(0));
+        // Without a language: for want of a better one.
+        check("- en", "en;q=0.001", One(1));
+        check("- en", "en-US", One(1));
+        check("- en", "fr", One(0));
+        check("- -", "fr", Tie(0));
+    }
+
+    #[test]
+    fn variants_by_all_that_is_wished() {
+        #[track_caller]
+        fn check(variants: &[&str], fields: &str, expected: Choice) {
+            let variants: Vec<_> = variants.iter().map(|text| variant(text)).collect();
+            assert_eq!(choose_variant(&variants, &wishes(fields)), expected, "{fields}");
+        }
+        use Choice::{Nothing, One, Tie};
+        let types = ["text/html - -", "application/pdf - -", "text/plain - -"];
+        check(&types, "", Tie(0));
+        check(&types, "*/*", Tie(0));
+        check(&types, "application/pdf", One(1));
+        check(&types, "application/pdf, */*", One(1));
+        check(&types, "text/*, application/pdf;q=0.9", Tie(0));
+        check(&types, "text/*;q=0.5, text/plain", One(2));
+        check(&types, "text/html;q=0, text/*;q=0.1", One(2));
+        check(&types, "image/png", Nothing);
+        check(&[], "", Nothing);
+        // The media type before the language, the language before the charset.
+        let both = ["text/html en utf-8", "text/plain fr utf-8", "text/html fr iso-8859-1", "text/html fr utf-8"];
+        check(&both, "text/html, text/plain;q=0.9|fr;q=0.1", Tie(2));
+        check(&both, "text/html, text/plain;q=0.9|fr, en;q=0.1|iso-8859-1;q=0.1, utf-8", One(3));
+        check(&both, "text/plain, text/html;q=0.1|en, fr;q=0.1", One(1));
+        check(&both, "|fr|iso-8859-1", One(2));
+        check(&both, "||utf-16", Nothing);
+        check(&both, "text/html||*;q=0.1, iso-8859-1;q=0", Tie(0));
+        // What is there in codings alone that the client cannot decode.
+        let packed = [Variant { codings: &[Gzip, Brotli], ..variant("text/html en -") }, variant("text/html fr -")];
+        let check = |fields: &str, expected: Choice| {
+            assert_eq!(choose_variant(&packed, &wishes(fields)), expected, "{fields}");
+        };
+        check("|en, fr;q=0.1", One(0));
+        check("|en, fr;q=0.1||br", One(0));
+        check("|en, fr;q=0.1||deflate", One(1));
+        check("|en||identity", Nothing);
+        check("|fr||identity;q=0", One(1));
+    }
+
+    #[test]
+    fn fields_that_say_the_same_are_the_same() {
+        #[track_caller]
+        fn check(lines: &[&str], expected: &str) {
+            let mut out = b"before".to_vec();
+            normalise(lines.iter().map(|line| line.as_bytes()), &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), std::format!("before{expected}"));
+        }
+        check(&[], "");
+        check(&[""], "");
+        check(&["EN , fr ;\t q=0.5"], "en,fr;q=0.5");
+        check(&[" en", "fr "], "en,fr");
+        check(&["a b,c  d"], "a b,c d");
+        check(&["Text/HTML; X=\"A ,; B\\\" C\" ; q=1"], "text/html;x=\"A ,; B\\\" C\";q=1");
+        check(&["a=\"Never Closed", "B"], "a=\"Never Closed,b");
+    }
+
     proptest! {
         #[test]
         fn lines_are_one_list(a in "[a-z*;=0-9., -]{0,30}", b in "(gzip|br|zstd|\\*|identity)(;q=0\\.[0-9])?") {
@@ -381,6 +654,140 @@ mod tests {
         fn never_panics(field: Vec<u8>) {
             prop_assert!(ALL.iter().all(|&coding| Accepted::parse(Some(&field)).quality(coding) <= 1000));
             let _ = prefers_json(Some(&field));
+            let wishes = Wishes { accept: Some(&field), language: Some(&field), charset: Some(&field), encoding: Some(&field) };
+            let _ = choose_variant(&[variant("text/html en utf-8"), variant("text/plain - -")], &wishes);
+        }
+
+        /// The rules once more, slowly: each variant has a place for each of its qualities, and whoever no other one beats
+        /// is best.
+        #[test]
+        fn the_choice_is_that_of_the_rules_taken_one_by_one(
+            variants in prop::collection::vec(
+                "(text/html|text/plain|application/pdf) (-|en|en-GB|fr|zh-Hant) (-|utf-8|iso-8859-1)", 0..5),
+            types in prop::collection::vec("(text/html|text/plain|application/pdf|text/\\*|\\*/\\*|image/png)(;q=(0|0\\.[1-3]|1))?", 0..4),
+            languages in prop::collection::vec("(en|EN-gb|en-US|fr|fr-CH|zh-Hant-TW|\\*)(;q=(0|0\\.[1-3]|1))?", 0..4),
+            charsets in prop::collection::vec("(utf-8|ISO-8859-1|\\*)(;q=(0|0\\.[1-3]|1))?", 0..3),
+            present in any::<[bool; 3]>(),
+        ) {
+            let fields = [types.join(","), languages.join(", "), charsets.join(" ,")];
+            let field = |at: usize| present[at].then_some(&*fields[at]);
+            let wishes = Wishes {
+                accept: field(0).map(str::as_bytes),
+                language: field(1).map(str::as_bytes),
+                charset: field(2).map(str::as_bytes),
+                encoding: None,
+            };
+            let variants: Vec<_> = variants.iter().map(|text| variant(text)).collect();
+            let places: Vec<Option<Vec<u32>>> = variants.iter().map(|one| slow::place(one, &[field(0), field(1), field(2)])).collect();
+            let best = places.iter().flatten().max();
+            let expected = match best {
+                None => Choice::Nothing,
+                Some(best) => {
+                    let mut same = places.iter().enumerate().filter(|(_, place)| place.as_ref() == Some(best));
+                    let (first, _) = same.next().expect("the best is one of them");
+                    if same.next().is_some() { Choice::Tie(first) } else { Choice::One(first) }
+                }
+            };
+            prop_assert_eq!(choose_variant(&variants, &wishes), expected);
+            // It is kept under the fields as they are normalised, so it must be the same for these.
+            let normal = fields.each_ref().map(|field| {
+                let mut out = Vec::new();
+                normalise([field.as_bytes()].into_iter(), &mut out);
+                out
+            });
+            let field = |at: usize| present[at].then_some(&*normal[at]);
+            let wishes = Wishes { accept: field(0), language: field(1), charset: field(2), encoding: None };
+            prop_assert_eq!(choose_variant(&variants, &wishes), expected);
+        }
+
+        #[test]
+        fn a_field_is_normal_once_it_is_normalised(lines in prop::collection::vec("[a-zA-Z*;=,\"\\\\ \t0-9.]{0,20}", 0..3)) {
+            let mut once = Vec::new();
+            normalise(lines.iter().map(|line| line.as_bytes()), &mut once);
+            if !once.contains(&b'"') {
+                let mut twice = Vec::new();
+                normalise([&*once].into_iter(), &mut twice);
+                prop_assert_eq!(&once, &twice);
+            }
+        }
+    }
+
+    /// The rules as they stand in the documents, without regard to cost.
+    mod slow {
+        use super::*;
+        use std::borrow::ToOwned;
+
+        fn elements(field: &str) -> Vec<(String, u32)> {
+            let element = |text: &str| {
+                let mut parts = text.trim().split(";q=");
+                let name = parts.next().unwrap_or_default().to_lowercase();
+                (name, parts.next().map_or(1000, |weight| (weight.parse::<f64>().unwrap() * 1000.0) as u32))
+            };
+            field.split(',').filter(|text| !text.trim().is_empty()).map(element).collect()
+        }
+
+        /// What a range says of all that it matches, in the order of how much it says.
+        fn of_type(field: &str, media_type: &str) -> (u32, u32) {
+            let any = media_type.split('/').next().unwrap().to_owned() + "/*";
+            for (specificity, name) in [(3, media_type), (2, &*any), (1, "*/*")] {
+                let all = elements(field).into_iter().filter(|(range, _)| range == name).map(|(_, quality)| quality);
+                if let Some(best) = all.max() {
+                    return (best, specificity);
+                }
+            }
+            (0, 0)
+        }
+
+        fn of_language(field: &str, tag: &str) -> Option<[u32; 3]> {
+            let subtags: Vec<String> = tag.to_lowercase().split('-').map(str::to_owned).collect();
+            let elements = elements(field);
+            // RFC 4647, 3.3.1, from the whole tag to its first subtag.
+            for length in (1..=subtags.len()).rev() {
+                let range = subtags[..length].join("-");
+                let best = elements.iter().filter(|(name, _)| *name == range).map(|(_, quality)| *quality).max();
+                if let Some(best) = best {
+                    return (best > 0).then_some([3, best, 0]);
+                }
+            }
+            if let Some(best) = elements.iter().filter(|(name, _)| name == "*").map(|(_, quality)| *quality).max() {
+                return (best > 0).then_some([3, best, 0]);
+            }
+            // RFC 4647, 3.4: a range without its last subtags. It shares its first ones with the tag, one at least.
+            let shared = |name: &str| name.split('-').zip(&subtags).take_while(|(a, b)| a == b).count() as u32;
+            let rest =
+                elements.iter().map(|(name, quality)| (*quality, shared(name))).filter(|(_, shared)| *shared > 0);
+            rest.max().filter(|(quality, _)| *quality > 0).map(|(quality, shared)| [2, quality, shared])
+        }
+
+        fn of_charset(field: &str, charset: &str) -> u32 {
+            for name in [charset, "*"] {
+                let all = elements(field).into_iter().filter(|(known, _)| known == name).map(|(_, quality)| quality);
+                if let Some(best) = all.max() {
+                    return best;
+                }
+            }
+            0
+        }
+
+        /// The larger, the better; `None`: not acceptable.
+        pub(super) fn place(
+            variant: &Variant<'_>,
+            [types, languages, charsets]: &[Option<&str>; 3],
+        ) -> Option<Vec<u32>> {
+            let (quality, specificity) = types.map_or((1000, 0), |field| of_type(field, variant.media_type));
+            let language = match (languages, variant.language) {
+                (None, _) => [3, 1000, 0],
+                (Some(_), None) => [1, 0, 0],
+                (Some(field), Some(tag)) => of_language(field, tag)?,
+            };
+            let charset = match (charsets, variant.charset) {
+                (Some(field), Some(charset)) => of_charset(field, charset),
+                _ => 1000,
+            };
+            if quality == 0 || charset == 0 {
+                return None;
+            }
+            Some([&[quality, specificity][..], &language, &[charset]].concat())
         }
     }
 }

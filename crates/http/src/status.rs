@@ -24,6 +24,8 @@ statuses! {
     NO_CONTENT = 204 "No Content";
     /// RFC 9110, 15.3.7.
     PARTIAL_CONTENT = 206 "Partial Content";
+    /// RFC 9110, 15.4.1.
+    MULTIPLE_CHOICES = 300 "Multiple Choices";
     /// RFC 9110, 15.4.2.
     MOVED_PERMANENTLY = 301 "Moved Permanently";
     /// RFC 9110, 15.4.5.
@@ -36,6 +38,8 @@ statuses! {
     NOT_FOUND = 404 "Not Found";
     /// RFC 9110, 15.5.6.
     METHOD_NOT_ALLOWED = 405 "Method Not Allowed";
+    /// RFC 9110, 15.5.7.
+    NOT_ACCEPTABLE = 406 "Not Acceptable";
     /// RFC 9110, 15.5.9.
     REQUEST_TIMEOUT = 408 "Request Timeout";
     /// RFC 9110, 15.5.13.

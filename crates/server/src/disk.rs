@@ -22,6 +22,7 @@ use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened,
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
+use amped_core::variants;
 use amped_http::negotiate::Coding;
 use amped_sys::file::{self, Kind, Patience};
 use amped_sys::mapping::Mapping;
@@ -295,13 +296,7 @@ impl Disk {
 
     /// A helper of another process has brought this: what it read is in memory.
     pub fn was_brought(&self, found: &Found<OpenFile>) {
-        let files = match found {
-            Found::File { files, .. } => &files[..],
-            Found::Missing(opened) => std::slice::from_ref(opened),
-            Found::NeedsSlash | Found::Directory | Found::Listing(_) | Found::Absent | Found::Forbidden => return,
-            Found::Trouble(_) => return,
-        };
-        for Opened { version, content, .. } in files {
+        for Opened { version, content, .. } in found.files() {
             let end = match content {
                 Some(Stored::Memory(_)) => version.size,
                 Some(Stored::File(_)) => version.size.min(WINDOW),
@@ -450,7 +445,11 @@ impl Disk {
                         return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, patience);
                     }
                     Ok(None) => {}
-                    Err(NoAnswer::Io(error)) if is_absence(&error) => {}
+                    Err(NoAnswer::Io(error)) if is_absence(&error) => {
+                        if let Some(found) = self.variants(&root, (path, index), work, patience)? {
+                            return Ok(found);
+                        }
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -467,6 +466,10 @@ impl Disk {
                     false => Err(error.into()),
                 };
             }
+            Err(error) if is_absence(&error) && !path.ends_with(b"/") => {
+                let (folder, asked) = path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
+                return self.variants(&root, (folder, asked), work, patience)?.ok_or(error.into());
+            }
             opened => opened?,
         };
         let status = file::status(&opened)?;
@@ -476,6 +479,52 @@ impl Disk {
             Kind::Directory => Ok(Found::NeedsSlash),
             Kind::Link | Kind::Other => Ok(Found::Forbidden),
         }
+    }
+
+    /// The files in a folder, with its slash or empty, that may be variants of what is asked for there and is not there
+    /// itself; `None` if there are none, or nobody wants them.
+    fn variants(
+        &self,
+        root: &OwnedFd,
+        (folder, asked): (&[u8], &[u8]),
+        work: &NameWork,
+        patience: Patience,
+    ) -> Answer<Option<Found<OpenFile>>> {
+        if !work.variants || asked.is_empty() {
+            return Ok(None);
+        }
+        let names = self.for_names(patience);
+        // Reading a directory has no form that does not wait.
+        if names == Patience::Now {
+            return Err(NoAnswer::WouldWait);
+        }
+        let opened = file::open_beneath(root.as_fd(), &c_string(if folder.is_empty() { b"." } else { folder })?, names);
+        let opened = match opened {
+            Err(error) if is_absence(&error) => return Ok(None),
+            opened => opened?,
+        };
+        let mut candidates: Vec<Vec<u8>> = Vec::new();
+        for name in file::names(&opened)? {
+            let name = name?;
+            if variants::stands_for(asked, &name) {
+                candidates.push(name);
+            }
+        }
+        candidates.sort();
+        let above = work.path.len() - work.path.iter().rev().take_while(|&&byte| byte != b'/').count();
+        let (mut paths, mut files): (Vec<Arc<[u8]>>, _) = (Vec::new(), Vec::new());
+        for name in candidates.into_iter().take(variants::CANDIDATES_MAX) {
+            match open_regular(root, &[folder, &name].concat(), names) {
+                Ok(Some((opened, status))) => {
+                    files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
+                    paths.push([&work.path[..above], &name].concat().into());
+                }
+                // Not to be had, for whatever reason: the others serve.
+                Ok(None) | Err(NoAnswer::Io(_)) => {}
+                Err(wait) => return Err(wait),
+            }
+        }
+        Ok((!files.is_empty()).then_some(Found::Variants { names: paths, files }))
     }
 
     /// The content of a file that is known; `None` if there is another one by now, or none.

@@ -78,6 +78,7 @@ mod tests {
                             path,
                             edition: 0,
                             known: Vec::new(),
+                            variants: false,
                             missing: None,
                         });
                         caches.learn(Time::START, &work, Found::Absent, sites);
@@ -103,8 +104,8 @@ mod tests {
             let sites = Sites::new(vec![Site::default()]).unwrap();
             for n in 0..2 * path_entries {
                 let path: Arc<[u8]> = format!("/{n}").into_bytes().into();
-                let work =
-                    Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known: Vec::new(), missing: None });
+                let (known, variants, missing) = Default::default();
+                let work = Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known, variants, missing });
                 caches.learn(Time::START, &work, Found::Absent, &sites);
             }
             let held = caches.figures().path_entries as usize;

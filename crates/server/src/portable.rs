@@ -28,7 +28,7 @@ use amped_http::negotiate::Coding;
 use crate::disk::Rules;
 
 /// Counts the forms: whoever changes one, changes this.
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 
 /// The bytes say nothing that could have been written here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +57,11 @@ pub enum Place {
 pub fn write_work(work: &Work) -> Vec<u8> {
     let mut out = vec![FORM];
     match work {
-        Work::Name(NameWork { generation, site, path, edition, known, missing }) => {
+        Work::Name(NameWork { generation, site, path, edition, known, variants, missing }) => {
             out.push(0);
             put_name(&mut out, *generation, *site, path);
             out.extend(edition.to_le_bytes());
+            out.push(u8::from(*variants));
             put_count(&mut out, known.len());
             known.iter().for_each(|version| put_version(&mut out, version));
             out.push(u8::from(missing.is_some()));
@@ -91,12 +92,13 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
     let work = match variant {
         0 => {
             let edition = from.u32()?;
+            let variants = from.one_of(&[false, true])?;
             let known = (0..from.u32()?).map(|_| from.version()).collect::<Result<_, _>>()?;
             let missing = match from.one_of(&[false, true])? {
                 true => Some(Missing { name: from.text()?.into(), coding: from.coding()?, version: from.version()? }),
                 false => None,
             };
-            Work::Name(NameWork { generation, site, path, edition, known, missing })
+            Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
         }
         1 => {
             let key = from.one_of(&[ListKey::Name, ListKey::Size, ListKey::Time])?;
@@ -137,6 +139,14 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
             out.push(7);
             put_opened(&mut out, opened);
         }
+        Found::Variants { names, files } => {
+            out.push(8);
+            put_count(&mut out, files.len());
+            for (name, opened) in names.iter().zip(files) {
+                put_text(&mut out, name);
+                put_opened(&mut out, opened);
+            }
+        }
     }
     out
 }
@@ -170,6 +180,14 @@ pub fn read_outline<F>(
         5 => Found::Forbidden,
         6 => Found::Trouble(from.one_of(&[Trouble::Busy, Trouble::Exhausted, Trouble::Failed])?),
         7 => Found::Missing(opened(&mut from)?),
+        8 => {
+            let (mut names, mut files) = (Vec::new(), Vec::new());
+            for _ in 0..from.u32()? {
+                names.push(Arc::from(from.text()?));
+                files.push(opened(&mut from)?);
+            }
+            Found::Variants { names, files }
+        }
         _ => return Err(Malformed),
     };
     from.end()?;
@@ -392,9 +410,11 @@ pub(crate) mod tests {
         let keys = prop::sample::select(vec![ListKey::Name, ListKey::Size, ListKey::Time]);
         let forms = prop::sample::select(vec![ListForm::Html, ListForm::Json]);
         prop_oneof![
-            (name(), any::<u32>(), known, missing).prop_map(|((generation, site, path), edition, known, missing)| {
-                Work::Name(NameWork { generation, site, path, edition, known, missing })
-            }),
+            (name(), any::<u32>(), known, any::<bool>(), missing).prop_map(
+                |((generation, site, path), edition, known, variants, missing)| {
+                    Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
+                }
+            ),
             (name(), keys, any::<bool>(), forms).prop_map(|((generation, site, path), key, descending, form)| {
                 Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })
             }),
@@ -426,6 +446,10 @@ pub(crate) mod tests {
                 1 => Found::Directory,
                 2 => Found::Absent,
                 _ => Found::Forbidden,
+            }),
+            1 => prop::collection::vec((text(), opened(100)), 0..4).prop_map(|all| {
+                let (names, files) = all.into_iter().unzip();
+                Found::Variants { names, files }
             }),
             1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Found::Listing),
             1 => troubles.prop_map(Found::Trouble),

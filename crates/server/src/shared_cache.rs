@@ -227,7 +227,7 @@ impl SharedCache {
 
 /// Whether an answer lacks a content, of another state than those that are known.
 pub fn lacks_content<F>(found: &Found<F>, known: &[FileVersion]) -> bool {
-    let Found::File { files, .. } = found else { return false };
+    let (Found::File { files, .. } | Found::Variants { files, .. }) = found else { return false };
     files.iter().any(|opened| opened.content.is_none() && !known.contains(&opened.version))
 }
 
@@ -399,10 +399,12 @@ impl Shard<'_> {
     /// What an entry says to a question; `None` if that is too old, or the content that is missing is not here either.
     fn answer<F>(&self, node: &Node, now: Time, work: &NameWork, fresh_for: Duration) -> Sound<Option<Found<F>>> {
         if let Some(missing) = &work.missing
-            && let Found::File { files, .. } = self.value(node, |version| *version == missing.version)?
-            && let Some(opened) =
-                files.into_iter().find(|file| file.coding == missing.coding && file.version == missing.version)
+            && let Found::File { files, .. } | Found::Variants { files, .. } =
+                self.value(node, |version| *version == missing.version)?
+            && let Some(Opened { version, content, .. }) =
+                files.into_iter().find(|file| file.version == missing.version)
         {
+            let opened = Opened { coding: missing.coding, version, content };
             return Ok(opened.content.is_some().then_some(Found::Missing(opened)));
         }
         match now.since(Time::from_nanos(node.checked)) < fresh_for {
@@ -493,7 +495,7 @@ impl Shard<'_> {
 
     /// The bodies of an entry, each with the version whose bytes it is.
     fn bodies(&self, node: &Node) -> Sound<Vec<(FileVersion, Box<[u8]>)>> {
-        let Found::File { files, .. } = self.value::<()>(node, |_| true)? else {
+        let (Found::File { files, .. } | Found::Variants { files, .. }) = self.value::<()>(node, |_| true)? else {
             return Ok(Vec::new());
         };
         let body = |opened: Opened<()>| match opened.content {

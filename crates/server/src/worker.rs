@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::cache::{Caches, Change, Figures, SharedCaches};
+use amped_core::cache::{Caches, Change, SharedCaches};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
@@ -66,7 +66,7 @@ impl Generation {
         let mut sum = Snapshot::default().with_log(log).with_watch(self.disk.notes());
         snapshots.iter().for_each(|snapshot| sum += snapshot);
         if let Some(shared) = &self.caches {
-            sum.caches = shared.figures();
+            sum.caches += &shared.figures();
         }
         sum.mapped = self.disk.mapped().counts();
         sum.model = self.disk.residency().counts();
@@ -515,7 +515,9 @@ impl Worker {
         self.generation.disk.forget_folders();
         let change = Change { site: *site, path: Arc::clone(path), beneath: false };
         self.forget(&Forget::Changes(vec![change]), now, disk);
-        let work = Work::Name(self.desk.caches.name_work(*site, Arc::clone(path), None));
+        let sites = Arc::clone(&self.desk.sites);
+        let asked = sites.get(*site).unwrap_or(sites.first());
+        let work = Work::Name(self.desk.caches.name_work(asked, Arc::clone(path), None));
         let index = self.next_errand;
         self.next_errand = index.wrapping_add(1);
         self.errands.insert(index, order);
@@ -703,7 +705,10 @@ impl Worker {
             connections: self.open as u64,
             broken: self.broken,
             // Shared ones are told of once for all, by whoever sums up.
-            caches: if self.generation.caches.is_some() { Figures::default() } else { self.desk.caches.figures() },
+            caches: match &self.generation.caches {
+                Some(_) => self.desk.caches.own_figures(),
+                None => self.desk.caches.figures(),
+            },
             cold_windows: self.cold_windows,
             waits: WaitCounts { windows: self.windows, ..WaitCounts::default() },
             sent_bytes: self.meter.sent_bytes,

@@ -10,6 +10,7 @@ use amped_http::negotiate::Coding;
 
 use super::policy::{Hint, Store, StoreCounts};
 use crate::file::FileVersion;
+use crate::variants::Vary;
 
 /// What a head is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,8 +32,10 @@ pub struct HeadKey {
     pub version: FileVersion,
     /// The coding of this representation.
     pub coding: Coding,
-    /// Whether others exist.
-    pub varies: bool,
+    /// On what it depends that this one is sent.
+    pub vary: Vary,
+    /// Whether it says which of several variants this is.
+    pub is_chosen: bool,
     /// What it is for.
     pub kind: HeadKind,
 }

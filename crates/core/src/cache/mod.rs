@@ -24,6 +24,7 @@ use amped_units::{Bytes, Time};
 use crate::event::{Answer, Found, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
 use crate::site::{Site, Sites};
+use crate::variants::{self, Choices, Variants};
 use content::ContentCache;
 use head::{HeadCache, HeadKey};
 use path::{Known, Meaning, PathCache, Representation, Resource};
@@ -36,6 +37,8 @@ use uri::UriCache;
 pub struct Budgets {
     /// Targets whose clean path is kept. About 200 bytes each. Off: to clean a path costs less here than to look it up.
     pub uri_entries: usize,
+    /// Choices among variants that are kept. About 250 bytes each; 512 on average at most.
+    pub choice_entries: usize,
     /// Names whose translation is kept, negative ones included. About 300 bytes each; 512 on average at most.
     pub path_entries: usize,
     /// Bytes of ready header blocks. One is 250 to 400 bytes, and each representation may have two (200 and 304).
@@ -62,6 +65,7 @@ impl Default for Budgets {
     fn default() -> Budgets {
         Budgets {
             uri_entries: 0,
+            choice_entries: 4096,
             path_entries: 8192,
             head_bytes: Bytes::mib(4),
             content_bytes: Bytes::mib(64),
@@ -82,6 +86,7 @@ impl Budgets {
         let bytes = |bytes: Bytes| Bytes(bytes.0 / parts as u64);
         Budgets {
             uri_entries: self.uri_entries / parts,
+            choice_entries: self.choice_entries / parts,
             path_entries: self.path_entries / parts,
             head_bytes: bytes(self.head_bytes),
             content_bytes: bytes(self.content_bytes),
@@ -140,6 +145,10 @@ pub struct Figures {
     pub uris: StoreCounts,
     /// Targets in it.
     pub uri_entries: u64,
+    /// The cache of choices among variants.
+    pub choices: StoreCounts,
+    /// Choices in it.
+    pub choice_entries: u64,
     /// The path cache.
     pub paths: StoreCounts,
     /// Names in it.
@@ -162,6 +171,8 @@ impl AddAssign<&Figures> for Figures {
     fn add_assign(&mut self, other: &Figures) {
         self.uris += &other.uris;
         self.uri_entries += other.uri_entries;
+        self.choices += &other.choices;
+        self.choice_entries += other.choice_entries;
         self.paths += &other.paths;
         self.path_entries += other.path_entries;
         self.heads += &other.heads;
@@ -193,8 +204,18 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
         f(name);
         f(&[name, b"/"].concat());
         let last = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-        if site.index.iter().any(|index| index.as_bytes() == &name[last..]) {
+        let is_index = |name: &[u8]| site.index.iter().any(|index| index.as_bytes() == name);
+        if is_index(&name[last..]) {
             f(&name[..last]);
+        }
+        // What it may be a variant of.
+        if !site.negotiations.is_empty() {
+            variants::each_asked(&name[last..], |asked| {
+                f(&[&name[..last], asked].concat());
+                if is_index(asked) {
+                    f(&name[..last]);
+                }
+            });
         }
     }
     if path.ends_with(b"/") {
@@ -207,6 +228,8 @@ pub struct Caches<F> {
     /// What targets stand for. Each loop's own, also where the others are shared: entries never change, so nobody has to
     /// hear of another's.
     pub uris: UriCache,
+    /// Choices among variants. Each loop's own for the same reason.
+    pub choices: Choices,
     /// What names mean.
     pub paths: Shelf<PathCache>,
     /// Ready header blocks.
@@ -223,6 +246,7 @@ impl<F> Caches<F> {
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
+            choices: Choices::new(budgets.choice_entries),
             paths: Shelf::Own(PathCache::new(budgets.path_entries)),
             heads: Shelf::Own(HeadCache::new(budgets.head_bytes.0)),
             contents: Shelf::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
@@ -236,6 +260,7 @@ impl<F> Caches<F> {
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
+            choices: Choices::new(budgets.choice_entries),
             paths: Shelf::Shared(shared.paths.clone()),
             heads: Shelf::Shared(shared.heads.clone()),
             contents: Shelf::Shared(shared.contents.clone()),
@@ -244,10 +269,16 @@ impl<F> Caches<F> {
         }
     }
 
+    /// How those stand that nobody shares.
+    pub fn own_figures(&self) -> Figures {
+        let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
+        let (choices, choice_entries) = (self.choices.counts(), self.choices.len() as u64);
+        Figures { uris, uri_entries, choices, choice_entries, ..Figures::default() }
+    }
+
     /// How they stand; of shared ones, all of them.
     pub fn figures(&self) -> Figures {
-        let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
-        let mut figures = Figures { uris, uri_entries, ..Figures::default() };
+        let mut figures = self.own_figures();
         self.paths.each(|cache| {
             figures.paths += &cache.counts();
             figures.path_entries += cache.len() as u64;
@@ -276,6 +307,7 @@ impl<F> Caches<F> {
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
         self.uris.clear();
+        self.choices.clear();
         self.paths.change(PathCache::clear);
         self.heads.change(HeadCache::clear);
     }
@@ -296,9 +328,9 @@ impl<F> Caches<F> {
     }
 
     /// The work that asks what a name means.
-    pub fn name_work(&mut self, site: u16, path: Arc<[u8]>, known: Option<&Known>) -> NameWork {
+    pub fn name_work(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&Known>) -> NameWork {
         let mut states = Vec::new();
-        if let Some(Known { meaning: Meaning::File(resource), .. }) = known {
+        for resource in known.iter().flat_map(|known| known.meaning.resources()) {
             let versions = resource.representations.iter().map(|representation| representation.version);
             states
                 .extend(versions.filter(|version| self.contents.at(version.inode, |contents| contents.holds(version))));
@@ -312,14 +344,22 @@ impl<F> Caches<F> {
     }
 
     /// The work that brings the content of one representation, of which all else is known.
-    pub fn content_work(&mut self, site: u16, path: Arc<[u8]>, resource: &Resource, one: &Representation) -> NameWork {
+    pub fn content_work(
+        &mut self,
+        site: &Site,
+        path: Arc<[u8]>,
+        resource: &Resource,
+        one: &Representation,
+    ) -> NameWork {
         let missing = Missing { name: Arc::clone(&resource.name), coding: one.coding, version: one.version };
         self.work(site, path, Vec::new(), Some(missing))
     }
 
-    fn work(&mut self, site: u16, path: Arc<[u8]>, known: Vec<FileVersion>, missing: Option<Missing>) -> NameWork {
+    fn work(&mut self, site: &Site, path: Arc<[u8]>, known: Vec<FileVersion>, missing: Option<Missing>) -> NameWork {
+        let variants = site.negotiation(&path).is_some();
+        let site = site.number;
         let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
-        NameWork { generation: self.generation, site, path, edition, known, missing }
+        NameWork { generation: self.generation, site, path, edition, known, variants, missing }
     }
 
     /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
@@ -339,21 +379,24 @@ impl<F> Caches<F> {
             Found::Absent => Meaning::Absent,
             Found::Forbidden => Meaning::Forbidden,
             Found::File { name, files } => {
-                let site = match work {
-                    Work::Name(work) => work.site,
-                    Work::List(work) => work.site,
-                };
-                let site = sites.get(site).unwrap_or(sites.first());
                 let states = files.iter().map(|file| (file.coding, file.version));
-                let resource = Resource::new(site, name, states);
-                for Opened { version, content, .. } in files {
-                    if let Some(store) = content {
-                        let content = Arc::new(Content { version, store });
-                        self.contents.at(version.inode, |contents| contents.learn(&content));
-                        contents.push(content);
-                    }
-                }
+                let resource = Resource::new(site_of(work, sites), name, states);
+                contents = self.learn_contents(files);
                 Meaning::File(Arc::new(resource))
+            }
+            Found::Variants { names, files } => {
+                let found: Vec<_> = names.into_iter().zip(files.iter().map(|file| file.version)).collect();
+                let variants = match work {
+                    Work::Name(name) => Variants::of(site_of(work, sites), &name.path, &found),
+                    Work::List(_) => None,
+                };
+                contents = self.learn_contents(files);
+                match (variants, work) {
+                    (Some(variants), _) => Meaning::Variants(Arc::new(variants)),
+                    // The folder was read, so it is there.
+                    (None, Work::Name(work)) if work.path.ends_with(b"/") => Meaning::Directory,
+                    (None, _) => Meaning::Absent,
+                }
             }
         };
         let meaning = match work {
@@ -369,6 +412,16 @@ impl<F> Caches<F> {
             Work::List(_) => meaning,
         };
         Answer::Name(meaning, contents)
+    }
+
+    /// Keeps the contents that were brought with files.
+    fn learn_contents(&mut self, files: Vec<Opened<F>>) -> Vec<Arc<Content<F>>> {
+        let brought = files.into_iter().filter_map(|Opened { version, content, .. }| {
+            let content = Arc::new(Content { version, store: content? });
+            self.contents.at(version.inode, |contents| contents.learn(&content));
+            Some(content)
+        });
+        brought.collect()
     }
 
     /// Takes note of a content that was missing; what its name means may not be known any more.
@@ -416,25 +469,30 @@ impl<F> Caches<F> {
 
     fn let_go(&mut self, meanings: Vec<Meaning>) {
         for meaning in meanings {
-            if let Meaning::File(resource) = meaning {
-                self.forget_contents(&resource, &Meaning::Absent);
-            }
+            self.forget_contents(&meaning, &Meaning::Absent);
         }
     }
 
     /// Lets go of what the name used to mean: memory, and the descriptor of a file that may have been removed and takes its
     /// room on the disk until then.
-    fn forget_contents(&mut self, replaced: &Resource, meaning: &Meaning) {
-        let still = |version: &FileVersion| match meaning {
-            Meaning::File(resource) => resource.representations.iter().any(|one| one.version == *version),
-            _ => false,
+    fn forget_contents(&mut self, replaced: &Meaning, meaning: &Meaning) {
+        let still = |version: &FileVersion| {
+            meaning.resources().any(|resource| resource.representations.iter().any(|one| one.version == *version))
         };
-        for Representation { version, .. } in &replaced.representations {
+        for Representation { version, .. } in replaced.resources().flat_map(|resource| &resource.representations) {
             if !still(version) {
                 self.contents.at(version.inode, |contents| contents.forget(version));
             }
         }
     }
+}
+
+fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
+    let number = match work {
+        Work::Name(work) => work.site,
+        Work::List(work) => work.site,
+    };
+    sites.get(number).unwrap_or(sites.first())
 }
 
 impl<F: FileHandle> Caches<F> {
@@ -480,7 +538,7 @@ mod tests {
     fn known_after<'a>(names: &[&'a str], f: impl FnOnce(&mut Caches<()>, &Sites)) -> Vec<&'a str> {
         let (mut caches, sites) = (Caches::new(Budgets::default()), sites());
         for name in names {
-            let work = Work::Name(caches.name_work(0, name.as_bytes().into(), None));
+            let work = Work::Name(caches.name_work(sites.first(), name.as_bytes().into(), None));
             caches.learn(Time::START, &work, Found::Absent, &sites);
         }
         f(&mut caches, &sites);
@@ -524,7 +582,7 @@ mod tests {
         ] {
             let changes = (change("/a/b", false), change("/a", true));
             let mut caches = Caches::new(Budgets::default());
-            let ask = |caches: &mut Caches<()>| Work::Name(caches.name_work(0, b"/a/b"[..].into(), None));
+            let ask = |caches: &mut Caches<()>| Work::Name(caches.name_work(sites.first(), b"/a/b"[..].into(), None));
             let before = ask(&mut caches);
             forget(&mut caches, &sites, &changes);
             let after = ask(&mut caches);

@@ -16,14 +16,17 @@ use amped_units::Time;
 use hashbrown::Equivalent;
 
 use super::policy::{Hint, Store, StoreCounts};
-use crate::file::FileVersion;
-use crate::site::Site;
+use crate::file::{FileVersion, digest};
+use crate::site::{EtagForm, Site};
+use crate::variants::{Traits, Variants, Vary};
 
 /// What a name means.
 #[derive(Clone, Debug)]
 pub enum Meaning {
     /// A file, perhaps in several codings.
     File(Arc<Resource>),
+    /// No file of this name, but a document in variants.
+    Variants(Arc<Variants>),
     /// A directory that was asked for without its final slash.
     NeedsSlash,
     /// A directory with none of the index files.
@@ -43,31 +46,64 @@ pub struct Resource {
     pub name: Arc<[u8]>,
     /// Content-Type.
     pub media_type: String,
-    /// The file itself first (identity), then its siblings. Never empty.
+    /// Content-Language.
+    pub language: Option<Box<str>>,
+    /// On what it depends that this, in this coding, is what is sent (RFC 9110, 12.5.5).
+    pub vary: Vary,
+    /// Whether it was chosen among variants, so that the reply says which it is (RFC 9110, 8.7).
+    pub is_chosen: bool,
+    /// The file itself first (identity), then its siblings; of a variant there may be siblings alone. Never empty.
     pub representations: Vec<Representation>,
 }
 
 impl Resource {
-    /// Whether what is sent depends on Accept-Encoding, so that Vary must say so (RFC 9110, 12.5.5).
-    pub fn varies(&self) -> bool {
-        self.representations.len() > 1
-    }
-
     /// A file of this name in these codings and states, with all that heads say of it.
     pub fn new(site: &Site, name: Arc<[u8]>, states: impl Iterator<Item = (Coding, FileVersion)>) -> Resource {
-        let media_type = site.types.of(&name);
+        let traits = Traits::of_file(site, &name);
+        let media_type = || site.types.of(&name);
+        let (media_type, language) = traits.map_or_else(|| (media_type(), None), |it| (it.media_type, it.language));
+        Resource::describe(site, name, states, (media_type, language), false)
+    }
+
+    /// One of several variants, each of which has a name of its own.
+    pub fn of_variant(
+        site: &Site,
+        name: Arc<[u8]>,
+        states: impl Iterator<Item = (Coding, FileVersion)>,
+        traits: &Traits,
+    ) -> Resource {
+        Resource::describe(site, name, states, (traits.media_type.clone(), traits.language.clone()), true)
+    }
+
+    fn describe(
+        site: &Site,
+        name: Arc<[u8]>,
+        states: impl Iterator<Item = (Coding, FileVersion)>,
+        (media_type, language): (String, Option<Box<str>>),
+        is_chosen: bool,
+    ) -> Resource {
         let representations = states.map(|(coding, version)| {
-            let etag = version.etag(site.etag, coding.suffix());
+            let mut etag = version.etag(site.etag, coding.suffix());
+            if is_chosen && site.etag == EtagForm::Portable {
+                // Variants of one size may be of one date as well, and are different representations all the same.
+                etag = alloc::format!("{}-{:x}\"", etag.trim_end_matches('"'), digest_of(&name)).into();
+            }
             let (content_hint, head_hints) = (Hint::default(), Default::default());
             Representation { coding, version, etag, content_hint, head_hints }
         });
-        Resource { site: site.number, name, media_type, representations: representations.collect() }
+        let representations: Vec<Representation> = representations.collect();
+        let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
+        Resource { site: site.number, name, media_type, language, vary, is_chosen, representations }
     }
 
     /// The same once more, made again from its name and its states.
     pub fn worked_out_anew(&self, site: &Site) -> Resource {
         let states = self.representations.iter().map(|one| (one.coding, one.version));
-        Resource::new(site, Arc::clone(&self.name), states)
+        if !self.is_chosen {
+            return Resource::new(site, Arc::clone(&self.name), states);
+        }
+        let said = (self.media_type.clone(), self.language.clone());
+        Resource { vary: self.vary, ..Resource::describe(site, Arc::clone(&self.name), states, said, true) }
     }
 
     /// Whether both have the same representations in the same state.
@@ -77,6 +113,24 @@ impl Resource {
         };
         self.name == other.name && states(self) == states(other)
     }
+}
+
+impl Meaning {
+    /// The files that it stands for.
+    pub fn resources(&self) -> impl Iterator<Item = &Resource> {
+        let (file, variants) = match self {
+            Meaning::File(resource) => (Some(&**resource), &[][..]),
+            Meaning::Variants(variants) => (None, &variants.list[..]),
+            Meaning::NeedsSlash | Meaning::Directory | Meaning::Absent | Meaning::Forbidden => (None, &[][..]),
+        };
+        file.into_iter().chain(variants.iter().map(|variant| &*variant.resource))
+    }
+}
+
+/// A number for a name, the same everywhere.
+fn digest_of(name: &[u8]) -> u64 {
+    let words: Vec<u64> = name.iter().map(|&byte| u64::from(byte)).collect();
+    digest(&words)
 }
 
 /// A file in one coding and one state.
@@ -215,8 +269,8 @@ impl PathCache {
     }
 
     /// Keeps the file system's answer to a question of the moment `asked`. A file that has not changed keeps its
-    /// [`Resource`], and with it the hints to its heads and contents. Returns the meaning to be used, and the resource that
-    /// the name meant before, if it is no longer the same. If the name has been forgotten since it was of this `edition`,
+    /// [`Resource`], and with it the hints to its heads and contents. Returns the meaning to be used, and what the name meant
+    /// before, if it is no longer the same. If the name has been forgotten since it was of this `edition`,
     /// the answer is for those who asked it, and not kept.
     pub fn learn(
         &mut self,
@@ -224,7 +278,7 @@ impl PathCache {
         site: u16,
         path: &Arc<[u8]>,
         meaning: Meaning,
-    ) -> (Meaning, Option<Arc<Resource>>) {
+    ) -> (Meaning, Option<Meaning>) {
         if edition != self.edition(site, path) {
             return (meaning, None);
         }
@@ -234,16 +288,17 @@ impl PathCache {
                 return (entry.meaning.clone(), None);
             }
             entry.checked = asked;
-            if let (Meaning::File(old), Meaning::File(new)) = (&entry.meaning, &meaning)
-                && old.is_same_as(new)
-            {
+            let is_same = match (&entry.meaning, &meaning) {
+                (Meaning::File(old), Meaning::File(new)) => old.is_same_as(new),
+                // So choices that were made among them stay good.
+                (Meaning::Variants(old), Meaning::Variants(new)) => old.is_same_as(new),
+                _ => false,
+            };
+            if is_same {
                 return (entry.meaning.clone(), None);
             }
-            let replaced = match core::mem::replace(&mut entry.meaning, meaning) {
-                Meaning::File(resource) => Some(resource),
-                _ => None,
-            };
-            return (entry.meaning.clone(), replaced);
+            let replaced = core::mem::replace(&mut entry.meaning, meaning);
+            return (entry.meaning.clone(), Some(replaced));
         }
         let name = Name { site, path: Arc::clone(path) };
         let weight = OVERHEAD + path.len() as u64;

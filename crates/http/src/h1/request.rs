@@ -130,6 +130,10 @@ pub struct Request<'a> {
     pub accept_encoding: Lines<'a>,
     /// RFC 9110, 12.5.1.
     pub accept: Lines<'a>,
+    /// RFC 9110, 12.5.4.
+    pub accept_language: Lines<'a>,
+    /// RFC 9110, 12.5.2.
+    pub accept_charset: Lines<'a>,
     /// RFC 9110, 10.1.3.
     pub referer: Option<&'a [u8]>,
     /// RFC 9110, 10.1.5.
@@ -249,6 +253,8 @@ fn settle<'a>(
         if_unmodified_since: None,
         accept_encoding: Lines::default(),
         accept: Lines::default(),
+        accept_language: Lines::default(),
+        accept_charset: Lines::default(),
         referer: None,
         user_agent: None,
     };
@@ -378,7 +384,9 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
             seen.content_length_doubled |= seen.content_length.is_some();
             seen.content_length = Some(value);
         }
+        14 if is("Accept-Charset") => request.accept_charset.push(value),
         15 if is("Accept-Encoding") => request.accept_encoding.push(value),
+        15 if is("Accept-Language") => request.accept_language.push(value),
         17 if is("If-Modified-Since") => set_once(&mut request.if_modified_since, value),
         17 if is("Transfer-Encoding") => seen.transfer_encoding.push(value),
         19 if is("If-Unmodified-Since") => set_once(&mut request.if_unmodified_since, value),

@@ -20,6 +20,7 @@ use amped_core::cache::hostname::HostnameLimits;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
+use amped_core::variants::NegotiationRule;
 use amped_http::h1::request;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
@@ -592,6 +593,7 @@ impl Checker<'_> {
         let mut budgets = Budgets {
             uri_entries: or(&file.uri_entries, URI_ENTRIES),
             path_entries: or(&file.path_entries, default.path_entries),
+            choice_entries: or(&file.choice_entries, default.choice_entries),
             head_bytes: or(&file.head_bytes, default.head_bytes),
             content_bytes: or(&file.content_bytes, default.content_bytes),
             content_file_max: or(&file.content_file_max, default.content_file_max),
@@ -706,6 +708,7 @@ impl Checker<'_> {
             user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
             types: self.types(file),
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
+            negotiations: file.negotiation.iter().filter_map(|table| self.negotiation(table)).collect(),
             error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
             etag: file.etag.map_or(EtagForm::default(), EtagForm::from),
         }
@@ -835,17 +838,53 @@ impl Checker<'_> {
             }
             set.push((name.get_ref().as_str().into(), self.header_value(name.get_ref(), value)));
         }
-        let Some(pattern) = &rule.pattern else {
-            let help = "add `match = \"*.css\"`, or `match = \"**\"` for everything";
+        let pattern = self.pattern(table.span(), &rule.pattern, "these headers do", "*.css")?;
+        Some(HeaderRule { pattern, cache_control, set })
+    }
+
+    /// Which paths a table is about.
+    fn pattern(&mut self, table: Range<usize>, key: &Key<String>, who: &str, example: &str) -> Option<Glob> {
+        let Some(pattern) = key else {
+            let help = format!("add `match = \"{example}\"`, or `match = \"**\"` for everything");
             if self.whole {
-                self.findings.at(table.span(), "these headers do not say for which paths", help);
+                self.findings.at(table, format!("{who} not say for which paths"), help);
             }
             return None;
         };
         if pattern.get_ref().is_empty() {
             self.findings.at(pattern.span(), "an empty pattern matches nothing", "write `**` for everything");
         }
-        Some(HeaderRule { pattern: Glob::new(pattern.get_ref()), cache_control, set })
+        Some(Glob::new(pattern.get_ref()))
+    }
+
+    fn negotiation(&mut self, table: &Spanned<file::Negotiation>) -> Option<NegotiationRule> {
+        let rule = table.get_ref();
+        let mut seen: HashMap<String, Range<usize>> = HashMap::new();
+        let mut endings =
+            |check: &mut Checker<'_>, names: &[Spanned<String>], what: &str, example: &str| -> Vec<Box<str>> {
+                for name in names {
+                    let given = name.get_ref();
+                    // It stands between the dots of a file's name, and in a header.
+                    if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_+".contains(&b)) || given.is_empty() {
+                        let help = format!("write it as it stands in the name of a file, such as `{example}`");
+                        check.findings.at(name.span(), format!("`{}` is no {what}", given.escape_debug()), help);
+                    }
+                    if let Some(earlier) = seen.insert(given.to_ascii_lowercase(), name.span()) {
+                        let message = format!("the ending `{given}` is named twice");
+                        check.findings.against(name.span(), (earlier, "first here"), message, "take one of them out");
+                    }
+                }
+                names.iter().map(|name| name.get_ref().as_str().into()).collect()
+            };
+        let languages = endings(self, &rule.languages, "language", "pt-BR");
+        let charsets = endings(self, &rule.charsets, "charset", "utf-8");
+        Some(NegotiationRule {
+            pattern: self.pattern(table.span(), &rule.pattern, "these variants do", "/docs/**")?,
+            languages,
+            charsets,
+            list_ties: rule.ambiguous == Some(file::Ambiguous::List),
+            refuse: rule.unacceptable == Some(file::Unacceptable::Refuse),
+        })
     }
 
     fn header_name(&mut self, key: &Spanned<String>) {
@@ -906,7 +945,7 @@ impl Checker<'_> {
 }
 
 /// Errors that no site has a page for: of a head or body that could not be read, and of conditions and ranges.
-const BUILT_IN: &[u16] = &[408, 412, 413, 414, 416, 431, 505];
+const BUILT_IN: &[u16] = &[406, 408, 412, 413, 414, 416, 431, 505];
 
 /// Headers that follow from the file, the request or the connection. `Server` is not among them: it says nothing that
 /// a client acts on.

@@ -136,6 +136,7 @@ pub struct Limits {
 pub struct Cache {
     pub uri_entries: Key<usize>,
     pub path_entries: Key<usize>,
+    pub choice_entries: Key<usize>,
     pub head_bytes: Key<Size>,
     pub content_bytes: Key<Size>,
     pub content_file_max: Key<Size>,
@@ -255,6 +256,8 @@ pub struct Site {
     pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Headers by pattern.
     pub headers: Vec<Spanned<Headers>>,
+    /// Documents in variants, by pattern.
+    pub negotiation: Vec<Spanned<Negotiation>>,
 }
 
 /// `[[site.headers]]`
@@ -268,6 +271,45 @@ pub struct Headers {
     pub cache_control: Key<String>,
     /// Name and value.
     pub set: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// `[[site.negotiation]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Negotiation {
+    /// Which paths, as they are asked for.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Endings that are languages.
+    pub languages: Vec<Spanned<String>>,
+    /// Endings that are charsets.
+    pub charsets: Vec<Spanned<String>>,
+    /// What those get to whom several variants are equally good.
+    pub ambiguous: Option<Ambiguous>,
+    /// What those get who accept none.
+    pub unacceptable: Option<Unacceptable>,
+}
+
+/// What a client gets to whom several variants are equally good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum Ambiguous {
+    /// The first of them.
+    #[serde(rename = "first")]
+    First,
+    /// A list of all.
+    #[serde(rename = "300")]
+    List,
+}
+
+/// What a client gets that accepts no variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum Unacceptable {
+    /// The one that comes nearest.
+    #[serde(rename = "first")]
+    First,
+    /// A list of all, as an error.
+    #[serde(rename = "406")]
+    Refuse,
 }
 
 /// How the file names a content coding.
@@ -509,6 +551,10 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         };
         return (format!("`{key}` cannot be \"{given}\""), help);
     }
+    // What toml says of an enum that is no text.
+    if complaint == "wanted string or table" {
+        return (format!("`{key}` is not in quotes"), format!("write it as text: {key} = \"...\""));
+    }
     let Some((found, expected)) = complaint.split_once(", expected ") else {
         return (format!("`{key}`: {complaint}"), String::new());
     };
@@ -522,14 +568,14 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         "a string" => "text in quotes",
         "a boolean" => "true or false, without quotes",
         "usize" | "u32" | "u64" => "a whole number, without quotes",
-        "a sequence" if matches!(key, "site" | "headers") => "a list of tables",
+        "a sequence" if matches!(key, "site" | "headers" | "negotiation") => "a list of tables",
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
         "a sequence" => "a list such as [\"a\", \"b\"]",
         "a map" => "a table",
         other => other,
     };
     let help = match key {
-        "site" | "headers" => format!("write `[[{}]]`, with two brackets each side", keys.join(".")),
+        "site" | "headers" | "negotiation" => format!("write `[[{}]]`, with two brackets each side", keys.join(".")),
         _ => format!("write {expected}"),
     };
     (format!("`{key}` cannot be {found}"), help)
@@ -555,7 +601,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 12] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 13] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -569,6 +615,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 12] {
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
+        ("in `[[site.negotiation]]`", keys_of::<Negotiation>()),
     ]
 }
 

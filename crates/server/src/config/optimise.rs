@@ -89,7 +89,8 @@ impl Optimise {
             budgets.uri_entries = 0;
         }
         if off(Optimisation::PathCache) {
-            budgets.path_entries = 0;
+            // A choice is one among what a name means.
+            (budgets.path_entries, budgets.choice_entries) = (0, 0);
         }
         if off(Optimisation::HeaderCache) {
             budgets.head_bytes = Bytes(0);

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use amped_core::site::{EtagForm, Site};
+use amped_core::variants::NegotiationRule;
 use amped_http::negotiate::Coding;
 use amped_units::Bytes;
 use clap::ValueEnum;
@@ -157,6 +158,7 @@ pub fn print(settings: &Settings) -> String {
     page.table("[cache]", "of each worker");
     page.key("uri_entries", &budgets.uri_entries, "targets whose clean path is known, about 200 bytes each");
     page.key("path_entries", &budgets.path_entries, "names whose files are known, about 300 bytes each");
+    page.key("choice_entries", &budgets.choice_entries, "choices among variants, about 250 bytes each");
     page.key("head_bytes", &budgets.head_bytes, "ready header blocks, 250 to 400 bytes each");
     page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
     page.key("content_file_max", &budgets.content_file_max, "larger files are sent from the page cache");
@@ -248,6 +250,24 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path) {
             page.line(&format!("set = {{ {set} }}"), "on every reply, errors included");
         }
     }
+    if site.negotiations.is_empty() {
+        page.0 += "\n# [[site.negotiation]]\n# match = \"/docs/**\"\n# languages = [\"en\", \"de\"]\n";
+        page.0 += "# charsets = [\"utf-8\"]\n# ambiguous = \"first\"\n# unacceptable = \"first\"\n";
+    }
+    for rule in &site.negotiations {
+        negotiation_table(page, rule);
+    }
+}
+
+fn negotiation_table(page: &mut Page, rule: &NegotiationRule) {
+    page.table("[[site.negotiation]]", "");
+    page.key("match", rule.pattern.as_str(), "names that are asked for, and are not there themselves");
+    page.key("languages", &rule.languages[..], "endings that are languages, the best first");
+    page.key("charsets", &rule.charsets[..], "endings that are charsets, the best first");
+    let ambiguous = if rule.list_ties { "300" } else { "first" };
+    page.key("ambiguous", ambiguous, "several are equally good: the first of them, or a list of all (300)");
+    let unacceptable = if rule.refuse { "406" } else { "first" };
+    page.key("unacceptable", unacceptable, "none is accepted: the one that comes nearest, or a list of all (406)");
 }
 
 struct Page(String);

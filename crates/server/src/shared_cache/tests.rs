@@ -27,7 +27,8 @@ fn cache(bytes: u64, file_max: u64, entries: usize) -> SharedCache {
 }
 
 fn work(path: impl AsRef<[u8]>) -> NameWork {
-    NameWork { generation: 1, site: 0, path: path.as_ref().into(), edition: 0, known: Vec::new(), missing: None }
+    let (known, variants, missing) = Default::default();
+    NameWork { generation: 1, site: 0, path: path.as_ref().into(), edition: 0, known, variants, missing }
 }
 
 /// A file of this body; its number tells versions apart.

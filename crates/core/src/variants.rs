@@ -1,0 +1,698 @@
+//! Documents that are there in several variants: `page.en.html` and `page.fr.html` for whoever asks for `/page`.
+//!
+//! Before it, the disk side has found files beside a name that is not there itself, all whose names begin as it does. Here
+//! their names are read: which are variants, what each is, and in which order the site prefers them. After it, `decide` has
+//! the choice made (`http/negotiate`), once for each way of asking: choices are kept ([`Choices`]).
+//!
+//! A name that is there is served as it is, so each variant has an address of its own, which `Content-Location` tells.
+
+use core::hash::{Hash, Hasher};
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use amped_http::h1::request::{Lines, Request};
+use amped_http::negotiate::{self, Choice, Coding, Variant, Wishes};
+use hashbrown::Equivalent;
+
+use crate::cache::path::Resource;
+use crate::cache::policy::{Store, StoreCounts};
+use crate::file::FileVersion;
+use crate::glob::Glob;
+use crate::site::{Site, Types};
+
+/// Which names stand for variants, and what is answered where clients leave the choice open.
+#[derive(Clone, Debug)]
+pub struct NegotiationRule {
+    /// The paths that are asked for.
+    pub pattern: Glob,
+    /// Endings that tell a language: its tag, such as `en` or `pt-BR`. The best first.
+    pub languages: Vec<Box<str>>,
+    /// Endings that tell a charset: its name. The best first.
+    pub charsets: Vec<Box<str>>,
+    /// Whether a client to whom several variants are equally good is told all of them (300); else it gets the first.
+    pub list_ties: bool,
+    /// Whether a client that accepts none is told so (406); else it gets one all the same.
+    pub refuse: bool,
+}
+
+/// Fields of a request on which a reply depends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Vary(u8);
+
+impl Vary {
+    /// On none.
+    pub const NOTHING: Vary = Vary(0);
+    /// `Accept`.
+    pub const ACCEPT: Vary = Vary(1);
+    /// `Accept-Charset`.
+    pub const CHARSET: Vary = Vary(2);
+    /// `Accept-Encoding`.
+    pub const ENCODING: Vary = Vary(4);
+    /// `Accept-Language`.
+    pub const LANGUAGE: Vary = Vary(8);
+
+    const NAMES: [(Vary, &str); 4] = [
+        (Vary::ACCEPT, "Accept"),
+        (Vary::CHARSET, "Accept-Charset"),
+        (Vary::ENCODING, "Accept-Encoding"),
+        (Vary::LANGUAGE, "Accept-Language"),
+    ];
+
+    /// On these too.
+    #[must_use]
+    pub fn and(self, other: Vary) -> Vary {
+        Vary(self.0 | other.0)
+    }
+
+    /// On these if something holds.
+    #[must_use]
+    pub fn and_if(self, other: Vary, holds: bool) -> Vary {
+        if holds { self.and(other) } else { self }
+    }
+
+    /// Whether this one is among them.
+    pub fn has(self, other: Vary) -> bool {
+        self.0 & other.0 == other.0 && other.0 != 0
+    }
+
+    /// The value of the field `Vary` (RFC 9110, 12.5.5); empty if there is to be none.
+    pub fn value(self) -> String {
+        let names: Vec<&str> =
+            Vary::NAMES.iter().filter(|(which, _)| self.has(*which)).map(|(_, name)| *name).collect();
+        names.join(", ")
+    }
+}
+
+/// Endings behind the stem that are looked at; with more of them a name is no variant's.
+const ENDINGS_MAX: usize = 5;
+
+/// Files that are looked at for one name: the first ones by name. Each is opened and, if it is small, read.
+pub const CANDIDATES_MAX: usize = 64;
+
+/// Whether a file of this name may be a variant of what is asked for by another, both without their folder: it has the same
+/// stem, and the endings that are asked for in their order, among others.
+pub fn stands_for(asked: &[u8], name: &[u8]) -> bool {
+    let ((asked_stem, asked), (stem, endings)) = (split(asked), split(name));
+    let mut left = endings.iter();
+    stem == asked_stem
+        && endings.len() > asked.len()
+        && endings.len() <= ENDINGS_MAX
+        && asked.iter().all(|ending| left.any(|known| known == ending))
+}
+
+/// All names that [`stands_for`] would find this one for: it is asked for by any of them.
+pub fn each_asked(name: &[u8], mut f: impl FnMut(&[u8])) {
+    let (stem, endings) = split(name);
+    if endings.is_empty() || endings.len() > ENDINGS_MAX {
+        return;
+    }
+    for chosen in 0..(1_u32 << endings.len()) - 1 {
+        let mut asked = stem.to_vec();
+        for (_, ending) in endings.iter().enumerate().filter(|(at, _)| chosen >> at & 1 == 1) {
+            asked.push(b'.');
+            asked.extend_from_slice(ending);
+        }
+        f(&asked);
+    }
+}
+
+/// What a name is before its first dot, and what follows each dot. A dot in front is part of the stem.
+fn split(name: &[u8]) -> (&[u8], Vec<&[u8]>) {
+    match name.iter().skip(1).position(|&byte| byte == b'.') {
+        Some(dot) => (&name[..=dot], name[dot + 2..].split(|&byte| byte == b'.').collect()),
+        None => (name, Vec::new()),
+    }
+}
+
+/// The last segment of a path.
+fn last_segment(path: &[u8]) -> &[u8] {
+    &path[path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)..]
+}
+
+/// What a file's name says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// Content-Type.
+    pub media_type: String,
+    /// Content-Language.
+    pub language: Option<Box<str>>,
+    /// The charset, if the name tells one.
+    pub charset: Option<Box<str>>,
+}
+
+impl Traits {
+    /// Of a file of this name, without the ending of its coding. An ending that says nothing is passed over if it is
+    /// `asked` for; otherwise, if there are two of a kind, or no media type, the name is not one of a variant.
+    fn of(rule: &NegotiationRule, types: &Types, asked: &[&[u8]], endings: &[&[u8]]) -> Option<Traits> {
+        let (mut media_type, mut language, mut charset) = (None, None, None);
+        for ending in endings {
+            let text = core::str::from_utf8(ending).ok();
+            let among = |names: &[Box<str>]| {
+                names.iter().find(|name| text.is_some_and(|text| text.eq_ignore_ascii_case(name))).cloned()
+            };
+            // Languages first: `es` is an ending of scripts too.
+            let doubled = if let Some(found) = among(&rule.languages) {
+                language.replace(found).is_some()
+            } else if let Some(found) = among(&rule.charsets) {
+                charset.replace(found).is_some()
+            } else if let Some(found) = text.and_then(|text| types.by_ending(&text.to_ascii_lowercase())) {
+                media_type.replace(found).is_some()
+            } else if asked.contains(ending) {
+                false
+            } else {
+                return None;
+            };
+            if doubled {
+                return None;
+            }
+        }
+        let media_type = types.with_charset(media_type?, charset.as_deref());
+        Some(Traits { media_type, language, charset })
+    }
+
+    /// Of a file that is asked for by its own name, where that is one of a variant.
+    pub fn of_file(site: &Site, path: &[u8]) -> Option<Traits> {
+        let rule = site.negotiation(path)?;
+        let (_, endings) = split(last_segment(path));
+        Traits::of(rule, &site.types, &endings, &endings)
+    }
+}
+
+/// The variants of a document.
+#[derive(Debug)]
+pub struct Variants {
+    /// Each as a file of its own; the first is the one that the site likes best. At least one.
+    pub list: Vec<VariantFile>,
+    /// On what a reply depends.
+    pub vary: Vary,
+    list_ties: bool,
+    refuse: bool,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct VariantFile {
+    /// The file, without the ending of its coding, in all its codings.
+    pub resource: Arc<Resource>,
+    charset: Option<Box<str>>,
+    codings: Vec<Coding>,
+}
+
+/// What becomes of a request for a document in variants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Negotiated {
+    /// This one is sent.
+    Variant(usize),
+    /// The client is to choose: 300.
+    List,
+    /// None is acceptable: 406.
+    Refused,
+}
+
+impl Variants {
+    /// Those among these files, found beside what was asked for by `path`; `None` if none of them is one.
+    ///
+    /// A file and the same in other codings are one variant. As with the siblings of any file, a coded one that is older
+    /// than the plain one is passed over.
+    pub fn of(site: &Site, path: &[u8], files: &[(Arc<[u8]>, FileVersion)]) -> Option<Variants> {
+        let rule = site.negotiation(path)?;
+        /// A name without the ending of its coding, and in which codings and states it is there.
+        type Plain = (Arc<[u8]>, Vec<(Coding, FileVersion)>);
+        let mut plain: Vec<Plain> = Vec::new();
+        for (name, version) in files {
+            let coded = |coding: &Coding| Some((*coding, name.strip_suffix(coding.suffix().as_bytes())?));
+            let (coding, name) = site.precompressed.iter().find_map(coded).unwrap_or((Coding::Identity, &**name));
+            match plain.iter_mut().find(|(known, _)| **known == *name) {
+                Some((_, states)) => states.push((coding, *version)),
+                None => plain.push((name.into(), alloc::vec![(coding, *version)])),
+            }
+        }
+        let mut found: Vec<(VariantFile, Traits)> = Vec::new();
+        for (name, mut states) in plain {
+            // For a folder its index file was asked for, in one of several names.
+            let stood_for = |index: &&[u8]| last_segment(&name) == *index || stands_for(index, last_segment(&name));
+            let asked = match path.ends_with(b"/") {
+                true => site.index.iter().map(|index| index.as_bytes()).find(stood_for),
+                false => Some(last_segment(path)),
+            };
+            let Some(asked) = asked else { continue };
+            let ((_, asked), (_, endings)) = (split(asked), split(last_segment(&name)));
+            let Some(traits) = Traits::of(rule, &site.types, &asked, &endings) else { continue };
+            // The plain one first, and the others in the site's order.
+            let place = |coding: Coding| site.precompressed.iter().position(|known| *known == coding);
+            states.sort_by_key(|(coding, _)| place(*coding).map_or(0, |at| at + 1));
+            if let [(Coding::Identity, version), ..] = states[..] {
+                states.retain(|(_, state)| state.mtime_ns >= version.mtime_ns);
+            }
+            let resource = Resource::of_variant(site, name, states.iter().copied(), &traits);
+            let codings = states.iter().map(|(coding, _)| *coding).collect();
+            found
+                .push((VariantFile { resource: Arc::new(resource), charset: traits.charset.clone(), codings }, traits));
+        }
+        // What no client can tell apart is in the order that the site has chosen; then the shortest goes first, and names
+        // decide, so that the order is never that of the folder.
+        let rank = |names: &[Box<str>], which: &Option<Box<str>>| {
+            let at = which.as_ref().and_then(|which| names.iter().position(|name| name == which));
+            at.unwrap_or(names.len())
+        };
+        found.sort_by_cached_key(|(file, traits)| {
+            let size = file.resource.representations[0].version.size;
+            let (language, charset) = (rank(&rule.languages, &traits.language), rank(&rule.charsets, &traits.charset));
+            (language, charset, size, Arc::clone(&file.resource.name))
+        });
+        let (_, first) = found.first()?;
+        // One that is refused is so by any field that could have been another.
+        let differ = |same: &dyn Fn(&Traits) -> bool| found.iter().any(|(_, other)| !same(other));
+        let has_charset = found.iter().any(|(_, traits)| traits.charset.is_some());
+        let has_language = found.iter().any(|(_, traits)| traits.language.is_some());
+        let is_coded = found.iter().any(|(file, _)| file.codings.iter().any(|coding| *coding != Coding::Identity));
+        let vary = Vary::NOTHING
+            .and_if(Vary::ACCEPT, rule.refuse || differ(&|other| essence(other) == essence(first)))
+            .and_if(Vary::LANGUAGE, has_language && (rule.refuse || differ(&|other| other.language == first.language)))
+            .and_if(Vary::CHARSET, has_charset && (rule.refuse || differ(&|other| other.charset == first.charset)))
+            .and_if(Vary::ENCODING, is_coded);
+        let list = found
+            .into_iter()
+            .map(|(mut file, _)| {
+                let resource = Arc::get_mut(&mut file.resource).expect("made here, and nobody has it yet");
+                resource.vary = vary;
+                file
+            })
+            .collect();
+        Some(Variants { list, vary, list_ties: rule.list_ties, refuse: rule.refuse })
+    }
+
+    /// Whether both have the same variants in the same state.
+    pub fn is_same_as(&self, other: &Variants) -> bool {
+        let mut pairs = self.list.iter().zip(&other.list);
+        self.list.len() == other.list.len()
+            && self.vary == other.vary
+            && pairs.all(|(one, other)| one.resource.is_same_as(&other.resource))
+    }
+
+    /// What these wishes come to.
+    fn choose(&self, wishes: &Wishes<'_>) -> Negotiated {
+        let variants: Vec<Variant<'_>> = self
+            .list
+            .iter()
+            .map(|VariantFile { resource, charset, codings }| Variant {
+                media_type: &resource.media_type,
+                language: resource.language.as_deref(),
+                charset: charset.as_deref(),
+                codings,
+            })
+            .collect();
+        // Where none is acceptable and one is sent all the same, the wishes are let go of one by one: a text in another
+        // language is of more use than a picture to whoever wants text.
+        let Wishes { accept, charset, encoding, .. } = *wishes;
+        let less = [
+            *wishes,
+            Wishes { accept, charset, encoding, language: None },
+            Wishes { accept, encoding, ..Wishes::default() },
+            Wishes { encoding, ..Wishes::default() },
+            Wishes::default(),
+        ];
+        let tried = if self.refuse { &less[..1] } else { &less[..] };
+        for wishes in tried {
+            match negotiate::choose_variant(&variants, wishes) {
+                Choice::One(at) => return Negotiated::Variant(at),
+                Choice::Tie(_) if self.list_ties => return Negotiated::List,
+                Choice::Tie(at) => return Negotiated::Variant(at),
+                Choice::Nothing => {}
+            }
+        }
+        Negotiated::Refused
+    }
+}
+
+/// A media type without its parameters.
+fn essence(traits: &Traits) -> &str {
+    traits.media_type.split(';').next().unwrap_or_default().trim_end()
+}
+
+/// Choices that have been made, each under what was compared for it: the fields on which the reply depends, in normal form,
+/// and no others. So whoever asks in the same way, however it is spelled, is not compared again; what was made of other
+/// variants, or of these in another state, is never taken.
+///
+/// This is what Hu, Nanda and Yang left open (section 5.4): their cache of URIs could not hold one that stands for several
+/// files.
+#[derive(Default)]
+pub struct Choices {
+    store: Option<Store<Key, (Arc<Variants>, Negotiated)>>,
+    /// The fields of the request in hand, one behind another, and where each of them is.
+    fields: Vec<u8>,
+}
+
+/// Variants are known by where they are: whoever holds a choice holds them there.
+#[derive(PartialEq, Eq)]
+struct Key {
+    variants: usize,
+    fields: Box<[u8]>,
+}
+
+struct KeyRef<'a>(usize, &'a [u8]);
+
+impl Equivalent<Key> for KeyRef<'_> {
+    fn equivalent(&self, key: &Key) -> bool {
+        (self.0, self.1) == (key.variants, &*key.fields)
+    }
+}
+
+impl Hash for KeyRef<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(self.0);
+        state.write(self.1);
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        KeyRef(self.variants, &self.fields).hash(state);
+    }
+}
+
+/// Bytes that a choice may weigh on average. Those of browsers are far lighter.
+const MEAN_BYTES: u64 = 512;
+
+/// What a choice costs beside its fields.
+const OVERHEAD: u64 = 120;
+
+impl Choices {
+    /// A cache of so many choices; 0 switches it off.
+    pub fn new(entries_max: usize) -> Choices {
+        let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
+        Choices { store: (entries_max > 0).then_some(store), fields: Vec::new() }
+    }
+
+    /// What this request comes to.
+    pub fn choose(&mut self, request: &Request<'_>, variants: &Arc<Variants>) -> Negotiated {
+        let asked: [(Vary, &Lines<'_>); 4] = [
+            (Vary::ACCEPT, &request.accept),
+            (Vary::LANGUAGE, &request.accept_language),
+            (Vary::CHARSET, &request.accept_charset),
+            (Vary::ENCODING, &request.accept_encoding),
+        ];
+        let fields = &mut self.fields;
+        fields.clear();
+        // Behind each field a line end, which none of them holds; in front of one that is there a colon.
+        let places = asked.map(|(which, lines)| {
+            let is_there = variants.vary.has(which) && lines.is_present();
+            if is_there {
+                fields.push(b':');
+            }
+            let start = fields.len();
+            if is_there {
+                negotiate::normalise(lines.iter(), fields);
+            }
+            fields.push(b'\n');
+            is_there.then_some((start, fields.len() - 1))
+        });
+        let at = Arc::as_ptr(variants) as usize;
+        if let Some(store) = &mut self.store
+            && let Some((_, known)) = store.get(&KeyRef(at, fields))
+        {
+            return *known;
+        }
+        let [accept, language, charset, encoding] = places.map(|place| place.map(|(start, end)| &fields[start..end]));
+        let chosen = variants.choose(&Wishes { accept, language, charset, encoding });
+        if let Some(store) = &mut self.store {
+            let key = Key { variants: at, fields: fields[..].into() };
+            let weight = OVERHEAD + fields.len() as u64;
+            store.insert(key, (Arc::clone(variants), chosen), weight);
+        }
+        chosen
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        if let Some(store) = &mut self.store {
+            store.clear();
+        }
+    }
+
+    /// Choices held.
+    pub fn len(&self) -> usize {
+        self.store.as_ref().map_or(0, Store::len)
+    }
+
+    /// Whether none are.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> StoreCounts {
+        self.store.as_ref().map_or(StoreCounts::default(), Store::counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::{format, vec};
+    use amped_http::h1::request::{self, HeadLimits};
+    use proptest::prelude::*;
+
+    fn types() -> Types {
+        let known = |ending: &str| match ending {
+            "html" => Some("text/html"),
+            "txt" => Some("text/plain"),
+            "pdf" => Some("application/pdf"),
+            "es" | "js" => Some("text/javascript"),
+            "gz" => Some("application/gzip"),
+            _ => None,
+        };
+        Types { overrides: Vec::new(), known, fallback: "text/plain".into(), charset: Some("utf-8".into()) }
+    }
+
+    fn site() -> Site {
+        let rule = NegotiationRule {
+            pattern: Glob::new("/docs/**"),
+            languages: vec!["fr".into(), "en".into(), "es".into(), "pt-BR".into()],
+            charsets: vec!["utf-8".into(), "latin1".into()],
+            list_ties: false,
+            refuse: false,
+        };
+        let precompressed = vec![Coding::Brotli, Coding::Gzip];
+        let index = vec!["index.html".into(), "start.html".into()];
+        Site { types: types(), negotiations: vec![rule], precompressed, index, ..Site::default() }
+    }
+
+    fn file(name: &str, size: u64, mtime_ns: i64) -> (Arc<[u8]>, FileVersion) {
+        (name.as_bytes().into(), FileVersion { device: 1, inode: size, size, mtime_ns, ctime_ns: mtime_ns })
+    }
+
+    /// The variants of `asked` among these names, in the order of the site, each as its name, type, language and codings.
+    fn shown(site: &Site, asked: &str, names: &[&str]) -> (Vec<String>, String) {
+        let files: Vec<_> = (1..).zip(names).map(|(size, name)| file(name, size, 5)).collect();
+        let Some(variants) = Variants::of(site, asked.as_bytes(), &files) else { return Default::default() };
+        let one = |VariantFile { resource, codings, .. }: &VariantFile| {
+            let name = String::from_utf8_lossy(&resource.name).into_owned();
+            let codings: Vec<&str> = codings.iter().map(|coding| coding.token()).collect();
+            let language = resource.language.as_deref().unwrap_or("-");
+            format!("{name} {} {language} {}", resource.media_type.replace("; charset=", ","), codings.join("+"))
+        };
+        (variants.list.iter().map(one).collect(), variants.vary.value())
+    }
+
+    #[test]
+    fn names_that_may_be_variants() {
+        let check = |asked: &str, name: &str, expected| {
+            assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), expected, "{asked} {name}");
+        };
+        check("page", "page.en.html", true);
+        check("page", "page.html", true);
+        check("page", "page", false);
+        check("page", "pages.html", false);
+        check("page", "page2.html", false);
+        check("page.html", "page.html.en", true);
+        check("page.html", "page.en.html", true);
+        check("page.html", "page.en.txt", false);
+        check("page.html", "page.html", false);
+        check("page.en.html", "page.html.en", false);
+        check("page.en.html", "page.en.html.gz", true);
+        check("page", "page.a.b.c.d.e", true);
+        check("page", "page.a.b.c.d.e.f", false);
+        check(".page", ".page.html", true);
+        check("", ".html", false);
+        check("a..b", "a..b.c", true);
+    }
+
+    #[test]
+    fn what_names_say() {
+        let site = site();
+        let check = |asked: &str, names: &[&str], expected: &[&str], vary: &str| {
+            let (found, varies) = shown(&site, asked, names);
+            let found: Vec<&str> = found.iter().map(|text| &**text).collect();
+            assert_eq!((&found[..], &*varies), (expected, vary), "{asked}");
+        };
+        // In the order of the site's languages, whatever that of the folder.
+        check(
+            "/docs/page",
+            &["/docs/page.en.html", "/docs/page.fr.html"],
+            &["/docs/page.fr.html text/html,utf-8 fr identity", "/docs/page.en.html text/html,utf-8 en identity"],
+            "Accept-Language",
+        );
+        // Languages go before media types, whose endings are the same.
+        check("/docs/page", &["/docs/page.es.html"], &["/docs/page.es.html text/html,utf-8 es identity"], "");
+        check("/docs/page", &["/docs/page.js"], &["/docs/page.js text/javascript,utf-8 - identity"], "");
+        check("/docs/page", &["/docs/page.html.PT-br"], &["/docs/page.html.PT-br text/html,utf-8 pt-BR identity"], "");
+        // Endings that say nothing, say it twice, or no media type.
+        check(
+            "/docs/page",
+            &["/docs/page.html.bak", "/docs/page.en.fr.html", "/docs/page.en", "/docs/page..html"],
+            &[],
+            "",
+        );
+        check("/docs/page.bak", &["/docs/page.bak.html"], &["/docs/page.bak.html text/html,utf-8 - identity"], "");
+        // Types, charsets, codings.
+        check(
+            "/docs/page",
+            &["/docs/page.pdf", "/docs/page.html.latin1", "/docs/page.html.utf-8", "/docs/page.pdf.gz"],
+            &[
+                "/docs/page.html.utf-8 text/html,utf-8 - identity",
+                "/docs/page.html.latin1 text/html,latin1 - identity",
+                "/docs/page.pdf application/pdf - identity+gzip",
+            ],
+            "Accept, Accept-Charset, Accept-Encoding",
+        );
+        check(
+            "/docs/page",
+            &["/docs/page.html.gz", "/docs/page.html.br"],
+            &["/docs/page.html text/html,utf-8 - br+gzip"],
+            "Accept-Encoding",
+        );
+        // The smaller one goes first where nothing else tells them apart.
+        check(
+            "/docs/page",
+            &["/docs/page.pdf", "/docs/page.html"],
+            &["/docs/page.pdf application/pdf - identity", "/docs/page.html text/html,utf-8 - identity"],
+            "Accept",
+        );
+        // Of a folder, those of one index file.
+        check(
+            "/docs/",
+            &["/docs/index.en.html", "/docs/index.html.fr", "/docs/other.html"],
+            &["/docs/index.html.fr text/html,utf-8 fr identity", "/docs/index.en.html text/html,utf-8 en identity"],
+            "Accept-Language",
+        );
+        check("/elsewhere/page", &["/elsewhere/page.html"], &[], "");
+    }
+
+    #[test]
+    fn a_coded_variant_that_is_older_than_the_plain_one_is_passed_over() {
+        let site = site();
+        let codings = |plain: i64, coded: i64| {
+            let files = [file("/docs/page.html", 9, plain), file("/docs/page.html.gz", 4, coded)];
+            Variants::of(&site, b"/docs/page", &files).expect("some").list[0].codings.clone()
+        };
+        assert_eq!(codings(5, 5), [Coding::Identity, Coding::Gzip]);
+        assert_eq!(codings(6, 5), [Coding::Identity]);
+    }
+
+    fn ask(choices: &mut Choices, variants: &Arc<Variants>, fields: &str) -> Negotiated {
+        let limits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
+        let text = format!("GET /docs/page HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+        let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
+        choices.choose(&request, variants)
+    }
+
+    #[test]
+    fn a_choice_is_made_once_for_all_who_ask_in_the_same_way() {
+        let site = site();
+        let files = [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5)];
+        let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
+        let mut choices = Choices::new(10);
+        let (fr, en) = (Negotiated::Variant(0), Negotiated::Variant(1));
+        let mut check = |fields: &str, expected, hits: u64, misses: u64| {
+            assert_eq!(ask(&mut choices, &variants, fields), expected, "{fields}");
+            let counts = choices.counts();
+            assert_eq!((counts.hits, counts.misses), (hits, misses), "{fields}");
+        };
+        check("", fr, 0, 1);
+        check("", fr, 1, 1);
+        check("Accept-Language: en\r\n", en, 1, 2);
+        check("Accept-Language:  EN\t\r\n", en, 2, 2);
+        check("Accept-Language: en, fr;q=0.5\r\n", en, 2, 3);
+        check("Accept-Language: en\r\nAccept-Language: fr ; q=0.5\r\n", en, 3, 3);
+        // Only languages differ, so nothing else is part of what was compared.
+        check("Accept: image/png\r\nAccept-Language: en\r\nAccept-Encoding: br\r\nAccept-Charset: x\r\n", en, 4, 3);
+        check("Accept-Language:\r\n", fr, 4, 4);
+        // Another state of the files is another question; the order in which they were found is none.
+        let files = [file("/docs/page.fr.html", 2, 5), file("/docs/page.en.html", 1, 5)];
+        let found = Variants::of(&site, b"/docs/page", &files).expect("some");
+        assert!(found.is_same_as(&variants));
+        let changed = Variants::of(&site, b"/docs/page", &files[..1]).expect("some");
+        assert!(!changed.is_same_as(&variants));
+        assert_eq!(ask(&mut choices, &Arc::new(changed), "Accept-Language: en\r\n"), Negotiated::Variant(0));
+        assert_eq!((choices.counts().hits, choices.len()), (4, 5));
+        // As many as the budget allows, and no more.
+        for n in 0..100 {
+            ask(&mut choices, &variants, &format!("Accept-Language: x-{n}\r\n"));
+        }
+        assert_eq!(choices.len(), 10);
+        choices.clear();
+        assert!(choices.is_empty());
+    }
+
+    #[test]
+    fn what_is_told_where_the_client_leaves_it_open() {
+        let mut site = site();
+        let files =
+            [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5), file("/docs/page.en.pdf", 3, 5)];
+        let mut check = |list_ties: bool, refuse: bool, fields: &str, expected: Negotiated| {
+            (site.negotiations[0].list_ties, site.negotiations[0].refuse) = (list_ties, refuse);
+            let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
+            assert_eq!(ask(&mut Choices::new(0), &variants, fields), expected, "{fields}");
+            variants.vary.value()
+        };
+        // As the site likes them: fr, en, en.pdf.
+        let (first, second, third) = (Negotiated::Variant(0), Negotiated::Variant(1), Negotiated::Variant(2));
+        check(false, false, "", first);
+        check(true, false, "", Negotiated::List);
+        check(true, true, "Accept-Language: en\r\nAccept: text/html\r\n", second);
+        check(true, true, "Accept-Language: en\r\n", Negotiated::List);
+        check(false, true, "Accept-Language: de\r\n", Negotiated::Refused);
+        // The language is let go of first, then the media type.
+        check(false, false, "Accept-Language: de\r\nAccept: application/pdf\r\n", third);
+        check(false, false, "Accept-Language: en\r\nAccept: image/png\r\n", first);
+        check(true, false, "Accept-Language: de\r\nAccept: application/pdf\r\n", third);
+        // Whoever may be refused is so by fields in which there is no other choice.
+        let alone = [file("/docs/page.en.html", 1, 5)];
+        let vary = |refuse: bool| {
+            let mut site = self::site();
+            site.negotiations[0].refuse = refuse;
+            Variants::of(&site, b"/docs/page", &alone).expect("some").vary.value()
+        };
+        assert_eq!([vary(false), vary(true)], ["", "Accept, Accept-Language"]);
+    }
+
+    #[test]
+    fn a_variant_has_a_tag_of_its_own() {
+        let mut site = site();
+        site.etag = crate::site::EtagForm::Portable;
+        let version = FileVersion { device: 1, inode: 1, size: 1, mtime_ns: 5, ctime_ns: 5 };
+        let files = ["/docs/page.en.html", "/docs/page.fr.html"].map(|name| (name.as_bytes().into(), version));
+        let variants = Variants::of(&site, b"/docs/page", &files).expect("some");
+        let tag = |at: usize| variants.list[at].resource.representations[0].etag.clone();
+        assert_ne!(tag(0), tag(1));
+        assert!(tag(0).starts_with("\"1-5-") && tag(0).ends_with('"'), "{}", tag(0));
+    }
+
+    proptest! {
+        /// Whoever changes a file has all names forgotten by which it is reached.
+        #[test]
+        fn what_stands_for_a_name_is_found_under_it(
+            asked in "[a-c]{0,2}(\\.[a-c]{0,1}){0,3}",
+            name in "[a-c]{0,2}(\\.[a-c]{0,1}){0,6}",
+        ) {
+            let mut spellings = Vec::new();
+            each_asked(name.as_bytes(), |spelling| spellings.push(spelling.to_vec()));
+            let found = spellings.iter().any(|spelling| spelling == asked.as_bytes());
+            prop_assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), found, "{:?}", spellings);
+        }
+    }
+}

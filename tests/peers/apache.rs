@@ -1,0 +1,265 @@
+//! Apache's mod_negotiation on the same files: where two servers choose differently, one of them should have a reason.
+//!
+//! Debian's apache2 with MultiViews, its server-driven algorithm and `ForceLanguagePriority Prefer`. Seeded random fields go
+//! to both, and the same variant must come back, or a 406 from both. Each difference that is meant is one entry of
+//! [`DIFFERENCES`], with its reason; one that does not occur any more fails too, so that the list stays true.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Permissions};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::{Client, Server, Site, let_files_settle};
+use super::peer;
+use super::requests::Random;
+use super::started_nginx::free_addresses;
+
+/// A running apache2 of one process. Ended when dropped.
+struct Apache {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Apache {
+    fn start(folder: &Path, root: &Path) -> Apache {
+        let [address] = free_addresses();
+        let modules: String = ["mpm_event", "authz_core", "mime", "negotiation", "dir"]
+            .map(|name| format!("LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n"))
+            .concat();
+        let text = format!(
+            "ServerRoot {folder:?}\nServerName localhost\nListen {address}\nPidFile pid\nErrorLog error.log\n\
+             User nobody\nGroup nogroup\n{modules}DocumentRoot {root:?}\nTypesConfig /dev/null\n\
+             AddType text/html .html\nAddType text/plain .txt\nAddType application/pdf .pdf\nAddEncoding gzip .gz\n\
+             AddLanguage en .en\nAddLanguage fr .fr\nAddLanguage pt-br .pt-br\n\
+             AddCharset utf-8 .utf-8\nAddCharset iso-8859-1 .iso-8859-1\n\
+             <Directory />\nOptions +MultiViews\nRequire all granted\n\
+             LanguagePriority en fr pt-br\nForceLanguagePriority Prefer\n</Directory>\n"
+        );
+        let config = folder.join("apache.conf");
+        fs::write(&config, text).unwrap();
+        // One process, so that its id is all there is to end.
+        let mut command = peer("apache2");
+        command.arg("-X").arg("-f").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut apache = Apache { child: command.spawn().unwrap(), address };
+        let begun = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            let ended = apache.child.try_wait().unwrap();
+            let log = || fs::read_to_string(folder.join("error.log")).unwrap_or_default();
+            assert!(ended.is_none() && begun.elapsed() < Duration::from_secs(60), "apache2 does not listen: {}", log());
+            thread::sleep(Duration::from_millis(5));
+        }
+        apache
+    }
+}
+
+impl Drop for Apache {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A field: what is named, and with which weight in tenths.
+type Field = Vec<(&'static str, Option<u32>)>;
+
+/// A request for a document; `None`: without that field.
+#[derive(Clone, Debug)]
+struct Asked {
+    target: &'static str,
+    accept: Option<Field>,
+    language: Option<Field>,
+    charset: Option<Field>,
+    encoding: Option<Field>,
+}
+
+impl Asked {
+    fn random(random: &mut Random) -> Asked {
+        let target = random.one_of(&["/a", "/b", "/c", "/d", "/e", "/f", "/g", "/h.html"]);
+        let types = ["text/html", "text/plain", "application/pdf", "text/*", "*/*", "image/png"];
+        let languages = ["en", "fr", "pt-br", "en-us", "fr-ch", "pt-pt", "pt", "de", "*"];
+        Asked {
+            target,
+            accept: field(random, 2, &types),
+            language: field(random, 2, &languages),
+            charset: field(random, if target == "/e" { 1 } else { 12 }, &["utf-8", "iso-8859-1", "*", "utf-16"]),
+            encoding: field(random, 2, &["gzip", "identity", "deflate", "*"]),
+        }
+    }
+
+    /// The fields as they are sent.
+    fn text(&self) -> Vec<(&'static str, String)> {
+        let text = |field: &Field| -> String {
+            let element = |(name, weight): &(&str, Option<u32>)| match weight {
+                None => (*name).to_owned(),
+                Some(tenths) => format!("{name};q={}.{}", tenths / 10, tenths % 10),
+            };
+            field.iter().map(element).collect::<Vec<_>>().join(", ")
+        };
+        let fields = [
+            ("Accept", &self.accept),
+            ("Accept-Language", &self.language),
+            ("Accept-Charset", &self.charset),
+            ("Accept-Encoding", &self.encoding),
+        ];
+        fields.into_iter().filter_map(|(name, field)| Some((name, text(field.as_ref()?)))).collect()
+    }
+}
+
+/// One field in `rarity`, each name at most once, so that nobody has to say which of two weights counts.
+fn field(random: &mut Random, rarity: usize, names: &[&'static str]) -> Option<Field> {
+    if random.below(rarity) > 0 {
+        return None;
+    }
+    let mut left = names.to_vec();
+    let count = 1 + random.below(names.len().min(4));
+    let weighted = random.below(3) > 0;
+    let mut one = || {
+        let name = left.remove(random.below(left.len()));
+        let weight = (weighted && random.below(4) > 0).then(|| random.one_of(&[0, 1, 2, 3, 5, 5, 8, 9, 10]));
+        (name, weight)
+    };
+    Some((0..count).map(|_| one()).collect())
+}
+
+fn names(field: &Option<Field>, name: &str) -> bool {
+    field.iter().flatten().any(|(known, _)| *known == name)
+}
+
+fn excludes(field: &Option<Field>, name: &str) -> bool {
+    field.iter().flatten().any(|(known, weight)| *known == name && *weight == Some(0))
+}
+
+/// Why both do not choose the same.
+struct Difference {
+    reason: &'static str,
+    applies: fn(&Asked) -> bool,
+}
+
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        reason: "of two media types with the same weight the one that is named goes first here; Apache reads wildcards as less \
+                 only where no weight is written in all of Accept",
+        applies: |asked| {
+            let weighted = asked.accept.iter().flatten().any(|(_, weight)| weight.is_some());
+            weighted && asked.accept.iter().flatten().any(|(name, _)| name.ends_with('*'))
+        },
+    },
+    Difference {
+        reason: "what is left of a longer range (en of en-us) keeps its weight here (RFC 4647, 3.4), and counts for nothing if \
+                 that is 0; to Apache all such are 0.001",
+        applies: |asked| asked.language.iter().flatten().any(|(name, _)| ["en-us", "fr-ch", "pt-pt"].contains(name)),
+    },
+    Difference {
+        reason: "ISO-8859-1 is a charset like any other (RFC 9110, 12.5.2); to Apache it is acceptable unless it is excluded, as \
+                 RFC 2616 had it, and that of texts which name none",
+        applies: |asked| asked.charset.is_some(),
+    },
+    Difference {
+        reason: "a plain file is better than nothing, also for those who exclude it (RFC 9110, 12.4.1); Apache refuses it",
+        applies: |asked| {
+            let star = excludes(&asked.encoding, "*") && !names(&asked.encoding, "identity");
+            star || excludes(&asked.encoding, "identity")
+        },
+    },
+    Difference {
+        reason: "`*` in Accept-Encoding asks for codings, and leaves plain files as the last resort; to Apache they are as good \
+                 as what is coded, and the shortest goes first",
+        applies: |asked| names(&asked.encoding, "*"),
+    },
+    Difference {
+        reason: "the coding is chosen once the variant is, and so does not tell variants apart; to Apache each coded file is a \
+                 variant, and goes before one in another type that is not coded",
+        applies: |asked| asked.target == "/g" && names(&asked.encoding, "gzip"),
+    },
+];
+
+#[test]
+fn choices_agree_with_those_of_apache() {
+    const REQUESTS: u32 = 8000;
+    const SEED: u64 = 5;
+    let site = Site::new();
+    for (name, size) in [
+        ("a.en.html", 500),
+        ("a.fr.html", 400),
+        ("a.pt-br.html", 300),
+        ("b.html", 500),
+        ("b.txt", 400),
+        ("b.pdf", 300),
+        ("c.en.html", 500),
+        ("c.fr.html", 450),
+        ("c.fr.txt", 400),
+        ("c.pdf", 600),
+        ("d.en.html", 500),
+        ("d.en.html.gz", 100),
+        ("d.fr.html", 300),
+        ("e.html.utf-8", 500),
+        ("e.html.iso-8859-1", 400),
+        ("f.en.html.gz", 200),
+        ("f.fr.html", 400),
+        ("g.html", 500),
+        ("g.html.gz", 100),
+        ("g.txt", 300),
+        ("h.html.en", 500),
+        ("h.html.fr", 400),
+    ] {
+        let path = site.file(name, format!("{name} ").repeat(size));
+        fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+    }
+    fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
+    let_files_settle();
+    let folder = tempfile::tempdir().unwrap();
+    let apache = Apache::start(folder.path(), site.path());
+    let rule = "precompressed = ['gzip']\n[[site.negotiation]]\nmatch = '**'\nlanguages = ['en', 'fr', 'pt-BR']\n\
+                charsets = ['utf-8', 'iso-8859-1']\nunacceptable = '406'";
+    let server = Server::with_site(&site, rule);
+
+    let mut random = Random(SEED);
+    let mut to_amped = server.connect();
+    let mut to_apache = Client::connect(apache.address);
+    // Those that were the only reason at least once.
+    let mut seen = BTreeSet::new();
+    let mut sent = BTreeMap::<String, u32>::new();
+    let mut unexplained = Vec::new();
+    for _ in 0..REQUESTS {
+        let asked = Asked::random(&mut random);
+        let fields = asked.text();
+        let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, &**value)).collect();
+        let theirs = ask(&mut to_apache, apache.address, asked.target, &fields);
+        let ours = ask(&mut to_amped, server.address, asked.target, &fields);
+        *sent.entry(ours.clone()).or_default() += 1;
+        if theirs != ours {
+            let applying = (0..DIFFERENCES.len()).filter(|&n| (DIFFERENCES[n].applies)(&asked));
+            match applying.collect::<Vec<_>>()[..] {
+                [] => unexplained.push(format!("apache {theirs}, amped {ours}: {} {fields:?}\n", asked.target)),
+                [alone] => _ = seen.insert(alone),
+                [..] => {}
+            }
+        }
+    }
+    println!("{sent:?}, differences {seen:?}");
+    let text: String = unexplained.iter().take(10).cloned().collect();
+    assert!(unexplained.is_empty(), "{} differences nobody explained, among them\n{text}", unexplained.len());
+    for (n, difference) in DIFFERENCES.iter().enumerate() {
+        assert!(seen.contains(&n), "this difference does not occur any more: {}", difference.reason);
+    }
+    // Every file was the best for somebody, and somebody had none.
+    assert_eq!(sent.len(), 22 + 1, "{sent:?}");
+}
+
+/// The name of the file that is sent, which its content tells, or the status of what is none.
+fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, &str)]) -> String {
+    client.send_request("GET", target, fields);
+    let response =
+        client.try_response("GET").unwrap_or_else(|error| panic!("{error}: {target} {fields:?} to {address}"));
+    if response.field("Connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
+        *client = Client::connect(address);
+    }
+    match response.status {
+        200 => response.text().split(' ').next().unwrap_or_default().to_owned(),
+        status => status.to_string(),
+    }
+}
