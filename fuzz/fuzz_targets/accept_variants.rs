@@ -7,7 +7,12 @@ use amped_http::negotiate::{Choice, Coding, Variant, Wishes, choose_variant, nor
 const VARIANTS: [Variant<'static>; 4] = [
     Variant { media_type: "text/html", language: Some("en"), charset: Some("utf-8"), codings: &[Coding::Identity] },
     Variant { media_type: "text/html", language: Some("fr-CH"), charset: None, codings: &[Coding::Gzip] },
-    Variant { media_type: "text/plain; charset=utf-8", language: None, charset: Some("utf-8"), codings: &[Coding::Identity] },
+    Variant {
+        media_type: "text/plain; charset=utf-8",
+        language: None,
+        charset: Some("utf-8"),
+        codings: &[Coding::Identity],
+    },
     Variant { media_type: "image/png", language: None, charset: None, codings: &[Coding::Identity, Coding::Brotli] },
 ];
 

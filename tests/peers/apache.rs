@@ -3,6 +3,8 @@
 //! Debian's apache2 with MultiViews, its server-driven algorithm and `ForceLanguagePriority Prefer`. Seeded random fields go
 //! to both, and the same variant must come back, or a 406 from both. Each difference that is meant is one entry of
 //! [`DIFFERENCES`], with its reason; one that does not occur any more fails too, so that the list stays true.
+//!
+//! And Apache's htpasswd, whose files are ours too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
@@ -14,9 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::harness::{Client, Server, Site, let_files_settle};
-use super::peer;
 use super::requests::Random;
 use super::started_nginx::free_addresses;
+use super::{peer, said};
 
 /// A running apache2 of one process. Ended when dropped.
 struct Apache {
@@ -262,4 +264,21 @@ fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, 
         200 => response.text().split(' ').next().unwrap_or_default().to_owned(),
         status => status.to_string(),
     }
+}
+
+#[test]
+fn a_file_that_htpasswd_writes_lets_in_whom_it_names() {
+    let site = Site::new();
+    site.file("index.html", "inside");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("users");
+    for (flags, name, password) in [(&["-cbB"][..], "ann", "open sesame"), (&["-bB", "-C", "6"], "bob", "ge:heim")] {
+        said(peer("htpasswd").args(flags).arg(&file).args([name, password]));
+    }
+    let_files_settle();
+    let server = Server::with_site(&site, &format!("[[site.auth]]\nfolder = '/'\naccounts = {file:?}"));
+    let url = format!("http://{}/", server.address);
+    let status =
+        |pair: &str| said(peer("curl").args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "-u", pair, &url]));
+    assert_eq!(["ann:open sesame", "bob:ge:heim", "ann:ge:heim", "bob:ge"].map(status), ["200", "200", "401", "401"]);
 }

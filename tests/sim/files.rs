@@ -197,6 +197,7 @@ impl Files {
                 }
                 Found::File { name: name.as_bytes()[root.len()..].into(), files }
             }
+            Work::Verify(work) => Found::Verified(work.credentials.password() == b"secret"),
             Work::List(work) => {
                 let path = format!("{root}{}", String::from_utf8_lossy(&work.path));
                 if !matches!(self.nodes.get(path.trim_end_matches('/')), Some(Node::Directory)) {

@@ -455,6 +455,7 @@ impl World {
         let site = match work {
             Work::Name(work) => work.site,
             Work::List(work) => work.site,
+            Work::Verify(work) => work.site,
         };
         let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
         let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.content_file_max.0 };

@@ -3,6 +3,7 @@
 //! Seeded scripts, each a connection on which several requests are sent ahead, good ones and bad ones, in pieces. What
 //! comes back is compared as it is, but for `Date`. `SEED=7` in the environment runs one seed again.
 
+use std::fs;
 use std::net::Shutdown;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,7 +60,14 @@ fn script(random: &mut Random, files: &[(String, Option<usize>)], tags: &[String
         for (name, value) in asked.fields(tag) {
             text += &format!("{name}: {value}\r\n");
         }
+        // ann:pass, and somebody else.
+        if random.below(2) == 0 {
+            let pair = random.one_of(&["YW5uOnBhc3M=", "YW5uOnBhc3M=", "Ym9iOnBhc3M=", "?"]);
+            text += &format!("Authorization: Basic {pair}\r\n");
+        }
         if random.below(3) == 0 {
+            let language = random.one_of(&["fr", "en-GB, fr;q=0.5", "*;q=0.1, fr;q=0", "x, ,;", "de"]);
+            text += &format!("Accept-Language: {language}\r\n");
             let coding = random.one_of(&["gzip", "gzip;q=0, *", "br, gzip;q=0.5", "identity;q=0", "x, ,;"]);
             text += &format!("Accept-Encoding: {coding}\r\n");
         }
@@ -102,11 +110,26 @@ fn the_same_requests_to_all_architectures_get_the_same_bytes() {
     site.file("docs/page.css", "plain".repeat(100));
     site.file("docs/page.css.gz", "packed");
     site.file("docs/page.css.br", "tight");
-    files.extend([("/docs/page.css".to_owned(), Some(500)), ("/".to_owned(), None), ("/files/".to_owned(), None)]);
+    site.file("docs/text.en.html", "english");
+    site.file("docs/text.fr.html", "le français");
+    site.file("docs/text.fr.html.gz", "serré");
+    site.file("private/secret.txt", "for some");
+    let users = site.file("users", format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap()));
+    let others = ["/", "/files/", "/docs/text", "/docs/text", "/docs/text.fr", "/private/secret.txt", "/private/"];
+    files.push(("/docs/page.css".to_owned(), Some(500)));
+    files.extend(others.map(|target| (target.to_owned(), None)));
     let_files_settle();
+    let config = site.path().with_extension("toml");
+    let tables =
+        "[[site.negotiation]]\nmatch = '/docs/**'\nlanguages = ['en', 'fr']\nunacceptable = '406'\n[[site.auth]]";
+    let root = site.path();
+    let text = format!(
+        "listen = ['127.0.0.1:0']\n[[site]]\nroot = {root:?}\n{tables}\nfolder = '/private/'\naccounts = {users:?}\n"
+    );
+    fs::write(&config, text).unwrap();
     let serve = |architecture: &&str| {
         let args = ["--architecture", architecture, "--workers", "2", "--listing"];
-        Server::start(&[&[site.path().to_str().unwrap()], &args[..]].concat())
+        Server::start(&[&["--config", config.to_str().unwrap()], &args[..]].concat())
     };
     let servers: Vec<Server> = ARCHITECTURES.iter().map(serve).collect();
     let tag = |target: &str| servers[0].get(target).field("ETag").unwrap_or("\"none\"").to_owned();
@@ -140,7 +163,8 @@ fn the_same_requests_to_all_architectures_get_the_same_bytes() {
                 );
             }
         }
-        for status in ["200", "204", "206", "301", "304", "400", "404", "405", "412", "416", "501", "505"] {
+        for status in ["200", "204", "206", "301", "304", "400", "401", "404", "405", "406", "412", "416", "501", "505"]
+        {
             assert!(statuses.contains_key(status.as_bytes()), "no {status} among {:?}", statuses.len());
         }
     }

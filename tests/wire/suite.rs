@@ -4,6 +4,7 @@
 
 mod harness;
 
+mod auth;
 mod caches;
 mod conditions;
 mod connections;

@@ -44,16 +44,17 @@ const NEEDED: &[Needed] = &[
     Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
     Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
+    Needed { program: "apache2", package: "apache2", why: "the peer that choices among variants are compared with" },
+    Needed { program: "htpasswd", package: "apache2-utils", why: "writes the passwords that the server reads" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
 ];
 
-/// Servers that `cargo xtask bench server` measures beside ours; nginx is above.
+/// Servers that `cargo xtask bench server` measures beside ours; nginx and apache2 are above.
 const RIVALS: &[Needed] = &[
     Needed { program: "lighttpd", package: "lighttpd", why: "a server to compare with" },
     Needed { program: "h2o", package: "h2o", why: "a server to compare with" },
-    Needed { program: "apache2", package: "apache2", why: "a server to compare with" },
     Needed { program: "setpriv", package: "util-linux", why: "starts a server with fewer rights" },
 ];
 

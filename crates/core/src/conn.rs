@@ -452,7 +452,7 @@ impl Conn {
         self.take_up(call, &head, began, |conn, call, hand| match purpose {
             _ if !holds || matches!(answer, Answer::Outdated) => conn.answer(call, hand),
             Purpose::Target => {
-                let step = decide::step_after(&hand.request, answer, outcome, call.desk);
+                let step = decide::step_after(call.now, &hand.request, answer, outcome, call.desk);
                 conn.take_step(call, hand, step);
             }
             Purpose::ErrorPage(status, why) => {
@@ -486,7 +486,7 @@ impl Conn {
         let mut given = false;
         self.take_up(call, &head, began, |conn, call, hand| {
             let answer = Answer::Name(known.meaning, Vec::new());
-            if let Step::Reply(made) = decide::step_after(&hand.request, answer, Outcome::Stale, call.desk) {
+            if let Step::Reply(made) = decide::step_after(call.now, &hand.request, answer, Outcome::Stale, call.desk) {
                 given = true;
                 call.desk.counts.stale_hits += 1;
                 conn.state = State::Reading;
@@ -517,6 +517,11 @@ impl Conn {
         self.state = if persists { State::Reading } else { State::Closing { linger } };
         let mut record = call.desk.records.take();
         record.note(request, hand.began);
+        if request.authorization.is_some()
+            && let Some(credentials) = decide::claimed_name(request, call.desk)
+        {
+            record.note_user(credentials.name());
+        }
         record.set(head.get().status(), outcome);
         record.note_body(&body);
         self.batched += 1;

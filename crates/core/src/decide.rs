@@ -7,14 +7,16 @@ use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use amped_http::auth::Credentials;
 use amped_http::h1::request::Request;
+use amped_http::method::Method;
 use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
 use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::Desk;
-use crate::event::{Answer, ListWork, Trouble, Work};
+use crate::event::{Answer, ListWork, Trouble, VerifyWork, Work};
 use crate::file::FileHandle;
 use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, Look, Plan};
@@ -55,8 +57,33 @@ pub(crate) enum Failure<F> {
     AskForPage(Question),
 }
 
-/// What a request comes to as far as the caches know.
+/// What a request comes to as far as the caches know; where a password is wanted, that goes first.
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
+    let Desk { sites, caches, scratch, .. } = desk;
+    let site = sites.for_host(request.host);
+    // OPTIONS tells nothing of what is there, and browsers ask it without a password (Fetch, 3.2.5).
+    if !site.guards.is_empty()
+        && request.method != Some(Method::Options)
+        && let Some(guard) = site.guard(plan::rules_path(request, scratch))
+    {
+        let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
+            return Step::Fail(Status::UNAUTHORIZED, "this folder is for those who have a password");
+        };
+        let (generation, site, accounts) = (caches.generation(), site.number, guard.accounts);
+        let work = Work::Verify(VerifyWork { generation, site, accounts, credentials });
+        return Step::Ask(Question { work, stale: None });
+    }
+    open_step(now, request, desk)
+}
+
+/// The name that a request gives where one is wanted, for the log: of a 401, what was claimed.
+pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Option<Credentials> {
+    let credentials = request.authorization.and_then(Credentials::parse)?;
+    desk.sites.for_host(request.host).guard(plan::rules_path(request, &mut desk.scratch)).map(|_| credentials)
+}
+
+/// What a request comes to that nobody has to be asked for a password for any more.
+fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
         Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
@@ -103,11 +130,17 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
 
 /// What a request comes to after the disk's answer.
 pub(crate) fn step_after<F: FileHandle>(
+    now: Time,
     request: &Request<'_>,
     answer: Answer<F>,
     outcome: Outcome,
     desk: &mut Desk<F>,
 ) -> Step<F> {
+    match answer {
+        Answer::Verified(true) => return open_step(now, request, desk),
+        Answer::Verified(false) => return Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
+        _ => {}
+    }
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
     // The same head under the same rules gives the same plan.
     let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
@@ -161,7 +194,7 @@ pub(crate) fn step_after<F: FileHandle>(
         Answer::Trouble(Trouble::Exhausted) => {
             Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
         }
-        Answer::Trouble(Trouble::Failed) | Answer::Outdated => {
+        Answer::Trouble(Trouble::Failed) | Answer::Outdated | Answer::Verified(_) => {
             Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
         }
     }
@@ -261,7 +294,7 @@ pub(crate) fn plain_failure<F>(
 ) -> Made<F> {
     let Desk { sites, caches, scratch, errors, .. } = desk;
     let site = sites.for_host(request.host);
-    let reply = if site.rules.is_empty() && caches.budgets.ready_headers {
+    let reply = if site.rules.is_empty() && status != Status::UNAUTHORIZED && caches.budgets.ready_headers {
         errors.error(request, status, why)
     } else {
         reply::error(site, request, plan::rules_path(request, scratch), status, why)

@@ -8,6 +8,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
@@ -74,6 +75,8 @@ pub enum Work {
     Name(NameWork),
     /// Make a listing of a directory.
     List(ListWork),
+    /// Verify a password.
+    Verify(VerifyWork),
 }
 
 impl Work {
@@ -82,6 +85,7 @@ impl Work {
         match self {
             Work::Name(work) => work.generation,
             Work::List(work) => work.generation,
+            Work::Verify(work) => work.generation,
         }
     }
 }
@@ -132,6 +136,19 @@ pub struct ListWork {
     pub form: ListForm,
 }
 
+/// Verify a password.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct VerifyWork {
+    /// Counts the configurations that have been in force.
+    pub generation: u32,
+    /// The site's number.
+    pub site: u16,
+    /// Which list of the server's has the accounts.
+    pub accounts: u16,
+    /// Who says that he has one, and which password.
+    pub credentials: Credentials,
+}
+
 /// What the disk side found.
 #[derive(Debug)]
 pub enum Found<F> {
@@ -157,6 +174,8 @@ pub enum Found<F> {
     Directory,
     /// A listing, ready to send.
     Listing(Vec<u8>),
+    /// Whether the password is that of the account.
+    Verified(bool),
     /// Nothing there.
     Absent,
     /// It must not be read, or lies outside the root.
@@ -171,7 +190,7 @@ impl<F> Found<F> {
         match self {
             Found::File { files, .. } | Found::Variants { files, .. } => files,
             Found::Missing(opened) => core::slice::from_ref(opened),
-            Found::NeedsSlash | Found::Directory | Found::Listing(_) => &[],
+            Found::NeedsSlash | Found::Directory | Found::Listing(_) | Found::Verified(_) => &[],
             Found::Absent | Found::Forbidden | Found::Trouble(_) => &[],
         }
     }
@@ -207,6 +226,8 @@ pub enum Answer<F> {
     Name(Meaning, Vec<Arc<Content<F>>>),
     /// A listing.
     Listing(Arc<Vec<u8>>),
+    /// Whether a password was good.
+    Verified(bool),
     /// None.
     Trouble(Trouble),
     /// The question has lost its sense, since something else is known by now. Ask anew.
@@ -252,7 +273,8 @@ impl Brief {
             Answer::Name(Meaning::Absent, _) => (5, 0),
             Answer::Trouble(Trouble::Failed) => (6, 0),
             Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
-            Answer::Outdated => (8, 0),
+            // Nobody asks for that without a request.
+            Answer::Outdated | Answer::Verified(_) => (8, 0),
             Answer::Name(Meaning::Variants(_), _) => (9, 0),
         };
         Brief { kind, size }
@@ -287,6 +309,7 @@ impl<F> Clone for Answer<F> {
         match self {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
             Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
+            Answer::Verified(good) => Answer::Verified(*good),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
             Answer::Outdated => Answer::Outdated,
         }

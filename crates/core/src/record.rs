@@ -52,6 +52,7 @@ pub struct Record {
     host: Range<usize>,
     referer: Option<Range<usize>>,
     user_agent: Option<Range<usize>>,
+    user: Option<Range<usize>>,
     version: Option<Version>,
     /// Status of the reply; 0 until there is one.
     pub status: u16,
@@ -84,6 +85,11 @@ impl Record {
         self.user_agent = request.user_agent.map(|text| self.put(text));
         self.version = Some(request.version);
         self.began = began;
+    }
+
+    /// Notes who says that the request is his.
+    pub fn note_user(&mut self, name: &[u8]) {
+        self.user = Some(self.put(name));
     }
 
     /// Notes a request that could not be read: its first line stands for all of it.
@@ -122,6 +128,11 @@ impl Record {
     /// The User-Agent field.
     pub fn user_agent(&self) -> Option<&[u8]> {
         self.user_agent.clone().map(|range| &self.text[range])
+    }
+
+    /// The name that was given where a password is wanted: in a 401, what was claimed.
+    pub fn user(&self) -> Option<&[u8]> {
+        self.user.clone().map(|range| &self.text[range])
     }
 
     /// `HTTP/1.1` or `HTTP/1.0`; empty for an unreadable request.

@@ -367,11 +367,23 @@ fn validators(head: &mut Head, representation: &Representation) {
     head.field("ETag", &*representation.etag);
 }
 
-/// The last rule that matches and says something.
+/// The last rule that matches and says something. What wants a password is private, unless a rule says otherwise: RFC 9111,
+/// 3.5 forbids caches to share it, and not every cache knows.
 fn cache_control(head: &mut Head, site: &Site, path: &[u8]) {
     let mut matching = site.rules.iter().rev().filter(|rule| rule.pattern.matches(path));
     if let Some(value) = matching.find_map(|rule| rule.cache_control.as_deref()) {
         head.field("Cache-Control", value);
+    } else if site.guard(path).is_some() {
+        head.field("Cache-Control", "private");
+    }
+}
+
+/// RFC 9110, 11.6.1 and RFC 7617, 2.1: what a 401 has to say.
+fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
+    if status == Status::UNAUTHORIZED
+        && let Some(guard) = site.guard(path)
+    {
+        head.field("WWW-Authenticate", alloc::format!("Basic realm=\"{}\", charset=\"UTF-8\"", guard.realm));
     }
 }
 
@@ -410,6 +422,7 @@ fn error_with<F>(
     let page = error_page(status, why);
     let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
     more(&mut head);
+    challenge(&mut head, site, path, status);
     custom(&mut head, site, path);
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
     (ReplyHead::Made(Box::new(head)), body)
@@ -467,6 +480,7 @@ pub fn error_from_page<F>(
 ) -> (ReplyHead, Body<F>) {
     let size = content.version.size;
     let mut head = error_head(status, size, &resource.media_type);
+    challenge(&mut head, site, path, status);
     custom(&mut head, site, path);
     let body = match request.method {
         Some(Method::Head) => Body::Empty,

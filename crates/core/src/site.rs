@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
+use crate::auth::Guard;
 use crate::glob::Glob;
 use crate::variants::NegotiationRule;
 
@@ -36,6 +37,8 @@ pub struct Site {
     pub rules: Vec<HeaderRule>,
     /// Which documents are there in variants; the last that matches applies.
     pub negotiations: Vec<NegotiationRule>,
+    /// Folders that want a password.
+    pub guards: Vec<Guard>,
     /// Pages of this site that explain an error, by status: absolute paths within the site.
     pub error_pages: Vec<(Status, Box<str>)>,
     /// What a validator is made of.
@@ -56,6 +59,7 @@ impl Default for Site {
             types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
             rules: Vec::new(),
             negotiations: Vec::new(),
+            guards: Vec::new(),
             error_pages: Vec::new(),
             etag: EtagForm::default(),
         }
@@ -63,6 +67,11 @@ impl Default for Site {
 }
 
 impl Site {
+    /// Who guards this path: of folders within each other the innermost.
+    pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
+        self.guards.iter().filter(|guard| guard.covers(path)).max_by_key(|guard| guard.folder.len())
+    }
+
     /// The rule by which variants of the document of this name are looked for, if it is not there itself.
     pub fn negotiation(&self, path: &[u8]) -> Option<&NegotiationRule> {
         self.negotiations.iter().rev().find(|rule| rule.pattern.matches(path))

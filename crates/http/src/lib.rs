@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod auth;
 pub mod date;
 pub mod etag;
 pub mod h1;

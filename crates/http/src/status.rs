@@ -32,6 +32,8 @@ statuses! {
     NOT_MODIFIED = 304 "Not Modified";
     /// RFC 9110, 15.5.1.
     BAD_REQUEST = 400 "Bad Request";
+    /// RFC 9110, 15.5.2.
+    UNAUTHORIZED = 401 "Unauthorized";
     /// RFC 9110, 15.5.4.
     FORBIDDEN = 403 "Forbidden";
     /// RFC 9110, 15.5.5.

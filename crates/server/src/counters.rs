@@ -65,10 +65,10 @@ pub struct ProbeCounts {
 }
 
 impl ProbeCounts {
-    /// One more. A listing is no miss: nobody tries to make one without waiting.
+    /// One more. A listing is no miss, nor is a password: nobody tries to make one, or verify one, without waiting.
     pub fn add(&mut self, work: &Work, why: Delay) {
         match (work, why) {
-            (Work::List(_), _) => {}
+            (Work::List(_) | Work::Verify(_), _) => {}
             (Work::Name(_), Delay::Disk) => self.names += 1,
             (Work::Name(_), Delay::Change) => self.changes += 1,
         }
@@ -82,6 +82,8 @@ pub struct WaitCounts {
     pub names: Waited,
     /// To list a folder.
     pub lists: Waited,
+    /// To verify a password.
+    pub passwords: Waited,
     /// To bring a window of a file into memory.
     pub windows: Waited,
     /// Until a file that was being written to held still.
@@ -221,10 +223,12 @@ figures! {
     waits.names.tasks: Counter Things "helper_tasks" "cause=\"name\"" "What helpers have done.",
     waits.lists.tasks: Counter Things "helper_tasks" "cause=\"list\"" "What helpers have done.",
     waits.windows.tasks: Counter Things "helper_tasks" "cause=\"window\"" "What helpers have done.",
+    waits.passwords.tasks: Counter Things "helper_tasks" "cause=\"password\"" "What helpers have done.",
     waits.changes.tasks: Counter Things "helper_tasks" "cause=\"change\"" "What helpers have done.",
     waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "From the question to its answer, queue included.",
     waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "From the question to its answer, queue included.",
     waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "From the question to its answer, queue included.",
+    waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "From the question to its answer, queue included.",
     waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "From the question to its answer, queue included.",
     helpers.waiting: Gauge Things "helper_queue" "" "Tasks that wait for a helper.",
     helpers.threads: Gauge Things "helpers" "as=\"threads\"" "Helpers.",
@@ -374,10 +378,10 @@ impl fmt::Display for Snapshot {
             "mapped: chunks={} bytes={} hits={} misses={} unmapped={}",
             mapped.chunks, mapped.bytes, mapped.hits, mapped.misses, mapped.unmapped
         )?;
-        let WaitCounts { names, lists, windows, changes } = self.waits;
+        let WaitCounts { names, lists, passwords, windows, changes } = self.waits;
         write!(f, "waits:")?;
         for (cause, Waited { tasks, ns }) in
-            [("names", names), ("lists", lists), ("windows", windows), ("changes", changes)]
+            [("names", names), ("lists", lists), ("passwords", passwords), ("windows", windows), ("changes", changes)]
         {
             write!(f, " {cause}={tasks} {cause}_us={}", ns / 1000)?;
         }

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::desk::Desk;
-use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
+use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry};
 use amped_core::site::{Site, Sites};
@@ -29,9 +29,11 @@ use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::Time;
 
+use crate::accounts::AccountFiles;
 use crate::config::SiteRoot;
 use crate::mapped::MappedWindows;
 use crate::residency::Residency;
+use crate::say;
 use crate::watch::Notes;
 
 /// How far ahead of what is being sent the disk is asked for.
@@ -149,11 +151,14 @@ pub struct Disk {
     start: Instant,
     /// Whom to tell which names are known, if folders are watched.
     notes: OnceLock<Arc<Notes>>,
+    accounts: AccountFiles,
 }
 
 /// What a [`Disk`] goes by on all sites.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
+    /// Where lists of accounts lie.
+    pub accounts: Vec<PathBuf>,
     /// Files up to this size are read whole, bytes.
     pub content_file_max: u64,
     /// A root, or a user's folder, is looked up anew after this time.
@@ -217,6 +222,7 @@ impl Disk {
         revalidate: Duration,
     ) -> Result<Disk, (PathBuf, io::Error)> {
         let start = Instant::now();
+        let accounts = AccountFiles::default();
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
@@ -245,7 +251,13 @@ impl Disk {
             forgotten_ns,
             start,
             notes: OnceLock::new(),
+            accounts,
         })
+    }
+
+    /// With these lists of accounts.
+    pub fn with_accounts(self, accounts: AccountFiles) -> Disk {
+        Disk { accounts, ..self }
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -274,7 +286,8 @@ impl Disk {
 
     /// What goes for all sites.
     pub fn rules(&self) -> Rules {
-        Rules { content_file_max: self.content_file_max, revalidate: self.revalidate }
+        let accounts = self.accounts.paths().to_vec();
+        Rules { accounts, content_file_max: self.content_file_max, revalidate: self.revalidate }
     }
 
     /// The same in another process, without anything that was learnt. `None`: there is no site.
@@ -286,12 +299,26 @@ impl Disk {
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        let Rules { content_file_max, revalidate } = rules;
+        let Rules { accounts, content_file_max, revalidate } = rules;
+        let accounts = AccountFiles::new(accounts, revalidate).ok()?;
         let sites = Arc::new(Sites::new(sites)?);
         let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
         let (users, notes) = (Mutex::default(), OnceLock::new());
         let (forgotten_ns, start) = (AtomicU64::new(0), Instant::now());
-        Some(Disk { sites, roots, users, content_file_max, revalidate, residency, mapped, forgotten_ns, start, notes })
+        let disk = Disk {
+            sites,
+            roots,
+            users,
+            content_file_max,
+            revalidate,
+            residency,
+            mapped,
+            forgotten_ns,
+            start,
+            notes,
+            accounts,
+        };
+        Some(disk)
     }
 
     /// A helper of another process has brought this: what it read is in memory.
@@ -404,6 +431,7 @@ impl Disk {
             // Reading a directory has no form that does not wait.
             Work::List(_) if self.for_names(patience) == Patience::Now => Err(NoAnswer::WouldWait),
             Work::List(work) => self.list(work),
+            Work::Verify(work) => self.verify(work, patience),
         };
         match found {
             Ok(found) => Ok(found),
@@ -646,6 +674,22 @@ impl Disk {
             }
         }
         Ok(Some(bytes.into_boxed_slice()))
+    }
+
+    /// An unreadable list is trouble: nobody gets in, and whoever serves is told.
+    fn verify(&self, work: &VerifyWork, patience: Patience) -> Answer<Found<OpenFile>> {
+        match self.accounts.verify(work.accounts, &work.credentials, self.for_names(patience)) {
+            Ok(Some(good)) => Ok(Found::Verified(good)),
+            Ok(None) => Err(NoAnswer::WouldWait),
+            Err(error) => {
+                let path = self.accounts.paths().get(usize::from(work.accounts));
+                say!(
+                    "cannot read the passwords in {}: {error}",
+                    path.map_or_else(Default::default, |path| path.display().to_string())
+                );
+                Ok(Found::Trouble(Trouble::Failed))
+            }
+        }
     }
 
     fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {

@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
+use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
 use amped_core::file::{FileVersion, Stored};
 use amped_core::listing::{ListForm, ListKey, ListOrder};
 use amped_core::site::Site;
+use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
 
 use crate::disk::Rules;
@@ -76,6 +77,12 @@ pub fn write_work(work: &Work) -> Vec<u8> {
             put_name(&mut out, *generation, *site, path);
             out.extend([order.key as u8, u8::from(order.descending), *form as u8]);
         }
+        Work::Verify(VerifyWork { generation, site, accounts, credentials }) => {
+            out.push(2);
+            put_name(&mut out, *generation, *site, credentials.name());
+            put_text(&mut out, credentials.password());
+            out.extend(accounts.to_le_bytes());
+        }
     }
     out
 }
@@ -88,7 +95,7 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
     let mut from = Reader::of(bytes)?;
     let variant = from.byte()?;
     let (generation, site) = (from.u32()?, from.u16()?);
-    let path = from.text()?.into();
+    let path: Arc<[u8]> = from.text()?.into();
     let work = match variant {
         0 => {
             let edition = from.u32()?;
@@ -105,6 +112,10 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
             let descending = from.one_of(&[false, true])?;
             let form = from.one_of(&[ListForm::Html, ListForm::Json])?;
             Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })
+        }
+        2 => {
+            let credentials = Credentials::new(&path, from.text()?).ok_or(Malformed)?;
+            Work::Verify(VerifyWork { generation, site, accounts: from.u16()?, credentials })
         }
         _ => return Err(Malformed),
     };
@@ -132,6 +143,7 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
             out.push(3);
             put_text(&mut out, page);
         }
+        Found::Verified(good) => out.extend([9, u8::from(*good)]),
         Found::Absent => out.push(4),
         Found::Forbidden => out.push(5),
         Found::Trouble(trouble) => out.extend([6, *trouble as u8]),
@@ -188,6 +200,7 @@ pub fn read_outline<F>(
             }
             Found::Variants { names, files }
         }
+        9 => Found::Verified(from.one_of(&[false, true])?),
         _ => return Err(Malformed),
     };
     from.end()?;
@@ -239,9 +252,12 @@ pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Fou
 }
 
 /// What goes for all sites, as bytes.
-pub fn write_rules(rules: Rules) -> Vec<u8> {
+pub fn write_rules(rules: &Rules) -> Vec<u8> {
     let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
-    [&[FORM][..], &rules.content_file_max.to_le_bytes(), &revalidate.to_le_bytes()].concat()
+    let mut out = [&[FORM][..], &rules.content_file_max.to_le_bytes(), &revalidate.to_le_bytes()].concat();
+    put_count(&mut out, rules.accounts.len());
+    rules.accounts.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
+    out
 }
 
 /// The rules that [`write_rules`] wrote.
@@ -250,7 +266,10 @@ pub fn write_rules(rules: Rules) -> Vec<u8> {
 /// When they are none.
 pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
     let mut from = Reader::of(bytes)?;
-    let rules = Rules { content_file_max: from.u64()?, revalidate: Duration::from_nanos(from.u64()?) };
+    let (content_file_max, revalidate) = (from.u64()?, Duration::from_nanos(from.u64()?));
+    let path = |from: &mut Reader<'_>| Ok(PathBuf::from(OsStr::from_bytes(from.text()?)));
+    let accounts = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
+    let rules = Rules { accounts, content_file_max, revalidate };
     from.end()?;
     Ok(rules)
 }
@@ -415,6 +434,12 @@ pub(crate) mod tests {
                     Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
                 }
             ),
+            (name(), any::<u16>(), "[^:]{0,9}", "\\PC{0,9}").prop_map(
+                |((generation, site, _), accounts, name, password)| {
+                    let credentials = Credentials::new(name.as_bytes(), password.as_bytes()).expect("no colon");
+                    Work::Verify(VerifyWork { generation, site, accounts, credentials })
+                }
+            ),
             (name(), keys, any::<bool>(), forms).prop_map(|((generation, site, path), key, descending, form)| {
                 Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })
             }),
@@ -441,6 +466,7 @@ pub(crate) mod tests {
         prop_oneof![
             4 => (text(), prop::collection::vec(opened(100), 0..4))
                 .prop_map(|(name, files)| Found::File { name, files }),
+            1 => any::<bool>().prop_map(Found::Verified),
             1 => (0..4).prop_map(|which| match which {
                 0 => Found::NeedsSlash,
                 1 => Found::Directory,
@@ -506,6 +532,7 @@ pub(crate) mod tests {
             sites in prop::collection::vec(
                 (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
             rules in any::<(u64, u64)>(),
+            accounts in prop::collection::vec("[a-z/]{0,9}", 0..3),
             cut in any::<prop::sample::Index>(),
         ) {
             let sites: Vec<(Site, PathBuf)> = sites.into_iter().map(|(index, dotfiles, user_dir, root)| {
@@ -519,8 +546,9 @@ pub(crate) mod tests {
             prop_assert_eq!(format!("{:?}", read_sites(&bytes)), format!("{:?}", Ok::<_, Malformed>(sites)));
             // Cut between two of them it is whole, which the number of descriptors beside it tells.
             let _ = read_sites(&bytes[..cut.index(bytes.len())]);
-            let rules = Rules { content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
-            prop_assert_eq!(read_rules(&write_rules(rules)), Ok(rules));
+            let accounts = accounts.into_iter().map(PathBuf::from).collect();
+            let rules = Rules { accounts, content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
+            prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
     }
 

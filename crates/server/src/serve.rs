@@ -26,6 +26,7 @@ use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
+use crate::accounts::AccountFiles;
 use crate::arch;
 use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
 use crate::control::{Answers, Control, Orders};
@@ -642,6 +643,8 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         .try_for_each(|root| enter(&root.path))
         .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
+    let accounts = AccountFiles::new(settings.accounts.clone(), budgets.revalidate);
+    let disk = disk.with_accounts(accounts.map_err(|error| format!("cannot draw a random number: {error}"))?);
     if settings.send.residency == config::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
     {

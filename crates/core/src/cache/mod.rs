@@ -372,6 +372,7 @@ impl<F> Caches<F> {
         let mut contents = Vec::new();
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
+            Found::Verified(good) => return Answer::Verified(good),
             Found::Listing(page) => return Answer::Listing(Arc::new(page)),
             Found::Missing(opened) => return self.learn_missing(work, opened),
             Found::NeedsSlash => Meaning::NeedsSlash,
@@ -388,7 +389,7 @@ impl<F> Caches<F> {
                 let found: Vec<_> = names.into_iter().zip(files.iter().map(|file| file.version)).collect();
                 let variants = match work {
                     Work::Name(name) => Variants::of(site_of(work, sites), &name.path, &found),
-                    Work::List(_) => None,
+                    Work::List(_) | Work::Verify(_) => None,
                 };
                 contents = self.learn_contents(files);
                 match (variants, work) {
@@ -409,7 +410,7 @@ impl<F> Caches<F> {
                 }
                 meaning
             }
-            Work::List(_) => meaning,
+            Work::List(_) | Work::Verify(_) => meaning,
         };
         Answer::Name(meaning, contents)
     }
@@ -491,6 +492,7 @@ fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
     let number = match work {
         Work::Name(work) => work.site,
         Work::List(work) => work.site,
+        Work::Verify(work) => work.site,
     };
     sites.get(number).unwrap_or(sites.first())
 }

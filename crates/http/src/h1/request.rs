@@ -134,6 +134,8 @@ pub struct Request<'a> {
     pub accept_language: Lines<'a>,
     /// RFC 9110, 12.5.2.
     pub accept_charset: Lines<'a>,
+    /// RFC 9110, 11.6.2.
+    pub authorization: Option<&'a [u8]>,
     /// RFC 9110, 10.1.3.
     pub referer: Option<&'a [u8]>,
     /// RFC 9110, 10.1.5.
@@ -255,6 +257,7 @@ fn settle<'a>(
         accept: Lines::default(),
         accept_language: Lines::default(),
         accept_charset: Lines::default(),
+        authorization: None,
         referer: None,
         user_agent: None,
     };
@@ -379,6 +382,7 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
             }
         }
         10 if is("User-Agent") => set_once(&mut request.user_agent, value),
+        13 if is("Authorization") => set_once(&mut request.authorization, value),
         13 if is("If-None-Match") => request.if_none_match.push(value),
         14 if is("Content-Length") => {
             seen.content_length_doubled |= seen.content_length.is_some();

@@ -177,7 +177,9 @@ impl AccessLog {
         self.note_status(record.status);
         let out = &mut self.buffer;
         out.extend_from_slice(peer.as_bytes());
-        out.extend_from_slice(b" - - ");
+        out.extend_from_slice(b" - ");
+        push_user(out, record.user());
+        out.push(b' ');
         out.extend_from_slice(self.stamp.as_bytes());
         out.extend_from_slice(b" \"");
         if !record.method().is_empty() {
@@ -213,6 +215,9 @@ impl AccessLog {
         out.extend_from_slice(JSON_CLIENT);
         out.extend_from_slice(peer.as_bytes());
         out.push(b'"');
+        if let Some(user) = record.user() {
+            push_json_field(out, "user", user);
+        }
         push_json_field(out, "host", record.host());
         push_json_field(out, "method", record.method());
         push_json_field(out, "target", record.target());
@@ -277,6 +282,16 @@ fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
         } else {
             let _ = write!(out, "\\x{byte:02X}");
         }
+    }
+}
+
+/// A name between blanks: these would end it, so they are written as what is not printed is.
+fn push_user(out: &mut Vec<u8>, user: Option<&[u8]>) {
+    for (n, word) in user.filter(|user| !user.is_empty()).unwrap_or(b"-").split(|&byte| byte == b' ').enumerate() {
+        if n > 0 {
+            out.extend_from_slice(b"\\x20");
+        }
+        push_escaped(out, word);
     }
 }
 

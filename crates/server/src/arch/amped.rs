@@ -165,6 +165,7 @@ impl<H: Helpers> Helped<H> {
         };
         let cause = match (&work, why) {
             (Work::List(_), _) => &mut self.waits.lists,
+            (Work::Verify(_), _) => &mut self.waits.passwords,
             (Work::Name(_), Delay::Disk) => &mut self.waits.names,
             (Work::Name(_), Delay::Change) => &mut self.waits.changes,
         };

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_core::auth::Guard;
 use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::glob::Glob;
@@ -83,6 +84,8 @@ pub struct Settings {
     pub sites: Arc<Sites>,
     /// Where each site's files lie: `roots[site.number]`.
     pub roots: Vec<SiteRoot>,
+    /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
+    pub accounts: Vec<PathBuf>,
 }
 
 /// Targets of the URI cache, once that is switched on.
@@ -272,7 +275,7 @@ fn number(text: &str) -> Option<u16> {
 /// Makes the settings of flags and file; `folder` is where the file lies, to which its paths are relative. `None` only
 /// with something noted in `findings`.
 pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut Findings) -> Option<Settings> {
-    let mut check = Checker { folder, whole: findings.is_empty(), findings };
+    let mut check = Checker { folder, whole: findings.is_empty(), findings, accounts: Vec::new() };
     let listen = check.listen(&flags.listen, &file.listen);
     let architecture = flags.architecture.or(file.architecture).unwrap_or_default();
     let form = arch::form(architecture);
@@ -336,6 +339,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         metrics,
         sites: Arc::new(sites),
         roots,
+        accounts: check.accounts,
     })
 }
 
@@ -349,6 +353,8 @@ struct Checker<'a> {
     /// Nothing is missing because its shape was wrong. Else the operator did write it, and is not asked for it again.
     whole: bool,
     findings: &'a mut Findings,
+    /// Files of accounts that have been named so far.
+    accounts: Vec<PathBuf>,
 }
 
 impl Checker<'_> {
@@ -708,6 +714,7 @@ impl Checker<'_> {
             user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
             types: self.types(file),
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
+            guards: file.auth.iter().filter_map(|table| self.guard(table)).collect(),
             negotiations: file.negotiation.iter().filter_map(|table| self.negotiation(table)).collect(),
             error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
             etag: file.etag.map_or(EtagForm::default(), EtagForm::from),
@@ -857,6 +864,59 @@ impl Checker<'_> {
         Some(Glob::new(pattern.get_ref()))
     }
 
+    fn guard(&mut self, table: &Spanned<file::Auth>) -> Option<Guard> {
+        let guard = table.get_ref();
+        let (Some(folder), Some(accounts)) = (&guard.folder, &guard.accounts) else {
+            let (missing, help) = match guard.folder {
+                None => ("which folder it is about", "add `folder = \"/private/\"`, or `\"/\"` for the whole site"),
+                Some(_) => ("who may come in", "add `accounts = \"htpasswd\"`, a file that `htpasswd -B` writes"),
+            };
+            if self.whole {
+                self.findings.at(table.span(), format!("this `auth` does not say {missing}"), help);
+            }
+            return None;
+        };
+        let path = folder.get_ref();
+        let mut scratch = Vec::new();
+        let is_clean = amped_http::uri::clean_path(path.as_bytes(), &mut scratch) == Ok(path.as_bytes());
+        // An escape would be taken for the characters it is written in, and the folder would stand open.
+        if !path.starts_with('/') || !path.ends_with('/') || !is_clean {
+            let help =
+                "write it from the site's root, with a slash at both ends, such as \"/private/\", and without escapes";
+            self.findings.at(folder.span(), format!("`{}` is not a folder's path", path.escape_debug()), help);
+        }
+        // Within quotes in a header.
+        let is_good = |realm: &str| is_value(realm) && !realm.contains(['"', '\\']);
+        let realm = match &guard.realm {
+            Some(key) => {
+                if !is_good(key.get_ref()) {
+                    let help = "write a line of text without quotes, such as \"Staff\"";
+                    let message = format!("`{}` cannot be a realm", key.get_ref().escape_debug());
+                    self.findings.at(key.span(), message, help);
+                }
+                key.get_ref().as_str()
+            }
+            None if is_good(path) => path,
+            None => "restricted",
+        };
+        let file = self.folder.join(accounts.get_ref());
+        let file = std::path::absolute(&file).unwrap_or(file);
+        if let Err(error) = std::fs::metadata(&file) {
+            let message = format!("the accounts in {} cannot be used: {error}", file.display());
+            self.findings.at(
+                accounts.span(),
+                message,
+                "make the file with `htpasswd -B -c FILE NAME`, or correct the path",
+            );
+        }
+        let known = self.accounts.iter().position(|known| *known == file);
+        let at = known.unwrap_or_else(|| {
+            self.accounts.push(file);
+            self.accounts.len() - 1
+        });
+        Some(Guard { folder: path.as_str().into(), realm: realm.into(), accounts: u16::try_from(at).ok()? })
+    }
+
     fn negotiation(&mut self, table: &Spanned<file::Negotiation>) -> Option<NegotiationRule> {
         let rule = table.get_ref();
         let mut seen: HashMap<String, Range<usize>> = HashMap::new();
@@ -966,6 +1026,7 @@ const OWNED: &[&str] = &[
     "Transfer-Encoding",
     "Upgrade",
     "Vary",
+    "WWW-Authenticate",
 ];
 
 /// RFC 9110, 5.6.2.

@@ -256,6 +256,8 @@ pub struct Site {
     pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Headers by pattern.
     pub headers: Vec<Spanned<Headers>>,
+    /// Folders that want a password.
+    pub auth: Vec<Spanned<Auth>>,
     /// Documents in variants, by pattern.
     pub negotiation: Vec<Spanned<Negotiation>>,
 }
@@ -271,6 +273,18 @@ pub struct Headers {
     pub cache_control: Key<String>,
     /// Name and value.
     pub set: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// `[[site.auth]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Auth {
+    /// The folder, as it is asked for.
+    pub folder: Key<String>,
+    /// What clients are told that they need a password for.
+    pub realm: Key<String>,
+    /// The file of names and passwords.
+    pub accounts: Key<String>,
 }
 
 /// `[[site.negotiation]]`
@@ -568,14 +582,16 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         "a string" => "text in quotes",
         "a boolean" => "true or false, without quotes",
         "usize" | "u32" | "u64" => "a whole number, without quotes",
-        "a sequence" if matches!(key, "site" | "headers" | "negotiation") => "a list of tables",
+        "a sequence" if matches!(key, "site" | "headers" | "auth" | "negotiation") => "a list of tables",
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
         "a sequence" => "a list such as [\"a\", \"b\"]",
         "a map" => "a table",
         other => other,
     };
     let help = match key {
-        "site" | "headers" | "negotiation" => format!("write `[[{}]]`, with two brackets each side", keys.join(".")),
+        "site" | "headers" | "auth" | "negotiation" => {
+            format!("write `[[{}]]`, with two brackets each side", keys.join("."))
+        }
         _ => format!("write {expected}"),
     };
     (format!("`{key}` cannot be {found}"), help)
@@ -601,7 +617,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 13] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 14] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -615,6 +631,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 13] {
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
+        ("in `[[site.auth]]`", keys_of::<Auth>()),
         ("in `[[site.negotiation]]`", keys_of::<Negotiation>()),
     ]
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use amped_core::site::{EtagForm, Site};
@@ -205,12 +205,12 @@ pub fn print(settings: &Settings) -> String {
 
     for (number, root) in settings.roots.iter().enumerate() {
         let site = u16::try_from(number).ok().and_then(|number| settings.sites.get(number));
-        site_tables(&mut page, site.expect("a root for each site, no more"), &root.path);
+        site_tables(&mut page, site.expect("a root for each site, no more"), &root.path, &settings.accounts);
     }
     page.0
 }
 
-fn site_tables(page: &mut Page, site: &Site, root: &Path) {
+fn site_tables(page: &mut Page, site: &Site, root: &Path, accounts: &[PathBuf]) {
     page.table("[[site]]", if site.number == 0 { "the default one: it answers to every other name too" } else { "" });
     page.key("hosts", &site.hosts[..], "\"*.example.org\" is every name below");
     page.key("root", root, "");
@@ -249,6 +249,19 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path) {
             let set = set.collect::<Vec<_>>().join(", ");
             page.line(&format!("set = {{ {set} }}"), "on every reply, errors included");
         }
+    }
+    if site.guards.is_empty() {
+        page.0 += "\n# [[site.auth]]\n# folder = \"/private/\"\n# realm = \"Staff\"\n# accounts = \"htpasswd\"\n";
+    }
+    for guard in &site.guards {
+        page.table("[[site.auth]]", "a folder that wants a password (Basic, RFC 7617)");
+        page.key("folder", &guard.folder, "all that is in it included");
+        page.key("realm", &guard.realm, "what clients are told that the password is for");
+        page.key(
+            "accounts",
+            &*accounts[usize::from(guard.accounts)],
+            "names and bcrypt or argon2id hashes, see htpasswd(1)",
+        );
     }
     if site.negotiations.is_empty() {
         page.0 += "\n# [[site.negotiation]]\n# match = \"/docs/**\"\n# languages = [\"en\", \"de\"]\n";

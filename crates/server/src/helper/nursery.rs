@@ -261,7 +261,7 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
         Kind::Work => {
             let work = portable::read_work(&bytes).ok()?;
             if sites.disk.is_none() {
-                sites.disk = Some(Disk::of_parts(sites.rules, std::mem::take(&mut sites.parts))?);
+                sites.disk = Some(Disk::of_parts(sites.rules.clone(), std::mem::take(&mut sites.parts))?);
             }
             let found = perform(sites.disk.as_ref()?, &work);
             let (bytes, files) = portable::pack(&found);

@@ -400,7 +400,7 @@ impl Helper {
             return;
         }
         (self.disk, self.forgotten) = (disk_of_it, forgotten);
-        self.link.put(Kind::Begin, &portable::write_rules(disk.rules()), Vec::new());
+        self.link.put(Kind::Begin, &portable::write_rules(&disk.rules()), Vec::new());
         let parts: Vec<_> = disk.parts().collect();
         for parts in parts.chunks(socket::DESCRIPTORS_MAX) {
             let sites = portable::write_sites(parts.iter().map(|(site, root, _)| (*site, *root)));
@@ -414,6 +414,7 @@ fn name_of(task: &Task) -> String {
     match task {
         Task::Work(_, Work::Name(work)) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
         Task::Work(_, Work::List(work)) => format!("to list {}", String::from_utf8_lossy(&work.path).escape_debug()),
+        Task::Work(_, Work::Verify(work)) => format!("to verify a password of {:?}", work.credentials),
         Task::Warm(_, content, range) => {
             format!("to read bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
         }

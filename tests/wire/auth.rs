@@ -1,0 +1,186 @@
+//! Folders that want a password: who comes in, what the others are told, and that there is no way round.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use argon2::password_hash::PasswordHasher;
+use argon2::password_hash::phc::PasswordHash;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::harness::{Response, Server, Site, let_files_settle, wait_until};
+
+/// `ann` has the password `open sesame`, `bob` has `geheim`, by argon2id.
+fn accounts(site: &Site) -> PathBuf {
+    let ann = bcrypt::hash("open sesame", 4).unwrap();
+    // With as little work as can be: nobody attacks these.
+    let params = argon2::Params::new(64, 1, 1, None).unwrap();
+    let argon = argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, params);
+    let bob: PasswordHash = argon.hash_password_with_salt(b"geheim", b"some salt of ours").unwrap();
+    let path = site.path().with_extension("users");
+    fs::write(&path, format!("# people\nann:{ann}\nbob:{bob}\n")).unwrap();
+    path
+}
+
+fn serve(site: &Site, keys: &str, tables: &str) -> Server {
+    let accounts = accounts(site);
+    let_files_settle();
+    let guard = format!("[[site.auth]]\nfolder = '/private/'\nrealm = 'Staff'\naccounts = {accounts:?}\n");
+    let root = site.path();
+    let config = site.path().with_extension("toml");
+    let text = format!(
+        "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\n{tables}\n[[site]]\nroot = {root:?}\n{keys}\n{guard}"
+    );
+    fs::write(&config, text).unwrap();
+    Server::start(&["--config", config.to_str().unwrap()])
+}
+
+/// `Basic` and the base64 of these.
+fn basic(name: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
+}
+
+fn get_as(server: &Server, target: &str, name: &str, password: &str) -> Response {
+    server.connect().request("GET", target, &[("Authorization", &basic(name, password))])
+}
+
+fn tree() -> Site {
+    let site = Site::new();
+    site.file("index.html", "for all");
+    site.file("private/page.html", "for some");
+    site.file("private/page.html.gz", "packed");
+    site.file("private/sub/index.html", "deeper");
+    site.file("private/listed/a.txt", "a");
+    site.file("private2.txt", "beside");
+    site
+}
+
+struct Users<'a>(&'a Path);
+
+impl Drop for Users<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+#[test]
+fn who_has_a_password_comes_in_and_nobody_else() {
+    let site = tree();
+    let server = serve(&site, "listing = true", "");
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let good = get_as(&server, "/private/page.html", "ann", "open sesame");
+    assert_eq!((good.status, good.text().as_str()), (200, "for some"));
+    assert_eq!(good.field("Cache-Control"), Some("private"));
+    for target in ["/private/page.html", "/private/", "/private", "/private/none", "/private/sub/", "/private/listed/"]
+    {
+        for response in [
+            server.get(target),
+            get_as(&server, target, "ann", "wrong"),
+            get_as(&server, target, "carl", "open sesame"),
+            get_as(&server, target, "bob", "open sesame"),
+            server.connect().request("GET", target, &[("Authorization", "Bearer x")]),
+            server.connect().request("GET", target, &[("Authorization", "Basic !")]),
+        ] {
+            assert_eq!(response.status, 401, "{target}");
+            assert_eq!(response.field("WWW-Authenticate"), Some("Basic realm=\"Staff\", charset=\"UTF-8\""));
+            assert!(!response.text().contains("for some") && !response.text().contains("a.txt"));
+            assert_eq!(response.field("ETag"), None);
+        }
+    }
+    // However a path is written, it is the same.
+    for target in ["/a/../private/page.html", "//private//page.html", "/%70rivate/page.html", "/private/./page.html"] {
+        assert_eq!(server.get(target).status, 401, "{target}");
+        assert_eq!(get_as(&server, target, "ann", "open sesame").text(), "for some", "{target}");
+    }
+    for (target, status) in [("/", 200), ("/index.html", 200), ("/private2.txt", 200), ("/none", 404)] {
+        assert_eq!(server.get(target).status, status, "{target}");
+        assert_eq!(get_as(&server, target, "ann", "wrong").status, status, "{target}");
+    }
+    let head = server.connect().request("HEAD", "/private/page.html", &[]);
+    assert_eq!((head.status, head.body.len()), (401, 0));
+    assert_eq!(server.connect().request("OPTIONS", "/private/page.html", &[]).status, 204);
+    // Everything else as ever: codings, conditions, ranges, listings.
+    let mut client = server.connect();
+    let pass = basic("ann", "open sesame");
+    let coded = client.request("GET", "/private/page.html", &[("Authorization", &pass), ("Accept-Encoding", "gzip")]);
+    assert_eq!(coded.text(), "packed");
+    let tag = good.field("ETag").unwrap();
+    let unchanged = client.request("GET", "/private/page.html", &[("Authorization", &pass), ("If-None-Match", tag)]);
+    assert_eq!((unchanged.status, unchanged.field("Cache-Control")), (304, Some("private")));
+    let part = client.request("GET", "/private/page.html", &[("Authorization", &pass), ("Range", "bytes=0-2")]);
+    assert_eq!((part.status, part.text().as_str()), (206, "for"));
+    let listed = client.request("GET", "/private/listed/", &[("Authorization", &pass)]);
+    assert_eq!((listed.status, listed.field("Cache-Control")), (200, Some("private")));
+    assert!(listed.text().contains("a.txt"));
+    assert_eq!(client.request("GET", "/private/none", &[("Authorization", &pass)]).status, 404);
+}
+
+#[test]
+fn passwords_may_be_hashed_by_argon2() {
+    let site = tree();
+    let server = serve(&site, "", "");
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    assert_eq!(get_as(&server, "/private/page.html", "bob", "geheim").text(), "for some");
+    assert_eq!(get_as(&server, "/private/page.html", "bob", "geheim2").status, 401);
+}
+
+#[test]
+fn a_change_of_the_passwords_is_seen() {
+    let site = tree();
+    let server = serve(&site, "", "");
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let status = |password: &str| get_as(&server, "/private/page.html", "ann", password).status;
+    assert_eq!([status("open sesame"), status("another")], [200, 401]);
+    fs::write(&users, format!("ann:{}\n", bcrypt::hash("another", 4).unwrap())).unwrap();
+    wait_until("the old password to be none", || status("open sesame") == 401);
+    assert_eq!(status("another"), 200);
+    // Nobody comes in while nobody knows who may, and the reason is said.
+    fs::remove_file(&users).unwrap();
+    wait_until("an error", || status("another") == 500);
+    server.wait_for("cannot read the passwords in ");
+    fs::write(&users, "ann:$apr1$x$y\n").unwrap();
+    wait_until("a refusal", || status("another") == 401);
+    server.wait_for("the first is line 1");
+}
+
+#[test]
+fn the_log_has_the_name() {
+    let site = tree();
+    let log = site.path().with_extension("log");
+    for (format, good, bad) in
+        [("combined", " - ann [", " - a\\x20\\x22b ["), ("json", "\"user\":\"ann\"", "\"user\":\"a \\\"b\"")]
+    {
+        let tables = format!("log = {{ access = {log:?}, format = '{format}', flush = '10ms' }}");
+        let server = serve(&site, "", &tables);
+        get_as(&server, "/private/page.html", "ann", "open sesame");
+        get_as(&server, "/private/page.html", "a \"b", "x");
+        get_as(&server, "/index.html", "ann", "open sesame");
+        server.get("/private/page.html");
+        let lines = || fs::read_to_string(&log).unwrap_or_default();
+        wait_until("four lines", || lines().lines().count() == 4);
+        let text = lines();
+        let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        assert_eq!((with(good), with(bad)), (1, 1), "{text}");
+        // Where no password is wanted, or none is given, there is no name.
+        let nobody = if format == "json" { 4 - with("\"user\"") } else { with(" - - [") };
+        assert_eq!(nobody, 2, "{text}");
+        drop(server);
+        fs::remove_file(&log).unwrap();
+    }
+    let _ = fs::remove_file(site.path().with_extension("users"));
+}
+
+#[test]
+fn an_error_page_of_the_site_says_that_a_password_is_wanted() {
+    let site = tree();
+    site.file("private/401.html", "who are you?");
+    let server = serve(&site, "errors = { 401 = '/private/401.html' }", "");
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let response = server.get("/private/page.html");
+    assert_eq!((response.status, response.text().as_str()), (401, "who are you?"));
+    assert_eq!(response.field("WWW-Authenticate"), Some("Basic realm=\"Staff\", charset=\"UTF-8\""));
+}
