@@ -16,4 +16,5 @@ mod metrics;
 mod mirror;
 mod negotiation;
 mod ranges;
+mod routes;
 mod stop;

@@ -109,6 +109,8 @@ struct Waiting {
 enum Purpose {
     /// The request's target.
     Target,
+    /// The file that serves in place of the target.
+    Fallback,
     /// The page that goes with an error.
     ErrorPage(Status, &'static str),
 }
@@ -407,6 +409,7 @@ impl Conn {
         match step {
             Step::Reply(made) => self.give(call, hand, made),
             Step::Ask(question) => self.ask(call, hand, question, Purpose::Target),
+            Step::AskForFallback(question) => self.ask(call, hand, question, Purpose::Fallback),
             Step::Fail(status, why) => match decide::failure(call.now, &hand.request, status, why, call.desk) {
                 Failure::Reply(made) => self.give(call, hand, made),
                 Failure::AskForPage(question) => self.ask(call, hand, question, Purpose::ErrorPage(status, why)),
@@ -453,6 +456,10 @@ impl Conn {
             _ if !holds || matches!(answer, Answer::Outdated) => conn.answer(call, hand),
             Purpose::Target => {
                 let step = decide::step_after(call.now, &hand.request, answer, outcome, call.desk);
+                conn.take_step(call, hand, step);
+            }
+            Purpose::Fallback => {
+                let step = decide::fallback_after(&hand.request, answer, outcome, call.desk);
                 conn.take_step(call, hand, step);
             }
             Purpose::ErrorPage(status, why) => {

@@ -14,14 +14,16 @@ use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::cache::Caches;
 use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::Desk;
 use crate::event::{Answer, ListWork, Trouble, VerifyWork, Work};
-use crate::file::FileHandle;
+use crate::file::{Content, FileHandle};
+use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, Look, Plan};
 use crate::record::Outcome;
-use crate::reply::{self, Body, ReplyHead};
+use crate::reply::{self, Body, ReplyHead, Wall};
 use crate::site::Site;
 use crate::variants::Negotiated;
 
@@ -48,6 +50,8 @@ pub(crate) struct Question {
 pub(crate) enum Step<F> {
     Reply(Made<F>),
     Ask(Question),
+    /// There is nothing of that name: ask for the file that serves in its place.
+    AskForFallback(Question),
     Fail(Status, &'static str),
 }
 
@@ -84,9 +88,13 @@ pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Opti
 
 /// What a request comes to that nobody has to be asked for a password for any more.
 fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
-    let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
-    let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
+    let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
+    let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
         Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
+        Plan::Redirect { site, path, status, location } => {
+            let reply = reply::redirect(site, request, path, status, "what was asked for is elsewhere", &location);
+            return Step::Reply(Made::new(reply, Outcome::None));
+        }
         Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Look(look) => look,
     };
@@ -106,7 +114,7 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
             },
             no_file => {
                 counts.hits += 1;
-                return step_without_file(request, &look, no_file, Outcome::Hit, caches.generation());
+                return step_without_file(now, request, &look, no_file, Outcome::Hit, (caches, limits, wall));
             }
         };
         let resource = &*ready(resource, site, caches.budgets.ready_headers);
@@ -139,14 +147,17 @@ pub(crate) fn step_after<F: FileHandle>(
     match answer {
         Answer::Verified(true) => return open_step(now, request, desk),
         Answer::Verified(false) => return Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
+        Answer::Trouble(trouble) => return step_after_trouble(trouble, desk),
         _ => {}
     }
-    let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
+    let Desk { sites, limits, caches, wall, scratch, meant, .. } = desk;
     // The same head under the same rules gives the same plan.
-    let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
+    let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
         Plan::Look(look) => look,
         Plan::Refuse { status, why } => return Step::Fail(status, why),
-        Plan::Options { .. } => return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"),
+        Plan::Options { .. } | Plan::Redirect { .. } => {
+            return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost");
+        }
     };
     let Look { site, path, .. } = look;
     match answer {
@@ -160,7 +171,7 @@ pub(crate) fn step_after<F: FileHandle>(
                         return Step::Reply(Made::new(reply, outcome));
                     }
                 },
-                no_file => return step_without_file(request, &look, no_file, outcome, caches.generation()),
+                no_file => return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall)),
             };
             let resource = ready(resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
@@ -182,21 +193,68 @@ pub(crate) fn step_after<F: FileHandle>(
             let reply = reply::file(site, request, &resource, representation, verdict, content, caches);
             Step::Reply(Made::new(reply, outcome))
         }
-        Answer::Name(no_file, _) => step_without_file(request, &look, &no_file, outcome, caches.generation()),
+        Answer::Name(no_file, _) => step_without_file(now, request, &look, &no_file, outcome, (caches, limits, wall)),
         Answer::Listing(page) => {
             let reply = reply::listing(site, request, path, list_form(request).media_type(), page);
             Step::Reply(Made::new(reply, outcome))
         }
-        Answer::Trouble(Trouble::Busy) => {
-            counts.shed += 1;
-            Step::Fail(Status::SERVICE_UNAVAILABLE, "too many requests are waiting for the disk; try again in a second")
-        }
-        Answer::Trouble(Trouble::Exhausted) => {
-            Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
-        }
-        Answer::Trouble(Trouble::Failed) | Answer::Outdated | Answer::Verified(_) => {
+        Answer::Trouble(_) | Answer::Outdated | Answer::Verified(_) => {
             Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
         }
+    }
+}
+
+/// The file that serves in place of what is missing; `None` if its content is not at hand.
+fn fallback<F: FileHandle>(
+    site: &Site,
+    request: &Request<'_>,
+    resource: &Arc<Resource>,
+    brought: &[Arc<Content<F>>],
+    caches: &mut Caches<F>,
+    limits: &Limits,
+    wall: &Wall,
+) -> Option<(ReplyHead, Body<F>)> {
+    let resource = ready(resource, site, caches.budgets.ready_headers);
+    let representation = reply::choose(request, &resource);
+    let verdict = reply::judge(request, representation, limits, wall.seconds);
+    let content = match reply::needs_content(&verdict, request) {
+        true => Some(caches.content_among(brought, representation)?),
+        false => None,
+    };
+    Some(reply::file(site, request, &resource, representation, verdict, content, caches))
+}
+
+/// What a request comes to after the disk was asked for the file that serves in place of what is missing.
+pub(crate) fn fallback_after<F: FileHandle>(
+    request: &Request<'_>,
+    answer: Answer<F>,
+    outcome: Outcome,
+    desk: &mut Desk<F>,
+) -> Step<F> {
+    let Desk { sites, limits, caches, wall, .. } = desk;
+    let site = sites.for_host(request.host);
+    if let Answer::Name(Meaning::File(resource), brought) = &answer
+        && let Some(reply) = fallback(site, request, resource, brought, caches, limits, wall)
+    {
+        return Step::Reply(Made::new(reply, outcome));
+    }
+    match answer {
+        Answer::Trouble(trouble) => step_after_trouble(trouble, desk),
+        _ => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
+    }
+}
+
+/// What a request comes to when the disk side has no answer.
+fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
+    match trouble {
+        Trouble::Busy => {
+            desk.counts.shed += 1;
+            Step::Fail(Status::SERVICE_UNAVAILABLE, "too many requests are waiting for the disk; try again in a second")
+        }
+        Trouble::Exhausted => {
+            Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
+        }
+        Trouble::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
     }
 }
 
@@ -207,14 +265,28 @@ fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> C
 
 /// What a name that is no file comes to.
 fn step_without_file<F: FileHandle>(
+    now: Time,
     request: &Request<'_>,
     look: &Look<'_>,
     meaning: &Meaning,
     outcome: Outcome,
-    generation: u32,
+    (caches, limits, wall): (&mut Caches<F>, &Limits, &Wall),
 ) -> Step<F> {
     let Look { site, path, query } = *look;
+    let generation = caches.generation();
     match meaning {
+        Meaning::Absent if let Some(file) = site.fallback(path) => {
+            let known = caches.find(now, site.number, file.as_bytes());
+            if let Some(Known { meaning: Meaning::File(resource), age }) = &known
+                && *age < caches.budgets.revalidate
+                && let Some(reply) = fallback(site, request, resource, &[], caches, limits, wall)
+            {
+                return Step::Reply(Made::new(reply, outcome));
+            }
+            // With its content, whatever is known: there is no second question.
+            let work = Work::Name(caches.name_work(site, file.as_bytes().into(), None));
+            Step::AskForFallback(Question { work, stale: None })
+        }
         Meaning::NeedsSlash => Step::Reply(Made::new(reply::add_slash(site, request, path, query), outcome)),
         Meaning::Directory if site.listing => {
             let (order, form) = (ListOrder::of(query), list_form(request));

@@ -3,6 +3,7 @@
 //! A pattern without a slash is matched against the last segment alone, so that `*.css` means every style sheet.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 /// A compiled pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,81 @@ impl Glob {
         }
         let start = path.iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1);
         matches(&self.pattern, &path[start..])
+    }
+}
+
+impl Glob {
+    /// How many stars it has; two in a row are one.
+    pub fn stars(&self) -> usize {
+        let (mut rest, mut count) = (&*self.pattern, 0);
+        while let Some(at) = rest.iter().position(|&byte| byte == b'*') {
+            rest = rest[at + 1..].strip_prefix(b"*").unwrap_or(&rest[at + 1..]);
+            count += 1;
+        }
+        count
+    }
+
+    /// What each star stands for in a path that matches, in their order, each as little as it can.
+    pub fn captures<'p>(&self, path: &'p [u8]) -> Option<Vec<&'p [u8]>> {
+        let (pattern, text) = match self.whole_path {
+            true => (self.pattern.strip_prefix(b"/").unwrap_or(&self.pattern), path.strip_prefix(b"/").unwrap_or(path)),
+            false => (&*self.pattern, &path[path.iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1)..]),
+        };
+        let failed = alloc::vec![false; pattern.len() * (text.len() + 1)];
+        let mut search = Search { pattern, text, stars: Vec::new(), failed };
+        let found = search.go(0, 0);
+        found.then(|| search.stars.iter().map(|&(from, to)| &text[from..to]).collect())
+    }
+}
+
+/// A search for what stars stand for. From no place is it made twice, so it takes as many steps as there are places at most:
+/// stars times bytes, each with as many ways on as there are bytes left.
+struct Search<'a> {
+    pattern: &'a [u8],
+    text: &'a [u8],
+    stars: Vec<(usize, usize)>,
+    /// For each place in the pattern and each in the text, whether a star there was tried and nothing came of it.
+    failed: Vec<bool>,
+}
+
+impl Search<'_> {
+    /// Whether the rest of the pattern matches the rest of the text.
+    fn go(&mut self, mut p: usize, mut t: usize) -> bool {
+        loop {
+            match (self.pattern.get(p), self.text.get(t)) {
+                (Some(b'*'), _) => break,
+                (Some(b'?'), Some(&c)) if c != b'/' => {}
+                (Some(&a), Some(&c)) if a == c && a != b'?' => {}
+                (None, None) => return true,
+                _ => return false,
+            }
+            (p, t) = (p + 1, t + 1);
+        }
+        let place = p * (self.text.len() + 1) + t;
+        if !self.failed[place] {
+            let is_double = self.pattern[p..].starts_with(b"**");
+            let after = p + if is_double { 2 } else { 1 };
+            // As in `matches`: the slash behind the stars may stand for nothing.
+            if is_double && self.pattern.get(after) == Some(&b'/') && (t == 0 || self.text[t - 1] == b'/') {
+                self.stars.push((t, t));
+                if self.go(after + 1, t) {
+                    return true;
+                }
+                self.stars.pop();
+            }
+            for end in t..=self.text.len() {
+                self.stars.push((t, end));
+                if self.go(after, end) {
+                    return true;
+                }
+                self.stars.pop();
+                if !is_double && self.text.get(end) == Some(&b'/') {
+                    break;
+                }
+            }
+            self.failed[place] = true;
+        }
+        false
     }
 }
 
@@ -117,5 +193,38 @@ mod tests {
         check("a*b*c", "/aXbXbXd", false);
         check("/exact.html", "/exact.html", true);
         check("/exact.html", "/exact.htm", false);
+    }
+
+    #[test]
+    fn what_stars_stand_for() {
+        let check = |pattern: &str, path: &str, expected: Option<&[&str]>| {
+            let found = Glob::new(pattern).captures(path.as_bytes());
+            let expected = expected.map(|all| all.iter().map(|text| text.as_bytes()).collect::<Vec<_>>());
+            assert_eq!(found, expected, "{pattern} on {path}");
+        };
+        check("/old/**", "/old/a/b", Some(&["a/b"]));
+        check("/old/**", "/old/", Some(&[""]));
+        check("/*/x/*.html", "/a/x/b.html", Some(&["a", "b"]));
+        check("/**/x/*", "/a/b/x/c", Some(&["a/b", "c"]));
+        check("/**/x", "/x", Some(&[""]));
+        check("*.css", "/a/style.css", Some(&["style"]));
+        check("a*b*", "/aXbYbZ", Some(&["X", "YbZ"]));
+        check("/exact", "/exact", Some(&[]));
+        check("/a?c", "/abc", Some(&[]));
+        check("/old/*", "/old/a/b", None);
+    }
+
+    #[test]
+    fn a_long_path_is_searched_in_bounded_time() {
+        let path = alloc::format!("/{}", "a".repeat(1000));
+        assert_eq!(Glob::new("/**a**a**b").captures(path.as_bytes()), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_matches_has_captures(pattern in "/?([ab?*/]|\\*\\*){0,6}", path in "(/[ab]{0,2}){1,4}") {
+            let glob = Glob::new(&pattern);
+            proptest::prop_assert_eq!(glob.captures(path.as_bytes()).is_some(), glob.matches(path.as_bytes()));
+        }
     }
 }

@@ -28,5 +28,6 @@ pub mod plan;
 pub mod record;
 pub mod reply;
 pub mod residency;
+pub mod routes;
 pub mod site;
 pub mod variants;

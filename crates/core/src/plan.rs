@@ -9,6 +9,7 @@ use amped_http::status::Status;
 use amped_http::uri::{self, PathError, Target};
 
 use crate::cache::uri::{Translated, UriCache};
+use crate::routes::Routed;
 use crate::site::{Site, Sites};
 
 use alloc::vec::Vec;
@@ -18,6 +19,17 @@ use alloc::vec::Vec;
 pub enum Plan<'a> {
     /// Look this name up and send what it means.
     Look(Look<'a>),
+    /// Send the client elsewhere.
+    Redirect {
+        /// Where the rule is.
+        site: &'a Site,
+        /// What was asked for.
+        path: &'a [u8],
+        /// The answer.
+        status: Status,
+        /// Where to, with the query.
+        location: Vec<u8>,
+    },
     /// Say which methods there are.
     Options {
         /// Where.
@@ -45,8 +57,15 @@ pub struct Look<'a> {
     pub query: Option<&'a [u8]>,
 }
 
-/// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head.
-pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, scratch: &'a mut Vec<u8>) -> Plan<'a> {
+/// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head, `meant` the one that it
+/// stands for, if that is another.
+pub fn plan<'a>(
+    request: &Request<'a>,
+    sites: &'a Sites,
+    uris: &mut UriCache,
+    scratch: &'a mut Vec<u8>,
+    meant: &'a mut Vec<u8>,
+) -> Plan<'a> {
     let refuse = |status, why| Plan::Refuse { status, why };
 
     // RFC 9110, 15.6.2: a method that is not known at all. 15.5.6: one that is known, but not for files.
@@ -71,7 +90,7 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, sc
     {
         scratch.clear();
         scratch.extend_from_slice(&known.path);
-        return Plan::Look(Look { site, path: scratch, query });
+        return route(Look { site, path: scratch, query }, meant);
     }
     let site = sites.for_host(request.host);
     let sent = path;
@@ -80,7 +99,29 @@ pub fn plan<'a>(request: &Request<'a>, sites: &'a Sites, uris: &mut UriCache, sc
         Err((status, why)) => return refuse(status, why),
     };
     uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
-    Plan::Look(Look { site, path, query })
+    route(Look { site, path, query }, meant)
+}
+
+/// What is to be looked up, if the path stands for another one.
+fn route<'a>(look: Look<'a>, meant: &'a mut Vec<u8>) -> Plan<'a> {
+    let Look { site, path, query } = look;
+    let not_found = Plan::Refuse { status: Status::NOT_FOUND, why: NOT_FOUND };
+    match site.routed(path) {
+        None => Plan::Look(look),
+        Some(Routed::Nowhere) => not_found,
+        Some(Routed::Rewrite(other)) if !site.dotfiles && uri::hidden(&other) => not_found,
+        Some(Routed::Rewrite(other)) => {
+            *meant = other;
+            Plan::Look(Look { path: meant, ..look })
+        }
+        Some(Routed::Redirect(status, mut location)) => {
+            if let Some(query) = query.filter(|_| !location.contains(&b'?')) {
+                location.push(b'?');
+                location.extend_from_slice(query);
+            }
+            Plan::Redirect { site, path, status, location }
+        }
+    }
 }
 
 /// The clean path that a path, as it was sent, stands for on this site.
@@ -116,6 +157,8 @@ pub const NOT_FOUND: &str = "there is nothing of this name here";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::glob::Glob;
+    use crate::routes::Route;
     use alloc::format;
     use alloc::string::String;
     use amped_http::h1::request::{self, HeadLimits};
@@ -123,6 +166,16 @@ mod tests {
     #[test]
     fn what_is_asked_for() {
         let site = Site::default();
+        let route = |pattern: &str, to: &str, status| Route { pattern: Glob::new(pattern), to: to.into(), status };
+        let site = Site {
+            routes: alloc::vec![
+                route("/old/**", "/new/$1", Some(Status::FOUND)),
+                route("/to/**", "/at?x=$1", Some(Status::FOUND)),
+                route("/r/**", "/real/$1", None),
+                route("/h/*", "/.$1", None),
+            ],
+            ..site
+        };
         let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
         let sites = Sites::new(alloc::vec![site, open]).expect("some");
         // As `site path ?query`, a status, or OPTIONS with the path for rules.
@@ -132,8 +185,11 @@ mod tests {
             let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
             let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
             let mut scratch = Vec::new();
-            let mut uris = UriCache::new(0);
-            let came_out = match plan(&request, &sites, &mut uris, &mut scratch) {
+            let (mut uris, mut meant) = (UriCache::new(0), Vec::new());
+            let came_out = match plan(&request, &sites, &mut uris, &mut scratch, &mut meant) {
+                Plan::Redirect { status, location, .. } => {
+                    format!("{} {}", status.0, String::from_utf8_lossy(&location))
+                }
                 Plan::Options { path, .. } => format!("OPTIONS {}", String::from_utf8_lossy(path)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
                 Plan::Look(Look { site, path, query }) => {
@@ -148,6 +204,12 @@ mod tests {
         check("GET /a%20b HTTP", "0 /a b");
         check("GET http://open/x HTTP", "1 /x");
         check("GET /x HTTP\r\nHost: Open:8080", "1 /x");
+        check("GET /old/a/../b?c HTTP", "302 /new/b?c");
+        check("GET /to/a%20b?c HTTP", "302 /at?x=a%20b");
+        check("GET /r/a?c HTTP", "0 /real/a ?c");
+        check("GET /h/git HTTP", "404");
+        check("GET /h/git HTTP\r\nHost: open", "1 /.git");
+        check("POST /old/a HTTP", "405");
         check("GET /.git HTTP", "404");
         check("GET /%2egit HTTP", "404");
         check("GET /.well-known/x HTTP", "0 /.well-known/x");

@@ -527,9 +527,21 @@ pub fn add_slash<F>(site: &Site, request: &Request<'_>, path: &[u8], query: Opti
         location.push(b'?');
         location.extend_from_slice(query);
     }
-    error_with(site, request, path, Status::MOVED_PERMANENTLY, "the directory's address ends with a slash", |head| {
-        // RFC 9110, 10.2.2: relative to the target.
-        head.field("Location", &location);
+    let why = "the directory's address ends with a slash";
+    redirect(site, request, path, Status::MOVED_PERMANENTLY, why, &location)
+}
+
+/// The way elsewhere. RFC 9110, 10.2.2: the location may be relative to the target.
+pub fn redirect<F>(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    status: Status,
+    why: &str,
+    location: &[u8],
+) -> (ReplyHead, Body<F>) {
+    error_with(site, request, path, status, why, |head| {
+        head.field("Location", location);
     })
 }
 

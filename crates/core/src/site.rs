@@ -12,6 +12,7 @@ use amped_http::status::Status;
 
 use crate::auth::Guard;
 use crate::glob::Glob;
+use crate::routes::{Fallback, Route, Routed};
 use crate::variants::NegotiationRule;
 
 /// One site.
@@ -39,6 +40,10 @@ pub struct Site {
     pub negotiations: Vec<NegotiationRule>,
     /// Folders that want a password.
     pub guards: Vec<Guard>,
+    /// Names that stand for others; the first that matches applies.
+    pub routes: Vec<Route>,
+    /// Files that serve in place of what is missing.
+    pub fallbacks: Vec<Fallback>,
     /// Pages of this site that explain an error, by status: absolute paths within the site.
     pub error_pages: Vec<(Status, Box<str>)>,
     /// What a validator is made of.
@@ -60,6 +65,8 @@ impl Default for Site {
             rules: Vec::new(),
             negotiations: Vec::new(),
             guards: Vec::new(),
+            routes: Vec::new(),
+            fallbacks: Vec::new(),
             error_pages: Vec::new(),
             etag: EtagForm::default(),
         }
@@ -67,9 +74,31 @@ impl Default for Site {
 }
 
 impl Site {
-    /// Who guards this path: of folders within each other the innermost.
+    /// Who guards this path: of folders within each other the innermost; where another path is meant, whoever guards that
+    /// goes first.
     pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
-        self.guards.iter().filter(|guard| guard.covers(path)).max_by_key(|guard| guard.folder.len())
+        let of = |path: &[u8]| {
+            let covering = self.guards.iter().filter(|guard| guard.covers(path));
+            covering.max_by_key(|guard| guard.folder.len())
+        };
+        if self.guards.is_empty() {
+            return None;
+        }
+        match self.routed(path) {
+            Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
+            Some(Routed::Redirect(..) | Routed::Nowhere) | None => of(path),
+        }
+    }
+
+    /// What this path stands for, if for another one.
+    pub fn routed(&self, path: &[u8]) -> Option<Routed> {
+        self.routes.iter().find_map(|route| route.apply(path))
+    }
+
+    /// The file that serves where there is nothing of this name: that of the innermost folder.
+    pub fn fallback(&self, path: &[u8]) -> Option<&str> {
+        let inside = self.fallbacks.iter().filter(|fallback| path.starts_with(fallback.folder.as_bytes()));
+        inside.max_by_key(|fallback| fallback.folder.len()).map(|fallback| &*fallback.file)
     }
 
     /// The rule by which variants of the document of this name are looked for, if it is not there itself.

@@ -28,8 +28,16 @@ statuses! {
     MULTIPLE_CHOICES = 300 "Multiple Choices";
     /// RFC 9110, 15.4.2.
     MOVED_PERMANENTLY = 301 "Moved Permanently";
+    /// RFC 9110, 15.4.3.
+    FOUND = 302 "Found";
+    /// RFC 9110, 15.4.4.
+    SEE_OTHER = 303 "See Other";
     /// RFC 9110, 15.4.5.
     NOT_MODIFIED = 304 "Not Modified";
+    /// RFC 9110, 15.4.8.
+    TEMPORARY_REDIRECT = 307 "Temporary Redirect";
+    /// RFC 9110, 15.4.9.
+    PERMANENT_REDIRECT = 308 "Permanent Redirect";
     /// RFC 9110, 15.5.1.
     BAD_REQUEST = 400 "Bad Request";
     /// RFC 9110, 15.5.2.

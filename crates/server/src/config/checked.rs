@@ -20,6 +20,7 @@ use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
+use amped_core::routes::{Fallback, Route};
 use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
 use amped_core::variants::NegotiationRule;
 use amped_http::h1::request;
@@ -714,6 +715,8 @@ impl Checker<'_> {
             user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
             types: self.types(file),
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
+            routes: file.route.iter().filter_map(|table| self.route(table)).collect(),
+            fallbacks: file.fallback.iter().filter_map(|table| self.fallback(table)).collect(),
             guards: file.auth.iter().filter_map(|table| self.guard(table)).collect(),
             negotiations: file.negotiation.iter().filter_map(|table| self.negotiation(table)).collect(),
             error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
@@ -864,6 +867,104 @@ impl Checker<'_> {
         Some(Glob::new(pattern.get_ref()))
     }
 
+    fn route(&mut self, table: &Spanned<file::Route>) -> Option<Route> {
+        let route = table.get_ref();
+        let pattern = self.pattern(table.span(), &route.pattern, "this route does", "/old/**");
+        let (to, is_redirect) = match (&route.redirect, &route.rewrite) {
+            (Some(to), None) => (to, true),
+            (None, Some(to)) => (to, false),
+            (Some(to), Some(other)) => {
+                let (earlier, later) = in_order(to.span(), other.span());
+                let message = "this route has both `redirect` and `rewrite`";
+                self.findings.against(later, (earlier, "first here"), message, "take one of them out");
+                return None;
+            }
+            (None, None) => {
+                if self.whole {
+                    let help = "add `redirect = \"/new/$1\"`, which tells the client, or `rewrite`, which does not";
+                    self.findings.at(table.span(), "this route leads nowhere", help);
+                }
+                return None;
+            }
+        };
+        let text = to.get_ref();
+        // The host of a URL is whole before the first of what was matched: nobody who asks may choose it.
+        let url = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        let host = url.map(|rest| rest.split_once('/').map_or(rest, |(host, _)| host));
+        let is_good = match (host, is_redirect) {
+            (Some(host), true) => !host.is_empty() && !host.contains(['$', '?', '#']),
+            _ => text.starts_with('/') && !text.starts_with("//"),
+        };
+        let is_plain =
+            text.bytes().all(|b| b.is_ascii_graphic() && b != b'\\' || (!is_redirect && b >= b' ' && b != 0x7f));
+        let is_odd =
+            !is_redirect && (text.contains(['?', '#']) || text.split('/').any(|step| step == "." || step == ".."));
+        if !is_good || !is_plain || is_odd {
+            let help = match is_redirect {
+                true => {
+                    "write a path, \"/new/$1\", or a URL, \"https://example.org/$1\", as it is to stand in a header"
+                }
+                false => "write a path within the site, such as \"/new/$1\", without a query",
+            };
+            self.findings.at(to.span(), format!("`{}` is no place to lead to", text.escape_debug()), help);
+        }
+        let stars = pattern.as_ref().map_or(9, Glob::stars).min(9);
+        for number in text.split('$').skip(1).map(|rest| rest.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0))
+        {
+            if number == 0 || number as usize > stars {
+                let help =
+                    format!("`match` has {stars} stars: write `$1` for what the first stood for, and so on to `$9`");
+                self.findings.at(to.span(), format!("`{}` names a star that there is not", text.escape_debug()), help);
+                break;
+            }
+        }
+        let status = route.status.as_ref().map_or(302, |key| *key.get_ref());
+        if let Some(key) = &route.status {
+            if !is_redirect {
+                self.findings.at(key.span(), "`status` is of redirects alone", "take it out");
+            } else if ![301, 302, 303, 307, 308].contains(&status) {
+                let help = "write 302, or 301, 303, 307 or 308";
+                self.findings.at(key.span(), format!("{status} is not the status of a redirect"), help);
+            }
+        }
+        let status = is_redirect.then_some(Status(status));
+        Some(Route { pattern: pattern?, to: text.as_str().into(), status })
+    }
+
+    fn fallback(&mut self, table: &Spanned<file::Fallback>) -> Option<Fallback> {
+        let Some((folder, file)) = table.get_ref().folder.as_ref().zip(table.get_ref().file.as_ref()) else {
+            if self.whole {
+                let help = "add `folder = \"/app/\"` and `file = \"/app/index.html\"`";
+                self.findings.at(table.span(), "this fallback lacks its `folder` or its `file`", help);
+            }
+            return None;
+        };
+        self.clean_path(folder, true);
+        self.clean_path(file, false);
+        if !file.get_ref().starts_with(folder.get_ref().as_str()) {
+            let help = "put it into the folder: who may read the one may then read the other";
+            let message = format!("`{}` lies outside the folder that it serves in", file.get_ref().escape_debug());
+            self.findings.against(file.span(), (folder.span(), "this folder"), message, help);
+        }
+        Some(Fallback { folder: folder.get_ref().as_str().into(), file: file.get_ref().as_str().into() })
+    }
+
+    /// A path of the site, as it is once it is decoded.
+    fn clean_path(&mut self, key: &Spanned<String>, is_folder: bool) {
+        let path = key.get_ref();
+        let mut scratch = Vec::new();
+        // An escape would be taken for the characters it is written in, and a guarded folder would stand open.
+        let is_clean = amped_http::uri::clean_path(path.as_bytes(), &mut scratch) == Ok(path.as_bytes());
+        if !path.starts_with('/') || path.ends_with('/') != is_folder || !is_clean {
+            let (what, help) = match is_folder {
+                true => ("a folder", "with a slash at both ends, such as \"/private/\", and without escapes"),
+                false => ("a file", "such as \"/app/index.html\", and without escapes"),
+            };
+            let message = format!("`{}` is not {what}'s path", path.escape_debug());
+            self.findings.at(key.span(), message, format!("write it from the site's root, {help}"));
+        }
+    }
+
     fn guard(&mut self, table: &Spanned<file::Auth>) -> Option<Guard> {
         let guard = table.get_ref();
         let (Some(folder), Some(accounts)) = (&guard.folder, &guard.accounts) else {
@@ -877,14 +978,7 @@ impl Checker<'_> {
             return None;
         };
         let path = folder.get_ref();
-        let mut scratch = Vec::new();
-        let is_clean = amped_http::uri::clean_path(path.as_bytes(), &mut scratch) == Ok(path.as_bytes());
-        // An escape would be taken for the characters it is written in, and the folder would stand open.
-        if !path.starts_with('/') || !path.ends_with('/') || !is_clean {
-            let help =
-                "write it from the site's root, with a slash at both ends, such as \"/private/\", and without escapes";
-            self.findings.at(folder.span(), format!("`{}` is not a folder's path", path.escape_debug()), help);
-        }
+        self.clean_path(folder, true);
         // Within quotes in a header.
         let is_good = |realm: &str| is_value(realm) && !realm.contains(['"', '\\']);
         let realm = match &guard.realm {

@@ -256,6 +256,10 @@ pub struct Site {
     pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Headers by pattern.
     pub headers: Vec<Spanned<Headers>>,
+    /// Names that stand for others.
+    pub route: Vec<Spanned<Route>>,
+    /// Files in place of what is missing.
+    pub fallback: Vec<Spanned<Fallback>>,
     /// Folders that want a password.
     pub auth: Vec<Spanned<Auth>>,
     /// Documents in variants, by pattern.
@@ -273,6 +277,31 @@ pub struct Headers {
     pub cache_control: Key<String>,
     /// Name and value.
     pub set: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// `[[site.route]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Route {
+    /// Which paths.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Where the client is sent.
+    pub redirect: Key<String>,
+    /// Which path is meant.
+    pub rewrite: Key<String>,
+    /// The status of a redirect.
+    pub status: Key<u16>,
+}
+
+/// `[[site.fallback]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Fallback {
+    /// The folder in which it serves.
+    pub folder: Key<String>,
+    /// The file that does.
+    pub file: Key<String>,
 }
 
 /// `[[site.auth]]`
@@ -581,15 +610,17 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     let expected = match expected {
         "a string" => "text in quotes",
         "a boolean" => "true or false, without quotes",
-        "usize" | "u32" | "u64" => "a whole number, without quotes",
-        "a sequence" if matches!(key, "site" | "headers" | "auth" | "negotiation") => "a list of tables",
+        "usize" | "u16" | "u32" | "u64" => "a whole number, without quotes",
+        "a sequence" if matches!(key, "site" | "headers" | "route" | "fallback" | "auth" | "negotiation") => {
+            "a list of tables"
+        }
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
         "a sequence" => "a list such as [\"a\", \"b\"]",
         "a map" => "a table",
         other => other,
     };
     let help = match key {
-        "site" | "headers" | "auth" | "negotiation" => {
+        "site" | "headers" | "route" | "fallback" | "auth" | "negotiation" => {
             format!("write `[[{}]]`, with two brackets each side", keys.join("."))
         }
         _ => format!("write {expected}"),
@@ -617,7 +648,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 14] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 16] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -631,6 +662,8 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 14] {
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
+        ("in `[[site.route]]`", keys_of::<Route>()),
+        ("in `[[site.fallback]]`", keys_of::<Fallback>()),
         ("in `[[site.auth]]`", keys_of::<Auth>()),
         ("in `[[site.negotiation]]`", keys_of::<Negotiation>()),
     ]

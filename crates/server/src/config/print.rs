@@ -250,6 +250,29 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, accounts: &[PathBuf]) 
             page.line(&format!("set = {{ {set} }}"), "on every reply, errors included");
         }
     }
+    if site.routes.is_empty() {
+        page.0 += "\n# [[site.route]]\n# match = \"/old/**\"\n# redirect = \"/new/$1\"\n# status = 302\n";
+        page.0 += "\n# [[site.route]]\n# match = \"/blog/*\"\n# rewrite = \"/posts/$1.html\"\n";
+    }
+    for route in &site.routes {
+        page.table("[[site.route]]", "the first that matches applies");
+        page.key("match", route.pattern.as_str(), "");
+        match route.status {
+            Some(status) => {
+                page.key("redirect", &route.to, "$1 is what the first star stood for");
+                page.key("status", &usize::from(status.0), "302 for now, 301 for ever; 307 and 308 keep the method");
+            }
+            None => page.key("rewrite", &route.to, "the client is not told"),
+        }
+    }
+    if site.fallbacks.is_empty() {
+        page.0 += "\n# [[site.fallback]]\n# folder = \"/app/\"\n# file = \"/app/index.html\"\n";
+    }
+    for fallback in &site.fallbacks {
+        page.table("[[site.fallback]]", "what is missing in a folder is this file");
+        page.key("folder", &fallback.folder, "");
+        page.key("file", &fallback.file, "");
+    }
     if site.guards.is_empty() {
         page.0 += "\n# [[site.auth]]\n# folder = \"/private/\"\n# realm = \"Staff\"\n# accounts = \"htpasswd\"\n";
     }

@@ -118,6 +118,7 @@ fn what_is_printed_reads_back() {
         pipelined = 8
         [cache]
         path_entries = 0
+        choice_entries = 7
         head_bytes = 0
         content_bytes = 0
         content_file_max = 0
@@ -160,6 +161,26 @@ fn what_is_printed_reads_back() {
         [[site.headers]]
         match = "*.css"
         set = { "X-A" = "\"q\"\tb", Server = "amped" }
+        [[site.negotiation]]
+        match = "/docs/**"
+        languages = ["en", "pt-BR"]
+        charsets = ["utf-8"]
+        ambiguous = "300"
+        unacceptable = "406"
+        [[site.auth]]
+        folder = "/private/"
+        realm = "Staff"
+        accounts = "/dev/null"
+        [[site.route]]
+        match = "/old/**"
+        redirect = "https://b.example/$1"
+        status = 308
+        [[site.route]]
+        match = "/a/*/*"
+        rewrite = "/b/$2/$1"
+        [[site.fallback]]
+        folder = "/app/"
+        file = "/app/index.html"
     "#;
     let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
     check(&settings);

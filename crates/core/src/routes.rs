@@ -1,0 +1,142 @@
+//! Names that stand for others: redirects, which tell the client so, and rewrites, which do not; and the file that serves in
+//! place of those that are missing, for applications that route in the browser.
+//!
+//! `plan` asks once it has the clean path. What was matched is put into the other name as it is, so neither a dot segment nor
+//! an empty one may come of it: a rewritten path is a clean path again, or means nothing.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use amped_http::status::Status;
+use amped_http::uri;
+
+use crate::glob::Glob;
+
+/// What paths that match stand for. Of a site's routes the first that matches applies.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Which paths.
+    pub pattern: Glob,
+    /// The other name: a path, or for a redirect also an http URL. `$1` is what the first star stood for, and so on to `$9`.
+    pub to: Box<str>,
+    /// The status of a redirect; `None` for a rewrite.
+    pub status: Option<Status>,
+}
+
+/// What a route makes of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Routed {
+    /// The client is to ask for this: a reference for `Location`, without the query.
+    Redirect(Status, Vec<u8>),
+    /// This clean path is meant.
+    Rewrite(Vec<u8>),
+    /// A path that can be none.
+    Nowhere,
+}
+
+impl Route {
+    /// What it makes of this clean path; `None`: it is not for it.
+    pub fn apply(&self, path: &[u8]) -> Option<Routed> {
+        // That is quick, and nearly always the answer.
+        if !self.pattern.matches(path) {
+            return None;
+        }
+        let stars = self.pattern.captures(path)?;
+        let mut made = Vec::with_capacity(self.to.len() + path.len());
+        let mut rest = self.to.as_bytes();
+        while let Some(dollar) = rest.iter().position(|&byte| byte == b'$') {
+            made.extend_from_slice(&rest[..dollar]);
+            let star =
+                rest.get(dollar + 1).filter(|digit| digit.is_ascii_digit()).map(|digit| usize::from(digit - b'0'));
+            let star = star.and_then(|number| stars.get(number.checked_sub(1)?)).copied().unwrap_or_default();
+            match self.status {
+                Some(_) => uri::encode_path(star, &mut made),
+                None => made.extend_from_slice(star),
+            }
+            rest = rest.get(dollar + 2..).unwrap_or_default();
+        }
+        made.extend_from_slice(rest);
+        Some(match self.status {
+            Some(status) => {
+                // `//host` would be another host's.
+                let slashes = made.iter().take_while(|&&byte| byte == b'/').count();
+                made.drain(..slashes.saturating_sub(1));
+                Routed::Redirect(status, made)
+            }
+            None => {
+                made.dedup_by(|byte, before| *byte == b'/' && *before == b'/');
+                let is_odd = made.split(|&byte| byte == b'/').any(|segment| matches!(segment, b"." | b".."));
+                if is_odd || !made.starts_with(b"/") { Routed::Nowhere } else { Routed::Rewrite(made) }
+            }
+        })
+    }
+}
+
+/// The file that serves in place of what is missing in a folder, with the status of a file that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// The folder's clean path, with its final slash.
+    pub folder: Box<str>,
+    /// The file's clean path.
+    pub file: Box<str>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+    use proptest::prelude::*;
+
+    fn route(pattern: &str, to: &str, status: Option<u16>) -> Route {
+        Route { pattern: Glob::new(pattern), to: to.into(), status: status.map(Status) }
+    }
+
+    #[test]
+    fn paths_that_stand_for_others() {
+        let check = |pattern: &str, to: &str, status: Option<u16>, path: &str, expected: &str| {
+            let shown = match route(pattern, to, status).apply(path.as_bytes()) {
+                None => String::from("-"),
+                Some(Routed::Nowhere) => String::from("nowhere"),
+                Some(Routed::Redirect(status, to)) => alloc::format!("{} {}", status.0, String::from_utf8_lossy(&to)),
+                Some(Routed::Rewrite(to)) => String::from_utf8_lossy(&to).into_owned(),
+            };
+            assert_eq!(shown, expected, "{pattern} {path}");
+        };
+        check("/old/**", "/new/$1", Some(301), "/old/a b/c", "301 /new/a%20b/c");
+        check("/old/**", "/new/$1", Some(301), "/older", "-");
+        check("/old/**", "https://b.example/$1", Some(308), "/old/x?y", "308 https://b.example/x%3Fy");
+        check("*.htm", "/all/$1.html", Some(302), "/a/b.htm", "302 /all/b.html");
+        check("/x**", "/$1", Some(302), "/x/evil.example", "302 /evil.example");
+        check("/exact", "/other$1", Some(302), "/exact", "302 /other");
+        check("/blog/*/feed", "/feeds/$1.xml", None, "/blog/cats/feed", "/feeds/cats.xml");
+        check("/a/*/b/**", "/$2/$1", None, "/a/1/b/2/3", "/2/3/1");
+        check("/a/**", "/b/$1", None, "/a/", "/b/");
+        check("/a/**", "/b//$1", None, "/a/x", "/b/x");
+        check("/a/*", "/b/.$1", None, "/a/.", "nowhere");
+        check("/a/*", "/b/$1", None, "/a/%2e%2e", "/b/%2e%2e");
+        check("/a/**", "$1", None, "/a/b", "nowhere");
+    }
+
+    proptest! {
+        /// Whatever is asked for, what comes out is clean, and on this host.
+        #[test]
+        fn what_comes_out_is_a_clean_path(
+            pattern in "(/[ab*?]{0,2}(\\*\\*)?){1,3}",
+            to in "/[ab./]{0,3}(\\$[1-3][.a/]?){0,3}",
+            path in "(/[ab.]{1,3}){1,4}/?",
+        ) {
+            // A clean path has no dot segments.
+            prop_assume!(path.split('/').all(|segment| segment != "." && segment != ".."));
+            match route(&pattern, &to, None).apply(path.as_bytes()) {
+                Some(Routed::Rewrite(to)) => {
+                    let mut scratch = Vec::new();
+                    prop_assert_eq!(uri::clean_path(&to, &mut scratch), Ok(&*to));
+                }
+                other => prop_assert!(!matches!(other, Some(Routed::Redirect(..)))),
+            }
+            if let Some(Routed::Redirect(_, to)) = route(&pattern, &to, Some(302)).apply(path.as_bytes()) {
+                prop_assert!(to.starts_with(b"/") && !to.starts_with(b"//"));
+            }
+        }
+    }
+}
