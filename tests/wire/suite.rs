@@ -8,6 +8,7 @@ mod auth;
 mod caches;
 mod conditions;
 mod connections;
+mod cors;
 mod files;
 mod limits;
 mod log;

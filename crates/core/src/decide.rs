@@ -90,7 +90,9 @@ pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Opti
 fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
     let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
-        Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
+        Plan::Options { site, path } => {
+            return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
+        }
         Plan::Redirect { site, path, status, location } => {
             let reply = reply::redirect(site, request, path, status, "what was asked for is elsewhere", &location);
             return Step::Reply(Made::new(reply, Outcome::None));
@@ -366,7 +368,11 @@ pub(crate) fn plain_failure<F>(
 ) -> Made<F> {
     let Desk { sites, caches, scratch, errors, .. } = desk;
     let site = sites.for_host(request.host);
-    let reply = if site.rules.is_empty() && status != Status::UNAUTHORIZED && caches.budgets.ready_headers {
+    let reply = if site.rules.is_empty()
+        && site.cors.is_empty()
+        && status != Status::UNAUTHORIZED
+        && caches.budgets.ready_headers
+    {
         errors.error(request, status, why)
     } else {
         reply::error(site, request, plan::rules_path(request, scratch), status, why)

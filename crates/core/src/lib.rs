@@ -15,6 +15,7 @@ extern crate std;
 pub mod auth;
 pub mod cache;
 pub mod conn;
+pub mod cors;
 pub mod deadline;
 mod decide;
 pub mod desk;

@@ -22,6 +22,7 @@ use amped_http::uri;
 use crate::cache::Caches;
 use crate::cache::head::{HeadKey, HeadKind};
 use crate::cache::path::{Representation, Resource};
+use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
 use crate::listing;
@@ -213,6 +214,7 @@ pub fn file<F>(
     caches: &mut Caches<F>,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
+    let asker = site.asker(&resource.name, request);
     let mut ready = |kind: HeadKind| {
         let key = HeadKey {
             site: site.number,
@@ -220,13 +222,14 @@ pub fn file<F>(
             version: representation.version,
             coding: representation.coding,
             vary: resource.vary,
+            asker,
             is_chosen: resource.is_chosen,
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
         ReplyHead::Ready(caches.head(hint, key, || match kind {
-            HeadKind::Whole => whole_head(site, resource, representation),
-            HeadKind::NotModified => not_modified_head(site, resource, representation),
+            HeadKind::Whole => whole_head(site, resource, representation, asker),
+            HeadKind::NotModified => not_modified_head(site, resource, representation, asker),
         }))
     };
     match verdict {
@@ -238,7 +241,7 @@ pub fn file<F>(
             };
             (ready(HeadKind::Whole), body)
         }
-        Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content),
+        Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content, asker),
         Verdict::PreconditionFailed => error(
             site,
             request,
@@ -260,25 +263,25 @@ pub fn file<F>(
 }
 
 /// 200.
-fn whole_head(site: &Site, resource: &Resource, representation: &Representation) -> Head {
+fn whole_head(site: &Site, resource: &Resource, representation: &Representation, asker: Asker) -> Head {
     let mut head = Head::new(Status::OK);
     head.field("Content-Type", &resource.media_type).number("Content-Length", representation.version.size);
-    describe(&mut head, resource, representation);
+    describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name);
+    custom(&mut head, site, &resource.name, asker);
     head
 }
 
 /// 304. RFC 9110, 15.4.5: what a 200 would have said of Cache-Control, Content-Location, Date, ETag, Expires and Vary.
-fn not_modified_head(site: &Site, resource: &Resource, representation: &Representation) -> Head {
+fn not_modified_head(site: &Site, resource: &Resource, representation: &Representation, asker: Asker) -> Head {
     let mut head = Head::new(Status::NOT_MODIFIED);
-    vary(&mut head, resource.vary);
+    vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name);
+    custom(&mut head, site, &resource.name, asker);
     head
 }
 
@@ -289,6 +292,7 @@ fn partial<F>(
     representation: &Representation,
     ranges: Vec<Range<u64>>,
     content: Option<Arc<Content<F>>>,
+    asker: Asker,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
     let mut head = Head::new(Status::PARTIAL_CONTENT);
@@ -319,10 +323,10 @@ fn partial<F>(
         }
         (Err(_), None) => Body::Empty,
     };
-    describe(&mut head, resource, representation);
+    describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name);
+    custom(&mut head, site, &resource.name, asker);
     (ReplyHead::Made(Box::new(head)), body)
 }
 
@@ -335,19 +339,20 @@ fn boundary(representation: &Representation, ranges: &[Range<u64>]) -> String {
     alloc::format!("amped{state:016x}{:016x}", digest(&words))
 }
 
-fn describe(head: &mut Head, resource: &Resource, representation: &Representation) {
+fn describe(head: &mut Head, site: &Site, resource: &Resource, representation: &Representation) {
     if representation.coding != Coding::Identity {
         head.field("Content-Encoding", representation.coding.token());
     }
     if let Some(language) = &resource.language {
         head.field("Content-Language", language.as_bytes());
     }
-    vary(head, resource.vary);
+    vary(head, site, &resource.name, resource.vary);
     content_location(head, resource);
 }
 
 /// RFC 9110, 12.5.5: on every reply that could have been another one, whichever this one is.
-fn vary(head: &mut Head, vary: Vary) {
+fn vary(head: &mut Head, site: &Site, path: &[u8], vary: Vary) {
+    let vary = vary.and(site.cors(path).map_or(Vary::NOTHING, CorsRule::vary));
     if vary != Vary::NOTHING {
         head.field("Vary", vary.value());
     }
@@ -388,7 +393,10 @@ fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
 }
 
 /// All rules that match, in order; a later one's value replaces an earlier one's.
-fn custom(head: &mut Head, site: &Site, path: &[u8]) {
+fn custom(head: &mut Head, site: &Site, path: &[u8], asker: Asker) {
+    if let Some(rule) = site.cors(path) {
+        rule.allow(head, asker);
+    }
     let mut fields: Vec<(&str, &str)> = Vec::new();
     for (name, value) in site.rules.iter().filter(|rule| rule.pattern.matches(path)).flat_map(|rule| &rule.set) {
         match fields.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
@@ -423,7 +431,8 @@ fn error_with<F>(
     let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
     more(&mut head);
     challenge(&mut head, site, path, status);
-    custom(&mut head, site, path);
+    vary(&mut head, site, path, Vary::NOTHING);
+    custom(&mut head, site, path, site.asker(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
     (ReplyHead::Made(Box::new(head)), body)
 }
@@ -481,7 +490,8 @@ pub fn error_from_page<F>(
     let size = content.version.size;
     let mut head = error_head(status, size, &resource.media_type);
     challenge(&mut head, site, path, status);
-    custom(&mut head, site, path);
+    vary(&mut head, site, path, Vary::NOTHING);
+    custom(&mut head, site, path, site.asker(path, request));
     let body = match request.method {
         Some(Method::Head) => Body::Empty,
         _ if size == 0 => Body::Empty,
@@ -510,10 +520,15 @@ fn error_head(status: Status, length: u64, media_type: &str) -> Head {
 const ALLOW: &str = "GET, HEAD, OPTIONS";
 
 /// RFC 9110, 9.3.7.
-pub fn options<F>(site: &Site, path: &[u8]) -> (ReplyHead, Body<F>) {
+pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead, Body<F>) {
     let mut head = Head::new(Status::NO_CONTENT);
     head.field("Allow", ALLOW);
-    custom(&mut head, site, path);
+    vary(&mut head, site, path, Vary::NOTHING);
+    let asker = site.asker(path, request);
+    custom(&mut head, site, path, asker);
+    if let Some(rule) = site.cors(path).filter(|rule| request.is_preflight && rule.allows(asker)) {
+        rule.preflight(&mut head);
+    }
     (ReplyHead::Made(Box::new(head)), Body::Empty)
 }
 
@@ -555,9 +570,9 @@ pub fn listing<F>(
 ) -> (ReplyHead, Body<F>) {
     let mut head = Head::new(Status::OK);
     head.field("Content-Type", media_type).number("Content-Length", page.len() as u64);
-    head.field("Vary", "Accept");
+    vary(&mut head, site, path, Vary::ACCEPT);
     cache_control(&mut head, site, path);
-    custom(&mut head, site, path);
+    custom(&mut head, site, path, site.asker(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Shared(page) };
     (ReplyHead::Made(Box::new(head)), body)
 }
@@ -590,8 +605,8 @@ pub fn variants<F>(
     }
     let page = page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>"));
     let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
-    vary(&mut head, variants.vary);
-    custom(&mut head, site, path);
+    vary(&mut head, site, path, variants.vary);
+    custom(&mut head, site, path, site.asker(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
     (ReplyHead::Made(Box::new(head)), body)
 }

@@ -7,10 +7,12 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use amped_http::h1::request::Request;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
 use crate::auth::Guard;
+use crate::cors::{Asker, CorsRule};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, Routed};
 use crate::variants::NegotiationRule;
@@ -40,6 +42,8 @@ pub struct Site {
     pub negotiations: Vec<NegotiationRule>,
     /// Folders that want a password.
     pub guards: Vec<Guard>,
+    /// Which other origins' pages may read what; the last that matches applies.
+    pub cors: Vec<CorsRule>,
     /// Names that stand for others; the first that matches applies.
     pub routes: Vec<Route>,
     /// Files that serve in place of what is missing.
@@ -65,6 +69,7 @@ impl Default for Site {
             rules: Vec::new(),
             negotiations: Vec::new(),
             guards: Vec::new(),
+            cors: Vec::new(),
             routes: Vec::new(),
             fallbacks: Vec::new(),
             error_pages: Vec::new(),
@@ -87,6 +92,19 @@ impl Site {
         match self.routed(path) {
             Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
             Some(Routed::Redirect(..) | Routed::Nowhere) | None => of(path),
+        }
+    }
+
+    /// The rule about other origins' pages for this path.
+    pub fn cors(&self, path: &[u8]) -> Option<&CorsRule> {
+        self.cors.iter().rev().find(|rule| rule.pattern.matches(path))
+    }
+
+    /// Which origin of that rule asks.
+    pub fn asker(&self, path: &[u8], request: &Request<'_>) -> Asker {
+        match request.origin {
+            Some(_) => self.cors(path).map(|rule| rule.asker(request)).unwrap_or_default(),
+            None => Asker::default(),
         }
     }
 

@@ -53,12 +53,15 @@ impl Vary {
     pub const ENCODING: Vary = Vary(4);
     /// `Accept-Language`.
     pub const LANGUAGE: Vary = Vary(8);
+    /// `Origin`.
+    pub const ORIGIN: Vary = Vary(16);
 
-    const NAMES: [(Vary, &str); 4] = [
+    const NAMES: [(Vary, &str); 5] = [
         (Vary::ACCEPT, "Accept"),
         (Vary::CHARSET, "Accept-Charset"),
         (Vary::ENCODING, "Accept-Encoding"),
         (Vary::LANGUAGE, "Accept-Language"),
+        (Vary::ORIGIN, "Origin"),
     ];
 
     /// On these too.

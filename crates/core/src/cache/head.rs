@@ -9,6 +9,7 @@ use amped_http::h1::response::Head;
 use amped_http::negotiate::Coding;
 
 use super::policy::{Hint, Store, StoreCounts};
+use crate::cors::Asker;
 use crate::file::FileVersion;
 use crate::variants::Vary;
 
@@ -34,6 +35,8 @@ pub struct HeadKey {
     pub coding: Coding,
     /// On what it depends that this one is sent.
     pub vary: Vary,
+    /// Whose page may read it.
+    pub asker: Asker,
     /// Whether it says which of several variants this is.
     pub is_chosen: bool,
     /// What it is for.

@@ -134,6 +134,10 @@ pub struct Request<'a> {
     pub accept_language: Lines<'a>,
     /// RFC 9110, 12.5.2.
     pub accept_charset: Lines<'a>,
+    /// RFC 6454, 7.
+    pub origin: Option<&'a [u8]>,
+    /// Whether it asks for another request, as browsers do (Fetch, 3.2.2): `Access-Control-Request-Method` is there.
+    pub is_preflight: bool,
     /// RFC 9110, 11.6.2.
     pub authorization: Option<&'a [u8]>,
     /// RFC 9110, 10.1.3.
@@ -257,6 +261,8 @@ fn settle<'a>(
         accept: Lines::default(),
         accept_language: Lines::default(),
         accept_charset: Lines::default(),
+        origin: None,
+        is_preflight: false,
         authorization: None,
         referer: None,
         user_agent: None,
@@ -366,6 +372,8 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
         }
         5 if is("Range") => set_once(&mut request.range, value),
         6 if is("Accept") => request.accept.push(value),
+        6 if is("Origin") => set_once(&mut request.origin, value),
+        29 if is("Access-Control-Request-Method") => request.is_preflight = true,
         6 if is("Expect") => {
             request.expectation = match value.eq_ignore_ascii_case(b"100-continue") {
                 true if request.expectation != Expectation::Unknown => Expectation::Continue,

@@ -18,6 +18,7 @@ use std::time::Duration;
 use amped_core::auth::Guard;
 use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
+use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::routes::{Fallback, Route};
@@ -715,6 +716,7 @@ impl Checker<'_> {
             user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
             types: self.types(file),
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
+            cors: file.cors.iter().filter_map(|table| self.cors(table)).collect(),
             routes: file.route.iter().filter_map(|table| self.route(table)).collect(),
             fallbacks: file.fallback.iter().filter_map(|table| self.fallback(table)).collect(),
             guards: file.auth.iter().filter_map(|table| self.guard(table)).collect(),
@@ -865,6 +867,55 @@ impl Checker<'_> {
             self.findings.at(pattern.span(), "an empty pattern matches nothing", "write `**` for everything");
         }
         Some(Glob::new(pattern.get_ref()))
+    }
+
+    fn cors(&mut self, table: &Spanned<file::Cors>) -> Option<CorsRule> {
+        let rule = table.get_ref();
+        let pattern = self.pattern(table.span(), &rule.pattern, "these origins do", "/fonts/**");
+        let all = rule.origins.iter().find(|origin| origin.get_ref() == "*");
+        for origin in rule.origins.iter().filter(|origin| origin.get_ref() != "*") {
+            let text = origin.get_ref();
+            let host = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+            let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-:[]".contains(&b);
+            if !host.is_some_and(|host| !host.is_empty() && host.bytes().all(good)) {
+                let help =
+                    "write it as browsers do, in lower case, without a path: `https://example.org`; or `*` for all";
+                self.findings.at(origin.span(), format!("`{}` is not an origin", text.escape_debug()), help);
+            }
+        }
+        if rule.origins.is_empty() && self.whole {
+            let help = "add `origins = [\"https://example.org\"]`, or `[\"*\"]` for all";
+            self.findings.at(table.span(), "this rule lets nobody in", help);
+        }
+        if let (Some(all), true) = (all, rule.origins.len() > 1) {
+            self.findings.at(all.span(), "`*` is all origins", "take the others out, or this one");
+        }
+        if let (Some(all), Some(key)) = (all, rule.credentials.as_ref().filter(|key| *key.get_ref())) {
+            let help = "name the origins: browsers refuse the two together (Fetch, 3.2.5)";
+            self.findings.against(key.span(), (all.span(), "all origins"), "`credentials` are not for everybody", help);
+        }
+        let mut names = |names: &[Spanned<String>], what: &str| -> Vec<Box<str>> {
+            for name in names.iter().filter(|name| !is_token(name.get_ref())) {
+                let message = format!("`{}` is not the name of a {what}", name.get_ref().escape_debug());
+                self.findings.at(name.span(), message, "write it as it stands in a request");
+            }
+            names.iter().map(|name| name.get_ref().as_str().into()).collect()
+        };
+        let methods = match &rule.methods {
+            Some(methods) => names(methods, "method"),
+            None => ["GET", "HEAD"].map(Box::from).to_vec(),
+        };
+        let (headers, expose) = (names(&rule.headers, "header"), names(&rule.expose, "header"));
+        let listed = rule.origins.iter().filter(|_| all.is_none());
+        Some(CorsRule {
+            pattern: pattern?,
+            origins: listed.map(|origin| origin.get_ref().as_str().into()).collect(),
+            methods,
+            headers,
+            expose,
+            credentials: or(&rule.credentials, false),
+            max_age_s: rule.max_age.as_ref().map(|key| Duration::from(*key.get_ref()).as_secs()),
+        })
     }
 
     fn route(&mut self, table: &Spanned<file::Route>) -> Option<Route> {

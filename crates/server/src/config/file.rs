@@ -256,6 +256,8 @@ pub struct Site {
     pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Headers by pattern.
     pub headers: Vec<Spanned<Headers>>,
+    /// Pages of other origins that may read what is here.
+    pub cors: Vec<Spanned<Cors>>,
     /// Names that stand for others.
     pub route: Vec<Spanned<Route>>,
     /// Files in place of what is missing.
@@ -277,6 +279,27 @@ pub struct Headers {
     pub cache_control: Key<String>,
     /// Name and value.
     pub set: BTreeMap<Spanned<String>, Spanned<String>>,
+}
+
+/// `[[site.cors]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Cors {
+    /// Which paths.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Origins, or `*`.
+    pub origins: Vec<Spanned<String>>,
+    /// Methods that their pages may use.
+    pub methods: Option<Vec<Spanned<String>>>,
+    /// Fields that they may send.
+    pub headers: Vec<Spanned<String>>,
+    /// Fields that they may read.
+    pub expose: Vec<Spanned<String>>,
+    /// Whether what the browser knows of the user may go along.
+    pub credentials: Key<bool>,
+    /// For how long a browser may keep what it was told.
+    pub max_age: Key<Lasting>,
 }
 
 /// `[[site.route]]`
@@ -611,7 +634,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         "a string" => "text in quotes",
         "a boolean" => "true or false, without quotes",
         "usize" | "u16" | "u32" | "u64" => "a whole number, without quotes",
-        "a sequence" if matches!(key, "site" | "headers" | "route" | "fallback" | "auth" | "negotiation") => {
+        "a sequence" if matches!(key, "site" | "headers" | "cors" | "route" | "fallback" | "auth" | "negotiation") => {
             "a list of tables"
         }
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
@@ -620,7 +643,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         other => other,
     };
     let help = match key {
-        "site" | "headers" | "route" | "fallback" | "auth" | "negotiation" => {
+        "site" | "headers" | "cors" | "route" | "fallback" | "auth" | "negotiation" => {
             format!("write `[[{}]]`, with two brackets each side", keys.join("."))
         }
         _ => format!("write {expected}"),
@@ -648,7 +671,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 16] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 17] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -662,6 +685,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 16] {
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
+        ("in `[[site.cors]]`", keys_of::<Cors>()),
         ("in `[[site.route]]`", keys_of::<Route>()),
         ("in `[[site.fallback]]`", keys_of::<Fallback>()),
         ("in `[[site.auth]]`", keys_of::<Auth>()),

@@ -250,6 +250,22 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, accounts: &[PathBuf]) 
             page.line(&format!("set = {{ {set} }}"), "on every reply, errors included");
         }
     }
+    if site.cors.is_empty() {
+        page.0 += "\n# [[site.cors]]\n# match = \"/fonts/**\"\n# origins = [\"https://example.org\"]\n";
+        page.0 += "# methods = [\"GET\", \"HEAD\"]\n# headers = []\n# expose = []\n# credentials = false\n# max_age = \"10m\"\n";
+    }
+    for rule in &site.cors {
+        page.table("[[site.cors]]", "pages of other origins that may read what is here");
+        page.key("match", rule.pattern.as_str(), "");
+        let all = ["*".into()];
+        page.key("origins", if rule.origins.is_empty() { &all[..] } else { &rule.origins[..] }, "or \"*\"");
+        page.key("methods", &rule.methods[..], "that they may use");
+        page.key("headers", &rule.headers[..], "that they may send");
+        page.key("expose", &rule.expose[..], "that they may read");
+        page.key("credentials", &rule.credentials, "what the browser knows of the user may go along");
+        let max_age = rule.max_age_s.map(Duration::from_secs);
+        page.maybe("max_age", max_age.as_ref(), "10m", "a browser may keep what it was told about this");
+    }
     if site.routes.is_empty() {
         page.0 += "\n# [[site.route]]\n# match = \"/old/**\"\n# redirect = \"/new/$1\"\n# status = 302\n";
         page.0 += "\n# [[site.route]]\n# match = \"/blog/*\"\n# rewrite = \"/posts/$1.html\"\n";

@@ -181,6 +181,17 @@ fn what_is_printed_reads_back() {
         [[site.fallback]]
         folder = "/app/"
         file = "/app/index.html"
+        [[site.cors]]
+        match = "**"
+        origins = ["*"]
+        [[site.cors]]
+        match = "/api/**"
+        origins = ["https://b.example", "http://[::1]:8080"]
+        methods = ["GET", "PUT"]
+        headers = ["X-A"]
+        expose = ["ETag"]
+        credentials = true
+        max_age = "5s"
     "#;
     let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
     check(&settings);

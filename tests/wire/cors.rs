@@ -1,0 +1,117 @@
+//! Pages of other origins: which may read what, and what browsers are told beforehand.
+
+use std::fs;
+
+use super::harness::{Client, Response, Server, Site, let_files_settle};
+
+const A: &str = "https://a.example";
+const B: &str = "http://b.example:8080";
+
+fn serve(site: &Site) -> Server {
+    let_files_settle();
+    let root = site.path();
+    let config = site.path().with_extension("toml");
+    let text = format!(
+        "listen = ['127.0.0.1:0']\n[[site]]\nroot = {root:?}\nlisting = true\n\
+         [[site.cors]]\nmatch = '/shared/**'\norigins = ['{A}', '{B}']\nmethods = ['GET']\nheaders = ['X-One', 'X-Two']\n\
+         expose = ['ETag']\ncredentials = true\nmax_age = '10m'\n\
+         [[site.cors]]\nmatch = '*.woff2'\norigins = ['*']\n"
+    );
+    fs::write(&config, text).unwrap();
+    Server::start(&["--config", config.to_str().unwrap()])
+}
+
+fn tree() -> Site {
+    let site = Site::new();
+    site.file("shared/data.json", "{}");
+    site.file("shared/data.json.gz", "packed");
+    site.file("font.woff2", "font");
+    site.file("own.html", "ours");
+    site
+}
+
+fn ask(client: &mut Client, method: &str, target: &str, origin: Option<&str>, others: &[(&str, &str)]) -> Response {
+    let origin = origin.map(|origin| ("Origin", origin));
+    let fields: Vec<(&str, &str)> = origin.into_iter().chain(others.iter().copied()).collect();
+    client.request(method, target, &fields)
+}
+
+fn told(response: &Response) -> (Option<&str>, Option<&str>) {
+    (response.field("Access-Control-Allow-Origin"), response.field("Vary"))
+}
+
+#[test]
+fn a_page_of_a_listed_origin_may_read_and_another_may_not() {
+    let site = tree();
+    let server = serve(&site);
+    let mut client = server.connect();
+    // Twice, so that heads which were kept for one origin are there when another asks.
+    for _ in 0..2 {
+        for (origin, allowed) in [
+            (Some(A), Some(A)),
+            (Some(B), Some(B)),
+            (Some("https://evil.example"), None),
+            (Some("https://a.example.evil"), None),
+            (Some("HTTPS://A.EXAMPLE"), None),
+            (Some("null"), None),
+            (None, None),
+        ] {
+            let response = ask(&mut client, "GET", "/shared/data.json", origin, &[]);
+            assert_eq!(response.status, 200);
+            assert_eq!(told(&response), (allowed, Some("Accept-Encoding, Origin")), "{origin:?}");
+            let credentials = response.field("Access-Control-Allow-Credentials");
+            let exposed = response.field("Access-Control-Expose-Headers");
+            assert_eq!((credentials, exposed), (allowed.and(Some("true")), allowed.and(Some("ETag"))), "{origin:?}");
+        }
+    }
+    // Every other reply says the same.
+    let tag = ask(&mut client, "GET", "/shared/data.json", None, &[]).field("ETag").unwrap().to_owned();
+    for (status, vary, response) in [
+        (
+            304,
+            "Accept-Encoding, Origin",
+            ask(&mut client, "GET", "/shared/data.json", Some(B), &[("If-None-Match", &tag)]),
+        ),
+        (
+            206,
+            "Accept-Encoding, Origin",
+            ask(&mut client, "GET", "/shared/data.json", Some(B), &[("Range", "bytes=0-0")]),
+        ),
+        (416, "Origin", ask(&mut client, "GET", "/shared/data.json", Some(B), &[("Range", "bytes=9-")])),
+        (404, "Origin", ask(&mut client, "GET", "/shared/none", Some(B), &[])),
+        (200, "Accept, Origin", ask(&mut client, "GET", "/shared/", Some(B), &[])),
+        (405, "Origin", ask(&mut client, "DELETE", "/shared/data.json", Some(B), &[])),
+    ] {
+        assert_eq!((response.status, told(&response)), (status, (Some(B), Some(vary))));
+    }
+    // For all: nothing depends on who asks.
+    for origin in [Some(A), Some("null"), None] {
+        let response = ask(&mut client, "GET", "/font.woff2", origin, &[]);
+        assert_eq!((told(&response), response.field("Access-Control-Allow-Credentials")), ((Some("*"), None), None));
+    }
+    let own = ask(&mut client, "GET", "/own.html", Some(A), &[]);
+    assert_eq!(told(&own), (None, None));
+}
+
+#[test]
+fn a_preflight_is_told_what_a_page_may_do() {
+    let site = tree();
+    let server = serve(&site);
+    let mut client = server.connect();
+    let asked = [("Access-Control-Request-Method", "PUT"), ("Access-Control-Request-Headers", "x-one")];
+    let allowed = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &asked);
+    assert_eq!((allowed.status, told(&allowed)), (204, (Some(A), Some("Origin"))));
+    assert_eq!(allowed.field("Access-Control-Allow-Methods"), Some("GET"));
+    assert_eq!(allowed.field("Access-Control-Allow-Headers"), Some("X-One, X-Two"));
+    assert_eq!(allowed.field("Access-Control-Max-Age"), Some("600"));
+    assert_eq!(allowed.field("Access-Control-Allow-Credentials"), Some("true"));
+    let refused = ask(&mut client, "OPTIONS", "/shared/data.json", Some("https://evil.example"), &asked);
+    assert_eq!((refused.status, told(&refused)), (204, (None, Some("Origin"))));
+    assert_eq!(refused.field("Access-Control-Allow-Methods"), None);
+    let open = ask(&mut client, "OPTIONS", "/font.woff2", Some("null"), &asked);
+    assert_eq!((open.status, told(&open)), (204, (Some("*"), None)));
+    assert_eq!(open.field("Access-Control-Allow-Methods"), Some("GET, HEAD"));
+    // Without the question it is OPTIONS as ever.
+    let plain = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &[]);
+    assert_eq!((plain.field("Access-Control-Allow-Methods"), plain.field("Allow")), (None, Some("GET, HEAD, OPTIONS")));
+}
