@@ -749,6 +749,8 @@ fn alone_what_watching_costs_is_measured_under_load() {
     // In a window that this machine gave to others there was no load.
     let blocks = ["blocks", "idle_blocks"].map(|name| found[name].as_u64().unwrap());
     assert!(blocks[0] > 0 && blocks[0] + blocks[1] == 12 && found["cpu_us"].as_f64().unwrap() > 0.0, "{text}");
+    // It publishes nothing.
+    assert_eq!(found["unit"], "segments", "{text}");
     for what in ["watched", "noise"] {
         let of = |part: &str| found[what][part].as_f64().unwrap();
         assert!(of("low") <= of("median") && of("median") <= of("high"), "{text}");
