@@ -441,7 +441,7 @@ pub(crate) struct ServerUse {
     pub(crate) memory_max_bytes: Option<u64>,
     /// The longest queue of connections that wait to be accepted.
     pub(crate) listen_depth_max: Option<u32>,
-    /// Connections that its listeners turned away.
+    /// Connections that its listeners turned away, by their own counts; in a private namespace that of [`NetworkUse`] is exact.
     pub(crate) listen_drops: Option<u64>,
     /// Replies that it counted itself.
     pub(crate) replies: Option<u64>,
@@ -483,6 +483,8 @@ pub(crate) struct NetworkUse {
     pub(crate) out_bytes: Option<u64>,
     /// Connections dropped by listeners.
     pub(crate) listen_drops: Option<u64>,
+    /// Connections that were established at the server's port, the mean of all counts.
+    pub(crate) established: Option<f64>,
     /// Sockets in `TIME_WAIT` at the end.
     pub(crate) time_wait: Option<u64>,
 }
@@ -516,6 +518,8 @@ impl Summary {
         ("memory", "MiB", "memory of the server, at most"),
         ("listen-depth", "", "connections in the listen queue, at most"),
         ("listen-drops", "1/s", "connections dropped by the listen queue"),
+        ("established", "", "connections established, mean"),
+        ("time-wait", "", "connections in TIME_WAIT, at the end"),
         ("retransmitted", "1/s", "segments sent again"),
         ("disk-read", "MiB/s", "read from disks"),
         ("disk-transfers", "1/s", "reads and writes of disks"),
@@ -553,7 +557,11 @@ impl Summary {
             "threads" => f64::from(server.threads_max?),
             "memory" => server.memory_max_bytes? as f64 / MIB,
             "listen-depth" => f64::from(server.listen_depth_max?),
-            "listen-drops" => per_s(server.listen_drops.or(network.listen_drops)?),
+            // Some kernels count every connection among the drops of its listener; what a namespace of its own counts is exact.
+            "listen-drops" if network.is_private => per_s(network.listen_drops?),
+            "listen-drops" => per_s(server.listen_drops?),
+            "established" => network.established?,
+            "time-wait" => network.time_wait? as f64,
             "retransmitted" => per_s(network.segments_again?),
             "disk-read" => per_s(host.disk_read_bytes?) / MIB,
             "disk-transfers" => per_s(host.disk_transfers?),

@@ -424,7 +424,6 @@ pub(crate) fn host(test_bed: Vec<String>) -> Result<Host, Failure> {
     for (name, path) in [
         ("clocksource", "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         ("loopback.mtu", "/sys/class/net/lo/mtu"),
-        ("command-line", "/proc/cmdline"),
         ("transparent-hugepages", "/sys/kernel/mm/transparent_hugepage/enabled"),
     ] {
         kernel.extend(read(path.to_owned()).map(|text| (name.to_owned(), text)));

@@ -29,13 +29,22 @@ macro_rules! exhibits {
 }
 
 exhibits![
+    "hu-figures-1-4",
+    "hu-figures-6-10",
+    "hu-figure-12",
     "yates-figure-1",
     "yates-figure-2",
-    "flash-single-file-closed",
+    "flash-single-file",
+    "flash-data-set-size",
+    "flash-breakdown",
+    "flash-concurrent-clients",
     "banga-figures-5-6",
     "banga-figure-7",
     "banga-figure-8",
+    "banga-figures-9-10",
+    "banga-section-5-6",
     "arlitt-figure-2",
+    "arlitt-figure-3",
     "arlitt-figure-4",
     "arlitt-figure-5",
     "arlitt-figure-6",

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -592,14 +592,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     }
     let axis = steps[0].axis();
     let load = &settings[0].load;
-    let word = std::path::Path::new(name);
-    let stem = match (word.file_stem().and_then(|stem| stem.to_str()), word.parent()) {
-        // `experiments/arlitt-figure-5/experiment.toml`
-        (Some("experiment"), Some(folder)) if folder.file_name().is_some() => {
-            folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
-        }
-        (stem, _) => stem.unwrap_or("experiment").to_owned(),
-    };
+    let stem = own_name(name);
     let rule = |share: &Option<Text<Share>>, usual: f64| share.as_ref().map_or(usual, |Text(Share(share))| *share);
     let interval = match &file.monitor.interval {
         None => Duration::from_millis(100),
@@ -634,6 +627,15 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         ..Resolved::default()
     };
     Ok(Experiment { resolved, settings })
+}
+
+/// What the experiment of a file is called: as the file, or as its folder where that is one of `experiments/`.
+fn own_name(file: &str) -> String {
+    let mut parts = Path::new(file).iter().rev().map(|part| part.to_string_lossy());
+    match (parts.next().as_deref(), parts.next(), parts.next().as_deref()) {
+        (Some("experiment.toml"), Some(folder), Some("experiments")) => folder.into_owned(),
+        (file, ..) => file.map_or("experiment", |file| file.strip_suffix(".toml").unwrap_or(file)).to_owned(),
+    }
 }
 
 fn deserialize(tree: &Spanned<DeTable<'_>>) -> Result<File, Wrong> {
@@ -1107,6 +1109,8 @@ fn findings(file: &File, factors: &[Factor]) -> Result<Vec<Finding>, Wrong> {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
     const SHORT: &str = "title = \"What nginx bears\"\n\n[[subject]]\nkind = \"nginx\"\n\n[workload]\nfile = \"1KiB\"\n\n[load]\nrate = \"1000..3000/1000\"\n";
 
     fn parsed(text: &str, quick: bool) -> Experiment {
@@ -1151,6 +1155,59 @@ mod tests {
         let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
         let labels: Vec<&str> = subjects.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
         assert_eq!(labels, ["nginx", "lighttpd", "nginx, again"]);
+    }
+
+    #[test]
+    fn the_example_has_every_key_with_its_default() {
+        let text = include_str!("../../../examples/experiment.toml");
+        let example =
+            parse("examples/experiment.toml", text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!((example.resolved.name.as_str(), example.resolved.arms.len()), ("experiment", 5));
+        // Every key that is a comment there can be one that is not.
+        let shown: String = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|key| is_key(key)).unwrap_or(line).to_owned() + "\n")
+            .collect();
+        let tree: toml::Table = shown
+            .replace("set = \"specweb96\"", "x = 1")
+            .replace("set = \"webstone\"", "y = 1")
+            .parse()
+            .unwrap_or_else(|error| panic!("{error}\n{shown}"));
+        assert!(tree.contains_key("path") && tree["limits"].get("memory").is_some(), "{tree}");
+        // And what stands there for a default is one.
+        let mut bare: toml::Table = text.parse().unwrap();
+        for table in ["validity", "cores"] {
+            bare.remove(table);
+        }
+        let load = bare["load"].as_table_mut().unwrap();
+        load.retain(|key, _| key == "rate");
+        let bare = parse("examples/experiment.toml", &bare.to_string(), Wish::default())
+            .unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(bare.resolved.rules, example.resolved.rules);
+        assert_eq!(bare.settings[0].load, example.settings[0].load);
+    }
+
+    fn is_key(line: &str) -> bool {
+        line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '.']))
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_strange(at in any::<prop::sample::Index>(), with in "[\\PC\n]{0,4}", cut in 0..6_usize) {
+            let text = include_str!("../../../examples/experiment.toml");
+            let mut from = at.index(text.len());
+            while !text.is_char_boundary(from) {
+                from -= 1;
+            }
+            let mut to = (from + cut).min(text.len());
+            while !text.is_char_boundary(to) {
+                to += 1;
+            }
+            let strange = format!("{}{with}{}", &text[..from], &text[to..]);
+            if let Err(failure) = parse("x.toml", &strange, Wish { quick: cut % 2 == 0, seed: None }) {
+                prop_assert!(failure.to_string().starts_with("x.toml:"), "{}", failure);
+            }
+        }
     }
 
     #[test]

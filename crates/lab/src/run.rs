@@ -700,6 +700,8 @@ impl Seen {
             segments_again: since(from.tcp.segments_again, to.tcp.segments_again),
             out_bytes: out_bytes(&self.first).zip(out_bytes(&self.last)).map(|(from, to)| to.saturating_sub(from)),
             listen_drops: since(from.tcp.listen_drops, to.tcp.listen_drops),
+            established: (!self.in_flight.is_empty())
+                .then(|| self.in_flight.iter().sum::<f64>() / self.in_flight.len() as f64),
             time_wait: Some(to.tcp.time_wait_now),
         }
     }

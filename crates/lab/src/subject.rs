@@ -228,6 +228,7 @@ impl Subject {
                 _ => return None,
             })
         };
+        let own_value = |name: &str, _: Option<&str>| own(name);
         let value = |name: &str, default: Option<&str>| {
             own(name).or_else(|| self.settings.get(name).cloned()).or_else(|| default.map(str::to_owned))
         };
@@ -251,7 +252,7 @@ impl Subject {
                 match value.as_str() {
                     "false" => {}
                     "true" => words.push(format!("--{name}")),
-                    value => words.extend([format!("--{name}"), value.to_owned()]),
+                    text => words.extend([format!("--{name}"), places(text, own_value).map_err(no_value)?]),
                 }
             }
         }
@@ -418,12 +419,15 @@ mod tests {
         );
         let without = subject(Kind::Nginx, &[]).start(&place()).unwrap();
         assert!(!without.config.contains("access.log"));
-        let amped = subject(Kind::Amped, &[("architecture", "mp"), ("listing", "true"), ("x", "false")])
-            .start(&place())
-            .unwrap();
+        let amped = subject(
+            Kind::Amped,
+            &[("access-log", "@run@/log"), ("architecture", "mp"), ("listing", "true"), ("x", "false")],
+        )
+        .start(&place())
+        .unwrap();
         assert_eq!(
             amped.words[2..].join(" "),
-            "/s --listen 127.0.0.1:8080 --metrics-file /m --architecture mp --listing"
+            "/s --listen 127.0.0.1:8080 --metrics-file /m --access-log /r/log --architecture mp --listing"
         );
     }
 

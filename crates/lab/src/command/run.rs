@@ -46,7 +46,7 @@ Examples:
   ammeter run arlitt-figure-5 --quick --out /tmp/figure-5      an exhibit of a paper; ammeter list has them all
   ammeter run mine.toml --plan                                 what would be done, and how long it takes
 
-An experiment of one's own, mine.toml:
+An experiment of one's own, mine.toml (examples/experiment.toml in the sources has every key):
   title = \"How many requests a second nginx bears, and what its log costs\"
   [[subject]]
   kind = \"nginx\"                    # or amped, apache-event, apache-prefork, lighttpd, command
