@@ -141,11 +141,11 @@ fn left_of(pid: u32, folder: &Path) -> Vec<String> {
 #[test]
 fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
     let home = tempfile::tempdir().unwrap();
-    // Two servers whose processes have different fates when their starter is gone: workers of nginx outlive their master.
+    // Workers of nginx outlive their master; a path has a program of its own, and namespaces with the server in one of them.
     let text = format!(
-        "repetitions = 2\nagain = false\n[[subject]]\nkind = \"nginx\"\n{}[load]\nrate = [100, 200]\nduration = \"300ms\"\nwarm-up = \"100ms\"\n\
-         connect-timeout = \"20s\"\ntimeout = \"30s\"\n{PATIENT}",
-        null_server()
+        "repetitions = 2\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nrate = [100, 200]\nduration = \"300ms\"\nwarm-up = \"100ms\"\n\
+         connect-timeout = \"20s\"\ntimeout = \"30s\"\n[[factor]]\nname = \"where\"\n\
+         levels = [{{ label = \"near\", set = {{}} }}, {{ label = \"far\", set = {{ \"path.latency\" = \"1ms\" }} }}]\n{PATIENT}"
     );
     let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
     fs::write(&file, &text).unwrap();
@@ -193,6 +193,34 @@ fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
     for pid in gone {
         assert_eq!(left_of(pid, home.path()), Vec::<String>::new(), "{noise}");
     }
+}
+
+#[test]
+fn every_kind_of_server_is_started_counted_and_stopped() {
+    let home = tempfile::tempdir().unwrap();
+    let kinds = ["nginx", "apache-event", "apache-prefork", "lighttpd", "amped", "null"];
+    let subjects: String = kinds.iter().map(|kind| format!("[[subject]]\nkind = {kind:?}\n")).collect();
+    let text = format!(
+        "repetitions = 1\nagain = false\n{subjects}[load]\nrate = 100\nduration = \"400ms\"\nwarm-up = \"100ms\"\nconnect-timeout = \"20s\"\n\
+         timeout = \"30s\"\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (_, err) = told(&output);
+    let runs = runs(home.path());
+    assert_eq!(runs.len(), kinds.len());
+    for (id, run) in &runs {
+        let found = ["server", "counts", "bytes"].map(|name| check(run, name).as_bool());
+        assert_eq!(found, [Some(true); 3], "{id}: {run}\n{err}");
+        let server = &run["summary"]["server"];
+        assert!(server["cpu_s"].as_f64() > Some(0.0) && server["processes_max"].as_u64() > Some(0), "{id}: {server}");
+    }
+    // What this project's server counts itself is what the client has, to the byte.
+    let amped = &runs["1-a4-100"]["summary"];
+    assert_eq!(
+        (&amped["server"]["replies"], &amped["server"]["sent_bytes"]),
+        (&amped["ok"], &amped["received_bytes"]),
+        "{amped}"
+    );
 }
 
 #[test]

@@ -179,14 +179,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
         words.extend(["--server-file".to_owned(), server.metrics.display().to_string()]);
     }
     let mut monitor = Running::start("the monitor", &words, Streams::to(None, &into.join("monitor.log"))?)?;
-    let begin = Instant::now();
-    // Its first sample is what all that follows is counted from.
-    while fs::metadata(&record).map_or(0, |meta| meta.len()) == 0
-        && monitor.ended().is_none()
-        && begin.elapsed() < START
-    {
-        thread::sleep(Duration::from_millis(5));
-    }
+    await_samples(&record, &mut monitor, *interval, stop)?;
 
     let load = |duration: Duration, seed: u64, hlog: Option<&Path>| {
         let mut words = own(&[]);
@@ -201,8 +194,8 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
         Running::start("the warm-up", &words, streams)?.wait(patience(settings.load.warm_up), stop)?;
     }
     server.replies_before = server.replies(settings, 0);
-    // A sample or two in which nothing is asked: counters are compared from there.
-    thread::sleep((*interval * 5 / 2).max(Duration::from_millis(50)));
+    // One in which nothing is asked: counters are compared from there.
+    await_samples(&record, &mut monitor, *interval, stop)?;
 
     let before = Snapshot::take(&server)?;
     let profile = match settings.profile {
@@ -221,7 +214,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     if let Some(profile) = profile {
         profile.wait(patience(settings.load.duration), stop)?;
     }
-    thread::sleep((*interval * 5 / 2).max(Duration::from_millis(50)));
+    await_samples(&record, &mut monitor, *interval, stop)?;
     let server_ended = server.running.ended().map(|status| status.to_string());
     monitor.end(END);
     // The question before was counted too.
@@ -278,6 +271,24 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     run.summary = Some(summary);
     run.ended_s = now_s();
     Ok(run)
+}
+
+/// Waits until the monitor has looked twice: the second time is a look that was begun since. Its budget may have it look less
+/// often than it was told.
+fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop: &Stop) -> Result<(), Failure> {
+    let (begin, patience) = (Instant::now(), START + interval * 3);
+    let length = || fs::metadata(record).map_or(0, |meta| meta.len());
+    for _ in 0..2 {
+        let before = length();
+        // The server has ended where the monitor has; that is told elsewhere.
+        while length() == before && monitor.ended().is_none() && begin.elapsed() < patience {
+            if stop.is_stopped() {
+                return Err(interrupted());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok(())
 }
 
 /// Words before a program's own that keep it on these cores.
