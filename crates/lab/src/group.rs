@@ -46,10 +46,6 @@ impl Group {
     /// # Errors
     /// When this user may not make one, or the kernel has no such limit.
     pub(crate) fn new(limits: &Limits, disk: &str) -> Result<Group, Failure> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let own = std::process::id();
-        let born = birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
-        let name = format!("{PREFIX}{own}-{born}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         if !is_v1() {
             for controller in ["+cpu", "+memory", "+io"] {
                 // Refused if they are not there: then the limit's file is missing below.
@@ -64,19 +60,7 @@ impl Group {
         if is_v1() && limits.cpu.is_some() {
             trees.push(Path::new(ROOT).join("cpu"));
         }
-        let mut group = Group { folders: Vec::new() };
-        for tree in trees {
-            let folder = tree.join(&name);
-            match fs::create_dir(&folder) {
-                Ok(()) => group.folders.push(folder),
-                // `cpu` and `cpuacct` may be one tree under two names.
-                Err(_) if folder.exists() => {}
-                Err(error) => {
-                    let way_out = "run as root, with control groups of version 1 (cpuacct, cpu, memory, blkio) or 2";
-                    return Err(Failure::failed(format!("cannot make {}: {error}; {way_out}", folder.display())));
-                }
-            }
-        }
+        let group = Group::in_trees(&trees)?;
         if let Some(memory) = limits.memory {
             group.set("memory.limit_in_bytes", "memory.max", &memory.0.to_string())?;
         }
@@ -100,6 +84,36 @@ impl Group {
                 group.set("cpu.cfs_quota_us", "", &quota_us.to_string())?;
             } else {
                 group.set("", "cpu.max", &format!("{quota_us} {period_us:.0}"))?;
+            }
+        }
+        Ok(group)
+    }
+
+    /// A new group that counts CPU time, and nothing else.
+    ///
+    /// # Errors
+    /// When this user may not make one.
+    pub(crate) fn counter() -> Result<Group, Failure> {
+        let tree = if is_v1() { Path::new(ROOT).join(CONTROLLERS[0]) } else { PathBuf::from(ROOT) };
+        Group::in_trees(&[tree])
+    }
+
+    fn in_trees(trees: &[PathBuf]) -> Result<Group, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = std::process::id();
+        let born = birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
+        let name = format!("{PREFIX}{own}-{born}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut group = Group { folders: Vec::new() };
+        for tree in trees {
+            let folder = tree.join(&name);
+            match fs::create_dir(&folder) {
+                Ok(()) => group.folders.push(folder),
+                // `cpu` and `cpuacct` may be one tree under two names.
+                Err(_) if folder.exists() => {}
+                Err(error) => {
+                    let way_out = "run as root, with control groups of version 1 (cpuacct, cpu, memory, blkio) or 2";
+                    return Err(Failure::failed(format!("cannot make {}: {error}; {way_out}", folder.display())));
+                }
             }
         }
         Ok(group)

@@ -150,7 +150,10 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
         checks: Vec::new(),
         summary: None,
     };
-    let path = settings.path.as_ref().map(|_| PathBetween::up(bed, settings, &folder)).transpose()?;
+    // What load and instruments use is no doing of others.
+    let instruments = if bed.has_groups { Some(Group::counter()?) } else { None };
+    let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
+    let path = settings.path.as_ref().map(|_| PathBetween::up(bed, settings, &folder, &joined)).transpose()?;
     let mut server = match Server::start(bed, settings, order, &folder, path.as_ref(), stop) {
         Ok(server) => server,
         Err(_) if stop.is_stopped() => return Err(interrupted()),
@@ -166,7 +169,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let pin = pinned(cores.clients.as_deref());
     let own = |words: &[&str]| -> Vec<String> {
         let words = words.iter().map(|word| (*word).to_owned());
-        pin.iter().cloned().chain([bed.own.display().to_string()]).chain(words).collect()
+        joined.iter().chain(&pin).cloned().chain([bed.own.display().to_string()]).chain(words).collect()
     };
     let pid = server.pid().to_string();
     let interval_text = micros(*interval);
@@ -197,7 +200,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     // One in which nothing is asked: counters are compared from there.
     await_samples(&record, &mut monitor, *interval, stop)?;
 
-    let before = Snapshot::take(&server)?;
+    let before = Snapshot::take(&server, instruments.as_ref())?;
     let profile = match settings.profile {
         false => None,
         true => {
@@ -209,7 +212,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
     let words = load(settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
     let status = Running::start("the load", &words, streams)?.wait(patience(settings.load.duration), stop)?;
-    let after = Snapshot::take(&server)?;
+    let after = Snapshot::take(&server, instruments.as_ref())?;
     run.load_ended_s = now_s();
     if let Some(profile) = profile {
         profile.wait(patience(settings.load.duration), stop)?;
@@ -224,6 +227,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     server.running.end(END);
     drop(server.group);
     drop(path);
+    drop(instruments);
 
     let told: Told = match archive::read(&into.join(name::LOAD)) {
         Ok(told) => told,
@@ -252,7 +256,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
         summary.server.system_s =
             summary.server.cpu_s.zip(summary.server.user_s).map(|(all, user)| (all - user).max(0.0));
     }
-    summary.host = seen.host(&before, &after, &summary, told.establisher.cpu_s + told.handler.cpu_s);
+    summary.host = seen.host(&before, &after, &summary);
     let evidence = Evidence {
         rules: &order.rules,
         step: planned.step,
@@ -478,7 +482,7 @@ impl PathBetween {
     const CLIENTS: &'static str = "clients";
 
     /// Makes it, and moves the calling thread to the clients.
-    fn up(bed: &Bed, settings: &Settings, folder: &Folder) -> Result<PathBetween, Failure> {
+    fn up(bed: &Bed, settings: &Settings, folder: &Folder, joined: &[String]) -> Result<PathBetween, Failure> {
         let Some(texts) = &settings.path else { return Err(Failure::failed("there is no path")) };
         if !bed.is_root {
             return Err(Failure::failed(format!("a path between client and server: {}", place::NEEDS_ROOT)));
@@ -506,7 +510,8 @@ impl PathBetween {
             &socket,
             Path::new("--foreground"),
         ];
-        let words: Vec<String> = words.into_iter().map(|word| word.display().to_string()).collect();
+        let words = words.into_iter().map(|word| word.display().to_string());
+        let words: Vec<String> = joined.iter().cloned().chain(words).collect();
         let log = folder.path.join("wan.log");
         let err = fs::File::create(&log).map_err(Failure::io(format_args!("write {}", log.display())))?;
         let mut running = Running::start("the path", &words, Streams { out: Stdio::piped(), err: err.into() })?;
@@ -547,15 +552,18 @@ impl Drop for PathBetween {
 struct Snapshot {
     at: Instant,
     cpu: Option<CpuTime>,
+    /// Of load and instruments.
+    instruments: Option<CpuTime>,
     busy_ns: u64,
     stolen_ns: u64,
 }
 
 impl Snapshot {
-    fn take(server: &Server) -> Result<Snapshot, Failure> {
+    fn take(server: &Server, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
         Ok(Snapshot {
             at: Instant::now(),
             cpu: server.group.as_ref().and_then(Group::cpu),
+            instruments: instruments.and_then(Group::cpu),
             busy_ns: host::busy_ns()?,
             stolen_ns: host::stolen_ns()?,
         })
@@ -631,6 +639,9 @@ struct Seen {
     /// Bytes a second that the namespace sent, tick by tick, while there was load.
     ticks: Vec<f64>,
     /// Connections that were established, census by census, while there was load.
+    established: Vec<f64>,
+    /// With those whose last bytes are on their way: the server has closed, and the client has not acknowledged all. A server
+    /// that closes a connection as soon as it has written the reply would else have none of the time on the path.
     in_flight: Vec<f64>,
 }
 
@@ -660,8 +671,12 @@ impl Seen {
                     before.census.as_ref().is_none_or(|old| old.at_us < census.at_us)
                 };
                 if let Some(census) = sample.census.as_ref().filter(|census| is_new(census)) {
-                    let established = census.states.iter().find(|(name, _)| name.eq_ignore_ascii_case("established"));
-                    seen.in_flight.push(established.map_or(0.0, |(_, count)| f64::from(*count)));
+                    let count = |names: &[&str]| {
+                        let counted = census.states.iter().filter(|(name, _)| names.contains(&name.as_str()));
+                        counted.map(|(_, count)| f64::from(*count)).sum::<f64>()
+                    };
+                    seen.established.push(count(&["established"]));
+                    seen.in_flight.push(count(&["established", "fin_wait_1", "closing"]));
                 }
             }
             before = Some(sample);
@@ -711,30 +726,27 @@ impl Seen {
             segments_again: since(from.tcp.segments_again, to.tcp.segments_again),
             out_bytes: out_bytes(&self.first).zip(out_bytes(&self.last)).map(|(from, to)| to.saturating_sub(from)),
             listen_drops: since(from.tcp.listen_drops, to.tcp.listen_drops),
-            established: (!self.in_flight.is_empty())
-                .then(|| self.in_flight.iter().sum::<f64>() / self.in_flight.len() as f64),
+            established: (!self.established.is_empty())
+                .then(|| self.established.iter().sum::<f64>() / self.established.len() as f64),
             time_wait: Some(to.tcp.time_wait_now),
         }
     }
 
-    fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary, client_cpu_s: f64) -> HostUse {
+    fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
         let cores = self.last.host.cores.len().max(1) as f64;
         let whole_s = (after.at - before.at).as_secs_f64().max(1e-9) * cores;
         let busy_s = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;
         let stolen_s = after.stolen_ns.saturating_sub(before.stolen_ns) as f64 / 1e9;
-        let monitor_s = self.last.own.cpu_ns.saturating_sub(self.first.own.cpu_ns) as f64 / 1e9;
+        let used_s = |before: CpuTime, after: CpuTime| after.all_ns.saturating_sub(before.all_ns) as f64 / 1e9;
+        let instruments_s = before.instruments.zip(after.instruments).map(|(before, after)| used_s(before, after));
+        let ours_s = instruments_s.zip(summary.server.cpu_s).map(|(instruments, server)| instruments + server);
         let disks = |of: fn(&ammeter_monitor::source::Disk) -> u64| {
             let sum = |sample: &Sample| sample.disks.iter().map(of).sum::<u64>();
             Some(sum(&self.last).saturating_sub(sum(&self.first)))
         };
-        let ours_s = |server: f64| server + client_cpu_s + monitor_s;
         HostUse {
             busy: (busy_s / whole_s).min(1.0),
-            others: summary
-                .server
-                .cpu_s
-                .filter(|_| before.cpu.is_some())
-                .map(|s| ((busy_s - ours_s(s)) / whole_s).max(0.0)),
+            others: ours_s.map(|ours| ((busy_s - ours) / whole_s).max(0.0)),
             stolen: stolen_s / whole_s,
             disk_read_bytes: disks(|disk| disk.read_bytes),
             disk_written_bytes: disks(|disk| disk.write_bytes),

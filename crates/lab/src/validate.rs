@@ -30,7 +30,7 @@ pub(crate) struct Evidence<'a> {
     pub(crate) summary: &'a Summary,
     /// Bytes a second that the server's namespace sent, tick by tick, while there was load.
     pub(crate) ticks: &'a [f64],
-    /// Connections that were established on the server's side, as they were counted again and again.
+    /// Connections between established and wholly answered, on the server's side, as they were counted again and again.
     pub(crate) in_flight: &'a [f64],
     /// What the router says of itself; `None` where there is none.
     pub(crate) path: Option<&'a Verdict>,
@@ -165,7 +165,8 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 /// N = X R (Little 1961). In a closed loop N is the number of clients, and R holds the time that they think. In an open one
-/// with a request a connection, N is what the kernel counted as established, and R the time since then.
+/// with a request a connection, N is what the kernel counted from established to acknowledged, half a round trip behind the
+/// client at both ends, and R the client's time between the two.
 fn little(evidence: &Evidence<'_>) -> Check {
     let Summary { rate, latency, connected, failed, ok, .. } = evidence.summary;
     let max = evidence.rules.little_max;
