@@ -305,6 +305,26 @@ fn alone_a_server_with_a_fiftieth_of_a_core_is_slower_and_limits_are_its_own() {
 }
 
 #[test]
+fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
+    let home = tempfile::tempdir().unwrap();
+    // No core of today begins 80,000 connections a second.
+    let text = format!(
+        "repetitions = 1\n{}[load]\nrate = 80000\nconnect-timeout = \"100ms\"\nduration = \"300ms\"\nwarm-up = \"0s\"\n{PATIENT}",
+        null_server()
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    let run = &runs(home.path())["1-a0-80000"];
+    assert_eq!(
+        (&run["standing"], check(run, "clients"), check(run, "client")),
+        (&"censored".into(), &false.into(), &false.into()),
+        "{run}"
+    );
+    assert_eq!((output.status.code(), &result["verdict"]["worth"]), (Some(0), &"at-least".into()), "{result}\n{err}");
+    assert!(err.contains("the clients are the limit themselves"), "{err}");
+}
+
+#[test]
 fn what_is_wrong_is_told_before_anything_is_done() {
     let home = tempfile::tempdir().unwrap();
     let wrong = |text: &str, says: &[&str]| {

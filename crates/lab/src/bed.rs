@@ -66,7 +66,7 @@ impl Bed {
         clear();
         let own = std::process::id();
         let born =
-            group::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
+            place::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
         let word = format!("{PREFIX}{own}-{born}");
         let scratch = Path::new(SCRATCH).join(&word);
         fs::create_dir_all(&scratch)

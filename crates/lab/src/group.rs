@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ammeter_wan::place::birth;
 use amped_measure::Failure;
 use amped_sys::process;
 
@@ -168,14 +169,6 @@ impl Drop for Group {
 
 fn is_v1() -> bool {
     Path::new(ROOT).join("cpuacct/cgroup.procs").exists()
-}
-
-/// When a process was born, in ticks since the machine was (proc_pid_stat(5), field 22); `None` if there is none.
-pub(crate) fn birth(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    (fields.next()? != "Z").then(|| fields.nth(18)?.parse().ok())?
 }
 
 /// Whether the name `PREFIX PID-BIRTH-...` is of a process that is no more.

@@ -816,15 +816,32 @@ pub(crate) fn try_clients(
             let out = folder.path.join(name::LOAD);
             let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
             load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
-            archive::read::<Told>(&out)
+            // It says itself why it cannot make such a load at all.
+            let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
+            Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
         })?;
-        let mut why = tried.verdict.evidence.clone();
-        let lack = tried.failures.iter().map(|(_, count)| count).sum::<u64>();
-        if lack * 100 > tried.ok {
-            why.push(format!("{lack} of {} came to nothing", tried.ok + lack));
+        let told = match tried {
+            Ok(told) => told,
+            Err(why) => {
+                let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
+                clients.steps.push(ClientStep {
+                    step,
+                    offered_rate,
+                    rate,
+                    lateness_p99_ms,
+                    is_kept: false,
+                    why: vec![why],
+                });
+                continue;
+            }
+        };
+        let mut why = told.verdict.evidence.clone();
+        let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
+        if lack * 100 > told.ok {
+            why.push(format!("{lack} of {} came to nothing", told.ok + lack));
         }
-        let is_kept = tried.verdict.worth == Worth::Valid && lack * 100 <= tried.ok;
-        let (offered_rate, rate, lateness_p99_ms) = (tried.offered_rate, tried.rate, tried.lateness.p99_ms);
+        let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
+        let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
         clients.steps.push(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why });
     }
     Ok(clients)

@@ -5,6 +5,7 @@
 //! clients could not do makes a run a lower bound ("censored"); all else that does not hold makes it invalid. That the machine
 //! was not at rest before a block is told and weighs nothing by itself, since what others do during a run is seen in it.
 
+use amped_measure::stats::median;
 use amped_measure::{Verdict, Worth};
 
 use crate::archive::{Check, ClientStep, Rules, Standing, Step, Summary};
@@ -145,9 +146,10 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
             slopes.push(rise / (later - earlier) as f64);
         }
     }
+    let middle = |values: &[f64]| median(values.iter().copied()).unwrap_or(0.0);
     let count = n as f64;
     let deviations = score as f64 / (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
-    let drift = median(&mut slopes) * count / median(&mut ticks.to_vec()).abs().max(1e-9);
+    let drift = middle(&slopes) * count / middle(ticks).abs().max(1e-9);
     let max = evidence.rules.drift_max;
     let says = format!(
         "what the server sends changes by {:.1} % over the run ({:.1} standard deviations of chance), {:.0} % may be",
@@ -156,12 +158,6 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
         max * 100.0
     );
     check("stationary", deviations.abs() <= CHANCE || drift.abs() <= max, says)
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    if n == 0 { 0.0 } else { f64::midpoint(values[(n - 1) / 2], values[n / 2]) }
 }
 
 /// N = X R (Little 1961). In a closed loop N is the number of clients, and R holds the time that they think. In an open one
