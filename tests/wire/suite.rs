@@ -4,6 +4,7 @@
 
 mod harness;
 
+mod apps;
 mod caches;
 mod conditions;
 mod connections;

@@ -12,6 +12,7 @@ use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::app::{self, Claim};
 use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::Desk;
 use crate::event::{Answer, ListWork, Trouble, Work};
@@ -46,6 +47,8 @@ pub(crate) enum Step<F> {
     Reply(Made<F>),
     Ask(Question),
     Fail(Status, &'static str),
+    /// An application is to answer it.
+    Run(Claim),
 }
 
 /// How an error is told.
@@ -57,6 +60,9 @@ pub(crate) enum Failure<F> {
 /// What a request comes to as far as the caches know.
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, .. } = desk;
+    if let Some(claim) = app::claim(request, sites, scratch) {
+        return Step::Run(claim);
+    }
     let look = match plan::plan(request, sites, &mut caches.uris, scratch) {
         Plan::Options { site, path } => return Step::Reply(Made::new(reply::options(site, path), Outcome::None)),
         Plan::Refuse { status, why } => return Step::Fail(status, why),
@@ -69,6 +75,9 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
     {
         match meaning {
             Meaning::File(resource) => {
+                if let Some(claim) = index_claim(site, path, resource) {
+                    return Step::Run(claim);
+                }
                 let resource = &*ready(resource, site, caches.budgets.ready_headers);
                 let representation = reply::choose(request, resource);
                 let verdict = reply::judge(request, representation, limits, wall.seconds);
@@ -111,6 +120,9 @@ pub(crate) fn step_after<F: FileHandle>(
     let Look { site, path, .. } = look;
     match answer {
         Answer::Name(Meaning::File(resource), brought) => {
+            if let Some(claim) = index_claim(site, path, &resource) {
+                return Step::Run(claim);
+            }
             let resource = ready(&resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
             let verdict = reply::judge(request, representation, limits, wall.seconds);
@@ -147,6 +159,11 @@ pub(crate) fn step_after<F: FileHandle>(
             Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
         }
     }
+}
+
+/// The application that an index file is: its source is nobody's.
+fn index_claim(site: &Site, path: &[u8], resource: &Resource) -> Option<Claim> {
+    (!site.apps.is_empty() && *path != *resource.name).then(|| app::claim_of(site, &resource.name))?
 }
 
 /// The resource as it was kept, or, with ready headers switched off, with all that heads say of it worked out anew.

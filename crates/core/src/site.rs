@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
+use crate::app::AppRule;
 use crate::glob::Glob;
 
 /// One site.
@@ -31,6 +32,8 @@ pub struct Site {
     pub user_dir: Option<Box<str>>,
     /// How the names of files tell their media types.
     pub types: Types,
+    /// Paths that applications answer; the first rule that matches counts.
+    pub apps: Vec<AppRule>,
     /// Headers by pattern; all that match apply in order, a later one replaces an earlier one's value.
     pub rules: Vec<HeaderRule>,
     /// Pages of this site that explain an error, by status: absolute paths within the site.
@@ -51,6 +54,7 @@ impl Default for Site {
             precompressed: Vec::new(),
             user_dir: None,
             types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
+            apps: Vec::new(),
             rules: Vec::new(),
             error_pages: Vec::new(),
             etag: EtagForm::default(),
@@ -122,6 +126,8 @@ impl core::fmt::Debug for Types {
 pub struct Sites {
     /// Never empty.
     sites: Vec<Site>,
+    /// Whether any of them has applications.
+    have_apps: bool,
 }
 
 impl Sites {
@@ -130,7 +136,13 @@ impl Sites {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
         }
-        (!sites.is_empty()).then_some(Sites { sites })
+        let have_apps = sites.iter().any(|site| !site.apps.is_empty());
+        (!sites.is_empty()).then_some(Sites { sites, have_apps })
+    }
+
+    /// Whether any of them has applications.
+    pub fn have_apps(&self) -> bool {
+        self.have_apps
     }
 
     /// The default site.

@@ -10,8 +10,10 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod cgi;
 pub mod date;
 pub mod etag;
+pub mod fastcgi;
 pub mod h1;
 pub mod method;
 pub mod negotiate;

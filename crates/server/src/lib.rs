@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access_log;
+pub mod app;
 pub mod arch;
 pub mod config;
 pub mod control;

@@ -255,6 +255,31 @@ pub struct Site {
     pub errors: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Headers by pattern.
     pub headers: Vec<Spanned<Headers>>,
+    /// Applications by pattern.
+    pub app: Vec<Spanned<App>>,
+}
+
+/// `[[site.app]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct App {
+    /// Which paths are its scripts.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Whether each request gets a process of the script that it names.
+    pub cgi: Key<bool>,
+    /// It may do nothing for so long.
+    pub time: Key<Lasting>,
+    /// Longest body of a request.
+    pub body: Key<Size>,
+    /// Most that it may answer.
+    pub output: Key<Size>,
+    /// Most of them at a time.
+    pub processes: Key<usize>,
+    /// Requests that may wait for one.
+    pub queue: Key<usize>,
+    /// Variables that it gets besides.
+    pub env: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
 /// `[[site.headers]]`
@@ -555,7 +580,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 12] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 13] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -569,6 +594,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 12] {
         ("in `[optimise]`", keys_of::<Optimise>()),
         ("in `[[site]]`", keys_of::<Site>()),
         ("in `[[site.headers]]`", keys_of::<Headers>()),
+        ("in `[[site.app]]`", keys_of::<App>()),
     ]
 }
 

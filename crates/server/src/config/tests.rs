@@ -160,6 +160,15 @@ fn what_is_printed_reads_back() {
         [[site.headers]]
         match = "*.css"
         set = { "X-A" = "\"q\"\tb", Server = "amped" }
+        [[site.app]]
+        match = "*.cgi"
+        cgi = true
+        time = "1500ms"
+        body = 0
+        output = "3KiB"
+        processes = 1
+        queue = 0
+        env = { LANG = "C", A = "\"b\" = c" }
     "#;
     let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
     check(&settings);
