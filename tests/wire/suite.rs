@@ -8,6 +8,7 @@ mod apps;
 mod caches;
 mod conditions;
 mod connections;
+mod fastcgi;
 mod files;
 mod limits;
 mod log;

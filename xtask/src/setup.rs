@@ -44,6 +44,8 @@ const NEEDED: &[Needed] = &[
     Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
     Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
+    Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
+    Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
@@ -206,7 +208,7 @@ done
 # Lists that are known but old name files that the mirror has replaced, hence the second try.
 apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
 # Not at the next boot either.
-for server in nginx lighttpd h2o apache2; do
+for server in nginx lighttpd h2o apache2 php8.2-fpm fcgiwrap; do
     case " $* " in *" $server "*) services="$services $server";; esac
 done
 # Apache's package brings a second one.

@@ -538,8 +538,8 @@ impl Worker {
         let asked = self.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
         let Some(mut app) = asked else {
             // Whoever asked has gone.
-            if let Ok(running) = started.result {
-                self.apps.end(running);
+            if let Ok(begun) = started.result {
+                self.apps.end(begun);
             }
             return;
         };

@@ -20,6 +20,7 @@ use amped_http::cgi::{Variables, decimal};
 use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, poll, process};
 
+use super::fastcgi::{Backend, Talk};
 use super::gate::Pass;
 use crate::disk::Disk;
 use crate::say;
@@ -40,6 +41,8 @@ pub struct Job {
     pub place: Place,
     /// The place that it takes.
     pub pass: Pass,
+    /// A connection that the place has been used with.
+    pub kept: Option<OwnedFd>,
 }
 
 /// Where a request was made, by whom, and under which rules.
@@ -55,6 +58,8 @@ pub struct Place {
     pub env: Arc<[(Box<str>, Box<str>)]>,
     /// Where scripts are found.
     pub disk: Arc<Disk>,
+    /// The application that lives on; `None`: each request has a process of its own.
+    pub backend: Option<Arc<Backend>>,
 }
 
 /// What came of it.
@@ -64,8 +69,17 @@ pub struct Started {
     pub token: Token,
     /// The same.
     pub ticket: Ticket,
-    /// The process, or why there is none.
-    pub result: Result<Running, AppTrouble>,
+    /// The process or the connection, or why there is none.
+    pub result: Result<Begun, AppTrouble>,
+}
+
+/// How a request was begun.
+#[derive(Debug)]
+pub enum Begun {
+    /// By a process of its own.
+    Runs(Running),
+    /// On a connection to an application that lives on.
+    Talks(Box<Talk>),
 }
 
 /// A process that runs, and our ends of its pipes.
@@ -84,7 +98,11 @@ pub struct Running {
 impl Job {
     /// Starts the process. Waits for the disk.
     pub fn perform(self) -> Started {
-        let Job { token, ticket, work, place, pass } = self;
+        let Job { token, ticket, work, place, pass, kept } = self;
+        if let Some(backend) = place.backend.clone() {
+            let result = backend.begin((work, place), pass, kept).map(|talk| Begun::Talks(Box::new(talk)));
+            return Started { token, ticket, result };
+        }
         let result = place.disk.script(work.site, &work.path, &work.ends).and_then(|(end, script)| {
             let variables = variables(&work, &place, end, &script);
             start(&script, &variables, work.has_body, pass).map_err(|error| match error.kind() {
@@ -103,7 +121,7 @@ impl Job {
                 }
             })
         });
-        Started { token, ticket, result }
+        Started { token, ticket, result: result.map(Begun::Runs) }
     }
 }
 
@@ -157,7 +175,7 @@ fn start(script: &Path, variables: &Variables, has_body: bool, pass: Pass) -> io
     process::end_with_this_thread(&mut command);
     process::keep_descriptors_from(&mut command);
     let pid = command.spawn()?.id();
-    let process = Process::new(pid, pass)?;
+    let process = Process::new(pid, Some(pass))?;
     Ok(Running { process, stdin, stdout: Some(stdout.ours), stderr: Some(stderr.ours) })
 }
 
@@ -169,11 +187,15 @@ pub struct Process {
     pub watch: OwnedFd,
     /// How it has ended, once it was waited for.
     ending: Option<process::Ending>,
-    _pass: Pass,
+    _pass: Option<Pass>,
 }
 
 impl Process {
-    fn new(pid: u32, pass: Pass) -> io::Result<Process> {
+    /// The process of this number, a child that leads a group, and the place that it takes.
+    ///
+    /// # Errors
+    /// When it cannot be watched; then it is ended.
+    pub fn new(pid: u32, pass: Option<Pass>) -> io::Result<Process> {
         match process::watch(pid) {
             Ok(watch) => Ok(Process { pid, watch, ending: None, _pass: pass }),
             Err(error) => {
@@ -212,6 +234,11 @@ impl Drop for Process {
             let _ = process::wait_for(self.pid);
         }
     }
+}
+
+/// A clean path without its slash in front: relative to a root.
+pub fn relative(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path)))
 }
 
 /// The script's file and its name, for people.

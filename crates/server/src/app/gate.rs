@@ -4,6 +4,7 @@
 //! gives back when one of them dies (`amped_sys::slots`). Nobody is told across loops that a place is free: who waits looks
 //! again after a moment, while a loop's own places go to those who wait in it at once.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amped_sys::slots::Slots;
@@ -15,6 +16,8 @@ pub struct Gate {
     queue_max: usize,
     /// What other processes see of it.
     shared: Option<Slots>,
+    /// Places that are held by connections which nobody uses.
+    pub idle: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -32,7 +35,12 @@ impl Gate {
     /// When the process is out of descriptors.
     pub fn new(places: usize, queue_max: usize, shared: bool) -> std::io::Result<Gate> {
         let shared = shared.then(Slots::new).transpose()?;
-        Ok(Gate { places: Mutex::new(Places { taken: vec![false; places], waiting: 0 }), queue_max, shared })
+        Ok(Gate {
+            places: Mutex::new(Places { taken: vec![false; places], waiting: 0 }),
+            queue_max,
+            shared,
+            idle: AtomicUsize::new(0),
+        })
     }
 
     fn places(&self) -> std::sync::MutexGuard<'_, Places> {
@@ -41,11 +49,18 @@ impl Gate {
 
     /// A place, if one is free.
     pub fn enter(self: &Arc<Gate>) -> Option<Pass> {
+        let places = self.places().taken.len();
+        (0..places).find_map(|number| self.enter_at(number))
+    }
+
+    /// This place, if it is free.
+    pub fn enter_at(self: &Arc<Gate>, number: usize) -> Option<Pass> {
         let mut places = self.places();
-        let is_free = |number: usize| self.shared.as_ref().is_none_or(|shared| shared.take(number as u32));
-        let number = (0..places.taken.len()).find(|&number| !places.taken[number] && is_free(number))?;
-        places.taken[number] = true;
-        Some(Pass { gate: Arc::clone(self), number })
+        let is_free = !places.taken[number] && self.shared.as_ref().is_none_or(|shared| shared.take(number as u32));
+        is_free.then(|| {
+            places.taken[number] = true;
+            Pass { gate: Arc::clone(self), number }
+        })
     }
 
     /// Places that are free as far as this process can see.
@@ -68,6 +83,13 @@ impl Gate {
 pub struct Pass {
     gate: Arc<Gate>,
     number: usize,
+}
+
+impl Pass {
+    /// Which place it is.
+    pub fn number(&self) -> usize {
+        self.number
+    }
 }
 
 impl Drop for Pass {

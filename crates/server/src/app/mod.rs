@@ -5,17 +5,21 @@
 //! nothing, or says nothing, keeps its client waiting and nobody else. What is gathered is bounded on both sides: `core` gives
 //! no more of a body than so much ahead, and here nothing is read that the client has no room for.
 //!
-//! `cgi` starts a process for a request, in a thread where the loop must not wait (`starter`). How many there are at a
+//! `cgi` starts a process for a request, `fastcgi` asks one that lives on, and `keeper` starts these; what of it may wait is
+//! done in a thread where the loop must not (`starter`). How many there are at a
 //! time is the `gate`'s to say; those beyond wait here, in their order.
 
 pub mod cgi;
+pub mod fastcgi;
 pub mod gate;
+pub mod keeper;
 mod starter;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use amped_core::app::{AppTrouble, AppWork, Input, Output};
@@ -25,10 +29,12 @@ use amped_sys::process::Ending;
 use amped_sys::{pipe, socket};
 use amped_units::Time;
 
-use self::cgi::{Job, Place, Process, Running, Started};
+use self::cgi::{Begun, Job, Place, Process, Running, Started};
+use self::fastcgi::{At, Backend, Talk};
 use self::gate::{Gate, Pass, Waits};
+use self::keeper::Keeper;
 use self::starter::Starter;
-use crate::config::AppSettings;
+use crate::config::{AppKind, AppSettings};
 use crate::mailbox::Mailbox;
 use crate::say;
 use crate::worker::{Generation, Token};
@@ -41,6 +47,7 @@ pub struct Apps(Vec<Vec<App>>);
 struct App {
     gate: Arc<Gate>,
     env: Arc<[(Box<str>, Box<str>)]>,
+    backend: Option<Arc<Backend>>,
 }
 
 impl Apps {
@@ -51,7 +58,17 @@ impl Apps {
     pub fn new(settings: &[Vec<AppSettings>], processes: bool) -> io::Result<Apps> {
         let app = |app: &AppSettings| {
             let gate = Arc::new(Gate::new(app.processes, app.queue, processes)?);
-            Ok(App { gate, env: app.env.clone().into() })
+            let env: Arc<[_]> = app.env.clone().into();
+            let at = match &app.kind {
+                AppKind::Cgi => return Ok(App { gate, env, backend: None }),
+                AppKind::Unix(name) => At::Unix(name.clone()),
+                AppKind::Tcp(address) => At::Tcp(*address),
+                AppKind::Command(command) => {
+                    At::Kept(Keeper::new(command.clone(), Arc::clone(&env), app.processes, processes)?)
+                }
+            };
+            let backend = Backend::new(at, Arc::clone(&gate), (app.files, !processes), app.reserve);
+            Ok(App { gate, env, backend: Some(Arc::new(backend)) })
         };
         let sites = settings.iter().map(|site| site.iter().map(app).collect::<io::Result<Vec<_>>>());
         Ok(Apps(sites.collect::<io::Result<_>>()?))
@@ -75,6 +92,9 @@ pub struct AppSide {
     left: Vec<(Process, Time)>,
     /// Answers that have ended while their processes go on, and when that is believed.
     ending: VecDeque<(Time, Token)>,
+    /// Applications that live on, and when they are looked after.
+    backends: Vec<Weak<Backend>>,
+    sweep_at: Time,
     /// Requests so far.
     count: u64,
 }
@@ -88,7 +108,9 @@ pub struct Exchange {
     input_at: usize,
     /// Nothing follows that.
     input_ended: bool,
-    /// There may be room for it; something to read.
+    /// The connection waits to hear that all of it was taken.
+    owes_room: bool,
+    /// There may be something to read.
     is_ready: bool,
     complaints: Complaints,
     /// How long it may go on when nobody listens any more.
@@ -102,6 +124,8 @@ enum Stage {
     Starting,
     /// It runs. `ended`: its answer has, at that moment.
     Runs { running: Running, ended: Option<Time> },
+    /// An application that lives on has it.
+    Talks(Box<Talk>),
     /// It has ended.
     Over,
 }
@@ -127,6 +151,15 @@ const LAST_MOMENT: Duration = Duration::from_millis(100);
 /// Those who wait for a place that may become free in another loop look again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Applications that live on are looked after as often: whether one has died, or is needed no more.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// A place for a request, with a connection that it was used with before, if there is one.
+fn enter(gate: &Arc<Gate>, place: &Place) -> Option<(Pass, Option<OwnedFd>)> {
+    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle());
+    kept.map(|(socket, pass)| (pass, Some(socket))).or_else(|| gate.enter().map(|pass| (pass, None)))
+}
+
 impl AppSide {
     /// The number by which epoll tells of the end of processes that nobody listens to.
     pub const TOKEN: u64 = Token::FIRST_OTHER + 2;
@@ -141,6 +174,8 @@ impl AppSide {
             look_again: Time::NEVER,
             left: Vec::new(),
             ending: VecDeque::new(),
+            backends: Vec::new(),
+            sweep_at: Time::NEVER,
             count: 0,
         }
     }
@@ -163,7 +198,7 @@ impl AppSide {
             Input::Body(bytes) => {
                 let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
                 exchange.put(&bytes);
-                exchange.flush().then_some(Output::Room)
+                exchange.has_room().then_some(Output::Room)
             }
             Input::End => {
                 let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
@@ -202,6 +237,7 @@ impl AppSide {
             id,
             env: Arc::clone(&app.env),
             disk: Arc::clone(&generation.disk),
+            backend: app.backend.clone(),
         };
         let mut exchange = Box::new(Exchange {
             ticket,
@@ -209,15 +245,16 @@ impl AppSide {
             input: Vec::new(),
             input_at: 0,
             input_ended: !work.has_body,
+            owes_room: false,
             is_ready: true,
             complaints: Complaints::new(&place.id, cgi::shown(&work)),
             time: rule.time,
         });
         // Whoever waits already goes first.
         let others = self.queue.iter().any(|(_, gate)| Arc::ptr_eq(gate, &app.gate));
-        let pass = if others { None } else { app.gate.enter() };
-        let output = match pass {
-            Some(pass) => self.begin(&mut exchange, token, (work, place), pass),
+        let entered = if others { None } else { enter(&app.gate, &place) };
+        let output = match entered {
+            Some(entered) => self.begin(&mut exchange, token, (work, place), entered),
             None => match app.gate.queue() {
                 Some(waits) => {
                     exchange.stage = Stage::Queued(work, place, waits);
@@ -238,9 +275,15 @@ impl AppSide {
         exchange: &mut Exchange,
         token: Token,
         (work, place): (Box<AppWork>, Place),
-        pass: Pass,
+        (pass, kept): (Pass, Option<OwnedFd>),
     ) -> Option<Output<'static>> {
-        let job = Box::new(Job { token, ticket: exchange.ticket, work, place, pass });
+        if let Some(backend) = &place.backend
+            && !self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
+        {
+            self.backends.push(Arc::downgrade(backend));
+            self.sweep_at = Time::START;
+        }
+        let job = Box::new(Job { token, ticket: exchange.ticket, work, place, pass, kept });
         exchange.stage = Stage::Starting;
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
@@ -252,23 +295,30 @@ impl AppSide {
 
     /// A process has been started, or not.
     pub fn take_started(&mut self, exchange: &mut Exchange, started: Started) -> Output<'static> {
-        let running = match started.result {
-            Ok(running) => running,
+        let begun = match started.result {
+            Ok(begun) => begun,
             Err(trouble) => {
                 self.look_again = Time::START;
                 return Output::Failed(trouble);
             }
         };
-        if self.register(&running, started.token.to_app_number()).is_err() {
-            self.end(running);
+        if self.register(&begun, started.token.to_app_number()).is_err() {
+            self.end(begun);
             return Output::Failed(AppTrouble::Busy);
         }
-        exchange.stage = Stage::Runs { running, ended: None };
+        exchange.stage = match begun {
+            Begun::Runs(running) => Stage::Runs { running, ended: None },
+            Begun::Talks(talk) => Stage::Talks(talk),
+        };
         exchange.is_ready = true;
         Output::Begun
     }
 
-    fn register(&self, running: &Running, number: u64) -> io::Result<()> {
+    fn register(&self, begun: &Begun, number: u64) -> io::Result<()> {
+        let running = match begun {
+            Begun::Runs(running) => running,
+            Begun::Talks(talk) => return self.epoll.add(&talk.socket, number, Interest::Connection),
+        };
         let pipes = [&running.stdin, &running.stdout, &running.stderr];
         for descriptor in pipes.into_iter().flatten().chain([&running.process.watch]) {
             self.epoll.add(descriptor, number, Interest::Connection)?;
@@ -278,17 +328,25 @@ impl AppSide {
 
     /// Nobody wants the answer any more.
     pub fn abandon(&mut self, exchange: Option<Box<Exchange>>) {
-        if let Some(exchange) = exchange
-            && let Stage::Runs { running, .. } = exchange.stage
-        {
-            self.end(running);
+        match exchange.map(|exchange| exchange.stage) {
+            Some(Stage::Runs { running, .. }) => self.end(Begun::Runs(running)),
+            Some(Stage::Talks(talk)) => self.end(Begun::Talks(talk)),
+            Some(Stage::Queued(..) | Stage::Starting | Stage::Over) | None => {}
         }
     }
 
-    /// Ends a process that has been started for somebody who has gone.
-    pub fn end(&mut self, running: Running) {
-        running.process.kill();
-        self.leave(running.process, Time::NEVER);
+    /// Ends what has been begun for somebody who has gone.
+    pub fn end(&mut self, begun: Begun) {
+        match begun {
+            Begun::Runs(running) => {
+                running.process.kill();
+                self.leave(running.process, Time::NEVER);
+            }
+            Begun::Talks(talk) => {
+                talk.abandon();
+                self.look_again = Time::START;
+            }
+        }
     }
 
     /// Leaves a process to itself until then.
@@ -314,7 +372,7 @@ impl AppSide {
     pub fn next_due(&self) -> Time {
         let left = self.left.iter().map(|(_, until)| *until).min().unwrap_or(Time::NEVER);
         let look_again = if self.queue.is_empty() { Time::NEVER } else { self.look_again };
-        self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again)
+        self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again).min(self.sweep_at)
     }
 
     /// Ends those that were left for too long, and says whose turn it is: to look for a place, or for the end of a process.
@@ -322,6 +380,13 @@ impl AppSide {
         for (process, until) in self.left.iter_mut().filter(|(_, until)| *until <= now) {
             process.kill();
             *until = Time::NEVER;
+        }
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP;
+            self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep()));
+            if self.backends.is_empty() {
+                self.sweep_at = Time::NEVER;
+            }
         }
         let mut due = Vec::new();
         while self.ending.front().is_some_and(|(when, _)| *when <= now) {
@@ -334,7 +399,7 @@ impl AppSide {
             self.queue.retain(|(token, gate)| {
                 let known = places.iter().position(|(known, _)| Arc::ptr_eq(known, gate));
                 let at = known.unwrap_or_else(|| {
-                    places.push((Arc::clone(gate), gate.free()));
+                    places.push((Arc::clone(gate), gate.free() + gate.idle.load(Ordering::Relaxed)));
                     places.len() - 1
                 });
                 let has_turn = places[at].1 > 0;
@@ -368,13 +433,27 @@ impl AppSide {
         }
         let came = exchange.turn(now, wants_output, buffer, |when| self.ending.push_back((when, token)));
         if matches!(came, Came::Ended | Came::Failed(_))
-            && let Some(exchange) = slot.take()
+            && let Some(mut exchange) = slot.take()
         {
             let until = now + exchange.time;
-            if let Stage::Runs { running, .. } = exchange.stage {
-                self.leave(running.process, until);
-            }
             self.look_again = Time::START;
+            match std::mem::replace(&mut exchange.stage, Stage::Over) {
+                Stage::Runs { running, .. } => self.leave(running.process, until),
+                Stage::Talks(talk) => {
+                    let _ = self.epoll.remove(&talk.socket);
+                    match talk.into_again() {
+                        Ok((again, pass)) => {
+                            let output = self.begin(&mut exchange, token, again, (pass, None));
+                            if !matches!(output, Some(Output::Failed(_))) {
+                                *slot = Some(exchange);
+                            }
+                            return output.map(|output| (ticket, output));
+                        }
+                        Err(talk) => talk.finish(),
+                    }
+                }
+                Stage::Queued(..) | Stage::Starting | Stage::Over => {}
+            }
         }
         let output = match came {
             Came::Nothing => return None,
@@ -391,9 +470,9 @@ impl AppSide {
         let Stage::Queued(work, place, waits) = std::mem::replace(&mut exchange.stage, Stage::Over) else {
             return None;
         };
-        if let Some(pass) = waits.gate().enter() {
+        if let Some(entered) = enter(waits.gate(), &place) {
             drop(waits);
-            return self.begin(exchange, token, (work, place), pass);
+            return self.begin(exchange, token, (work, place), entered);
         }
         if !self.queue.iter().any(|(waiting, _)| *waiting == token) {
             // Another loop was faster. It keeps its turn.
@@ -421,12 +500,29 @@ impl Exchange {
             self.input_at = 0;
         }
         self.input.extend_from_slice(bytes);
+        self.owes_room = true;
+    }
+
+    /// Whether the application has taken all that the connection waits for.
+    fn has_room(&mut self) -> bool {
+        self.flush() && std::mem::take(&mut self.owes_room)
     }
 
     /// Gives the application what it takes of the body: whether it has all that was there.
     fn flush(&mut self) -> bool {
-        let Stage::Runs { running, .. } = &mut self.stage else {
-            return false;
+        let running = match &mut self.stage {
+            Stage::Runs { running, .. } => running,
+            Stage::Talks(talk) => {
+                if self.input_at < self.input.len() {
+                    talk.put(&self.input[self.input_at..]);
+                    self.input_at = self.input.len();
+                }
+                if self.input_ended {
+                    talk.put_end();
+                }
+                return talk.flush();
+            }
+            Stage::Queued(..) | Stage::Starting | Stage::Over => return false,
         };
         while self.input_at < self.input.len() {
             let Some(stdin) = &running.stdin else {
@@ -447,15 +543,14 @@ impl Exchange {
     }
 
     fn turn(&mut self, now: Time, wants_output: bool, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
-        if self.input_at < self.input.len() && self.flush() {
+        if self.has_room() {
             return Came::Room;
         }
-        let Stage::Runs { running, ended } = &mut self.stage else {
-            return Came::Nothing;
+        let (running, ended) = match &mut self.stage {
+            Stage::Runs { running, ended } => (running, ended),
+            Stage::Talks(talk) if wants_output => return talk.hear(buffer, &mut self.complaints),
+            Stage::Talks(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => return Came::Nothing,
         };
-        if self.input_ended && self.input_at == self.input.len() {
-            running.stdin = None;
-        }
         if std::mem::take(&mut self.is_ready) {
             self.complaints.hear(&mut running.stderr, buffer);
         }

@@ -87,9 +87,29 @@ pub struct Settings {
     pub apps: Vec<Vec<AppSettings>>,
 }
 
+/// What an application is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AppKind {
+    /// A process for each request.
+    Cgi,
+    /// One that lives on, and listens at this socket.
+    Unix(PathBuf),
+    /// One that lives on, and listens at this address.
+    Tcp(SocketAddr),
+    /// One that lives on, and is started here: program and arguments, at least the first.
+    Command(Vec<String>),
+}
+
 /// How the applications of a rule run. When it is one's turn, and how much it may say, is core's `AppRule`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppSettings {
+    /// What they are.
+    pub kind: AppKind,
+    /// Whether their scripts are files of the site, and what is none is answered 404 here; default for patterns with a star.
+    /// Always so for processes of their own.
+    pub files: bool,
+    /// Of those that live on, kept when there is nothing to do; default 1. `reserve <= processes`
+    pub reserve: usize,
     /// Most processes at a time, of the whole server, 1 or more; default 20. What a script computes is shared among few
     /// cores in any case, and each holds some MiB.
     pub processes: usize,
@@ -883,14 +903,17 @@ impl Checker<'_> {
 
     fn app(&mut self, table: &Spanned<file::App>) -> Option<(AppRule, AppSettings)> {
         let app = table.get_ref();
-        let kind = "write `cgi = true` for a process of the script for each request";
-        match &app.cgi {
-            Some(key) if !*key.get_ref() => self.findings.at(key.span(), "nothing runs this application", kind),
-            None if self.whole => self.findings.at(table.span(), "this application does not say how it runs", kind),
-            _ => {}
-        }
+        let kind = self.app_kind(table);
+        let pattern = app.pattern.as_ref().map_or("", |pattern| pattern.get_ref());
+        let processes = self.positive(&app.processes, "processes", 20);
+        let mut reserve = or(&app.reserve, 1);
+        let most = app.processes.as_ref().map(Spanned::span);
+        self.at_most(("reserve", &app.reserve, &mut reserve), ("processes", most, processes));
         let settings = AppSettings {
-            processes: self.positive(&app.processes, "processes", 20),
+            files: app.files.unwrap_or(pattern.contains('*')) || kind == Some(AppKind::Cgi),
+            kind: kind.unwrap_or(AppKind::Cgi),
+            reserve,
+            processes,
             queue: or(&app.queue, 1000),
             env: app.env.iter().filter_map(|(name, value)| self.variable(name, value)).collect(),
         };
@@ -912,6 +935,63 @@ impl Checker<'_> {
             self.findings.at(pattern.span(), "an empty pattern matches nothing", help);
         }
         Some((AppRule { pattern: Glob::new(pattern.get_ref()), time, body, output }, settings))
+    }
+
+    /// What an application is: one of three keys says it.
+    fn app_kind(&mut self, table: &Spanned<file::App>) -> Option<AppKind> {
+        let app = table.get_ref();
+        let given = [
+            app.cgi.as_ref().map(|key| ("cgi", key.span())),
+            app.fastcgi.as_ref().map(|key| ("fastcgi", key.span())),
+            app.command.as_ref().map(|key| ("command", key.span())),
+        ];
+        let mut given = given.into_iter().flatten();
+        let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
+                    for an application that is there, or `command = [\"/srv/app\"]` for one that is to be started";
+        let Some((first, place)) = given.next() else {
+            if self.whole {
+                self.findings.at(table.span(), "this application does not say how it runs", help);
+            }
+            return None;
+        };
+        for (name, span) in given {
+            let message = format!("an application has both `{first}` and `{name}`");
+            self.findings.against(span, (place.clone(), "first here"), message, "take one of them out");
+        }
+        if let Some(key) = &app.fastcgi {
+            let text = key.get_ref().trim();
+            return match (text.strip_prefix("unix:"), parse_listen(text)) {
+                (Some(""), _) => {
+                    self.findings.at(key.span(), "`unix:` names no socket", "write `unix:/run/php/php-fpm.sock`");
+                    None
+                }
+                (Some(name), _) => Some(AppKind::Unix(self.folder.join(name))),
+                (None, Ok(address)) if !text.starts_with('*') => Some(AppKind::Tcp(address)),
+                (None, _) => {
+                    let help = "write `unix:/run/php/php-fpm.sock`, or an address and a port, `127.0.0.1:9000`";
+                    let message = format!("`{text}` is neither a socket nor an address and port");
+                    self.findings.at(key.span(), message, help);
+                    None
+                }
+            };
+        }
+        if let Some(key) = &app.command {
+            let mut words: Vec<String> = key.get_ref().iter().map(|word| word.get_ref().clone()).collect();
+            let bad = words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0'));
+            if bad {
+                let help = "write the program, then its arguments: `[\"/srv/app/serve\", \"--fast\"]`";
+                self.findings.at(key.span(), "`command` names no program", help);
+                return None;
+            }
+            if words[0].contains('/') {
+                words[0] = self.folder.join(&words[0]).to_string_lossy().into_owned();
+            }
+            return Some(AppKind::Command(words));
+        }
+        if let Some(key) = app.cgi.as_ref().filter(|key| !*key.get_ref()) {
+            self.findings.at(key.span(), "nothing runs this application", help);
+        }
+        Some(AppKind::Cgi)
     }
 
     fn variable(&mut self, name: &Spanned<String>, value: &Spanned<String>) -> Option<(Box<str>, Box<str>)> {

@@ -268,6 +268,14 @@ pub struct App {
     pub pattern: Key<String>,
     /// Whether each request gets a process of the script that it names.
     pub cgi: Key<bool>,
+    /// Where one that lives on listens: `unix:PATH` or `ADDR:PORT`.
+    pub fastcgi: Key<String>,
+    /// The program, and its arguments, that is started here and lives on.
+    pub command: Key<Vec<Spanned<String>>>,
+    /// Whether its scripts are files of the site.
+    pub files: Option<bool>,
+    /// Of these, kept when there is nothing to do.
+    pub reserve: Key<usize>,
     /// It may do nothing for so long.
     pub time: Key<Lasting>,
     /// Longest body of a request.

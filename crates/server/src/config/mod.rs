@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use checked::{
-    AppSettings, ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings,
+    AppKind, AppSettings, ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings,
     Residency, SendSettings, Settings, SiteRoot,
 };
 pub use error::{Error, Problem};

@@ -13,7 +13,7 @@ use amped_http::negotiate::Coding;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
-use super::checked::{AppSettings, LogTarget, Settings};
+use super::checked::{AppKind, AppSettings, LogTarget, Settings};
 use super::file::TIME_UNITS;
 use super::optimise::Optimisation;
 
@@ -250,13 +250,27 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, apps: &[AppSettings]) 
         }
     }
     if apps.is_empty() {
-        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n";
+        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n";
         page.0 += "# processes = 20\n# queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
     }
     for (rule, app) in site.apps.iter().zip(apps) {
         page.table("[[site.app]]", "");
         page.key("match", rule.pattern.as_str(), "which paths are its scripts; what follows is PATH_INFO");
-        page.key("cgi", &true, "a process for each request");
+        match &app.kind {
+            AppKind::Cgi => page.key("cgi", &true, "a process for each request"),
+            AppKind::Unix(name) => {
+                page.key("fastcgi", &*format!("unix:{}", name.display()), "it lives on, and listens here")
+            }
+            AppKind::Tcp(address) => page.key("fastcgi", &*address.to_string(), "it lives on, and listens here"),
+            AppKind::Command(words) => {
+                let words: Vec<Box<str>> = words.iter().map(|word| word.as_str().into()).collect();
+                page.key("command", &words[..], "it is started here, and lives on");
+            }
+        }
+        if app.kind != AppKind::Cgi {
+            page.key("files", &app.files, "its scripts are files of the site; what is none is 404");
+            page.key("reserve", &app.reserve, "kept when there is nothing to do");
+        }
         page.key("time", &rule.time, "it may do nothing for so long; then 504");
         page.key("body", &rule.body, "longest body of a request; beyond it 413");
         page.key("output", &rule.output, "most that it may answer");
