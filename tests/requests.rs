@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+pub use amped_measure::stats::Random;
+
 use super::harness::Site;
 
 /// A request. Its conditions are made from validators that a server gives.
@@ -93,32 +95,24 @@ pub fn tree(site: &Site) -> Vec<(String, Option<usize>)> {
     files
 }
 
-/// SplitMix64: enough for a test, and the same on every machine.
-pub struct Random(pub u64);
+/// What tests draw.
+pub trait Draw {
+    fn one_of<T: Copy>(&mut self, these: &[T]) -> T;
 
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
+    fn request(&mut self, files: &[(String, Option<usize>)]) -> Asked;
+}
 
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    pub fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
+impl Draw for Random {
+    fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
         these[self.below(these.len())]
     }
 
-    pub fn request(&mut self, files: &[(String, Option<usize>)]) -> Asked {
+    fn request(&mut self, files: &[(String, Option<usize>)]) -> Asked {
         let (target, size) = files[self.below(files.len())].clone();
         let method = self.one_of(&["GET", "GET", "GET", "GET", "GET", "GET", "HEAD", "HEAD", "POST", "OPTIONS"]);
         let mut asked = Asked { method, target, range: None, conditions: Vec::new() };
         if let Some(size) = size.filter(|_| self.below(2) == 0) {
-            asked.range = Some(self.range(size));
+            asked.range = Some(range(self, size));
         }
         for _ in 0..self.one_of(&[0, 0, 1, 1, 2]) {
             let names =
@@ -132,25 +126,25 @@ impl Random {
         }
         asked
     }
+}
 
-    fn range(&mut self, size: usize) -> String {
-        if self.below(8) == 0 {
-            return self.one_of(&["bytes=9-3", "bytes=x-y", "bytes=", "bytes=1", "lines=1-2"]).to_owned();
-        }
-        // In order and apart, so that what is merged and what is left alone is no question; that has tests of its own.
-        let count = self.one_of(&[1, 1, 2, 3]);
-        let mut from = 0;
-        let mut ranges = Vec::new();
-        for _ in 0..count {
-            let start = from + self.below(size / 3 + 3);
-            let end = start + self.below(size / 3 + 3);
-            ranges.push(match self.below(6) {
-                0 if count == 1 => format!("{start}-"),
-                1 if count == 1 => format!("-{}", 1 + end),
-                _ => format!("{start}-{end}"),
-            });
-            from = end + 2;
-        }
-        format!("bytes={}", ranges.join(","))
+fn range(random: &mut Random, size: usize) -> String {
+    if random.below(8) == 0 {
+        return random.one_of(&["bytes=9-3", "bytes=x-y", "bytes=", "bytes=1", "lines=1-2"]).to_owned();
     }
+    // In order and apart, so that what is merged and what is left alone is no question; that has tests of its own.
+    let count = random.one_of(&[1, 1, 2, 3]);
+    let mut from = 0;
+    let mut ranges = Vec::new();
+    for _ in 0..count {
+        let start = from + random.below(size / 3 + 3);
+        let end = start + random.below(size / 3 + 3);
+        ranges.push(match random.below(6) {
+            0 if count == 1 => format!("{start}-"),
+            1 if count == 1 => format!("-{}", 1 + end),
+            _ => format!("{start}-{end}"),
+        });
+        from = end + 2;
+    }
+    format!("bytes={}", ranges.join(","))
 }

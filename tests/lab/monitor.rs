@@ -738,6 +738,89 @@ fn alone_a_profile_says_what_for_and_doing_what() {
     assert_eq!(counted, sum("contexts"));
 }
 
+/// A program that does nothing but write, to nowhere.
+struct Writer(Child);
+
+impl Writer {
+    fn start() -> Writer {
+        let nowhere = File::options().write(true).open("/dev/null").unwrap();
+        let writer = Writer(Command::new("yes").stdout(nowhere).spawn().expect("the program `yes` (coreutils)"));
+        let stat = format!("/proc/{}/stat", writer.0.id());
+        // Until it has done so for 0.1 s it may still be starting.
+        until("it to write", || {
+            let text = fs::read_to_string(&stat).unwrap();
+            let ticks = text.rsplit_once(") ").unwrap().1.split(' ').nth(12).unwrap();
+            text.contains("(yes)") && ticks.parse::<u64>().unwrap() > 10
+        });
+        writer
+    }
+
+    /// Words for a profile of it.
+    fn profile(&self, bpf: &str) -> Vec<String> {
+        let pid = self.0.id().to_string();
+        let words =
+            ["profile", "--pid", &pid, "--duration", "2s", "--frequency", "997", "--budget", "100%", "--json", "--bpf"];
+        words.iter().chain([&bpf]).map(|word| (*word).to_owned()).collect()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn alone_system_calls_are_told_apart_by_their_numbers() {
+    const ENTRY: &str = "system call entry and exit";
+    let writer = Writer::start();
+    let profile = |bpf: &str| -> Value {
+        let words = writer.profile(bpf);
+        let output = ammeter(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    // All that is not user code and was entered by a program's own wish.
+    let calls = |profile: &Value| -> Vec<(String, f64)> {
+        let is_call = |name: &str| {
+            !["user", "interrupt", "page fault", "unknown"].contains(&name) && !name.starts_with("softirq")
+        };
+        let rows = profile["contexts"].as_array().unwrap().iter();
+        rows.map(|row| (row["name"].as_str().unwrap().to_owned(), row["around"]["share"].as_f64().unwrap_or_default()))
+            .filter(|(name, _)| is_call(name))
+            .collect()
+    };
+    let (by_number, by_chain) = (profile("on"), profile("off"));
+    assert_eq!((&by_number["syscalls"], &by_chain["syscalls"]), (&"number".into(), &"chain".into()));
+    let exact = calls(&by_number);
+    let [(name, share)] = &exact[..] else { panic!("one call: {exact:?}") };
+    assert!(name == "write" && *share > 0.2, "{exact:?}");
+    // The same within what chains cannot tell.
+    let of = |name: &str| calls(&by_chain).iter().filter(|call| call.0 == name).map(|call| call.1).sum::<f64>();
+    assert!(calls(&by_chain).iter().all(|(name, _)| name == "write" || name == ENTRY), "{by_chain}");
+    let (least, most) = (of("write"), of("write") + of(ENTRY));
+    assert!((least - 0.1..most + 0.1).contains(share), "{share}, and by chains {least} to {most}");
+}
+
+#[test]
+fn a_profile_without_bpf_says_so() {
+    let writer = Writer::start();
+    let without_bpf = |words: &[String]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-bpf,-sys_admin", env!("CARGO_BIN_EXE_ammeter")]);
+        command.args(words).output().expect("setpriv (util-linux)")
+    };
+    let output = without_bpf(&writer.profile("on"));
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && why.contains("add cap_bpf"), "{why}");
+    let (text, status) = said(&without_bpf(&writer.profile("auto")));
+    let profile: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &profile["syscalls"]), (0, &"chain".into()), "{text}");
+    let missing = profile["missing"].as_array().unwrap();
+    assert!(missing.len() == 1 && missing[0].as_str().unwrap().contains("add cap_bpf"), "{missing:?}");
+}
+
 #[test]
 fn alone_what_watching_costs_is_measured_under_load() {
     let busy = Busy::start();
@@ -749,6 +832,8 @@ fn alone_what_watching_costs_is_measured_under_load() {
     // In a window that this machine gave to others there was no load.
     let blocks = ["blocks", "idle_blocks"].map(|name| found[name].as_u64().unwrap());
     assert!(blocks[0] > 0 && blocks[0] + blocks[1] == 12 && found["cpu_us"].as_f64().unwrap() > 0.0, "{text}");
+    // It publishes nothing.
+    assert_eq!(found["unit"], "segments", "{text}");
     for what in ["watched", "noise"] {
         let of = |part: &str| found[what][part].as_f64().unwrap();
         assert!(of("low") <= of("median") && of("median") <= of("high"), "{text}");

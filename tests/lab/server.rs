@@ -165,6 +165,43 @@ fn alone_a_loop_that_is_held_up_tells_how_often_and_for_how_long() {
     assert!((1.0..1.5).contains(&(told_s / truth_s)), "{told_s} s told of {truth_s} s");
 }
 
+/// A connection that makes many requests and is gone within a window is as many pieces of work, not one.
+#[test]
+fn alone_what_watching_costs_is_told_for_a_request() {
+    const REQUESTS: f64 = 40.0;
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
+    fs::create_dir(&site).unwrap();
+    fs::write(site.join("a"), vec![b'x'; 500]).unwrap();
+    let server = Server::start(&site, &metrics, "amped");
+    let url = format!("http://{}/a", server.address);
+    let each = REQUESTS.to_string();
+    let mut load = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["load", &url, "--rate", "50", "--requests-per-connection", &each, "--arrivals", "constant"])
+        .args(["--duration", "60s"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let port = server.address.port().to_string();
+    let words = ["overhead", "--port", &port, "--blocks", "6", "--window", "200ms", "--of", "monitor", "--seed", "3"];
+    let mut found = Value::Null;
+    // The load has to begin.
+    until("all blocks to have load", || {
+        let output = ammeter(&[&words[..], &["--json"]].concat());
+        found = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        found["idle_blocks"] == 0
+    });
+    let shown = said(&ammeter(&words)).0;
+    load.kill().unwrap();
+    load.wait().unwrap();
+    let work_per_s = found["work_per_s"].as_f64().unwrap();
+    assert_eq!(found["unit"], "requests", "{found}");
+    // Fewer where the machine was given to others; 50 if connections had been counted, 4000 for segments.
+    assert!((8.0..1.5 * REQUESTS).contains(&(work_per_s / 50.0)), "{found}");
+    assert!(shown.contains("for each request"), "{shown}");
+}
+
 #[test]
 fn phases_of_what_is_asked_meanwhile_are_shown() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::harness::{Client, Server, Site, let_files_settle};
-use super::requests::Random;
+use super::requests::{Draw, Random};
 use super::started_nginx::free_addresses;
 use super::{peer, said};
 

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::harness::{Client, Response, Server, Site};
-use super::requests::{Asked, Random, tree};
+use super::requests::{Asked, Draw, Random, tree};
 use super::started_nginx::{Nginx, free_addresses};
 
 /// nginx, with the reading of If-Modified-Since that RFC 9110 has.

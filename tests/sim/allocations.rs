@@ -77,6 +77,7 @@ impl Driver {
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.desk, &mut self.actions);
                 }
                 Action::Interim(_) | Action::HalfClose | Action::Close => panic!("not in this conversation"),
+                Action::App(..) | Action::Piece(..) | Action::PieceEnd => panic!("not in this conversation"),
             }
             at += 1;
         }

@@ -398,6 +398,7 @@ impl World {
                     outbox.push_back(Piece::Bytes(head, 0));
                     match reply.body {
                         Body::Empty => {}
+                        Body::Open => panic!("no application is here"),
                         Body::Text(text) => outbox.push_back(Piece::Bytes(text, 0)),
                         Body::Shared(text) => outbox.push_back(Piece::Bytes(text.to_vec(), 0)),
                         Body::Content(content, range) => outbox.push_back(piece(&content.store, range)),
@@ -417,6 +418,7 @@ impl World {
                     session.half_closed = Some(self.now);
                 }
                 Action::Close => session.closed = Some(self.now),
+                Action::App(..) | Action::Piece(..) | Action::PieceEnd => panic!("no application is here"),
                 Action::Disk(ticket, work) => {
                     assert_eq!(at + 1, count, "a connection that waits for the disk does nothing else");
                     self.ask_disk(n, ticket, work);

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::ARCHITECTURES;
 use crate::harness::{Server, Site, find, let_files_settle};
-use crate::requests::{Random, tree};
+use crate::requests::{Draw, Random, tree};
 
 /// Scripts of a seed, of 4 requests on average.
 const SCRIPTS: usize = 600;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 
 use amped::access_log::{Sink, Writer};
+use amped::app::Apps;
 use amped::arch::{self, Architecture, Start};
 use amped::config::{self, cli};
 use amped::disk::Disk;
@@ -47,8 +48,14 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let listeners = listen::listeners_of(&[address], 0).unwrap();
-    let generation =
-        Arc::new(Generation { settings, disk: Arc::new(disk), connections_max: 10, caches: None, shared: None });
+    let generation = Arc::new(Generation {
+        settings,
+        disk: Arc::new(disk),
+        connections_max: 10,
+        caches: None,
+        shared: None,
+        apps: Apps::default(),
+    });
     let start = Start {
         generation,
         listeners,

@@ -473,6 +473,11 @@ impl Client {
         if method == "HEAD" || status < 200 || status == 204 || status == 304 {
             return Ok(response);
         }
+        if let Some(coding) = response.field("Transfer-Encoding") {
+            assert!(coding == "chunked" && response.field("Content-Length").is_none(), "{response:?}");
+            response.body = self.read_chunks()?;
+            return Ok(response);
+        }
         let length: usize = response.field("Content-Length").expect("every body has its length").parse().unwrap();
         while self.buffer.len() < length {
             if self.fill()? == 0 {
@@ -481,6 +486,33 @@ impl Client {
         }
         response.body = self.buffer.drain(..length).collect();
         Ok(response)
+    }
+
+    /// Reads a body in chunks to its end (RFC 9112, 7.1).
+    pub fn read_chunks(&mut self) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let end = loop {
+                match find(&self.buffer, b"\r\n") {
+                    Some(end) => break end,
+                    None if self.fill()? == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    None => {}
+                }
+            };
+            let size = std::str::from_utf8(&self.buffer[..end]).expect("our sizes are ASCII");
+            let size = usize::from_str_radix(size, 16).expect("our chunks have no extensions");
+            while self.buffer.len() < end + 2 + size + 2 {
+                if self.fill()? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            body.extend_from_slice(&self.buffer[end + 2..end + 2 + size]);
+            assert_eq!(&self.buffer[end + 2 + size..end + 4 + size], b"\r\n");
+            self.buffer.drain(..end + 4 + size);
+            if size == 0 {
+                return Ok(body);
+            }
+        }
     }
 
     /// Reads up to the end of a head, for what is too large to be kept as a [`Response`].

@@ -1,6 +1,7 @@
 //! Names that stand for others, and the file in place of what is missing.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use super::harness::{Server, Site, let_files_settle, wait_until};
 
@@ -115,4 +116,47 @@ fn a_file_serves_in_place_of_what_is_missing() {
     wait_until("the next version", || client.get("/app/any").text() == "the next version");
     fs::remove_file(site.path().join("app/index.html")).unwrap();
     wait_until("404", || client.get("/app/any").status == 404);
+}
+
+/// A script's source is nobody's, whatever name leads to it, and a password goes before it runs.
+#[test]
+fn whatever_name_leads_to_a_script_runs_it() {
+    let site = Site::new();
+    let script = "#!/bin/sh\nprintf 'Content-Type: text/plain\\r\\n\\r\\nran'\n";
+    let users = site.path().with_extension("users");
+    fs::write(&users, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
+    for name in ["front.cgi", "private/front.cgi", "docs/page.en.cgi"] {
+        let path = site.file(name, script);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let tables = format!(
+        "types = {{ cgi = 'text/x-script' }}\n\
+         [[site.route]]\nmatch = '/pretty/**'\nrewrite = '/front.cgi'\n\
+         [[site.fallback]]\nfolder = '/private/'\nfile = '/private/front.cgi'\n\
+         [[site.negotiation]]\nmatch = '/docs/**'\nlanguages = ['en']\n\
+         [[site.auth]]\nfolder = '/private/'\naccounts = {users:?}\n\
+         [[site.app]]\nmatch = '*.cgi'\ncgi = true\n"
+    );
+    let server = serve(&site, &tables);
+    let mut client = server.connect();
+    let pass = [("Authorization", "Basic YW5uOnBhc3M=")];
+    for target in ["/front.cgi", "/pretty/a", "/docs/page", "/docs/page.en.cgi"] {
+        let response = client.request("GET", target, &[("Connection", "keep-alive")]);
+        assert_eq!((response.status, response.text().as_str()), (200, "ran"), "{target}");
+    }
+    for target in ["/private/front.cgi", "/private/front.cgi/more", "/private/missing"] {
+        for method in ["GET", "HEAD", "POST", "OPTIONS"] {
+            assert_eq!(server.connect().request(method, target, &[]).status, 401, "{method} {target}");
+        }
+        assert_eq!(client.request("GET", target, &pass).text(), "ran", "{target}");
+    }
+    // A body would have to wait for the password.
+    let fields = [pass[0], ("Content-Length", "5")];
+    client.send_request("POST", "/private/front.cgi", &fields);
+    client.send("hello");
+    assert_eq!(client.response("POST").status, 501);
+    client.send_request("POST", "/private/front.cgi", &fields[1..]);
+    client.send("hello");
+    assert_eq!(client.response("POST").status, 401);
+    fs::remove_file(users).unwrap();
 }

@@ -4,11 +4,13 @@
 
 mod harness;
 
+mod apps;
 mod auth;
 mod caches;
 mod conditions;
 mod connections;
 mod cors;
+mod fastcgi;
 mod files;
 mod limits;
 mod log;

@@ -46,6 +46,8 @@ const NEEDED: &[Needed] = &[
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
     Needed { program: "apache2", package: "apache2", why: "the peer that choices among variants are compared with" },
     Needed { program: "htpasswd", package: "apache2-utils", why: "writes the passwords that the server reads" },
+    Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
+    Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
@@ -207,7 +209,7 @@ done
 # Lists that are known but old name files that the mirror has replaced, hence the second try.
 apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
 # Not at the next boot either.
-for server in nginx lighttpd h2o apache2; do
+for server in nginx lighttpd h2o apache2 php8.2-fpm fcgiwrap; do
     case " $* " in *" $server "*) services="$services $server";; esac
 done
 # Apache's package brings a second one.

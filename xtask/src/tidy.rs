@@ -179,7 +179,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("ammeter-load", &["amped-http", "amped-measure", "amped-sys", "amped-units"]),
     ("ammeter-wan", &["amped-measure", "amped-sys", "amped-units"]),
     ("ammeter-monitor", &["amped-exporter", "amped-measure", "amped-sys", "amped-units"]),
-    ("ammeter", &["ammeter-load", "ammeter-monitor", "ammeter-wan", "amped-measure", "amped-units"]),
+    ("ammeter", &["ammeter-load", "ammeter-monitor", "ammeter-wan", "amped-measure", "amped-sys", "amped-units"]),
 ];
 
 /// The doors to the kernel, open to `sys` alone.

@@ -9,6 +9,8 @@
 //! when the wait is over: that costs half a microsecond beside a disk's millisecond, and saves an owned twin of
 //! [`Request`].
 
+mod asked;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,7 +24,9 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::app::Input;
 use crate::cache::path::Known;
+use crate::conn::asked::{APPS_BUSY, Asked, BODY_TOO_LONG, GIVEN_MAX};
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::desk::Desk;
 use crate::event::{Action, Answer, Delay, Event, Ticket};
@@ -62,6 +66,8 @@ pub struct Conn {
     finishing: bool,
     /// Whether the next reply is the last, since a body may follow that nobody will read.
     last: bool,
+    /// How often the request in hand has been answered with another path by an application.
+    detours: u8,
 }
 
 #[derive(Debug)]
@@ -72,6 +78,8 @@ enum State {
     Body(Box<Unread>),
     /// The disk has been asked.
     Waiting(Box<Waiting>),
+    /// An application has been asked, and perhaps answers already.
+    App(Box<Asked>),
     /// The last reply has been given. `linger`: the client may still be sending.
     Closing { linger: bool },
     /// Our side is closed; what still comes is dropped (RFC 9112, 9.6).
@@ -147,6 +155,7 @@ impl Conn {
             ended: false,
             finishing: false,
             last: false,
+            detours: 0,
         }
     }
 
@@ -167,10 +176,17 @@ impl Conn {
                     State::Reading if !self.unsent && !self.blocked(&call.desk.limits) => self.close(call),
                     State::Body(_) if !self.unsent => self.close(call),
                     State::Lingering => self.close(call),
+                    // Of two who wait for an application for minutes, one has left and one has only closed its side; they
+                    // cannot be told apart, and the first is the usual one.
+                    State::App(_) => {
+                        self.leave_app(call);
+                        self.close(call);
+                    }
                     State::Reading | State::Body(_) | State::Waiting(_) | State::Closing { .. } | State::Closed => {}
                 }
             }
             Event::Disk(ticket, answer) => self.take_answer(call, ticket, answer),
+            Event::App(ticket, output) => self.take_output(call, ticket, output),
             Event::Late(ticket, delay) => self.take_delay(call, ticket, delay),
             Event::Sent { all } => {
                 self.since = now;
@@ -207,6 +223,8 @@ impl Conn {
             State::Body(_) => self.began + limits.body_time,
             State::Lingering => self.since + limits.linger_time,
             State::Waiting(_) => self.since + limits.disk_time,
+            State::App(ref asked) if asked.waits_for_client() => self.since + limits.body_time,
+            State::App(ref asked) => self.since + asked.time,
             State::Closing { .. } | State::Closed => Time::NEVER,
         }
     }
@@ -215,7 +233,10 @@ impl Conn {
     /// client wait.
     pub fn wants_bytes(&self) -> bool {
         // A head that is being read has a limit of its own, which may be higher.
-        let room = self.partial || self.pending.len() < PENDING_MAX;
+        let room = match &self.state {
+            State::App(asked) if !asked.reader.is_done() => asked.given < GIVEN_MAX,
+            _ => self.partial || self.pending.len() < PENDING_MAX,
+        };
         // Before it is closed it is good to know whether more has come: to close on that would be a reset.
         room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
     }
@@ -236,6 +257,11 @@ impl Conn {
         matches!(&self.state, State::Waiting(waiting) if waiting.ticket == ticket)
     }
 
+    /// Whether what an application says is of use to it now: all that it was given before has been sent.
+    pub fn wants_output(&self) -> bool {
+        matches!(self.state, State::App(_)) && !self.unsent
+    }
+
     /// Whether it has said [`Action::Close`].
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
@@ -246,6 +272,7 @@ impl Conn {
         let state = match &self.state {
             State::Body(unread) => size_of::<Unread>() + unread.head.capacity(),
             State::Waiting(waiting) => size_of::<Waiting>() + waiting.head.capacity(),
+            State::App(asked) => asked.heap_bytes(),
             State::Reading | State::Closing { .. } | State::Lingering | State::Closed => 0,
         };
         self.pending.capacity() + state
@@ -305,11 +332,15 @@ impl Conn {
                             let hand = Hand { request, head: &bytes[at..at + length], began };
                             at += length;
                             self.requests += 1;
+                            self.detours = 0;
                             call.desk.counts.requests += 1;
                             call.desk.lap.note_head();
                             match hand.request.framing {
                                 Framing::None => self.answer(call, &hand),
-                                _ => self.begin_body(call, &hand, at < bytes.len()),
+                                _ => match decide::claim_with_body(&hand.request, call.desk) {
+                                    Some(claim) => self.run(call, &hand, claim, hand.request.framing),
+                                    None => self.begin_body(call, &hand, at < bytes.len()),
+                                },
                             }
                         }
                     }
@@ -339,6 +370,31 @@ impl Conn {
                         self.take_up(call, &head, began, |conn, call, hand| conn.answer(call, hand));
                     } else if at == bytes.len() {
                         return at;
+                    }
+                }
+                State::App(asked) => {
+                    if asked.reader.is_done() || asked.given >= GIVEN_MAX || at == bytes.len() {
+                        return at;
+                    }
+                    let ticket = asked.ticket;
+                    match asked.reader.next(&bytes[at..]) {
+                        Ok(piece) if piece.data.len() as u64 <= asked.left => {
+                            asked.left -= piece.data.len() as u64;
+                            asked.given += piece.data.len();
+                            at += piece.used;
+                            self.since = call.now;
+                            if !piece.data.is_empty() {
+                                call.actions.push(Action::App(ticket, Input::Body(piece.data.to_vec())));
+                            }
+                            if asked.reader.is_done() {
+                                call.actions.push(Action::App(ticket, Input::End));
+                            }
+                        }
+                        Ok(_) => self.give_up_on_app(call, Status::CONTENT_TOO_LARGE, BODY_TOO_LONG),
+                        Err(_) => {
+                            let why = "the chunks of the body are malformed";
+                            self.give_up_on_app(call, Status::BAD_REQUEST, why);
+                        }
                     }
                 }
                 State::Waiting(_) => return at,
@@ -410,6 +466,8 @@ impl Conn {
             Step::Reply(made) => self.give(call, hand, made),
             Step::Ask(question) => self.ask(call, hand, question, Purpose::Target),
             Step::AskForFallback(question) => self.ask(call, hand, question, Purpose::Fallback),
+            // Its body, if it had one, has been thrown away by now.
+            Step::Run(claim) => self.run(call, hand, claim, Framing::None),
             Step::Fail(status, why) => match decide::failure(call.now, &hand.request, status, why, call.desk) {
                 Failure::Reply(made) => self.give(call, hand, made),
                 Failure::AskForPage(question) => self.ask(call, hand, question, Purpose::ErrorPage(status, why)),
@@ -511,6 +569,16 @@ impl Conn {
     fn give<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, made: Made<F>) {
         let Made { head, body, outcome } = made;
         let request = &hand.request;
+        let (persists, connection) = self.prospect(call, request);
+        // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
+        // the reply away before it is read (RFC 9112, 9.6).
+        let linger = request.keep_alive || self.last;
+        self.state = if persists { State::Reading } else { State::Closing { linger } };
+        self.put_reply(call, hand, Made { head, body, outcome }, connection);
+    }
+
+    /// Whether the connection outlives the next reply, and what that says of it.
+    fn prospect<F>(&self, call: &Call<'_, F>, request: &Request<'_>) -> (bool, Connection) {
         let requests_max = call.desk.limits.requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
         let connection = match (persists, request.version) {
@@ -518,10 +586,11 @@ impl Conn {
             (true, Version::Http10) => Connection::KeepAlive,
             (true, Version::Http11) => Connection::Persists,
         };
-        // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
-        // the reply away before it is read (RFC 9112, 9.6).
-        let linger = request.keep_alive || self.last;
-        self.state = if persists { State::Reading } else { State::Closing { linger } };
+        (persists, connection)
+    }
+
+    fn put_reply<F>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, made: Made<F>, connection: Connection) {
+        let (Made { head, body, outcome }, request) = (made, &hand.request);
         let mut record = call.desk.records.take();
         record.note(request, hand.began);
         if request.authorization.is_some()
@@ -592,7 +661,7 @@ impl Conn {
             }
             // The rest of the body will not come.
             State::Body(_) if self.ended => self.close(call),
-            State::Body(_) | State::Waiting(_) | State::Lingering | State::Closed => {}
+            State::Body(_) | State::Waiting(_) | State::App(_) | State::Lingering | State::Closed => {}
         }
     }
 
@@ -601,6 +670,7 @@ impl Conn {
             return;
         }
         if self.unsent {
+            self.leave_app(call);
             return self.close(call);
         }
         match self.state {
@@ -616,6 +686,16 @@ impl Conn {
             }
             State::Reading | State::Lingering => self.close(call),
             State::Waiting(_) => self.give_up_on_disk(call),
+            State::App(ref asked) => {
+                let (status, why) = if asked.waits_for_client() {
+                    (Status::REQUEST_TIMEOUT, "the request's body took too long to arrive")
+                } else if asked.begun {
+                    (Status::GATEWAY_TIMEOUT, "the application does not answer")
+                } else {
+                    (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
+                };
+                self.give_up_on_app(call, status, why);
+            }
             State::Closing { .. } | State::Closed => {}
         }
     }

@@ -8,12 +8,13 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::auth::Credentials;
-use amped_http::h1::request::Request;
+use amped_http::h1::request::{Framing, Request};
 use amped_http::method::Method;
 use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::app::{self, Claim};
 use crate::cache::Caches;
 use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::Desk;
@@ -53,6 +54,8 @@ pub(crate) enum Step<F> {
     /// There is nothing of that name: ask for the file that serves in its place.
     AskForFallback(Question),
     Fail(Status, &'static str),
+    /// An application is to answer it.
+    Run(Claim),
 }
 
 /// How an error is told.
@@ -65,9 +68,10 @@ pub(crate) enum Failure<F> {
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, caches, scratch, .. } = desk;
     let site = sites.for_host(request.host);
-    // OPTIONS tells nothing of what is there, and browsers ask it without a password (Fetch, 3.2.5).
+    // OPTIONS tells nothing of what is there, and browsers ask it without a password (Fetch, 3.2.5); but an application may
+    // answer it.
     if !site.guards.is_empty()
-        && request.method != Some(Method::Options)
+        && (request.method != Some(Method::Options) || !site.apps.is_empty())
         && let Some(guard) = site.guard(plan::rules_path(request, scratch))
     {
         let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
@@ -86,9 +90,24 @@ pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Opti
     desk.sites.for_host(request.host).guard(plan::rules_path(request, &mut desk.scratch)).map(|_| credentials)
 }
 
+/// The application that gets a request's body, as it comes. None does while a password has to be verified first.
+pub(crate) fn claim_with_body<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Option<Claim> {
+    let claim = app::claim(request, &desk.sites, &mut desk.scratch)?;
+    let site = desk.sites.for_host(request.host);
+    site.guard(claim.path()).is_none().then_some(claim)
+}
+
 /// What a request comes to that nobody has to be asked for a password for any more.
 fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
+    if let Some(claim) = app::claim(request, sites, scratch) {
+        // See `claim_with_body`: it is gone.
+        if request.framing != Framing::None {
+            let why = "where a password is wanted, applications take no bodies";
+            return Step::Fail(Status::NOT_IMPLEMENTED, why);
+        }
+        return Step::Run(claim);
+    }
     let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
         Plan::Options { site, path } => {
             return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
@@ -101,6 +120,12 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
         Plan::Look(look) => look,
     };
     let Look { site, path, .. } = look;
+    // A path that stands for another one may stand for a script.
+    if !site.routes.is_empty()
+        && let Some(claim) = app::claim_of(site, path)
+    {
+        return Step::Run(claim);
+    }
     let known = caches.find(now, site.number, path);
     if let Some(Known { meaning, age }) = &known
         && *age < caches.budgets.revalidate
@@ -119,6 +144,9 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
                 return step_without_file(now, request, &look, no_file, Outcome::Hit, (caches, limits, wall));
             }
         };
+        if let Some(claim) = index_claim(site, path, resource) {
+            return Step::Run(claim);
+        }
         let resource = &*ready(resource, site, caches.budgets.ready_headers);
         let representation = reply::choose(request, resource);
         let verdict = reply::judge(request, representation, limits, wall.seconds);
@@ -175,6 +203,9 @@ pub(crate) fn step_after<F: FileHandle>(
                 },
                 no_file => return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall)),
             };
+            if let Some(claim) = index_claim(site, path, resource) {
+                return Step::Run(claim);
+            }
             let resource = ready(resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
             let verdict = reply::judge(request, representation, limits, wall.seconds);
@@ -260,6 +291,11 @@ fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
     }
 }
 
+/// The application that an index file, or a variant, is: its source is nobody's.
+fn index_claim(site: &Site, path: &[u8], resource: &Resource) -> Option<Claim> {
+    (!site.apps.is_empty() && *path != *resource.name).then(|| app::claim_of(site, &resource.name))?
+}
+
 /// The resource as it was kept, or, with ready headers switched off, with all that heads say of it worked out anew.
 fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> Cow<'a, Arc<Resource>> {
     if ready_headers { Cow::Borrowed(resource) } else { Cow::Owned(Arc::new(resource.worked_out_anew(site))) }
@@ -278,6 +314,9 @@ fn step_without_file<F: FileHandle>(
     let generation = caches.generation();
     match meaning {
         Meaning::Absent if let Some(file) = site.fallback(path) => {
+            if let Some(claim) = app::claim_of(site, file.as_bytes()) {
+                return Step::Run(claim);
+            }
             let known = caches.find(now, site.number, file.as_bytes());
             if let Some(Known { meaning: Meaning::File(resource), age }) = &known
                 && *age < caches.budgets.revalidate

@@ -2,7 +2,8 @@
 //!
 //! A driver owns the socket, the clock and the disk; a connection owns the decisions. The disk is the connection's second
 //! peer: a question goes out as an [`Action::Disk`] and its answer comes back as an [`Event::Disk`], at once or much later,
-//! and nobody but the driver knows which. What is asked and answered ([`Work`], [`Found`]) is plain data beside the opened
+//! and nobody but the driver knows which. An application is the third ([`Action::App`], [`Event::App`]); its answer comes in
+//! pieces. What is asked and answered ([`Work`], [`Found`]) is plain data beside the opened
 //! file, so that it can cross to another thread or process.
 
 use alloc::sync::Arc;
@@ -12,6 +13,7 @@ use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
+use crate::app::{Input, Output};
 use crate::cache::path::Meaning;
 use crate::file::{Content, FileVersion, Stored};
 use crate::listing::{ListForm, ListOrder};
@@ -27,6 +29,8 @@ pub enum Event<'a, F> {
     Disk(Ticket, Answer<F>),
     /// That answer will take a while: a helper has been asked, or would have to be and cannot.
     Late(Ticket, Delay),
+    /// What the application says that was begun with this ticket.
+    App(Ticket, Output<'a>),
     /// Some of what is to be sent has gone out, `all`: the last of it.
     Sent {
         /// Whether nothing is left to send.
@@ -45,8 +49,15 @@ pub enum Event<'a, F> {
 pub enum Action<F> {
     /// Ask the disk.
     Disk(Ticket, Work),
+    /// This goes to the application that was begun, or is, with this ticket.
+    App(Ticket, Input),
     /// Send this reply behind all that has been given before.
     Send(Reply<F>),
+    /// More of the body of the reply that was given last, which was [`Body::Open`](crate::reply::Body::Open). So many bytes
+    /// of it are framing and not the body's own.
+    Piece(Vec<u8>, usize),
+    /// That body is complete.
+    PieceEnd,
     /// Send these bytes, which belong to no reply.
     Interim(&'static [u8]),
     /// Tell the client that nothing more will come, and go on reading.

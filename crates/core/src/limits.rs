@@ -20,7 +20,8 @@ pub struct Limits {
     /// A head must be complete this long after its first byte (after the connection, for the first), else 408. Slow
     /// phones need a few seconds; someone who sends a byte now and then to hold a connection gets this long.
     pub head_time: Duration,
-    /// A body that is thrown away must be complete this long after its head, else 408.
+    /// A body that is thrown away must be complete this long after its head, else 408; one for an application may stand still
+    /// for so long.
     pub body_time: Duration,
     /// A connection with no request on it is closed after this. Browsers come back for the next page within a minute.
     pub idle_time: Duration,

@@ -27,6 +27,8 @@ pub enum Outcome {
     Probe,
     /// A helper had to wait for the disk.
     Helper,
+    /// An application has answered.
+    App,
 }
 
 impl Outcome {
@@ -38,6 +40,7 @@ impl Outcome {
             Outcome::Stale => "stale",
             Outcome::Probe => "probe",
             Outcome::Helper => "helper",
+            Outcome::App => "app",
         }
     }
 }
@@ -149,9 +152,9 @@ impl Record {
         self.body_bytes = body.len();
         self.is_made = match body {
             Body::Content(..) | Body::Parts(..) => false,
-            Body::Text(_) | Body::Shared(_) => true,
+            Body::Text(_) | Body::Shared(_) | Body::Open => true,
             // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
-            Body::Empty => self.outcome == Outcome::None,
+            Body::Empty => matches!(self.outcome, Outcome::None | Outcome::App),
         };
     }
 

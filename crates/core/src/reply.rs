@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use amped_http::cgi::ScriptHead;
 use amped_http::date;
 use amped_http::etag;
 use amped_http::h1::request::Request;
@@ -73,6 +74,8 @@ pub enum Body<F> {
     Text(Vec<u8>),
     /// Text that others may be sending too.
     Shared(Arc<Vec<u8>>),
+    /// What an application says from now on, until it has said all.
+    Open,
     /// Parts of a file, each behind a text of its own (multipart/byteranges), and a last text.
     Parts(Arc<Content<F>>, Vec<(Vec<u8>, Range<u64>)>, Vec<u8>),
 }
@@ -85,14 +88,15 @@ impl<F> Body<F> {
             Body::Content(content, _) | Body::Parts(content, ..) => matches!(content.store, Stored::File(_)),
             Body::Text(text) => text.len() > 65_536,
             Body::Shared(text) => text.len() > 65_536,
+            Body::Open => true,
         }
     }
 
-    /// Its length in bytes.
+    /// Its length in bytes; 0 if nobody knows it yet.
     pub fn len(&self) -> u64 {
         let length = |range: &Range<u64>| range.end - range.start;
         match self {
-            Body::Empty => 0,
+            Body::Empty | Body::Open => 0,
             Body::Content(_, range) => length(range),
             Body::Text(text) => text.len() as u64,
             Body::Shared(text) => text.len() as u64,
@@ -392,11 +396,50 @@ fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
     }
 }
 
+/// The head of what an application answers. `framing`: how its end is told, where it has a body; its own word for the
+/// length goes for a body of that length, and to HEAD and 304, which have none.
+pub fn script(site: &Site, path: &[u8], status: Status, said: &ScriptHead<'_>, framing: ScriptFraming) -> Head {
+    let mut head = Head::new(status);
+    for (name, value) in &said.fields {
+        head.field(name, value);
+    }
+    match (framing, said.length) {
+        (ScriptFraming::Length(length), _) | (ScriptFraming::None, Some(length)) if status != Status::NO_CONTENT => {
+            head.number("Content-Length", length);
+        }
+        (ScriptFraming::Chunked, _) => {
+            head.field("Transfer-Encoding", "chunked");
+        }
+        _ => {}
+    }
+    let is_said = |name: &str| said.fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name));
+    custom_but(&mut head, site, path, is_said);
+    head
+}
+
+/// How the end of an application's answer is told (RFC 9112, 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScriptFraming {
+    /// There is no body.
+    None,
+    /// So many bytes.
+    Length(u64),
+    /// A last chunk.
+    Chunked,
+    /// The end of the connection.
+    UntilClose,
+}
+
 /// All rules that match, in order; a later one's value replaces an earlier one's.
 fn custom(head: &mut Head, site: &Site, path: &[u8], asker: Asker) {
     if let Some(rule) = site.cors(path) {
         rule.allow(head, asker);
     }
+    custom_but(head, site, path, |_| false);
+}
+
+/// The same, but for fields that somebody else has set.
+fn custom_but(head: &mut Head, site: &Site, path: &[u8], is_set: impl Fn(&str) -> bool) {
     let mut fields: Vec<(&str, &str)> = Vec::new();
     for (name, value) in site.rules.iter().filter(|rule| rule.pattern.matches(path)).flat_map(|rule| &rule.set) {
         match fields.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
@@ -404,7 +447,7 @@ fn custom(head: &mut Head, site: &Site, path: &[u8], asker: Asker) {
             None => fields.push((name, value)),
         }
     }
-    for (name, value) in fields {
+    for (name, value) in fields.into_iter().filter(|(name, _)| !is_set(name)) {
         // The one field of our own that a rule may set (`server/config` refuses the others): in place of ours.
         if name.eq_ignore_ascii_case("Server") {
             head.server(value);

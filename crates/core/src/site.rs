@@ -11,6 +11,7 @@ use amped_http::h1::request::Request;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
+use crate::app::AppRule;
 use crate::auth::Guard;
 use crate::cors::{Asker, CorsRule};
 use crate::glob::Glob;
@@ -36,6 +37,8 @@ pub struct Site {
     pub user_dir: Option<Box<str>>,
     /// How the names of files tell their media types.
     pub types: Types,
+    /// Paths that applications answer; the first rule that matches counts.
+    pub apps: Vec<AppRule>,
     /// Headers by pattern; all that match apply in order, a later one replaces an earlier one's value.
     pub rules: Vec<HeaderRule>,
     /// Which documents are there in variants; the last that matches applies.
@@ -66,6 +69,7 @@ impl Default for Site {
             precompressed: Vec::new(),
             user_dir: None,
             types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
+            apps: Vec::new(),
             rules: Vec::new(),
             negotiations: Vec::new(),
             guards: Vec::new(),
@@ -199,6 +203,8 @@ impl core::fmt::Debug for Types {
 pub struct Sites {
     /// Never empty.
     sites: Vec<Site>,
+    /// Whether any of them has applications.
+    have_apps: bool,
 }
 
 impl Sites {
@@ -207,7 +213,13 @@ impl Sites {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
         }
-        (!sites.is_empty()).then_some(Sites { sites })
+        let have_apps = sites.iter().any(|site| !site.apps.is_empty());
+        (!sites.is_empty()).then_some(Sites { sites, have_apps })
+    }
+
+    /// Whether any of them has applications.
+    pub fn have_apps(&self) -> bool {
+        self.have_apps
     }
 
     /// The default site.

@@ -11,8 +11,10 @@ extern crate alloc;
 extern crate std;
 
 pub mod auth;
+pub mod cgi;
 pub mod date;
 pub mod etag;
+pub mod fastcgi;
 pub mod h1;
 pub mod method;
 pub mod negotiate;

@@ -68,8 +68,12 @@ statuses! {
     INTERNAL_SERVER_ERROR = 500 "Internal Server Error";
     /// RFC 9110, 15.6.2.
     NOT_IMPLEMENTED = 501 "Not Implemented";
+    /// RFC 9110, 15.6.3.
+    BAD_GATEWAY = 502 "Bad Gateway";
     /// RFC 9110, 15.6.4.
     SERVICE_UNAVAILABLE = 503 "Service Unavailable";
+    /// RFC 9110, 15.6.5.
+    GATEWAY_TIMEOUT = 504 "Gateway Timeout";
     /// RFC 9110, 15.6.6.
     VERSION_NOT_SUPPORTED = 505 "HTTP Version Not Supported";
 }

@@ -4,9 +4,19 @@
 //! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
 #![forbid(unsafe_code)]
 
+#[allow(dead_code, reason = "reports read of it what a run does not")]
+mod archive;
+mod bed;
 mod command;
+mod exhibits;
+mod experiment;
+mod group;
+mod plan;
+mod run;
 mod say;
+mod subject;
 mod terminal;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -28,15 +38,23 @@ enum Command {
     Files(command::files::Args),
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
     Host(command::host::Args),
+    /// List the experiments that are built in, or print one of them
+    List(command::list::Args),
     /// Put load on a web server that does not slow down when the server does
     #[command(after_help = command::load::EXAMPLES, arg_required_else_help = true)]
     Load(Box<command::load::Args>),
     /// Watch a server and its machine: processors, threads, listen queue, connections by state, network, disks
     Monitor(command::monitor::Args),
+    /// Answer whatever comes with two bytes
+    #[command(hide = true)]
+    NullServer(command::null_server::Args),
     /// Measure what watching costs a server under load
     Overhead(command::overhead::Args),
     /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
     Profile(command::profile::Args),
+    /// Make an experiment: servers, factors and a ladder of load, measured, judged and archived
+    #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
+    Run(command::run::Args),
     /// Run a command behind a path with latency, bandwidth, queue and loss
     Wan(Box<command::wan::Args>),
 }
@@ -46,10 +64,13 @@ impl Command {
         match self {
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
+            Command::List(args) => command::list::run(args),
             Command::Load(args) => command::load::run(args),
             Command::Monitor(args) => command::monitor::run(args),
+            Command::NullServer(args) => command::null_server::run(args),
             Command::Overhead(args) => command::overhead::run(args),
             Command::Profile(args) => command::profile::run(args),
+            Command::Run(args) => command::run::run(args),
             Command::Wan(args) => command::wan::run(args),
         }
     }
@@ -62,6 +83,7 @@ Examples:
   ammeter monitor --port 8080                     watch a server and its machine
   ammeter profile --port 8080                     where its CPU time goes
   ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server of this host, from far away
+  ammeter run arlitt-figure-5 --quick             an experiment of a paper, on this machine; ammeter list has them all
   ammeter host --json                             what this machine is, for a record beside results";
 
 fn main() -> ExitCode {

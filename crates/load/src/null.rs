@@ -34,8 +34,16 @@ impl Null {
     /// # Errors
     /// When the process is out of descriptors or threads.
     pub fn start() -> Result<Null, Failure> {
-        let doing = || Failure::io("start a null server");
-        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), 4096, false).map_err(doing())?;
+        Null::at((Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    /// Starts one at this address.
+    ///
+    /// # Errors
+    /// When somebody listens there already, or as [`start`](Null::start).
+    pub fn at(address: SocketAddr) -> Result<Null, Failure> {
+        let doing = || Failure::io(format!("start a null server at {address}"));
+        let listener = socket::listen(address, 4096, false).map_err(doing())?;
         let address = socket::local_address(&listener).map_err(doing())?;
         let poll = Epoll::new().map_err(doing())?;
         poll.add(&listener, LISTENER, Interest::Readable).map_err(doing())?;

@@ -49,7 +49,7 @@ pub fn load_average() -> Result<String, Failure> {
 /// # Errors
 /// When `/proc/stat` is not there or has another form.
 pub fn busy_ns() -> Result<u64, Failure> {
-    Ok(times()?.busy * TICK_NS)
+    Ok(times()?.busy() * TICK_NS)
 }
 
 /// CPU time that a hypervisor has taken from this machine since its start, all cores together, in nanoseconds, by ticks of
@@ -58,28 +58,76 @@ pub fn busy_ns() -> Result<u64, Failure> {
 /// # Errors
 /// As [`busy_ns`].
 pub fn stolen_ns() -> Result<u64, Failure> {
-    Ok(times()?.stolen * TICK_NS)
+    Ok(times()?.steal * TICK_NS)
 }
 
 const TICK_NS: u64 = 10_000_000;
 
-/// CPU times of all cores, in ticks.
-struct Times {
-    busy: u64,
-    stolen: u64,
+fn times() -> Result<Cpu, Failure> {
+    all_cores(&read("/proc/stat")?).ok_or_else(|| Failure::failed("/proc/stat does not begin as in proc_stat(5)"))
 }
 
-fn times() -> Result<Times, Failure> {
-    let found = times_in(&read("/proc/stat")?);
-    found.ok_or_else(|| Failure::failed("/proc/stat does not begin as in proc_stat(5)"))
+fn all_cores(stat: &str) -> Option<Cpu> {
+    Cpu::parse(stat.lines().next()?.strip_prefix("cpu ")?)
 }
 
-fn times_in(stat: &str) -> Option<Times> {
-    let figures = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let figures: Vec<u64> = figures.map(|figure| figure.parse().ok()).collect::<Option<_>>()?;
-    // user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
-    let [user, nice, system, _, _, irq, softirq, stolen] = *figures.first_chunk()?;
-    Some(Times { busy: user + nice + system + irq + softirq + stolen, stolen })
+/// What a processor, or all of them, did since the start, in units of 1/100 s (`USER_HZ`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// User code, guests and niced processes among it.
+    pub user: u64,
+    /// The kernel, for a process.
+    pub system: u64,
+    /// Nothing.
+    pub idle: u64,
+    /// Nothing, while a process waited for a disk.
+    pub iowait: u64,
+    /// Interrupts.
+    pub interrupt: u64,
+    /// What interrupts left to be done, as most of receiving.
+    pub softirq: u64,
+    /// Another virtual machine.
+    pub steal: u64,
+}
+
+impl Cpu {
+    /// Reads what stands behind the name, in a line of `/proc/stat` (proc_stat(5)).
+    pub fn parse(line: &str) -> Option<Cpu> {
+        let mut numbers = line.split_ascii_whitespace().map_while(|number| number.parse::<u64>().ok());
+        let mut next = || numbers.next();
+        let (user, nice, system, idle, iowait) = (next()?, next()?, next()?, next()?, next()?);
+        let (interrupt, softirq) = (next()?, next()?);
+        // Guests are in user already. Steal came last, with 2.6.11.
+        let (user, steal) = (user.saturating_add(nice), next().unwrap_or(0));
+        Some(Cpu { user, system, idle, iowait, interrupt, softirq, steal })
+    }
+
+    /// All but nothing.
+    pub fn busy(&self) -> u64 {
+        self.total().saturating_sub(self.idle).saturating_sub(self.iowait)
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let Cpu { user, system, idle, iowait, interrupt, softirq, steal } = self;
+        // A text or a record may say what no kernel counts.
+        [user, system, idle, iowait, interrupt, softirq, steal]
+            .into_iter()
+            .fold(0, |sum: u64, part| sum.saturating_add(*part))
+    }
+
+    /// What has come since.
+    pub fn since(&self, earlier: &Cpu) -> Cpu {
+        Cpu {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+            idle: self.idle.saturating_sub(earlier.idle),
+            iowait: self.iowait.saturating_sub(earlier.iowait),
+            interrupt: self.interrupt.saturating_sub(earlier.interrupt),
+            softirq: self.softirq.saturating_sub(earlier.softirq),
+            steal: self.steal.saturating_sub(earlier.steal),
+        }
+    }
 }
 
 fn read(path: &str) -> Result<String, Failure> {
@@ -95,9 +143,9 @@ mod tests {
 
     #[test]
     fn waiting_is_not_being_busy() {
-        let times = times_in("cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 1").unwrap();
-        assert_eq!((times.busy, times.stolen), (87_600_321, 80_000_000));
-        assert!(times_in("cpu  1 20").is_none());
+        let times = all_cores("cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 1").unwrap();
+        assert_eq!((times.busy(), times.steal, times.total()), (87_600_321, 80_000_000, 87_654_321));
+        assert!(all_cores("cpu  1 20").is_none() && all_cores("cpu0 1 2 3 4 5 6 7 8").is_none());
         assert!(busy_ns().unwrap() > 0);
     }
 

@@ -39,7 +39,7 @@ pub use rates::{
     ClassRate, CpuShare, DiskRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime, PressureShare,
     ProcessRate, ThreadRate, Tick,
 };
-pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings};
+pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
 pub use server::{Server, Target};
 pub use stop::Stop;
 pub use store::{Head, Recorder, Replay, replay};

@@ -5,8 +5,9 @@
 //! machine, found in the same minutes by the same means. What is said are medians and their intervals, and nothing finer
 //! than the noise. 220 pairs of 0.2 s knew a ratio to 0.4 % where 16 pairs of 1 s knew it to 10 %.
 //!
-//! Work is counted by the kernel, so that any server and any load will do: segments with data that came, and connections
-//! that were begun. Both go with requests as long as the load is of one kind.
+//! A piece of work is a request where the server publishes how many it has read (`published`). Of any other the kernel's
+//! counters have to do: segments with data, of which a request is always as many as long as the load is of one kind.
+//! Counting connections would not do: one of a hundred requests that comes and goes within a window would be one piece.
 //!
 //! In a watched window the monitor looks three times, which at the default window is fifteen times as often as `ammeter
 //! monitor` does by default.
@@ -18,7 +19,7 @@ use amped_measure::stats::{Random, Summary};
 use amped_sys::perf::Ring;
 use serde::Serialize;
 
-use crate::sample::{Sampler, Settings as Watch, Used};
+use crate::sample::{Sampler, Settings as Watch, Unit, Used};
 use crate::server::Target;
 use crate::stop::Stop;
 
@@ -52,6 +53,8 @@ pub struct Overhead {
     pub blocks: usize,
     /// Blocks without load in some window.
     pub idle_blocks: usize,
+    /// What a piece of work is.
+    pub unit: Unit,
     /// Server CPU time for each piece of work while it was not watched, in microseconds, the median.
     pub cpu_us: f64,
     /// Pieces of work a second while it was not watched, the median.
@@ -108,6 +111,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
         let ring = Ring::open(processor, settings.frequency);
         rings.push(ring.map_err(|error| Failure::failed(crate::profile::refused(&error)))?);
     }
+    let unit = sampler.used()?.work.0;
     let mut random = Random(settings.seed);
     let (mut costs, mut idle_blocks) = (Vec::new(), 0);
     'blocks: for _ in 0..settings.blocks {
@@ -121,14 +125,14 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
             }
             let seconds = at.elapsed().as_secs_f64();
             let cost = |(ns, work)| Cost { ns: ns as f64 / work as f64, work_per_s: work as f64 / seconds };
-            block[window as usize] = sampler.used()?.since(&begun).map(cost);
+            block[window as usize] = sampler.used()?.since(&begun, unit).map(cost);
         }
         match block {
             [Some(watched), Some(plain), Some(again)] => costs.push([watched, plain, again]),
             _ => idle_blocks += 1,
         }
     }
-    weigh(&costs, idle_blocks, settings.seed)
+    weigh(&costs, idle_blocks, unit, settings.seed)
 }
 
 /// Lets a window pass; `true`: the user has had enough.
@@ -160,7 +164,7 @@ fn pass(
 }
 
 /// From the cost of windows, watched, not watched and not watched again.
-fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, seed: u64) -> Result<Overhead, Failure> {
+fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, unit: Unit, seed: u64) -> Result<Overhead, Failure> {
     let summary = |of: fn(&[Cost; 3]) -> f64| Summary::of(costs.iter().map(of));
     let ratio = |of: fn(&[Cost; 3]) -> f64| {
         let Summary { low, median, high, coverage } = summary(of)?;
@@ -181,6 +185,7 @@ fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, seed: u64) -> Result<Overhead,
         noise,
         blocks: costs.len(),
         idle_blocks,
+        unit,
         cpu_us: cpu.median / 1e3,
         work_per_s: work.median,
         seed,
@@ -196,26 +201,28 @@ mod tests {
         let mut random = Random(5);
         let mut noisy = |ns: f64| Cost { ns: ns * (1.0 + 0.05 * (random.fraction() - 0.5)), work_per_s: 20_000.0 };
         let costs: Vec<[Cost; 3]> = (0..400).map(|_| [noisy(10_300.0), noisy(10_000.0), noisy(10_000.0)]).collect();
-        let found = weigh(&costs, 2, 5).unwrap();
+        let found = weigh(&costs, 2, Unit::Requests, 5).unwrap();
         assert!(found.watched.low > 1.02 && found.watched.high < 1.04, "{found:?}");
         assert!(found.noise.low < 1.0 && found.noise.high > 1.0 && found.noise.high < 1.01, "{found:?}");
         assert_eq!(found.work_per_s, 20_000.0);
         assert!((found.cpu_us - 10.0).abs() < 0.1 && found.blocks == 400 && found.idle_blocks == 2);
-        let text = weigh(&[], 7, 1).unwrap_err().to_string();
+        let text = weigh(&[], 7, Unit::Requests, 1).unwrap_err().to_string();
         assert!(text.contains("no load in any of 7 blocks"), "{text}");
     }
 
     #[test]
     fn work_is_what_came_since() {
-        let peer = |port: u16| std::net::SocketAddr::from(([127, 0, 0, 1], port));
-        let used = |run: u64, segments: &[(u16, u64)], begun| Used {
-            run_ns: [(1, run)].into(),
-            segments: segments.iter().map(|(port, count)| (peer(*port), *count)).collect(),
-            begun,
-        };
-        let from = used(1000, &[(1, 10), (2, 5)], 50);
-        assert_eq!(used(2000, &[(1, 14), (3, 99)], 51).since(&from), Some((1000, 5)));
-        assert_eq!(used(2000, &[(1, 10)], 50).since(&from), None);
-        assert_eq!(used(1000, &[(1, 20)], 50).since(&from), None);
+        let used = |run: &[(u32, u64)], unit, work| Used { run_ns: run.iter().copied().collect(), work: (unit, work) };
+        let requests = |run, work| used(&[(1, run)], Unit::Requests, work);
+        let from = requests(1000, 50);
+        let check = |to: &Used, unit, expected| assert_eq!(to.since(&from, unit), expected, "{to:?}");
+        check(&requests(2000, 55), Unit::Requests, Some((1000, 5)));
+        check(&used(&[(1, 1500), (2, 70)], Unit::Requests, 51), Unit::Requests, Some((570, 1)));
+        check(&requests(2000, 50), Unit::Requests, None);
+        check(&requests(1000, 55), Unit::Requests, None);
+        // Another server has taken over, whose count begins anew or is another's.
+        check(&requests(2000, 3), Unit::Requests, None);
+        check(&used(&[(1, 2000)], Unit::Segments, 99), Unit::Requests, None);
+        check(&requests(2000, 55), Unit::Segments, None);
     }
 }

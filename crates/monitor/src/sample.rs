@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -147,22 +146,32 @@ pub enum Next {
 }
 
 /// What a server has used and done so far, see [`Sampler::used`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Used {
     pub(crate) run_ns: HashMap<u32, u64>,
-    pub(crate) segments: HashMap<SocketAddr, u64>,
-    pub(crate) begun: u64,
+    /// Of what, and how many.
+    pub(crate) work: (Unit, u64),
+}
+
+/// What a server's work is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Requests, as the server counts them.
+    Requests,
+    /// Segments with data that were sent in the server's network namespace, by whoever: on one machine the requests and the
+    /// replies. As long as the load is of one kind and nothing else is, they go with requests.
+    Segments,
 }
 
 impl Used {
-    /// Since then: nanoseconds of processor time, and pieces of work; `None` if nothing was used or done.
-    pub(crate) fn since(&self, earlier: &Used) -> Option<(u64, u64)> {
+    /// Since then: nanoseconds of processor time, and how much work of this unit; `None` if nothing was used or done, or it is
+    /// not known in this unit.
+    pub(crate) fn since(&self, earlier: &Used, unit: Unit) -> Option<(u64, u64)> {
         let sum = |now: u64, before: Option<&u64>| now.saturating_sub(before.copied().unwrap_or(0));
         let ran: u64 = self.run_ns.iter().map(|(tid, now)| sum(*now, earlier.run_ns.get(tid))).sum();
-        // A connection that came and went in between counts once, as one that was begun.
-        let came =
-            self.segments.iter().filter_map(|(peer, now)| Some(now.saturating_sub(*earlier.segments.get(peer)?)));
-        let work = came.sum::<u64>() + self.begun.saturating_sub(earlier.begun);
+        let count = |work: (Unit, u64)| (work.0 == unit).then_some(work.1);
+        let work = count(self.work)?.saturating_sub(count(earlier.work)?);
         (work > 0 && ran > 0).then_some((ran, work))
     }
 }
@@ -364,21 +373,28 @@ impl Sampler {
         };
     }
 
-    /// Nanoseconds that the server's threads have run, and what they have done meanwhile: segments with data that came on
-    /// each connection that is open, and connections that were begun. For loads that are alike it goes with requests.
+    /// Nanoseconds that the server's threads have run, and what has been done meanwhile: requests where the server publishes
+    /// how many it has read, else what the kernel counts.
+    ///
+    /// # Errors
+    /// The kernel's counters cannot be read, and the server has none.
     pub(crate) fn used(&mut self) -> Result<Used, Failure> {
         let mut sample = Sample::default();
+        self.list_threads();
         self.read_threads(&mut sample);
         let run_ns = sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect();
-        let mut segments = HashMap::new();
-        self.server.sockets(Question::Connections { limits: true }, |socket| {
-            if let Some(limits) = socket.limits {
-                segments.insert(socket.remote, u64::from(limits.data_segments_in));
-            }
-        })?;
+        let requests = self.published.as_ref().and_then(|file| file.read().counters.get("requests").copied());
+        if let Some(requests) = requests {
+            return Ok(Used { run_ns, work: (Unit::Requests, requests) });
+        }
         self.files.read(&mut sample)?;
-        let begun = sample.network.map_or(0, |network| network.tcp.passive_opens);
-        Ok(Used { run_ns, segments, begun })
+        let network = sample.network.ok_or_else(|| {
+            Failure::failed(
+                "the server does not publish its requests (amped: --metrics-file), and the counters of its network cannot \
+                 be read: there is nothing to measure its work by",
+            )
+        })?;
+        Ok(Used { run_ns, work: (Unit::Segments, network.tcp.data_segments_out) })
     }
 
     fn list_threads(&mut self) {

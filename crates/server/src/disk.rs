@@ -7,9 +7,10 @@
 //! Whatever the name says, the kernel keeps it beneath the site's root (`openat2`, `RESOLVE_BENEATH`).
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use amped_core::app::AppTrouble;
 use amped_core::desk::Desk;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
@@ -393,6 +395,41 @@ impl Disk {
         let codings = [Coding::Identity].into_iter().chain(site.precompressed.iter().copied());
         let suffixes: Vec<&[u8]> = codings.map(|coding| coding.suffix().as_bytes()).collect();
         own.iter().flat_map(|file| suffixes.iter().map(move |suffix| [&**file, suffix].concat().into())).collect()
+    }
+
+    /// The script of an application: the first of these beginnings of the path that is a file of the site's, which end it
+    /// is, and where that lies. Folders of users have none: who may put a file there is not to run it as this user. Waits for
+    /// the disk.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn script(&self, site: u16, path: &[u8], ends: &[usize]) -> Result<(usize, PathBuf), AppTrouble> {
+        let (Some(rules), Some(root)) = (self.sites.get(site), self.roots.get(usize::from(site))) else {
+            return Err(AppTrouble::Absent);
+        };
+        if rules.user_dir.is_some() && path.starts_with(b"/~") {
+            return Err(AppTrouble::Forbidden);
+        }
+        for &end in ends {
+            let opened = self.beneath(site, &path[..end]).and_then(|(folder, name)| {
+                let name = if name.is_empty() { c".".into() } else { name };
+                Ok((file::status(file::open_beneath(folder.as_fd(), &name, Patience::Wait)?)?.kind, name))
+            });
+            match opened {
+                Ok((Kind::Regular, name)) => return Ok((end, root.path.join(OsStr::from_bytes(name.to_bytes())))),
+                Ok((Kind::Directory, _)) => {}
+                Ok(_) => return Err(AppTrouble::Forbidden),
+                Err(error) if is_absence(&error) => return Err(AppTrouble::Absent),
+                Err(error) if file::is_exhaustion(&error) => return Err(AppTrouble::Busy),
+                Err(_) => return Err(AppTrouble::Forbidden),
+            }
+        }
+        Err(AppTrouble::Absent)
+    }
+
+    /// Where a site's files lie.
+    pub fn root_of(&self, site: u16) -> Option<&Path> {
+        self.roots.get(usize::from(site)).map(|root| &*root.path)
     }
 
     fn beneath(&self, site: u16, path: &[u8]) -> io::Result<(Arc<OwnedFd>, CString)> {

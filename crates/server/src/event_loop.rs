@@ -10,13 +10,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::socket;
 use amped_units::Time;
 
+use crate::app::AppSide;
 use crate::arch::Start;
 use crate::counters::Snapshot;
 use crate::mailbox::Message;
@@ -38,7 +39,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 const MAILBOX: u64 = Token::FIRST_OTHER;
 const DISK: u64 = Token::FIRST_OTHER + 1;
-const LISTENERS: u64 = Token::FIRST_OTHER + 2;
+const APPS: u64 = AppSide::TOKEN;
+const LISTENERS: u64 = Token::FIRST_OTHER + 3;
 
 /// Runs the loop; returns how things stood at its end.
 ///
@@ -46,11 +48,12 @@ const LISTENERS: u64 = Token::FIRST_OTHER + 2;
 /// What the kernel refused that no loop can do without.
 pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let Start { generation, listeners, mailbox, log, clock, seat, .. } = start;
-    let epoll = Epoll::new()?;
+    let epoll = Arc::new(Epoll::new()?);
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
     let mut door = Door::new(listeners, generation.pooled());
-    let mut worker = Worker::new(generation, log, clock, seat);
+    let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
+    let mut worker = Worker::new(generation, apps, log, clock, seat);
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
@@ -87,6 +90,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             match ready.token {
                 MAILBOX => mailbox.take(&mut messages),
                 DISK => disk.ready(now, &mut worker),
+                APPS => worker.apps.reap(),
                 token if token >= LISTENERS => {
                     if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
                         match worker.accept(listener, now) {
@@ -101,11 +105,13 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         worker.greet(&epoll, now, &mut disk);
         worker.take_turns(now, &mut disk);
         worker.take_deadlines(now, &mut disk);
+        worker.take_apps_due(now, &mut disk);
         disk.take_due(now, &mut worker);
         let helper_is_free = messages.iter().any(|message| matches!(message, Message::Done(_)));
         for message in messages.drain(..) {
             match message {
                 Message::Done(done) => disk.done(done, now, &mut worker),
+                Message::Started(started) => worker.app_started(*started, now, &mut disk),
                 Message::Renew(generation) => {
                     disk.renew(&generation);
                     worker.renew(generation);

@@ -6,6 +6,7 @@
 
 pub mod access_log;
 pub mod accounts;
+pub mod app;
 pub mod arch;
 pub mod config;
 pub mod control;

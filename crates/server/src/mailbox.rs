@@ -11,6 +11,7 @@ use amped_core::site::Sites;
 use amped_sys::eventfd::EventFd;
 use amped_units::Time;
 
+use crate::app::cgi::Started;
 use crate::counters::Snapshot;
 use crate::helper::Done;
 use crate::worker::Generation;
@@ -20,6 +21,8 @@ use crate::worker::Generation;
 pub enum Message {
     /// A helper has done something.
     Done(Done),
+    /// A process has been started for a request, or not.
+    Started(Box<Started>),
     /// Another configuration comes into force.
     Renew(Arc<Generation>),
     /// Listen on these from now on, and on no others.

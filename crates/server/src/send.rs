@@ -64,6 +64,8 @@ pub struct Outbox {
     /// When the caches last looked whether the file at the front is still what its head says. In the same turn nobody has
     /// to look again before its first window.
     looked_at: Option<Time>,
+    /// Of the reply whose body an application has not ended yet.
+    open: Option<Box<Record>>,
 }
 
 #[derive(Debug)]
@@ -320,8 +322,32 @@ impl Outbox {
         let date = if style.string_caches { wall.date } else { Wall::at(wall.seconds).date };
         head.get().write(&mut self.text, &date, connection, if style.aligned { ALIGNMENT } else { 1 });
         record.head_bytes = self.text.len() - start;
+        let is_open = matches!(body, Body::Open);
         self.put_body(start, body);
-        self.chunks.push_back(Chunk::End(record));
+        match is_open {
+            true => self.open = Some(record),
+            false => self.chunks.push_back(Chunk::End(record)),
+        }
+    }
+
+    /// Puts more of the open reply's body behind what is there. So many bytes of it are framing, which the log does not count.
+    pub fn put_piece(&mut self, bytes: &[u8], framed: usize) {
+        self.text.extend_from_slice(bytes);
+        self.chunks.push_back(Chunk::Text(bytes.len()));
+        if let Some(record) = &mut self.open {
+            record.head_bytes += framed;
+            record.body_bytes += (bytes.len() - framed) as u64;
+        }
+    }
+
+    /// The open reply's body is complete.
+    pub fn put_end(&mut self) {
+        self.chunks.extend(self.open.take().map(Chunk::End));
+    }
+
+    /// Whether more of a reply is to come.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
     }
 
     /// Puts bytes behind what is there that belong to no reply.
@@ -332,7 +358,7 @@ impl Outbox {
 
     fn put_body(&mut self, mut start: usize, body: Body<OpenFile>) {
         match body {
-            Body::Empty => {}
+            Body::Empty | Body::Open => {}
             Body::Text(text) => self.text.extend_from_slice(&text),
             Body::Shared(text) if text.len() as u64 <= INLINE_MAX => self.text.extend_from_slice(&text),
             Body::Shared(text) => {
@@ -390,7 +416,7 @@ impl Outbox {
 
     /// Whether a reply lies in it, and not only bytes that belong to none.
     pub fn holds_reply(&self) -> bool {
-        matches!(self.chunks.back(), Some(Chunk::End(_)))
+        self.is_open() || matches!(self.chunks.back(), Some(Chunk::End(_)))
     }
 
     /// Bytes of memory it holds.
@@ -568,6 +594,7 @@ impl Outbox {
 
     /// Tells the log of replies that will not be completed: with the bytes that went out of the first.
     pub fn give_up(&mut self, teller: &mut Teller<'_>) {
+        self.put_end();
         for chunk in self.chunks.drain(..) {
             if let Chunk::End(record) = chunk {
                 let sent = std::mem::take(&mut self.reply_sent);

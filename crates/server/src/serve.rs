@@ -27,6 +27,7 @@ use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
 use crate::accounts::AccountFiles;
+use crate::app::Apps;
 use crate::arch;
 use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
 use crate::control::{Answers, Control, Orders};
@@ -676,7 +677,9 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let shared = settings.shared_cache.filter(|_| form.processes).map(|shared| SharedCache::new(&shared)).transpose();
     let shared = shared.map_err(|error| format!("cannot share a cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
-    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches, shared })
+    let apps = Apps::new(&settings.apps, form.processes);
+    let apps = apps.map_err(|error| format!("cannot make room for applications: {error}"))?;
+    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches, shared, apps })
 }
 
 /// Whether mincore(2) will not tell us the truth about files here, as far as the folder itself shows whose they are.

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use amped_core::app::Output;
 use amped_core::cache::{Caches, Change, SharedCaches};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
@@ -27,6 +28,8 @@ use amped_sys::{clock, file, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
+use crate::app::cgi::Started;
+use crate::app::{AppSide, Apps, Exchange};
 use crate::arch;
 use crate::config::{LogFormat, Settings};
 use crate::counters::{Snapshot, WaitCounts, Waited};
@@ -53,6 +56,8 @@ pub struct Generation {
     pub caches: Option<SharedCaches<OpenFile>>,
     /// What processes know in common, where they do.
     pub shared: Option<Arc<SharedCache>>,
+    /// How many applications there may be.
+    pub apps: Apps,
 }
 
 impl Generation {
@@ -97,9 +102,18 @@ impl Token {
         Token { index, generation: u32::MAX }
     }
 
+    /// As a number for epoll, for what the connection's application has open. There are never so many connections that
+    /// their places need the highest bit.
+    pub fn to_app_number(self) -> u64 {
+        self.to_number() | APP_BIT
+    }
+
     /// Numbers from here on are free for what is no connection.
     pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
 }
+
+/// Tells a connection's number and its application's apart.
+const APP_BIT: u64 = 1 << 31;
 
 /// How an architecture has the disk asked.
 pub trait DiskSide {
@@ -210,6 +224,8 @@ struct Connection {
     queued: bool,
     /// Its request is timed.
     timing: Option<Box<Timing>>,
+    /// The application that has its request.
+    app: Option<Box<Exchange>>,
 }
 
 /// One loop.
@@ -248,6 +264,8 @@ pub struct Worker {
     cold_windows: u64,
     /// Windows that were waited for.
     windows: Waited,
+    /// What it has of applications.
+    pub apps: AppSide,
     /// What is told to whoever watches.
     pub meter: Meter,
     /// No descriptors are left: said once, until nobody waits for one any more.
@@ -267,7 +285,13 @@ const ACCEPTS_A_TURN: usize = 64;
 
 impl Worker {
     /// A loop without connections.
-    pub fn new(generation: Arc<Generation>, log: Option<Arc<Writer>>, clock: Clock, seat: Option<Seat>) -> Worker {
+    pub fn new(
+        generation: Arc<Generation>,
+        apps: AppSide,
+        log: Option<Arc<Writer>>,
+        clock: Clock,
+        seat: Option<Seat>,
+    ) -> Worker {
         let settings = &generation.settings;
         let budgets = settings.budgets.clone();
         let caches = match &generation.caches {
@@ -300,6 +324,7 @@ impl Worker {
             broken: 0,
             cold_windows: 0,
             windows: Waited::default(),
+            apps,
             meter: Meter::new(seat, clock),
             exhausted: false,
             full: false,
@@ -325,7 +350,7 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.log.next_due());
-        let due = due.min(self.ask_anew).min(self.meter.next_due());
+        let due = due.min(self.ask_anew).min(self.meter.next_due()).min(self.apps.next_due());
         (due != Time::NEVER).then(|| due.since(now))
     }
 
@@ -422,6 +447,7 @@ impl Worker {
             fetched: (0, 0),
             queued: false,
             timing: None,
+            app: None,
         });
         self.open += 1;
         self.accepted += 1;
@@ -460,13 +486,17 @@ impl Worker {
 
     /// Something happened on a connection's socket.
     pub fn ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
-        let token = Token::from_number(ready.token);
+        let token = Token::from_number(ready.token & !APP_BIT);
         let Some(connection) = self.get(token) else {
             return;
         };
-        connection.readable |= ready.readable;
-        connection.ending |= ready.ended;
-        connection.writable |= ready.writable;
+        if ready.token & APP_BIT != 0 {
+            connection.app.iter_mut().for_each(|app| app.is_ready());
+        } else {
+            connection.readable |= ready.readable;
+            connection.ending |= ready.ended;
+            connection.writable |= ready.writable;
+        }
         // A connection that has its turn coming takes these news in then.
         if !connection.queued {
             self.turn(token, None, now, disk);
@@ -500,6 +530,35 @@ impl Worker {
             return self.end_errand(token.index, &answer);
         }
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
+    }
+
+    /// A process has been started for a request, or not.
+    pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
+        let (token, ticket) = (started.token, started.ticket);
+        let asked = self.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
+        let Some(mut app) = asked else {
+            // Whoever asked has gone.
+            if let Ok(begun) = started.result {
+                self.apps.end(begun);
+            }
+            return;
+        };
+        let output = self.apps.take_started(&mut app, started);
+        if !matches!(output, Output::Failed(_))
+            && let Some(connection) = self.get(token)
+        {
+            connection.app = Some(app);
+        }
+        self.turn(token, Some(Event::App(ticket, output)), now, disk);
+    }
+
+    /// Does for applications what is due.
+    pub fn take_apps_due(&mut self, now: Time, disk: &mut impl DiskSide) {
+        if now >= self.apps.next_due() {
+            for token in self.apps.take_due(now) {
+                self.turn(token, None, now, disk);
+            }
+        }
     }
 
     /// Forgets what names mean.
@@ -615,7 +674,9 @@ impl Worker {
             return self.arm(token);
         }
         let mut event = Event::Deadline;
-        if connection.outbox.is_some() && connection.conn.next_due(limits) <= now {
+        if connection.outbox.as_ref().is_some_and(|outbox| !outbox.is_empty())
+            && connection.conn.next_due(limits) <= now
+        {
             // The socket has been full all the time, but the client may be taking what is in it.
             let left = socket::unacknowledged(&connection.socket);
             if left < connection.unacknowledged {
@@ -817,7 +878,8 @@ impl Worker {
         let mut batches = 0;
         let rest = loop {
             let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
-            carry_out(connection, token, now, &mut self.desk, &mut self.sender, disk, actions)?;
+            let apps = (&mut self.apps, &*self.generation);
+            carry_out(connection, (token, now), &mut self.desk, &mut self.sender, disk, apps, actions)?;
             // Before it is sent: who has an answer has been counted.
             self.meter.heard(self.desk.counts.requests);
             if let (Some(timing), Some(outbox)) = (&mut connection.timing, &connection.outbox)
@@ -832,6 +894,7 @@ impl Worker {
             }
             match self.send(token, index, now, disk, actions)? {
                 Sent::All => batches += 1,
+                Sent::Nothing | Sent::Waits if self.hear_app(token, index, now, actions)? => batches += 1,
                 Sent::Nothing | Sent::Waits => break Rest::Nothing,
                 Sent::Yields => break Rest::ComesAgain,
             }
@@ -846,6 +909,33 @@ impl Worker {
         }
     }
 
+    /// Looks after a connection's application, if it has one: whether the connection was told something.
+    fn hear_app(
+        &mut self,
+        token: Token,
+        index: usize,
+        now: Time,
+        actions: &mut Vec<Action<OpenFile>>,
+    ) -> Result<bool, Dead> {
+        let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        if connection.app.is_none() {
+            return Ok(false);
+        }
+        if connection.ending && !connection.conn.wants_bytes() {
+            // The client has left, with bytes before its end that nobody would read.
+            connection.conn.handle(now, Event::Ended, &mut self.desk, actions);
+            return Ok(true);
+        }
+        let wants_output = connection.conn.wants_output();
+        let (app, buffer) = (&mut connection.app, &mut self.buffer[..]);
+        let came = self.apps.turn(app, token, now, wants_output, buffer);
+        Ok(came
+            .map(|(ticket, output)| {
+                connection.conn.handle(now, Event::App(ticket, output), &mut self.desk, actions);
+            })
+            .is_some())
+    }
+
     /// Sends what is in a connection's outbox, and tells the connection.
     fn send<D: DiskSide>(
         &mut self,
@@ -856,7 +946,8 @@ impl Worker {
         actions: &mut Vec<Action<OpenFile>>,
     ) -> Result<Sent, Dead> {
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
-        let Some(outbox) = &mut connection.outbox else {
+        // One that is empty waits for an application to go on.
+        let Some(outbox) = connection.outbox.as_mut().filter(|outbox| !outbox.is_empty()) else {
             return Ok(Sent::Nothing);
         };
         if !connection.writable || connection.cold != Time::NEVER {
@@ -885,7 +976,7 @@ impl Worker {
         connection.conn.handle(now, Event::Sent { all }, &mut self.desk, actions);
         match progress {
             Progress::Done => {
-                if let Some(outbox) = connection.outbox.take() {
+                if let Some(outbox) = connection.outbox.take_if(|outbox| !outbox.is_open()) {
                     self.sender.give_back(outbox);
                 }
                 Ok(Sent::All)
@@ -923,6 +1014,7 @@ impl Worker {
         *generation = (*generation + 1) % (u32::MAX - 1);
         self.free.push(index as u32);
         self.open -= 1;
+        self.apps.abandon(connection.app.take());
         if let Some(outbox) = &mut connection.outbox {
             self.broken += 1;
             // The client must see that what it has is not all.
@@ -1022,11 +1114,11 @@ fn receive(
 /// Does what a connection has said, short of sending. The list is empty afterwards.
 fn carry_out<D: DiskSide>(
     connection: &mut Connection,
-    token: Token,
-    now: Time,
+    (token, now): (Token, Time),
     desk: &mut Desk<OpenFile>,
     sender: &mut Sender,
     disk: &mut D,
+    (apps, generation): (&mut AppSide, &Generation),
     actions: &mut Vec<Action<OpenFile>>,
 ) -> Result<(), Dead> {
     let mut at = 0;
@@ -1038,6 +1130,16 @@ fn carry_out<D: DiskSide>(
                 connection.outbox.get_or_insert_with(|| sender.outbox()).put(reply, now, &desk.wall, style);
             }
             Action::Interim(bytes) => connection.outbox.get_or_insert_with(|| sender.outbox()).put_interim(bytes),
+            Action::Piece(bytes, framed) => {
+                connection.outbox.get_or_insert_with(|| sender.outbox()).put_piece(&bytes, framed);
+            }
+            Action::PieceEnd => connection.outbox.iter_mut().for_each(|outbox| outbox.put_end()),
+            Action::App(ticket, input) => {
+                let socket = connection.socket.as_fd();
+                if let Some(output) = apps.take(&mut connection.app, token, (ticket, input), socket, generation) {
+                    connection.conn.handle(now, Event::App(ticket, output), desk, actions);
+                }
+            }
             Action::Disk(ticket, work) => {
                 let event = match disk.ask(now, token, ticket, &work, desk) {
                     Asked::Answered(answer) => Event::Disk(ticket, answer),

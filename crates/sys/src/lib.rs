@@ -3,6 +3,7 @@
 //! No policy and no HTTP: each function is a system call, or a few that belong together, with its errors as `io::Error`.
 //! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
 
+pub mod bpf;
 pub mod clock;
 pub mod datagram;
 pub mod epoll;
@@ -13,12 +14,15 @@ pub mod local;
 pub mod mapping;
 pub mod netns;
 pub mod perf;
+pub mod pipe;
 pub mod poll;
 pub mod process;
 pub mod resolve;
 pub mod shared;
 pub mod signal;
+pub mod slots;
 pub mod sock_diag;
 pub mod socket;
+pub mod syscall;
 pub mod tun;
 pub mod words;

@@ -6,12 +6,17 @@
 //!
 //! The kernel writes at `data_head` and never overtakes `data_tail`, which is ours: what does not fit is lost, and a
 //! record says how many.
+//!
+//! Where a program of `bpf` tells the system call as well, it writes to a second event, whose output goes to the same ring: what
+//! it says of a sample stands right before it, since the program runs first.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::bpf::SyscallNumbers;
 
 /// Where a processor was at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +29,9 @@ pub struct Sample {
     pub in_kernel: bool,
     /// Addresses of the kernel's functions that were under way, the innermost first. Empty in user code.
     pub kernel_chain: Vec<u64>,
+    /// What stood where the number of the system call is saved when the thread entered the kernel, if that was asked for
+    /// ([`Ring::ask_for_syscalls`]). It is that number only where a system call is what it entered for.
+    pub saved_number: Option<u64>,
 }
 
 /// One record of the ring.
@@ -39,6 +47,9 @@ pub enum Record {
 #[derive(Debug)]
 pub struct Ring {
     event: OwnedFd,
+    processor: libc::c_int,
+    /// The event that a program writes to, and its identity.
+    numbers: Option<(OwnedFd, u64)>,
     start: *mut u8,
     page: usize,
     /// A power of two.
@@ -105,7 +116,7 @@ impl Ring {
     pub fn open(processor: u32, frequency: u32) -> io::Result<Ring> {
         let attributes = Attributes {
             frequency: u64::from(frequency),
-            sample_type: TID | CALLCHAIN,
+            sample_type: IDENTIFIER | TID | CALLCHAIN,
             // disabled, freq, exclude_callchain_user: which of the server's functions ran is not asked.
             flags: 1 | 1 << 10 | 1 << 22,
             ..Attributes::of_software(0) // PERF_COUNT_SW_CPU_CLOCK
@@ -118,7 +129,29 @@ impl Ring {
         // SAFETY: mmap(2) with a null address takes a free range, which is this value's alone until its drop.
         // JUSTIFICATION: the ring has no other face.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &event, 0)? };
-        Ok(Ring { event, start: start.cast(), page, data: PAGES * page, scratch: Vec::new() })
+        let (start, data) = (start.cast(), PAGES * page);
+        Ok(Ring { event, processor, numbers: None, start, page, data, scratch: Vec::new() })
+    }
+
+    /// From now on each sample has [`saved_number`](Sample::saved_number), which `program` tells.
+    ///
+    /// # Errors
+    /// EPERM where this process may not; EINVAL of a kernel that was built without BPF for events.
+    pub fn ask_for_syscalls(&mut self, program: &SyscallNumbers) -> io::Result<()> {
+        let attributes = Attributes { sample_type: IDENTIFIER | TID | RAW, ..Attributes::of_software(BPF_OUTPUT) };
+        let numbers = attributes.open(-1, self.processor)?;
+        let mut identity = 0_u64;
+        // SAFETY: PERF_EVENT_IOC_ID writes a number of 64 bits to where its argument points, which is alive. JUSTIFICATION:
+        // rustix has no such ioctl.
+        let result = unsafe { libc::ioctl(numbers.as_raw_fd(), 0x8008_2407, &raw mut identity) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        order(&numbers, 0x2405, self.event.as_raw_fd())?; // PERF_EVENT_IOC_SET_OUTPUT
+        program.write_to(self.processor as u32, numbers.as_fd())?;
+        order(&self.event, 0x4004_2408, program.as_fd().as_raw_fd())?; // PERF_EVENT_IOC_SET_BPF
+        self.numbers = Some((numbers, identity));
+        Ok(())
     }
 
     /// Begins, or goes on.
@@ -126,7 +159,7 @@ impl Ring {
     /// # Errors
     /// None that is known.
     pub fn enable(&self) -> io::Result<()> {
-        self.order(0x2400) // PERF_EVENT_IOC_ENABLE
+        order(&self.event, 0x2400, 0) // PERF_EVENT_IOC_ENABLE
     }
 
     /// Stops until it is enabled again.
@@ -134,13 +167,7 @@ impl Ring {
     /// # Errors
     /// None that is known.
     pub fn disable(&self) -> io::Result<()> {
-        self.order(0x2401) // PERF_EVENT_IOC_DISABLE
-    }
-
-    fn order(&self, request: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: both requests take a number, 0; the descriptor is open. JUSTIFICATION: rustix has no such ioctl.
-        let result = unsafe { libc::ioctl(self.event.as_fd().as_raw_fd(), request, 0) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        order(&self.event, 0x2401, 0) // PERF_EVENT_IOC_DISABLE
     }
 
     /// Takes what has come since.
@@ -160,7 +187,7 @@ impl Ring {
             std::ptr::copy_nonoverlapping(data, self.scratch.as_mut_ptr().add(first), length - first);
         }
         self.counter(TAIL).store(end, Ordering::Release);
-        records(&self.scratch, &mut each);
+        records(&self.scratch, self.numbers.as_ref().map(|(_, identity)| *identity), &mut each);
     }
 
     /// A counter in the first page.
@@ -175,10 +202,24 @@ impl Ring {
 const HEAD: usize = 1024;
 /// `data_tail`.
 const TAIL: usize = 1032;
+/// An order to an event.
+fn order(event: &OwnedFd, request: libc::c_ulong, with: libc::c_int) -> io::Result<()> {
+    // SAFETY: the requests of this file take a number or a descriptor; which are open. JUSTIFICATION: rustix has no such
+    // ioctl.
+    let result = unsafe { libc::ioctl(event.as_raw_fd(), request, with) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// `PERF_COUNT_SW_BPF_OUTPUT`: what a program writes.
+const BPF_OUTPUT: u64 = 10;
 /// `PERF_SAMPLE_TID`.
 const TID: u64 = 1 << 1;
 /// `PERF_SAMPLE_CALLCHAIN`.
 const CALLCHAIN: u64 = 1 << 5;
+/// `PERF_SAMPLE_RAW`.
+const RAW: u64 = 1 << 10;
+/// `PERF_SAMPLE_IDENTIFIER`: which event it is of, in front of all else.
+const IDENTIFIER: u64 = 1 << 16;
 
 impl Drop for Ring {
     fn drop(&mut self) {
@@ -233,10 +274,13 @@ impl Drop for Switches {
     }
 }
 
-/// Reads whole records, and stops at what is none.
-fn records(mut bytes: &[u8], each: &mut impl FnMut(Record)) {
+/// Reads whole records, and stops at what is none. Those of the event with the identity `numbers` are what a program told of
+/// the sample that follows.
+fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Record)) {
     const LOST: u32 = 2;
     const SAMPLE: u32 = 9;
+    // Of which thread, and what.
+    let mut told: Option<(u32, u64)> = None;
     while let Some(header) = word(bytes, 0) {
         // `struct perf_event_header`: type, misc, size.
         let header = header.to_ne_bytes();
@@ -246,8 +290,18 @@ fn records(mut bytes: &[u8], each: &mut impl FnMut(Record)) {
         let record = match kind {
             // An identity, then how many.
             LOST => word(body, 8).map(Record::Lost),
+            SAMPLE if numbers.is_some() && word(body, 0) == numbers => {
+                // Process, thread, length, and as many bytes.
+                told = half(body, 12).zip(word(body, 20));
+                None
+            }
             // `PERF_RECORD_MISC_KERNEL` in `PERF_RECORD_MISC_CPUMODE_MASK`.
-            SAMPLE => sample(body, misc & 7 == 1).map(Record::Sample),
+            SAMPLE => sample(body, misc & 7 == 1).map(|mut sample| {
+                // The one of the two may have been lost, with the ring full.
+                let of_this = |(tid, number)| (tid == sample.tid).then_some(number);
+                sample.saved_number = told.take().and_then(of_this);
+                Record::Sample(sample)
+            }),
             _ => None,
         };
         if let Some(record) = record {
@@ -257,13 +311,14 @@ fn records(mut bytes: &[u8], each: &mut impl FnMut(Record)) {
     }
 }
 
+/// Identity, process, thread, and the chain behind its length.
 fn sample(body: &[u8], in_kernel: bool) -> Option<Sample> {
-    let depth = usize::try_from(word(body, 8)?).ok()?;
-    let chain = body.get(16..)?.as_chunks::<8>().0.get(..depth)?;
+    let depth = usize::try_from(word(body, 16)?).ok()?;
+    let chain = body.get(24..)?.as_chunks::<8>().0.get(..depth)?;
     // Above all addresses are marks: which part of the chain follows (`PERF_CONTEXT_MAX`).
     let is_address = |address: &u64| *address < 4095_u64.wrapping_neg();
     let kernel_chain = chain.iter().map(|one| u64::from_ne_bytes(*one)).filter(is_address).collect();
-    Some(Sample { pid: half(body, 0)?, tid: half(body, 4)?, in_kernel, kernel_chain })
+    Some(Sample { pid: half(body, 8)?, tid: half(body, 12)?, in_kernel, kernel_chain, saved_number: None })
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -326,6 +381,43 @@ mod tests {
         panic!("never on a processor for 200 us");
     }
 
+    /// A thread that does nothing but ask who its parent is has that number in each sample that it was in the kernel for.
+    #[test]
+    fn a_program_tells_the_system_call_of_a_sample() {
+        let cores = std::thread::available_parallelism().expect("there are some").get() as u32;
+        let program = SyscallNumbers::load(cores).expect("root, and a kernel with BPF");
+        let mut rings: Vec<Ring> = (0..cores).map(|core| Ring::open(core, 997).expect("root")).collect();
+        for ring in &mut rings {
+            ring.ask_for_syscalls(&program).expect("root, and a kernel with BPF");
+            ring.enable().expect("enabled");
+        }
+        drop(program);
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let until = Instant::now() + Duration::from_secs(30);
+        let (mut right, mut other) = (0_u32, Vec::new());
+        while right < 30 && Instant::now() < until {
+            let end = Instant::now() + Duration::from_millis(20);
+            while Instant::now() < end {
+                for _ in 0..1000 {
+                    let _ = std::os::unix::process::parent_id();
+                }
+            }
+            for ring in &mut rings {
+                ring.disable().expect("disabled");
+                ring.take(|record| match record {
+                    Record::Sample(sample) if sample.tid == tid && sample.in_kernel => match sample.saved_number {
+                        Some(number) if number == libc::SYS_getppid as u64 => right += 1,
+                        _ => other.push(sample),
+                    },
+                    Record::Sample(_) | Record::Lost(_) => {}
+                });
+                ring.enable().expect("enabled");
+            }
+        }
+        // Emptying rings, which runs with them off, is another call; an interrupt that comes in user code saves something else.
+        assert!(right >= 30 && other.len() < 10, "{right}, and {other:?}");
+    }
+
     #[test]
     fn records_are_read_as_far_as_they_go() {
         let record = |kind: u32, misc: u16, words: &[u64]| {
@@ -335,23 +427,40 @@ mod tests {
             bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
             bytes
         };
+        // The identities of the samples and of what is told of them.
+        const SAMPLES: u64 = 70;
+        const TOLD: u64 = 71;
         let check = |bytes: &[u8], expected: &[Record]| {
             let mut found = Vec::new();
-            records(bytes, &mut |record| found.push(record));
+            records(bytes, Some(TOLD), &mut |record| found.push(record));
             assert_eq!(found, expected, "{bytes:?}");
         };
         let of = |pid, in_kernel, chain: &[u64]| {
-            Record::Sample(Sample { pid, tid: 0, in_kernel, kernel_chain: chain.to_vec() })
+            Record::Sample(Sample { pid, in_kernel, kernel_chain: chain.to_vec(), ..Sample::default() })
         };
         let kernel = 128_u64.wrapping_neg();
-        let sample = record(9, 1, &[7, 3, kernel, 0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
+        let sample = record(9, 1, &[SAMPLES, 7, 3, kernel, 0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
         let whole = of(7, true, &[0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
         check(&[], &[]);
         check(&sample, std::slice::from_ref(&whole));
         check(&sample[..sample.len() - 1], &[]);
-        check(&[record(2, 0, &[1, 44]), record(5, 0, &[9]), sample.clone()].concat(), &[Record::Lost(44), whole]);
-        check(&record(9, 2, &[8, 0]), &[of(8, false, &[])]);
-        check(&record(9, 2, &[8, 99]), &[]);
+        check(
+            &[record(2, 0, &[1, 44]), record(5, 0, &[9]), sample.clone()].concat(),
+            &[Record::Lost(44), whole.clone()],
+        );
+        check(&record(9, 2, &[SAMPLES, 8, 0]), &[of(8, false, &[])]);
+        check(&record(9, 2, &[SAMPLES, 8, 99]), &[]);
         check(&[0; 64], &[]);
+        // Twelve bytes: a number of eight, and four that are nothing; the thread is the upper half of the second word.
+        let told = |tid: u64, number: u64| record(9, 1, &[TOLD, tid << 32, number << 32 | 12, number >> 32]);
+        let numbered = |number| match whole.clone() {
+            Record::Sample(sample) => Record::Sample(Sample { saved_number: number, ..sample }),
+            lost @ Record::Lost(_) => lost,
+        };
+        let number = 0xffff_ffff_ffff_ffda;
+        check(&[told(0, number), sample.clone()].concat(), &[numbered(Some(number))]);
+        check(&[told(0, 1), told(0, 2), sample.clone(), sample.clone()].concat(), &[numbered(Some(2)), whole.clone()]);
+        check(&[told(9, 1), sample.clone()].concat(), std::slice::from_ref(&whole));
+        check(&told(0, 1)[..24], &[]);
     }
 }

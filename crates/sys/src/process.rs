@@ -108,15 +108,19 @@ pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
 }
 
-/// Has the programs that `command` starts obey signals as usual, though this thread may block them, and end with this
+/// Has the programs that `command` starts obey signals as usual, though this process may block or ignore them, and end with this
 /// thread: SIGKILL comes to them when it is gone, however it went. What they start themselves is not reached.
 pub fn end_with_this_thread(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt;
     let prepare = || {
-        // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); prctl(2) takes plain numbers. Both may be
-        // called between fork(2) and execve(2) (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on
-        // the mask of its caller, and knows no death signal.
+        // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); signal(2) gets numbers of signals and a
+        // disposition that is no function; prctl(2) takes plain numbers. All may be called between fork(2) and execve(2)
+        // (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on the mask of its caller and what it
+        // ignores, and knows no death signal.
         unsafe {
+            for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCHLD] {
+                libc::signal(number, libc::SIG_DFL);
+            }
             let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
             libc::sigemptyset(none.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
@@ -126,6 +130,20 @@ pub fn end_with_this_thread(command: &mut std::process::Command) {
     };
     // SAFETY: `prepare` does nothing but what signal-safety(7) allows, see there. JUSTIFICATION: there is no other way to
     // act in a child of std's before it becomes another program.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Has the programs that `command` starts get no descriptors but the three that it gives them: not even those that this
+/// process has inherited itself (close_range(2)).
+pub fn keep_descriptors_from(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let prepare = || {
+        // SAFETY: close_range(2) takes plain numbers, and only marks what is open to be closed on exec; it may be called
+        // between fork(2) and execve(2), as any system call. JUSTIFICATION: std gives the program all that is not marked.
+        let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: `prepare` is one system call. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(prepare) };
 }
 
@@ -247,6 +265,13 @@ pub fn set_name(name: &CStr) {
 pub fn kill(child: u32) {
     use rustix::process::{Signal, kill_process};
     let _ = pid(child).and_then(|pid| kill_process(pid, Signal::KILL));
+}
+
+/// Ends all processes of a group at once, by the number of the process that leads it (SIGKILL). Only as long as that one has
+/// not been waited for is the number sure to be its own.
+pub fn kill_group(leader: u32) {
+    use rustix::process::{Signal, kill_process_group};
+    let _ = pid(leader).and_then(|pid| kill_process_group(pid, Signal::KILL));
 }
 
 /// Raises the limit on descriptors as far as this process may, and returns it.

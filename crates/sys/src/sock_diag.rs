@@ -146,8 +146,6 @@ pub struct Limits {
     pub round_trip_us: u32,
     /// Whether the last sample of the delivery rate was limited by what the program wrote.
     pub by_application: bool,
-    /// Segments with data that came.
-    pub data_segments_in: u32,
 }
 
 /// A socket to ask on. It answers for the network namespace in which it was opened.
@@ -322,7 +320,6 @@ fn limits(info: &[u8]) -> Option<Limits> {
         by_application: info.get(7)? & 1 == 1,
         round_trip_us: u32_at(info, 68)?,
         retransmitted_segments: u32_at(info, 100)?,
-        data_segments_in: u32_at(info, 152)?,
         busy_us: u64_at(info, 168)?,
         receive_window_us: u64_at(info, 176)?,
         send_buffer_us: u64_at(info, 184)?,
@@ -397,7 +394,6 @@ mod tests {
         assert_eq!(open.len(), 3);
         assert!(open.iter().all(|one| one.limits.is_some()), "{open:?}");
         let asked = open.iter().find(|one| one.remote == clients[0].local_addr().expect("bound")).expect("there");
-        assert_eq!(asked.limits.map(|limits| limits.data_segments_in), Some(1));
         assert_eq!(asked.receive_queue, 3);
         drop(servers);
     }

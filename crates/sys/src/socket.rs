@@ -100,6 +100,15 @@ pub fn local_address(socket: impl AsFd) -> io::Result<SocketAddr> {
     Ok(SocketAddr::try_from(net::getsockname(socket)?)?)
 }
 
+/// Who is at the other end of a connection.
+///
+/// # Errors
+/// When the connection is gone already.
+pub fn peer_address(socket: impl AsFd) -> io::Result<SocketAddr> {
+    let address = net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
+    Ok(SocketAddr::try_from(address)?)
+}
+
 /// The next connection of a listener, not blocking, with its peer's address.
 ///
 /// # Errors

@@ -268,7 +268,7 @@ fn end(is_meant: impl Fn(Mark) -> bool) {
 
 /// When a process was born, in ticks since the machine was (proc_pid_stat(5), field 22); `None` if there is none, or only
 /// what its parent has not asked for yet.
-fn birth(pid: u32) -> Option<u64> {
+pub fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
     // The name, in brackets, may hold anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::thread;
 use std::time::Duration;
 
+use amped_measure::stats::median;
 use amped_measure::{Failure, Verdict, Worth};
 use amped_sys::clock::{self, Clock};
 use amped_sys::netns::NetNs;
@@ -292,7 +293,7 @@ fn measure(
     let mut delays = [0.0; 2];
     for (family, delay) in delays.iter_mut().enumerate() {
         let arrivals = send(ends, family, single, 250, |n| pause * n, silence)?;
-        *delay = median(arrivals.iter().map(|arrival| (arrival.got - arrival.sent).as_secs_f64() * 1e3));
+        *delay = median(arrivals.iter().map(|arrival| (arrival.got - arrival.sent).as_secs_f64() * 1e3)).unwrap_or(0.0);
     }
 
     // A train of 0.4 s, of no more than 11 MB and no fewer than 20 packets.
@@ -301,7 +302,7 @@ fn measure(
     let packets = if gap_asked > 0.0 { ((0.4 / gap_asked) as u32).clamp(20, 8000) } else { 0 };
     let mut train = send(ends, 0, data, packets, |_| Duration::ZERO, silence)?;
     let gaps = train.windows(2).filter(|pair| pair[1].number == pair[0].number + 1);
-    let spacing = median(gaps.map(|pair| (pair[1].got - pair[0].got).as_secs_f64() * 1e6));
+    let spacing = median(gaps.map(|pair| (pair[1].got - pair[0].got).as_secs_f64() * 1e6)).unwrap_or(0.0);
     // Where packets overtake one another.
     train.sort_by_key(|arrival| arrival.number);
     let (gap_got, train_late) = gap_of(busy(&train, gap_asked), gap_asked).unwrap_or_default();
@@ -483,12 +484,6 @@ fn tcp(ends: &Ends, time: Duration) -> Result<f64, Failure> {
     drop(connection);
     let _ = sender.join();
     Ok(bytes as f64 * 8.0 / took.as_secs_f64())
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]

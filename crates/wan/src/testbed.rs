@@ -460,18 +460,27 @@ fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
         .map_err(wrong)
 }
 
-/// Becomes this command, in the namespace of the server or of a class. To be called before any thread is started.
+/// Moves the calling thread, and it alone, into the namespace of the server or of a class. A user who is not root can do so in
+/// a program of one thread only, which then is in the test-bed's namespace of users.
 ///
 /// # Errors
-/// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
-pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
+/// When there is no test-bed or no such class.
+pub fn enter(socket: &Path, class: &str) -> Result<(), Failure> {
     let Answer::Namespace { network, users } = ask(socket, &Request::Namespace(class.to_owned()))? else {
         return Err(unexpected());
     };
     // Opened before: from within that of the users nothing else of this host's may be.
     NetNs::open(&network)
         .and_then(|namespace| netns::enter_users(&users).and_then(|()| namespace.enter()))
-        .map_err(Failure::io(format!("enter the namespace of {class}")))?;
+        .map_err(Failure::io(format!("enter the namespace of {class}")))
+}
+
+/// Becomes this command, in the namespace of the server or of a class. To be called before any thread is started.
+///
+/// # Errors
+/// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
+pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
+    enter(socket, class)?;
     let error = command.exec();
     Err(Failure::failed(format!(
         "cannot start {:?}: {error}; it is a program and its arguments",

@@ -268,6 +268,9 @@ fn tables(found: &[Profiled]) -> String {
             let dashes = "---|".repeat(loads.len() + 1);
             let _ = writeln!(text, "**{name}: {title}**\n\n| | {} |\n|{dashes}", loads.join(" | "));
             for (name, cells) in rows(all, name, view) {
+                if cells.iter().all(Option::is_none) {
+                    continue;
+                }
                 let percent = |share: f64| share * 100.0;
                 let cell = |row: &Option<Row>| match row {
                     None => "-".to_owned(),
@@ -335,12 +338,14 @@ mod tests {
         let small: Vec<(&str, f64)> = many.iter().map(|name| (&**name, 0.01)).collect();
         let first = profiled("amped", "class 0", &[&[("user", 0.5)], &small[..]].concat());
         let second = profiled("amped", "mix", &[("writev", 0.75), ("user", 0.25)]);
-        let tables = tables(&[first.clone(), second.clone()]);
+        let other = profiled("nginx", "mix", &[("splice", 0.9)]);
+        let tables = tables(&[first.clone(), second.clone(), other]);
         let has = |line: &str| assert!(tables.lines().any(|found| found == line), "{line} is not in\n{tables}");
         has("| | class 0 | mix |");
         has("| writev | - | 75.0 (74.0-76.0) |");
         has("| user | 50.0 (49.0-51.0) | 25.0 (24.0-26.0) |");
-        has("| all others | 4.0 | 0.0 |");
+        has("| all others | 5.0 | 0.0 |");
+        assert!(tables.contains("| splice | 90.0 (89.0-91.0) |") && !tables.contains("| splice | - "), "{tables}");
         has("| *server CPU, µs a request* | 12.5 | 12.5 |");
         let stacks = panels(&[first, second]);
         assert_eq!(stacks.len(), VIEWS.len() * PROGRAMS.len());

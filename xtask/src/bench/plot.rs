@@ -271,9 +271,13 @@ fn shade(part: usize) -> String {
 pub(super) fn stacks(title: &str, panels: &[Stacks]) -> String {
     const BAR: f64 = 26.0;
     const LINE: f64 = 18.0;
+    // A part that no bar has keeps its colour for the other panels, and is not drawn.
+    let drawn = |panel: &Stacks| -> Vec<usize> {
+        (0..panel.parts.len()).filter(|part| panel.parts[*part].1.iter().any(|share| *share > 0.0)).collect()
+    };
     // A legend has two columns.
     let tall =
-        |panel: &Stacks| TOP + panel.bars.len() as f64 * BAR + 24.0 + panel.parts.len().div_ceil(2) as f64 * LINE;
+        |panel: &Stacks| TOP + panel.bars.len() as f64 * BAR + 24.0 + drawn(panel).len().div_ceil(2) as f64 * LINE;
     let heights: Vec<f64> = panels.chunks(2).map(|row| row.iter().map(tall).fold(0.0, f64::max)).collect();
     let mut out = start(2.0 * (LEFT + WIDTH) + 24.0, 24.0 + heights.iter().sum::<f64>(), title);
     let mut top = 16.0 + TOP;
@@ -285,7 +289,8 @@ pub(super) fn stacks(title: &str, panels: &[Stacks]) -> String {
                 let y = top + bar as f64 * BAR;
                 text(&mut out, left - 6.0, y + 16.0, "end", &escaped(name));
                 let mut from = 0.0;
-                for (part, (name, shares)) in panel.parts.iter().enumerate() {
+                for part in drawn(panel) {
+                    let (name, shares) = &panel.parts[part];
                     let (share, x) = (shares[bar], left + from * WIDTH);
                     let _ = writeln!(
                         out,
@@ -300,8 +305,9 @@ pub(super) fn stacks(title: &str, panels: &[Stacks]) -> String {
                 }
             }
             let below = top + panel.bars.len() as f64 * BAR + 12.0;
-            for (part, (name, _)) in panel.parts.iter().enumerate() {
-                let (x, y) = (left + (part % 2) as f64 * WIDTH / 2.0, below + (part / 2) as f64 * LINE);
+            for (place, part) in drawn(panel).into_iter().enumerate() {
+                let name = &panel.parts[part].0;
+                let (x, y) = (left + (place % 2) as f64 * WIDTH / 2.0, below + (place / 2) as f64 * LINE);
                 let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"12\" height=\"12\" {}/>", shade(part));
                 text(&mut out, x + 18.0, y + 11.0, "start", &escaped(name));
             }
@@ -331,12 +337,14 @@ mod tests {
 
     #[test]
     fn bars_of_parts_are_as_long_as_their_shares() {
-        let parts = vec![("user".to_owned(), vec![0.25, 1.0]), ("a <b>".to_owned(), vec![0.75, 0.0])];
+        let part = |name: &str, shares: [f64; 2]| (name.to_owned(), shares.to_vec());
+        let parts = vec![part("user", [0.25, 1.0]), part("nobody's", [0.0, 0.0]), part("a <b>", [0.75, 0.0])];
         let panel = Stacks { title: "one".into(), bars: vec!["class 0".into(), "mix".into()], parts };
         let svg = stacks("title", &[panel]);
         let width = |share: f64| format!("width=\"{:.1}\" height=\"20\"", share * WIDTH);
         assert!(svg.contains(&width(0.25)) && svg.contains(&width(0.75)) && svg.contains(&width(1.0)), "{svg}");
         assert!(svg.contains("a &lt;b>: 75.0 %") && svg.contains(">mix<") && svg.ends_with("</svg>\n"), "{svg}");
+        assert!(!svg.contains("nobody") && svg.contains(&shade(2)) && !svg.contains(&shade(1)), "{svg}");
         assert_ne!(shade(0), shade(COLOURS.len()));
     }
 

@@ -277,6 +277,16 @@ fn settle<'a>(
     Ok(request)
 }
 
+/// All fields of a head that [`parse`] has found to be good, in order, with their values trimmed.
+pub fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let lines = head.split(|&byte| byte == b'\n').skip(1);
+    lines.filter_map(|line| {
+        let colon = memchr::memchr(b':', line)?;
+        let value = line[colon + 1..].strip_suffix(b"\r").unwrap_or(&line[colon + 1..]);
+        Some((&line[..colon], trim_ows(value)))
+    })
+}
+
 /// The length of the empty lines at the start of `bytes`, which some clients send behind a body (RFC 9112, 2.2).
 pub fn blank_lines(bytes: &[u8]) -> usize {
     bytes.chunks_exact(2).take_while(|pair| pair == b"\r\n").count() * 2
@@ -501,6 +511,13 @@ mod tests {
             Ok(None) => 0,
             Err(bad) => bad.status.0,
         }
+    }
+
+    #[test]
+    fn all_fields_of_a_head() {
+        let head = b"GET / HTTP/1.1\r\nHost: a\r\nX:\r\nY:  b:c \r\n\r\n";
+        let found: Vec<(&[u8], &[u8])> = fields(head).collect();
+        assert_eq!(found, [(&b"Host"[..], &b"a"[..]), (b"X", b""), (b"Y", b"b:c")]);
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 pub(crate) mod files;
 pub(crate) mod host;
+pub(crate) mod list;
 pub(crate) mod load;
 pub(crate) mod monitor;
+pub(crate) mod null_server;
 pub(crate) mod overhead;
 pub(crate) mod profile;
+pub(crate) mod run;
 pub(crate) mod wan;
 
 use std::time::Duration;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ammeter_monitor::Stop;
 use ammeter_monitor::overhead::{self, Ratio, Settings};
+use ammeter_monitor::{Stop, Unit};
 use amped_measure::{Failure, Verdict};
 
 use super::duration;
@@ -56,7 +56,9 @@ Examples:
   ammeter load URL --rate 200 --requests-per-connection 100 --arrivals constant --duration 90s &
                                                     the same at 20,000 requests a second
 
-The server is to be under a load that stays the same. Of what is printed believe what stands out of the noise.";
+The server is to be under a load that stays the same. Of what is printed believe what stands out of the noise. Times are for
+a request where the server publishes how many it has read, as `amped --metrics-file` does; else for a segment of data, of
+which the kernel counts all that were sent, requests and replies alike.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = args.whom.needed()?;
@@ -83,8 +85,15 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         let percent = |ratio: f64| (ratio - 1.0) * 100.0;
         format!("{:+.2} %  [{:+.2}, {:+.2}]", percent(ratio.median), percent(ratio.low), percent(ratio.high))
     };
+    let (unit, counted) = match found.unit {
+        Unit::Requests => ("request", "as the server counts them"),
+        Unit::Segments => (
+            "segment of data",
+            "all in its network namespace; of requests where a server publishes its own: amped --metrics-file",
+        ),
+    };
     say::out(&format!(
-        "server CPU time for each piece of work: {:.2} us, {:.0} a second (segments with data that came, and connections begun)\n\
+        "server CPU time for each {unit}: {:.2} us, {:.0} a second ({counted})\n\
          watched      {}\nthe noise    {}\n{} blocks of three windows of {} ms, {} without load, seed {}",
         found.cpu_us,
         found.work_per_s,

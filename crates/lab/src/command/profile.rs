@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ammeter_monitor::profile::{self, Outcome, Profile};
+use ammeter_monitor::profile::{self, Bpf, Outcome, Profile};
 use ammeter_monitor::{Next, Sampler, Stop, Target, Tick};
 use amped_measure::{Failure, Verdict};
 
@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// What the sampler may use of one processor; it rests when it has used more
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
+    /// Whether a BPF program reads the number of the system call that each sample is in; without, some have no name
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    bpf: When,
     /// The views and all chains as JSON, in one line
     #[arg(long)]
     json: bool,
@@ -44,13 +47,25 @@ pub(crate) struct Args {
     folded: Option<PathBuf>,
 }
 
+/// When to use what not every kernel allows.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// Where the kernel allows it; a line says where it does not
+    Auto,
+    /// Or fail
+    On,
+    /// Not
+    Off,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   ammeter profile --port 8080                      10 s of the server at this port, under whatever load it has
   ammeter profile --port 8080 --duration 30s --html profile.html
   ammeter profile --all --folded stacks.txt        the whole machine; flamegraph.pl reads the file
 
-Needs root, or CAP_PERFMON and CAP_SYSLOG. Without them there is the split into user and system time.";
+Needs root, or CAP_PERFMON and CAP_SYSLOG, and CAP_BPF for the numbers of system calls. Without the first two there is the split
+into user and system time.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };
@@ -61,7 +76,12 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     }
     let stop = Stop::listen()?;
     let Args { duration, frequency, budget, .. } = *args;
-    let settings = profile::Settings { target, duration, frequency, budget };
+    let bpf = match args.bpf {
+        When::Auto => Bpf::Auto,
+        When::On => Bpf::On,
+        When::Off => Bpf::Off,
+    };
+    let settings = profile::Settings { target, duration, frequency, budget, bpf };
     match profile::run(&settings, &stop)? {
         Outcome::Sampled(profile) => tell(args, &profile),
         Outcome::Refused(why) => match target {

@@ -10,13 +10,15 @@
 //!
 //! Pure: names in, words out.
 
+use amped_sys::syscall;
+
 use super::table::{CALLER, KernelTable};
 
 /// User code, as a context and as a category.
 pub(crate) const USER: &str = "user";
 /// A category or context that is not known.
 pub(crate) const UNKNOWN: &str = "unknown";
-/// A system call whose name cannot be told: its own frame is gone, or it has not got there yet.
+/// A system call whose name cannot be told: its own frame is gone, or it has not got there yet, and nobody told its number.
 const ENTRY: &str = "system call entry and exit";
 
 /// A soft interrupt of which nothing but its beginning is under way.
@@ -31,12 +33,25 @@ pub(crate) struct Place {
     pub(crate) category: &'static str,
 }
 
-/// Where a chain of functions belongs, the innermost first.
-pub(crate) fn classify(table: &KernelTable, chain: &[&str]) -> Place {
+/// Where a chain of functions belongs, the innermost first. `saved_number` is what was saved where the number of a system call
+/// stands, if somebody told it: it is that number where the chain began with a call of 64 bits, and else an error's or an
+/// interrupt's.
+pub(crate) fn classify(table: &KernelTable, chain: &[&str], saved_number: Option<u64>) -> Place {
     let category =
         chain.iter().filter_map(|function| table.categories.of(function)).find(|category| *category != CALLER);
-    Place { contexts: contexts(table, chain), category: category.unwrap_or(UNKNOWN) }
+    let mut contexts = contexts(table, chain);
+    if let Some(outermost) = contexts.last_mut()
+        && is_syscall(outermost)
+        && chain.iter().any(|function| ENTRIES_64.contains(function))
+        && let Some(name) = saved_number.and_then(syscall::name)
+    {
+        name.clone_into(outermost);
+    }
+    Place { contexts, category: category.unwrap_or(UNKNOWN) }
 }
+
+/// Where calls begin whose numbers are those of [`syscall::name`].
+const ENTRIES_64: [&str; 4] = ["do_syscall_64", "entry_SYSCALL_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc"];
 
 fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
     let mut contexts: Vec<String> = Vec::new();
@@ -46,7 +61,9 @@ fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
         softirq = table.softirqs.of(function).or(softirq);
         syscall = table.syscalls.of(function).or(syscall);
         let entered = match table.entries.of(function) {
-            _ if syscall_name(function).is_some() => syscall_name(function).map(str::to_owned),
+            _ if syscall_name(function).is_some() => {
+                syscall_name(function).map(|name| table.renamed.of(name).unwrap_or(name).to_owned())
+            }
             Some("interrupt") => Some("interrupt".to_owned()),
             Some("fault") => Some("page fault".to_owned()),
             Some("softirq") => Some(softirq.map_or_else(|| SOFTIRQ.to_owned(), |kind| format!("softirq {kind}"))),
@@ -92,7 +109,7 @@ mod tests {
 
     fn check(chain: &str, contexts: &[&str], category: &str) {
         let chain: Vec<&str> = chain.split_whitespace().collect();
-        let place = classify(&KernelTable::new(), &chain);
+        let place = classify(&KernelTable::new(), &chain, None);
         assert_eq!(
             (&place.contexts[..], place.category),
             (&contexts.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>()[..], category),
@@ -149,6 +166,35 @@ mod tests {
             "low-level network",
         );
         check("default_idle default_idle_call do_idle cpu_startup_entry", &["idle"], "other");
+    }
+
+    #[test]
+    fn a_number_names_the_call_that_the_kernel_was_entered_for() {
+        let check = |chain: &str, number, expected: &[&str]| {
+            let chain: Vec<&str> = chain.split_whitespace().collect();
+            assert_eq!(classify(&KernelTable::new(), &chain, number).contexts, expected, "{chain:?}");
+        };
+        let number_of = |name| (0..500).find(|number| syscall::name(*number) == Some(name)).unwrap();
+        let (preadv2, exit) = (Some(number_of("preadv2")), Some(number_of("exit")));
+        let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
+        check(&format!("do_preadv {entry}"), None, &["preadv"]);
+        check(&format!("do_preadv {entry}"), preadv2, &["preadv2"]);
+        check(entry, preadv2, &["preadv2"]);
+        check(&format!("exc_page_fault asm_exc_page_fault {entry}"), preadv2, &["page fault", "preadv2"]);
+        check(&format!("sysvec_x tcp_ack do_writev {entry}"), preadv2, &["interrupt", "preadv2"]);
+        // One that is newer than the table, or was taken back as the call is to begin anew.
+        check(&format!("do_preadv {entry}"), Some(u64::MAX), &["preadv"]);
+        // Not entered for a call: what was saved is an error's number, or another table's.
+        check("exc_page_fault asm_exc_page_fault", exit, &["page fault"]);
+        check("do_preadv do_fast_syscall_32 entry_SYSENTER_compat", exit, &["preadv"]);
+    }
+
+    #[test]
+    fn a_call_has_the_name_that_programs_know() {
+        let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
+        check(&format!("__x64_sys_newfstat {entry}"), &["fstat"], "entry and exit");
+        check(&format!("do_sendfile __do_sys_sendfile64 {entry}"), &["sendfile"], "high-level file system");
+        check(&format!("do_sendfile {entry}"), &["sendfile"], "high-level file system");
     }
 
     #[test]

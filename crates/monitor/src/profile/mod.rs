@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! sys/perf   a ring a processor, cpu-clock at 199 Hz with the kernel's call chains
+//! sys/bpf    the number of the system call that a sample is in, where the kernel lets us ask
 //! symbols    addresses to functions
 //! table      functions to categories: data, `kernel.txt`
 //! classify   a chain to its contexts and its category
@@ -23,10 +24,11 @@ mod tally;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
+use amped_sys::bpf::SyscallNumbers;
 use amped_sys::perf::{Record, Ring};
 use amped_sys::process::cpu_time;
 use serde::Serialize;
@@ -52,6 +54,29 @@ pub struct Settings {
     pub frequency: u32,
     /// The share of one processor that the sampler may use. When it has used more it rests, and takes fewer samples.
     pub budget: f64,
+    /// Whether to ask for the numbers of system calls.
+    pub bpf: Bpf,
+}
+
+/// Whether a program in the kernel (BPF) is to tell the number of the system call that each sample is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bpf {
+    /// Where the kernel allows it.
+    Auto,
+    /// Or not at all.
+    On,
+    /// No: names are told by call chains.
+    Off,
+}
+
+/// By what system calls were told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Syscalls {
+    /// The number of each, which a BPF program read.
+    Number,
+    /// The functions of the kernel that were under way.
+    Chain,
 }
 
 /// Where the time went.
@@ -77,6 +102,8 @@ pub struct Profile {
     pub who: Vec<Row>,
     /// Of the server's samples, what for: by the innermost context, and with all that ran inside.
     pub contexts: Vec<Row>,
+    /// By what system calls were told apart.
+    pub syscalls: Syscalls,
     /// Of the server's samples, doing what.
     pub categories: Vec<Row>,
     /// Of the server's samples, those in functions of the kernel that the table does not know.
@@ -115,7 +142,7 @@ const ROUND: Duration = Duration::from_millis(500);
 /// Samples until the time is over, or the user has had enough.
 ///
 /// # Errors
-/// As [`Server::find`]; the kernel's functions have no addresses; nothing was sampled.
+/// As [`Server::find`]; the kernel's functions have no addresses; BPF is demanded and refused; nothing was sampled.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut server = settings.target.map(Server::find).transpose()?;
     let mut missing = server.as_ref().map_or_else(Vec::new, |server| server.missing().to_vec());
@@ -129,7 +156,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut rings = Vec::new();
     for processor in processors()? {
         match Ring::open(processor, settings.frequency) {
-            Ok(ring) => rings.push(ring),
+            Ok(ring) => rings.push((processor, ring)),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(Outcome::Refused(refused(&error))),
             Err(error) => {
                 return Err(Failure::failed(format!(
@@ -138,6 +165,15 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
             }
         }
     }
+    let syscalls = match (settings.bpf, ask_for_syscalls(settings.bpf, &mut rings)) {
+        (Bpf::Off, _) => Syscalls::Chain,
+        (_, Ok(())) => Syscalls::Number,
+        (Bpf::On, Err(error)) => return Err(Failure::failed(no_numbers(&error))),
+        (Bpf::Auto, Err(error)) => {
+            missing.push(no_numbers(&error));
+            Syscalls::Chain
+        }
+    };
     // Only now: it takes a while, and is of no use to whom sampling is refused.
     let symbols = Symbols::read()?;
     let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
@@ -147,14 +183,14 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let (mut is_over, mut rest) = (false, Duration::ZERO);
     while !is_over {
         is_over = stop.wait(rest.min(settings.duration.saturating_sub(begun.elapsed())));
-        rings.iter().try_for_each(Ring::enable).map_err(Failure::io("begin to sample"))?;
+        rings.iter().try_for_each(|(_, ring)| ring.enable()).map_err(Failure::io("begin to sample"))?;
         let round = Instant::now();
         let left = settings.duration.saturating_sub(begun.elapsed());
         is_over |= stop.wait(left.min(ROUND)) || begun.elapsed() >= settings.duration;
         // While the rings are emptied nothing is sampled but that.
-        rings.iter().try_for_each(Ring::disable).map_err(Failure::io("stop to sample"))?;
+        rings.iter().try_for_each(|(_, ring)| ring.disable()).map_err(Failure::io("stop to sample"))?;
         sampled += round.elapsed();
-        for ring in &mut rings {
+        for (_, ring) in &mut rings {
             ring.take(|record| folds.add(record));
         }
         rest = rest_of(cpu_time().saturating_sub(cpu_before), begun.elapsed(), settings.budget);
@@ -175,7 +211,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     };
     let is_one = settings.target.is_some();
     let Settings { frequency, budget, .. } = *settings;
-    let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, missing };
+    let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, syscalls, missing };
     let is_chosen = |pid: u32| if is_one { pids.contains(&pid) } else { pid != 0 };
     profile(head, &folds, is_chosen).map(|profile| Outcome::Sampled(Box::new(profile)))
 }
@@ -191,7 +227,24 @@ struct Head {
     processors: u32,
     own_cpu: f64,
     budget: f64,
+    syscalls: Syscalls,
     missing: Vec<String>,
+}
+
+fn ask_for_syscalls(bpf: Bpf, rings: &mut [(u32, Ring)]) -> io::Result<()> {
+    if bpf == Bpf::Off {
+        return Ok(());
+    }
+    let places = rings.iter().map(|(processor, _)| processor + 1).max().unwrap_or(0);
+    let program = SyscallNumbers::load(places)?;
+    rings.iter_mut().try_for_each(|(_, ring)| ring.ask_for_syscalls(&program))
+}
+
+fn no_numbers(error: &io::Error) -> String {
+    format!(
+        "system calls are told apart by call chains and not by their numbers, which the kernel does not let a program \
+         read (bpf: {error}): run as root, or add cap_bpf to cap_perfmon; it takes Linux 5.15 with BTF"
+    )
 }
 
 /// How long the sampler has to rest that has used so much since it began.
@@ -208,7 +261,7 @@ fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result
     let mut names = HashMap::new();
     for (fold, &count) in &folds.samples {
         let chain: Vec<&str> = fold.chain.iter().map(|number| folds.symbols.name(*number)).collect();
-        let place = if fold.in_kernel { Some(classify(&table, &chain)) } else { None };
+        let place = if fold.in_kernel { Some(classify(&table, &chain, fold.saved_number)) } else { None };
         let is_chosen = is_chosen(fold.pid);
         let outermost = place.as_ref().and_then(|place| place.contexts.last()).map(String::as_str);
         let by = match (fold.pid, outermost) {
@@ -274,6 +327,7 @@ fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result
         unknown: Share::of(categories.count(classify::UNKNOWN), chosen),
         who: who.rows(),
         contexts: contexts.rows(),
+        syscalls: head.syscalls,
         categories: categories.rows(),
         own_cpu: head.own_cpu,
         budget: head.budget,
@@ -295,6 +349,7 @@ struct Fold {
     in_kernel: bool,
     /// Numbers of functions, the innermost first.
     chain: Vec<u32>,
+    saved_number: Option<u64>,
 }
 
 impl Folds {
@@ -304,7 +359,9 @@ impl Folds {
             Record::Sample(sample) => {
                 let find = |address: &u64| self.symbols.find(*address).map(|(number, _)| number);
                 let chain = sample.kernel_chain.iter().filter_map(find).collect();
-                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain };
+                // In user code it is of what was over.
+                let saved_number = sample.saved_number.filter(|_| sample.in_kernel);
+                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, saved_number };
                 *self.samples.entry(fold).or_default() += 1;
             }
         }
@@ -334,7 +391,7 @@ fn list(text: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-pub(crate) fn refused(error: &std::io::Error) -> String {
+pub(crate) fn refused(error: &io::Error) -> String {
     let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
     format!(
         "the kernel does not let this user sample ({error}; kernel.perf_event_paranoid is {}): run as root, or give the \
@@ -378,12 +435,16 @@ mod tests {
             4000 T do_writev\n5000 T do_syscall_64\n6000 T qqq\n7000 T do_idle\n",
         );
         let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
-        let sample = |pid, in_kernel, kernel_chain: &[u64]| {
-            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain: kernel_chain.to_vec() })
+        let numbered = |pid, in_kernel, kernel_chain: &[u64], saved_number| {
+            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain: kernel_chain.to_vec(), saved_number })
         };
+        let sample = |pid, in_kernel, kernel_chain: &[u64]| numbered(pid, in_kernel, kernel_chain, None);
         for _ in 0..3 {
             folds.add(sample(7, true, &[0x1008, 0x2000, 0x3000, 0x4000, 0x5000]));
         }
+        let preadv2 = (0..500).find(|number| amped_sys::syscall::name(*number) == Some("preadv2"));
+        folds.add(numbered(7, true, &[0x4000, 0x5000], preadv2));
+        folds.add(numbered(7, false, &[], preadv2));
         folds.add(sample(7, false, &[]));
         folds.add(sample(7, true, &[0x6001, 0x4000, 0x5000]));
         folds.add(sample(8, false, &[]));
@@ -399,6 +460,7 @@ mod tests {
             processors: 1,
             own_cpu: 0.0,
             budget: 0.005,
+            syscalls: Syscalls::Number,
             missing: Vec::new(),
         };
         let found = profile(head(), &folds, |pid| pid == 7).unwrap();
@@ -407,13 +469,14 @@ mod tests {
                 .find(|row| row.name == name)
                 .map(|row| (row.share.samples, row.around.map(|share| share.samples)))
         };
-        assert_eq!((found.samples, found.expected, found.lost), (8, 8, 2));
-        assert_eq!(of(&found.who, "the server"), Some((5, None)));
+        assert_eq!((found.samples, found.expected, found.lost), (10, 8, 2));
+        assert_eq!(of(&found.who, "the server"), Some((7, None)));
         assert_eq!(of(&found.who, "interrupts while idle"), Some((1, None)));
         assert_eq!(of(&found.contexts, "softirq net_rx"), Some((3, Some(3))));
         // Once innermost; around the three as well.
         assert_eq!(of(&found.contexts, "writev"), Some((1, Some(4))));
-        assert_eq!(of(&found.contexts, "user"), Some((1, Some(1))));
+        assert_eq!(of(&found.contexts, "preadv2"), Some((1, Some(1))));
+        assert_eq!(of(&found.contexts, "user"), Some((2, Some(2))));
         assert_eq!(of(&found.categories, "tcp/ip and sockets"), Some((3, None)));
         assert_eq!(found.unknown.samples, 0);
         assert_eq!(found.stacks[0].samples, 3);

@@ -3,8 +3,8 @@
 
 use std::fmt::Write;
 
-use super::Profile;
 use super::tally::Row;
+use super::{Profile, Syscalls};
 
 /// Bars in a terminal, each with its interval and, for contexts, with all that ran inside.
 pub fn text(profile: &Profile) -> String {
@@ -45,6 +45,7 @@ pub fn text(profile: &Profile) -> String {
         profile.own_cpu * 100.0,
         (profile.budget * 1e4).round() / 1e2
     );
+    let _ = writeln!(text, "{}", told_by(profile));
     let rested = profile.seconds - profile.sampled_seconds;
     // Emptying the rings takes a moment as well.
     if rested > 0.1 * profile.seconds {
@@ -54,6 +55,14 @@ pub fn text(profile: &Profile) -> String {
         let _ = writeln!(text, "{line}");
     }
     text
+}
+
+/// By what system calls were told apart.
+fn told_by(profile: &Profile) -> &'static str {
+    match profile.syscalls {
+        Syscalls::Number => "system calls are told apart by their numbers, which a BPF program read",
+        Syscalls::Chain => "system calls are told apart by call chains, by which some have no name",
+    }
 }
 
 /// Folded stacks: a chain a line, a blank, and how often.
@@ -159,11 +168,12 @@ pub fn html(profile: &Profile) -> String {
          <h1>Profile of {whose}</h1>\n<p>{} samples of {samples}, in {seconds:.1} s, {processors} processors at \
          {frequency} Hz; {expected} expected, {lost} lost. In functions of the kernel that are not known: {unknown:.1} %. The \
          sampler used {:.2} % of a processor, of {} % that it may. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
-         inside.</p>\n{picture}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
+         inside; {}.</p>\n{picture}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
          {rows}</table>\n</html>\n",
         chosen(profile),
         own_cpu * 100.0,
-        (budget * 1e4).round() / 1e2
+        (budget * 1e4).round() / 1e2,
+        told_by(profile)
     )
 }
 
@@ -193,6 +203,7 @@ mod tests {
             lost: 0,
             who: vec![row("idle", 100, None)],
             contexts: vec![row("user", 60, Some(60)), row("writev", 10, Some(40))],
+            syscalls: Syscalls::Chain,
             categories: vec![row("a & b <c>", 100, None)],
             unknown: Share::of(0, 100),
             own_cpu: 0.001,
@@ -210,6 +221,7 @@ mod tests {
         assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
         assert_eq!(words[8].chars().count(), 4);
         assert!(text.contains("something") && text.contains("796 expected"), "{text}");
+        assert!(text.contains("told apart by call chains"), "{text}");
         assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
     }

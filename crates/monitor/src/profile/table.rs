@@ -53,6 +53,8 @@ pub(crate) struct KernelTable {
     pub(crate) softirqs: Patterns,
     /// What a system call goes on with, to its name.
     pub(crate) syscalls: Patterns,
+    /// What a system call is called in the kernel, to its name, where that is another.
+    pub(crate) renamed: Patterns,
 }
 
 /// The category of functions that work for their caller.
@@ -76,6 +78,7 @@ impl KernelTable {
             for pattern in line.split_whitespace() {
                 match (section, section.split_once(' '), pattern.split_once('=')) {
                     ("syscall", _, Some((function, name))) => table.syscalls.add(function, name)?,
+                    ("renamed", _, Some((function, name))) => table.renamed.add(function, name)?,
                     ("caller", _, None) => table.categories.add(pattern, CALLER)?,
                     ("interrupt" | "fault" | "softirq" | "entry" | "kthread" | "idle", _, None) => {
                         table.entries.add(pattern, section)?;

@@ -17,11 +17,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+pub use amped_measure::host::Cpu;
 pub use disk::Disk;
 pub use memory::{Memory, Paging};
 pub use network::{Interface, Network, Tcp};
 pub use pressure::{Pressure, Stall};
-pub use stat::{Cpu, Host, SOFTIRQS};
+pub use stat::{Host, SOFTIRQS};
 pub use task::{Process, Scheduled, Stat, Thread, stat_of};
 
 /// A file of `/proc` that is opened once and read often, at a third of the cost.

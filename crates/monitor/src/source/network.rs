@@ -27,6 +27,9 @@ pub struct Tcp {
     pub segments_in: u64,
     /// Segments that went, without those sent again.
     pub segments_out: u64,
+    /// Of these, the ones with data.
+    #[serde(default)]
+    pub data_segments_out: u64,
     /// Segments that were sent again.
     pub segments_again: u64,
     /// Times that the queue of a listener was full.
@@ -51,6 +54,7 @@ impl Tcp {
             (snmp, "Tcp:", "EstabResets", &mut tcp.resets),
             (snmp, "Tcp:", "InSegs", &mut tcp.segments_in),
             (snmp, "Tcp:", "OutSegs", &mut tcp.segments_out),
+            (netstat, "TcpExt:", "TCPOrigDataSent", &mut tcp.data_segments_out),
             (snmp, "Tcp:", "RetransSegs", &mut tcp.segments_again),
             (netstat, "TcpExt:", "ListenOverflows", &mut tcp.listen_overflows),
             (netstat, "TcpExt:", "ListenDrops", &mut tcp.listen_drops),
@@ -121,7 +125,7 @@ mod tests {
     const SNMP: &str = "Ip: Forwarding DefaultTTL\nIp: 2 64\n\
         Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs RetransSegs InErrs OutRsts InCsumErrors\n\
         Tcp: 1 200 120000 -1 5255298 5150412 104711 1264143 0 306024276 306277915 248986 0 901927 0\n";
-    const NETSTAT: &str = "TcpExt: SyncookiesSent ListenOverflows ListenDrops TCPTimeouts\nTcpExt: 0 7 9 11\n\
+    const NETSTAT: &str = "TcpExt: SyncookiesSent ListenOverflows ListenDrops TCPTimeouts TCPOrigDataSent\nTcpExt: 0 7 9 11 13\n\
         IpExt: InNoRoutes\nIpExt: 0\n";
     const SOCKSTAT: &str = "sockets: used 13\nTCP: inuse 1 orphan 4 tw 12 alloc 1 mem 212\nUDP: inuse 0 mem 0\n";
 
@@ -133,6 +137,7 @@ mod tests {
             resets: 1_264_143,
             segments_in: 306_024_276,
             segments_out: 306_277_915,
+            data_segments_out: 13,
             segments_again: 248_986,
             listen_overflows: 7,
             listen_drops: 9,

@@ -3,50 +3,8 @@
 //! On a kernel with tick accounting (`CONFIG_TICK_CPU_ACCOUNTING`) all but idle is sampled 250 times a second: good over a
 //! second, coarse over a twentieth. What the server's threads used is exact, and from elsewhere (`task`).
 
+use amped_measure::host::Cpu;
 use serde::{Deserialize, Serialize};
-
-/// What a processor, or all of them, did since the start, in units of 1/100 s (`USER_HZ`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cpu {
-    /// User code, guests and niced processes among it.
-    pub user: u64,
-    /// The kernel, for a process.
-    pub system: u64,
-    /// Nothing.
-    pub idle: u64,
-    /// Nothing, while a process waited for a disk.
-    pub iowait: u64,
-    /// Interrupts.
-    pub interrupt: u64,
-    /// What interrupts left to be done, as most of receiving.
-    pub softirq: u64,
-    /// Another virtual machine.
-    pub steal: u64,
-}
-
-impl Cpu {
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        let Cpu { user, system, idle, iowait, interrupt, softirq, steal } = self;
-        // A text or a record may say what no kernel counts.
-        [user, system, idle, iowait, interrupt, softirq, steal]
-            .into_iter()
-            .fold(0, |sum: u64, part| sum.saturating_add(*part))
-    }
-
-    /// What has come since.
-    pub fn since(&self, earlier: &Cpu) -> Cpu {
-        Cpu {
-            user: self.user.saturating_sub(earlier.user),
-            system: self.system.saturating_sub(earlier.system),
-            idle: self.idle.saturating_sub(earlier.idle),
-            iowait: self.iowait.saturating_sub(earlier.iowait),
-            interrupt: self.interrupt.saturating_sub(earlier.interrupt),
-            softirq: self.softirq.saturating_sub(earlier.softirq),
-            steal: self.steal.saturating_sub(earlier.steal),
-        }
-    }
-}
 
 /// The kinds of soft interrupts, as the kernel numbers them.
 pub const SOFTIRQS: [&str; 10] =
@@ -72,7 +30,7 @@ pub struct Host {
 impl Host {
     /// Reads `/proc/stat`; `None` where it does not begin as it should.
     pub fn parse(text: &str) -> Option<Host> {
-        let mut host = Host { cpu: cpu(text.lines().next()?.strip_prefix("cpu ")?)?, ..Host::default() };
+        let mut host = Host { cpu: Cpu::parse(text.lines().next()?.strip_prefix("cpu ")?)?, ..Host::default() };
         for line in text.lines().skip(1) {
             let (name, rest) = line.split_once(' ')?;
             let first = || -> Option<u64> { rest.split(' ').next()?.parse().ok() };
@@ -81,21 +39,12 @@ impl Host {
                 "ctxt" => host.context_switches = first()?,
                 "processes" => host.forks = first()?,
                 "softirq" => host.softirqs = numbers(rest).skip(1).collect(),
-                core if core.starts_with("cpu") => host.cores.push(cpu(rest)?),
+                core if core.starts_with("cpu") => host.cores.push(Cpu::parse(rest)?),
                 _ => {}
             }
         }
         Some(host)
     }
-}
-
-fn cpu(line: &str) -> Option<Cpu> {
-    let mut numbers = numbers(line);
-    let mut next = || numbers.next();
-    let (user, nice, system, idle, iowait) = (next()?, next()?, next()?, next()?, next()?);
-    let (interrupt, softirq) = (next()?, next()?);
-    // Guests are in user already. Steal came last, with 2.6.11.
-    Some(Cpu { user: user.saturating_add(nice), system, idle, iowait, interrupt, softirq, steal: next().unwrap_or(0) })
 }
 
 fn numbers(line: &str) -> impl Iterator<Item = u64> {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_core::app::AppRule;
 use amped_core::auth::Guard;
 use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
@@ -88,6 +89,40 @@ pub struct Settings {
     pub roots: Vec<SiteRoot>,
     /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
+    /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
+    pub apps: Vec<Vec<AppSettings>>,
+}
+
+/// What an application is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AppKind {
+    /// A process for each request.
+    Cgi,
+    /// One that lives on, and listens at this socket.
+    Unix(PathBuf),
+    /// One that lives on, and listens at this address.
+    Tcp(SocketAddr),
+    /// One that lives on, and is started here: program and arguments, at least the first.
+    Command(Vec<String>),
+}
+
+/// How the applications of a rule run. When it is one's turn, and how much it may say, is core's `AppRule`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppSettings {
+    /// What they are.
+    pub kind: AppKind,
+    /// Whether their scripts are files of the site, and what is none is answered 404 here; default for patterns with a star.
+    /// Always so for processes of their own.
+    pub files: bool,
+    /// Of those that live on, kept when there is nothing to do; default 1. `reserve <= processes`
+    pub reserve: usize,
+    /// Most processes at a time, of the whole server, 1 or more; default 20. What a script computes is shared among few
+    /// cores in any case, and each holds some MiB.
+    pub processes: usize,
+    /// Requests that may wait for one; default 1000. Beyond it requests are answered 503.
+    pub queue: usize,
+    /// Variables that it gets besides those of CGI. It has no others: nothing is inherited.
+    pub env: Vec<(Box<str>, Box<str>)>,
 }
 
 /// Targets of the URI cache, once that is switched on.
@@ -320,7 +355,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
     let control = check.control(flags, &file.control.socket);
     let metrics = check.metrics(flags, &file.metrics);
-    let (sites, roots) = check.sites(flags, file)?;
+    let (sites, roots, apps) = check.sites(flags, file)?;
     Some(Settings {
         listen,
         architecture,
@@ -342,6 +377,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         sites: Arc::new(sites),
         roots,
         accounts: check.accounts,
+        apps,
     })
 }
 
@@ -627,15 +663,17 @@ impl Checker<'_> {
     }
 
     /// The sites and their roots.
-    fn sites(&mut self, flags: &Serve, file: &File) -> Option<(Sites, Vec<SiteRoot>)> {
+    fn sites(&mut self, flags: &Serve, file: &File) -> Option<(Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>)> {
         let plain = file::Site::default();
         let mut roots = Vec::new();
         let mut sites = Vec::new();
+        let mut apps = Vec::new();
         let mut hosts = HashMap::new();
         // The shorthand goes first; without it and without any site, the folder of the command line makes one.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
             roots.push(self.root(flags.dir.as_deref(), &file.root));
-            sites.push(self.site(flags, &plain, &mut hosts));
+            sites.push(self.site(flags, &plain, &mut hosts, Vec::new()));
+            apps.push(Vec::new());
         }
         for table in &file.site {
             let site = table.get_ref();
@@ -649,7 +687,9 @@ impl Checker<'_> {
                 self.findings.at(table.span(), "this site has no `hosts`, so no request would reach it", help);
             }
             roots.push(self.root(dir, &site.root));
-            sites.push(self.site(flags, site, &mut hosts));
+            let (rules, settings) = site.app.iter().filter_map(|table| self.app(table)).unzip();
+            sites.push(self.site(flags, site, &mut hosts, rules));
+            apps.push(settings);
         }
         if sites.is_empty() && self.whole {
             match flags.config {
@@ -668,7 +708,7 @@ impl Checker<'_> {
             self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
         }
         let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
-        Some((Sites::new(sites)?, roots?))
+        Some((Sites::new(sites)?, roots?, apps))
     }
 
     fn root(&mut self, dir: Option<&Path>, key: &Key<String>) -> Option<SiteRoot> {
@@ -697,7 +737,19 @@ impl Checker<'_> {
         Some(SiteRoot { path })
     }
 
-    fn site(&mut self, flags: &Serve, file: &file::Site, hosts: &mut HashMap<Box<str>, Range<usize>>) -> Site {
+    fn site(
+        &mut self,
+        flags: &Serve,
+        file: &file::Site,
+        hosts: &mut HashMap<Box<str>, Range<usize>>,
+        apps: Vec<AppRule>,
+    ) -> Site {
+        for page in file.errors.values() {
+            if apps.iter().any(|app| app.pattern.matches(page.get_ref().as_bytes())) {
+                let help = "write a page that is a file: an application may be what has failed";
+                self.findings.at(page.span(), format!("the error page `{}` is an application's", page.get_ref()), help);
+            }
+        }
         let index = match &file.index {
             None => ["index.html", "index.htm"].map(Box::from).to_vec(),
             Some(names) => names.iter().map(|name| self.index_name(name)).collect(),
@@ -715,6 +767,7 @@ impl Checker<'_> {
             precompressed,
             user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
             types: self.types(file),
+            apps,
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
             cors: file.cors.iter().filter_map(|table| self.cors(table)).collect(),
             routes: file.route.iter().filter_map(|table| self.route(table)).collect(),
@@ -1092,6 +1145,116 @@ impl Checker<'_> {
         })
     }
 
+    fn app(&mut self, table: &Spanned<file::App>) -> Option<(AppRule, AppSettings)> {
+        let app = table.get_ref();
+        let kind = self.app_kind(table);
+        let pattern = app.pattern.as_ref().map_or("", |pattern| pattern.get_ref());
+        let processes = self.positive(&app.processes, "processes", 20);
+        let mut reserve = or(&app.reserve, 1);
+        let most = app.processes.as_ref().map(Spanned::span);
+        self.at_most(("reserve", &app.reserve, &mut reserve), ("processes", most, processes));
+        let settings = AppSettings {
+            files: app.files.unwrap_or(pattern.contains('*')) || kind == Some(AppKind::Cgi),
+            kind: kind.unwrap_or(AppKind::Cgi),
+            reserve,
+            processes,
+            queue: or(&app.queue, 1000),
+            env: app.env.iter().filter_map(|(name, value)| self.variable(name, value)).collect(),
+        };
+        if let Some(key) = app.processes.as_ref().filter(|_| settings.processes > PROCESSES_MAX) {
+            let help = format!("write {PROCESSES_MAX} or less");
+            self.findings.at(key.span(), format!("`processes` is more than {PROCESSES_MAX}"), help);
+        }
+        let time = self.positive(&app.time, "time", Duration::from_secs(60));
+        let (body, output) = (or(&app.body, Bytes::mib(100)), or(&app.output, Bytes::mib(1024)));
+        let Some(pattern) = &app.pattern else {
+            let help = "add `match = \"/cgi-bin/**\"` for a folder, or `match = \"*.php\"` for an ending";
+            if self.whole {
+                self.findings.at(table.span(), "this application does not say which paths are its", help);
+            }
+            return None;
+        };
+        if pattern.get_ref().is_empty() {
+            let help = "write `/cgi-bin/**`, `*.php`, or `/` for every path";
+            self.findings.at(pattern.span(), "an empty pattern matches nothing", help);
+        }
+        Some((AppRule { pattern: Glob::new(pattern.get_ref()), time, body, output }, settings))
+    }
+
+    /// What an application is: one of three keys says it.
+    fn app_kind(&mut self, table: &Spanned<file::App>) -> Option<AppKind> {
+        let app = table.get_ref();
+        let given = [
+            app.cgi.as_ref().map(|key| ("cgi", key.span())),
+            app.fastcgi.as_ref().map(|key| ("fastcgi", key.span())),
+            app.command.as_ref().map(|key| ("command", key.span())),
+        ];
+        let mut given = given.into_iter().flatten();
+        let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
+                    for an application that is there, or `command = [\"/srv/app\"]` for one that is to be started";
+        let Some((first, place)) = given.next() else {
+            if self.whole {
+                self.findings.at(table.span(), "this application does not say how it runs", help);
+            }
+            return None;
+        };
+        for (name, span) in given {
+            let message = format!("an application has both `{first}` and `{name}`");
+            self.findings.against(span, (place.clone(), "first here"), message, "take one of them out");
+        }
+        if let Some(key) = &app.fastcgi {
+            let text = key.get_ref().trim();
+            return match (text.strip_prefix("unix:"), parse_listen(text)) {
+                (Some(""), _) => {
+                    self.findings.at(key.span(), "`unix:` names no socket", "write `unix:/run/php/php-fpm.sock`");
+                    None
+                }
+                (Some(name), _) => Some(AppKind::Unix(self.folder.join(name))),
+                (None, Ok(address)) if !text.starts_with('*') => Some(AppKind::Tcp(address)),
+                (None, _) => {
+                    let help = "write `unix:/run/php/php-fpm.sock`, or an address and a port, `127.0.0.1:9000`";
+                    let message = format!("`{text}` is neither a socket nor an address and port");
+                    self.findings.at(key.span(), message, help);
+                    None
+                }
+            };
+        }
+        if let Some(key) = &app.command {
+            let mut words: Vec<String> = key.get_ref().iter().map(|word| word.get_ref().clone()).collect();
+            let bad = words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0'));
+            if bad {
+                let help = "write the program, then its arguments: `[\"/srv/app/serve\", \"--fast\"]`";
+                self.findings.at(key.span(), "`command` names no program", help);
+                return None;
+            }
+            if words[0].contains('/') {
+                words[0] = self.folder.join(&words[0]).to_string_lossy().into_owned();
+            }
+            return Some(AppKind::Command(words));
+        }
+        if let Some(key) = app.cgi.as_ref().filter(|key| !*key.get_ref()) {
+            self.findings.at(key.span(), "nothing runs this application", help);
+        }
+        Some(AppKind::Cgi)
+    }
+
+    fn variable(&mut self, name: &Spanned<String>, value: &Spanned<String>) -> Option<(Box<str>, Box<str>)> {
+        let (given, said) = (name.get_ref(), value.get_ref());
+        if given.is_empty() || given.contains(['=', '\0']) {
+            let help = "write a name such as `LANG`, without `=`";
+            self.findings.at(name.span(), format!("`{}` is not the name of a variable", given.escape_debug()), help);
+            return None;
+        }
+        if given.eq_ignore_ascii_case("HTTP_PROXY") {
+            let help = "take it out: a client's field of that name would become it, so scripts must not believe it";
+            self.findings.at(name.span(), "`HTTP_PROXY` is kept from applications", help);
+        }
+        if said.contains('\0') {
+            self.findings.at(value.span(), format!("the value of `{given}` holds a NUL"), "take it out");
+        }
+        Some((given.as_str().into(), said.as_str().into()))
+    }
+
     fn header_name(&mut self, key: &Spanned<String>) {
         let name = key.get_ref();
         if !is_token(name) {
@@ -1148,6 +1311,9 @@ impl Checker<'_> {
         Some((Status(status?), path.as_str().into()))
     }
 }
+
+/// Most processes of one rule; beyond it somebody is mistaken, or wants an application that lives on.
+const PROCESSES_MAX: usize = 4096;
 
 /// Errors that no site has a page for: of a head or body that could not be read, and of conditions and ranges.
 const BUILT_IN: &[u16] = &[406, 408, 412, 413, 414, 416, 431, 505];

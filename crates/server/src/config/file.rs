@@ -266,6 +266,39 @@ pub struct Site {
     pub auth: Vec<Spanned<Auth>>,
     /// Documents in variants, by pattern.
     pub negotiation: Vec<Spanned<Negotiation>>,
+    /// Applications by pattern.
+    pub app: Vec<Spanned<App>>,
+}
+
+/// `[[site.app]]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct App {
+    /// Which paths are its scripts.
+    #[serde(rename = "match")]
+    pub pattern: Key<String>,
+    /// Whether each request gets a process of the script that it names.
+    pub cgi: Key<bool>,
+    /// Where one that lives on listens: `unix:PATH` or `ADDR:PORT`.
+    pub fastcgi: Key<String>,
+    /// The program, and its arguments, that is started here and lives on.
+    pub command: Key<Vec<Spanned<String>>>,
+    /// Whether its scripts are files of the site.
+    pub files: Option<bool>,
+    /// Of these, kept when there is nothing to do.
+    pub reserve: Key<usize>,
+    /// It may do nothing for so long.
+    pub time: Key<Lasting>,
+    /// Longest body of a request.
+    pub body: Key<Size>,
+    /// Most that it may answer.
+    pub output: Key<Size>,
+    /// Most of them at a time.
+    pub processes: Key<usize>,
+    /// Requests that may wait for one.
+    pub queue: Key<usize>,
+    /// Variables that it gets besides.
+    pub env: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
 /// `[[site.headers]]`
@@ -671,7 +704,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 17] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 18] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -690,6 +723,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 17] {
         ("in `[[site.fallback]]`", keys_of::<Fallback>()),
         ("in `[[site.auth]]`", keys_of::<Auth>()),
         ("in `[[site.negotiation]]`", keys_of::<Negotiation>()),
+        ("in `[[site.app]]`", keys_of::<App>()),
     ]
 }
 

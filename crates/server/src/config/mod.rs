@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use checked::{
-    ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings, Residency,
-    SendSettings, Settings, SiteRoot,
+    AppKind, AppSettings, ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings,
+    Residency, SendSettings, Settings, SiteRoot,
 };
 pub use error::{Error, Problem};
 pub use optimise::{Optimisation, Optimise};

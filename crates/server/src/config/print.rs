@@ -14,7 +14,7 @@ use amped_http::negotiate::Coding;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
-use super::checked::{LogTarget, Settings};
+use super::checked::{AppKind, AppSettings, LogTarget, Settings};
 use super::file::TIME_UNITS;
 use super::optimise::Optimisation;
 
@@ -205,12 +205,13 @@ pub fn print(settings: &Settings) -> String {
 
     for (number, root) in settings.roots.iter().enumerate() {
         let site = u16::try_from(number).ok().and_then(|number| settings.sites.get(number));
-        site_tables(&mut page, site.expect("a root for each site, no more"), &root.path, &settings.accounts);
+        let apps = settings.apps.get(number).map_or(&[][..], Vec::as_slice);
+        site_tables(&mut page, site.expect("a root for each site, no more"), &root.path, (&settings.accounts, apps));
     }
     page.0
 }
 
-fn site_tables(page: &mut Page, site: &Site, root: &Path, accounts: &[PathBuf]) {
+fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[PathBuf], &[AppSettings])) {
     page.table("[[site]]", if site.number == 0 { "the default one: it answers to every other name too" } else { "" });
     page.key("hosts", &site.hosts[..], "\"*.example.org\" is every name below");
     page.key("root", root, "");
@@ -308,6 +309,38 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, accounts: &[PathBuf]) 
     }
     for rule in &site.negotiations {
         negotiation_table(page, rule);
+    }
+    if apps.is_empty() {
+        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n";
+        page.0 += "# processes = 20\n# queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
+    }
+    for (rule, app) in site.apps.iter().zip(apps) {
+        page.table("[[site.app]]", "");
+        page.key("match", rule.pattern.as_str(), "which paths are its scripts; what follows is PATH_INFO");
+        match &app.kind {
+            AppKind::Cgi => page.key("cgi", &true, "a process for each request"),
+            AppKind::Unix(name) => {
+                page.key("fastcgi", &*format!("unix:{}", name.display()), "it lives on, and listens here")
+            }
+            AppKind::Tcp(address) => page.key("fastcgi", &*address.to_string(), "it lives on, and listens here"),
+            AppKind::Command(words) => {
+                let words: Vec<Box<str>> = words.iter().map(|word| word.as_str().into()).collect();
+                page.key("command", &words[..], "it is started here, and lives on");
+            }
+        }
+        if app.kind != AppKind::Cgi {
+            page.key("files", &app.files, "its scripts are files of the site; what is none is 404");
+            page.key("reserve", &app.reserve, "kept when there is nothing to do");
+        }
+        page.key("time", &rule.time, "it may do nothing for so long; then 504");
+        page.key("body", &rule.body, "longest body of a request; beyond it 413");
+        page.key("output", &rule.output, "most that it may answer");
+        page.key("processes", &app.processes, "most at a time, of the whole server");
+        page.key("queue", &app.queue, "requests that may wait for one; beyond it 503");
+        if !app.env.is_empty() {
+            let env = app.env.iter().map(|(name, value)| format!("{} = {}", name.literal(), value.literal()));
+            page.line(&format!("env = {{ {} }}", env.collect::<Vec<_>>().join(", ")), "besides those of CGI");
+        }
     }
 }
 

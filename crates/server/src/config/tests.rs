@@ -192,6 +192,26 @@ fn what_is_printed_reads_back() {
         expose = ["ETag"]
         credentials = true
         max_age = "5s"
+        [[site.app]]
+        match = "*.cgi"
+        cgi = true
+        time = "1500ms"
+        body = 0
+        output = "3KiB"
+        processes = 1
+        queue = 0
+        env = { LANG = "C", A = "\"b\" = c" }
+        [[site.app]]
+        match = "*.php"
+        fastcgi = "unix:php.sock"
+        files = false
+        reserve = 0
+        [[site.app]]
+        match = "/app"
+        fastcgi = "[::1]:9000"
+        [[site.app]]
+        match = "/other"
+        command = ["serve", "--a", "b c"]
     "#;
     let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
     check(&settings);

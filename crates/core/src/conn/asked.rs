@@ -1,0 +1,349 @@
+//! A connection while an application has its request: the body goes there as it comes, the answer comes back in pieces.
+//!
+//! Nothing is gathered. Of the body an application is given so much ahead ([`GIVEN_MAX`]), then the client is not read
+//! from; of the answer it is heard only when the client has what was said before (`wants_output`). So whoever is slower makes
+//! the other one wait, and nobody else. What the head of an answer comes to is `app`'s and `reply`'s business, its grammar
+//! `amped_http::cgi`'s.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::mem;
+use core::time::Duration;
+
+use amped_http::cgi::{self, Answer, BadScript};
+use amped_http::h1::body::BodyReader;
+use amped_http::h1::request::{Expectation, Framing, Version};
+use amped_http::method::Method;
+use amped_http::status::Status;
+use amped_units::Time;
+
+use super::{Call, Conn, Hand, State};
+use crate::app::{self, AppTrouble, Claim, Input, Output};
+use crate::decide::{Made, Step};
+use crate::event::{Action, Ticket};
+use crate::file::FileHandle;
+use crate::record::Outcome;
+use crate::reply::{self, Body, ReplyHead, ScriptFraming};
+
+/// A request that an application has.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) head: Vec<u8>,
+    pub(super) began: Time,
+    pub(super) ticket: Ticket,
+    pub(super) claim: Claim,
+    /// Its body, and how many bytes of data may still come of it.
+    pub(super) reader: BodyReader,
+    pub(super) left: u64,
+    /// Bytes of it that the application has been given, and not taken as far as we know.
+    pub(super) given: usize,
+    /// It may do nothing for so long,
+    pub(super) time: Duration,
+    /// and say no more than so much.
+    pub(super) output_left: u64,
+    /// It has had its turn: until then there were others before it.
+    pub(super) begun: bool,
+    pub(super) stage: Stage,
+}
+
+/// How far an application's answer has come.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// This much of its head is there.
+    Head(Vec<u8>),
+    /// Its body is passed on. `persists`: the connection outlives it; `linger`: the client may go on sending.
+    Body { framing: ScriptFraming, persists: bool, linger: bool },
+    /// What it still says is for nobody. Then the request with this head takes the place of the one that it had.
+    Rest(Vec<u8>),
+}
+
+impl Asked {
+    /// Whether it is the client's turn: its body is not complete, and the application has all that has come of it.
+    pub(super) fn waits_for_client(&self) -> bool {
+        !self.reader.is_done() && self.given == 0
+    }
+
+    /// Bytes of memory that it is.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let stage = match &self.stage {
+            Stage::Head(bytes) | Stage::Rest(bytes) => bytes.capacity(),
+            Stage::Body { .. } => 0,
+        };
+        size_of::<Asked>() + self.head.capacity() + stage
+    }
+}
+
+impl Conn {
+    /// Has an application answer a request. A body that is framed so follows.
+    pub(super) fn run<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        hand: &Hand<'_>,
+        claim: Claim,
+        framing: Framing,
+    ) {
+        let request = &hand.request;
+        // What comes behind a head that is refused here is its body, which nobody will read.
+        let has_body = framing != Framing::None;
+        if request.expectation == Expectation::Unknown {
+            self.last |= has_body;
+            let why = "the only expectation known is 100-continue";
+            return self.take_step(call, hand, Step::Fail(Status::EXPECTATION_FAILED, why));
+        }
+        let Some(rule) = claim.rule(&call.desk.sites) else {
+            self.last |= has_body;
+            return self.take_step(call, hand, Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"));
+        };
+        if matches!(framing, Framing::Length(length) if length > rule.body.0) {
+            self.last = true;
+            return self.take_step(call, hand, Step::Fail(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
+        }
+        self.last_ticket = self.last_ticket.wrapping_add(1);
+        let ticket = Ticket(self.last_ticket);
+        let work = claim.work(call.desk.caches.generation(), request, hand.head, framing);
+        self.state = State::App(Box::new(Asked {
+            head: hand.head.to_vec(),
+            began: hand.began,
+            ticket,
+            reader: BodyReader::new(framing),
+            left: rule.body.0,
+            given: 0,
+            time: rule.time,
+            output_left: rule.output.0,
+            begun: false,
+            stage: Stage::Head(Vec::new()),
+            claim,
+        }));
+        self.since = call.now;
+        call.actions.push(Action::App(ticket, Input::Start(Box::new(work))));
+        if has_body && request.expectation == Expectation::Continue {
+            self.unsent = true;
+            call.actions.push(Action::Interim(b"HTTP/1.1 100 Continue\r\n\r\n"));
+        }
+    }
+
+    /// The application says something.
+    pub(super) fn take_output<F: FileHandle>(&mut self, call: &mut Call<'_, F>, ticket: Ticket, output: Output<'_>) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        if asked.ticket != ticket {
+            return;
+        }
+        if !self.unsent {
+            self.since = call.now;
+        }
+        match output {
+            Output::Begun => asked.begun = true,
+            Output::Room => {
+                asked.given = 0;
+                self.resume(call);
+            }
+            Output::Bytes(bytes) => self.take_output_bytes(call, bytes),
+            Output::Ended => self.end_app(call, None),
+            Output::Failed(trouble) => self.end_app(call, Some(trouble)),
+        }
+    }
+
+    fn take_output_bytes<F: FileHandle>(&mut self, call: &mut Call<'_, F>, bytes: &[u8]) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let Some(left) = asked.output_left.checked_sub(bytes.len() as u64) else {
+            return self.give_up_on_app(call, Status::BAD_GATEWAY, "the application says more than it may");
+        };
+        asked.output_left = left;
+        match &mut asked.stage {
+            Stage::Rest(_) => {}
+            Stage::Body { framing, .. } => self.unsent |= pass_on(framing, bytes, call.actions),
+            Stage::Head(known) => {
+                known.extend_from_slice(bytes);
+                let said = mem::take(known);
+                match cgi::parse(&said) {
+                    Ok(None) => *known = said,
+                    Ok(Some((head, length))) => self.take_script_head(call, &head, &said[length..]),
+                    Err(BadScript(why)) => self.give_up_on_app(call, Status::BAD_GATEWAY, why),
+                }
+            }
+        }
+    }
+
+    /// The head of an application's answer is there, and this is what has come behind it.
+    fn take_script_head<F: FileHandle>(&mut self, call: &mut Call<'_, F>, said: &cgi::ScriptHead<'_>, rest: &[u8]) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let (head, began) = (mem::take(&mut asked.head), asked.began);
+        let status = match said.answer() {
+            Answer::Reply(status) => status,
+            Answer::Instead(target) => {
+                let instead = app::instead(&head, target).filter(|_| self.detours < DETOURS_MAX);
+                asked.head = head;
+                match instead {
+                    Some(instead) => asked.stage = Stage::Rest(instead),
+                    None => self.give_up_on_app(call, Status::BAD_GATEWAY, "the application leads nowhere"),
+                }
+                return;
+            }
+        };
+        self.take_up(call, &head, began, |conn, call, hand| {
+            let State::App(asked) = &mut conn.state else {
+                return;
+            };
+            let request = &hand.request;
+            let framing = match (request.method, status, said.length) {
+                // RFC 9112, 6.3: none of these has a body.
+                (Some(Method::Head), ..) | (_, Status::NO_CONTENT | Status::NOT_MODIFIED, _) => ScriptFraming::None,
+                (_, _, Some(length)) => ScriptFraming::Length(length),
+                (_, _, None) if request.version == Version::Http11 => ScriptFraming::Chunked,
+                (_, _, None) => ScriptFraming::UntilClose,
+            };
+            let site = call.desk.sites.get(asked.claim.site).unwrap_or(call.desk.sites.first());
+            let head = reply::script(site, asked.claim.path(), status, said, framing);
+            let head = ReplyHead::Made(Box::new(head));
+            let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
+            conn.last |= framing == ScriptFraming::UntilClose;
+            let (persists, connection) = conn.prospect(call, request);
+            let linger = request.keep_alive;
+            conn.put_reply(call, hand, Made { head, body, outcome: Outcome::App }, connection);
+            if let State::App(asked) = &mut conn.state {
+                asked.stage = Stage::Body { framing, persists, linger };
+            }
+        });
+        if let State::App(asked) = &mut self.state
+            && let Stage::Body { framing, .. } = &mut asked.stage
+        {
+            asked.head = head;
+            pass_on(framing, rest, call.actions);
+        }
+    }
+
+    /// The application has come to its end, well or not.
+    fn end_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, trouble: Option<AppTrouble>) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        if !asked.reader.is_done() {
+            // It wants no more of the body, which may still be on its way.
+            self.last = true;
+        }
+        match (mem::replace(&mut asked.stage, Stage::Head(Vec::new())), trouble) {
+            (Stage::Head(_), None | Some(AppTrouble::Failed)) => {
+                self.fail_app(call, Status::BAD_GATEWAY, "the application has ended without an answer");
+            }
+            (Stage::Head(_), Some(AppTrouble::Busy)) => {
+                call.desk.counts.shed += 1;
+                self.fail_app(call, Status::SERVICE_UNAVAILABLE, APPS_BUSY);
+            }
+            (Stage::Head(_), Some(AppTrouble::Absent)) => {
+                self.fail_app(call, Status::NOT_FOUND, crate::plan::NOT_FOUND)
+            }
+            (Stage::Head(_), Some(AppTrouble::Forbidden)) => {
+                self.fail_app(call, Status::FORBIDDEN, "this script is not to be run");
+            }
+            (Stage::Rest(instead), _) => {
+                let began = asked.began;
+                self.detours += 1;
+                self.state = State::Reading;
+                self.take_up(call, &instead, began, |conn, call, hand| conn.answer(call, hand));
+                self.resume(call);
+            }
+            // It was told without a body.
+            (Stage::Body { framing: ScriptFraming::None, persists, linger }, _) => {
+                self.end_answer(call, persists, linger);
+            }
+            (Stage::Body { framing: ScriptFraming::Length(1..), .. }, _) | (Stage::Body { .. }, Some(_)) => {
+                // The client must see that what it has is not all.
+                self.close(call);
+            }
+            (Stage::Body { framing, persists, linger }, None) => {
+                if framing == ScriptFraming::Chunked {
+                    call.actions.push(Action::Piece(LAST_CHUNK.to_vec(), LAST_CHUNK.len()));
+                }
+                call.actions.push(Action::PieceEnd);
+                self.unsent = true;
+                self.end_answer(call, persists, linger);
+            }
+        }
+    }
+
+    /// An application's answer has been passed on as a whole.
+    fn end_answer<F: FileHandle>(&mut self, call: &mut Call<'_, F>, persists: bool, linger: bool) {
+        let linger = linger || self.last;
+        self.state = if persists && !self.last { State::Reading } else { State::Closing { linger } };
+        if self.unsent {
+            self.resume(call);
+        } else {
+            self.all_sent(call);
+        }
+    }
+
+    /// There is no answer, or no end of one, and the application is to go.
+    pub(super) fn give_up_on_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
+        self.leave_app(call);
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        self.last |= !asked.reader.is_done();
+        match asked.stage {
+            Stage::Body { framing: ScriptFraming::None, persists, linger } => self.end_answer(call, persists, linger),
+            Stage::Body { .. } => self.close(call),
+            Stage::Head(_) | Stage::Rest(_) => self.fail_app(call, status, why),
+        }
+    }
+
+    /// An error in place of an application's answer.
+    fn fail_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
+        let State::App(asked) = mem::replace(&mut self.state, State::Reading) else {
+            return;
+        };
+        self.take_up(call, &asked.head, asked.began, |conn, call, hand| {
+            conn.take_step(call, hand, Step::Fail(status, why));
+        });
+        self.resume(call);
+    }
+
+    /// Lets the application know, if there is one, that nobody waits for it.
+    pub(super) fn leave_app<F>(&mut self, call: &mut Call<'_, F>) {
+        if let State::App(asked) = &self.state {
+            call.actions.push(Action::App(asked.ticket, Input::Leave));
+        }
+    }
+}
+
+/// Passes part of a body on, as far as it has room for it. Whether there was anything to pass on.
+fn pass_on<F>(framing: &mut ScriptFraming, bytes: &[u8], actions: &mut Vec<Action<F>>) -> bool {
+    let (piece, framed) = match framing {
+        ScriptFraming::None => return false,
+        ScriptFraming::UntilClose => (bytes.to_vec(), 0),
+        ScriptFraming::Length(left) => {
+            // What an application says beyond the length that it has named is nothing that a client could read.
+            let count = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+            *left -= count as u64;
+            (bytes[..count].to_vec(), 0)
+        }
+        // RFC 9112, 7.1; an empty chunk would be the last one.
+        ScriptFraming::Chunked if bytes.is_empty() => return false,
+        ScriptFraming::Chunked => {
+            let size = alloc::format!("{:x}\r\n", bytes.len());
+            ([size.as_bytes(), bytes, b"\r\n"].concat(), size.len() + 2)
+        }
+    };
+    let is_any = !piece.is_empty();
+    if is_any {
+        actions.push(Action::Piece(piece, framed));
+    }
+    is_any
+}
+
+/// RFC 9112, 7.1.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Bytes of a body that an application is given ahead; a client that sends faster waits for it.
+pub(super) const GIVEN_MAX: usize = 64 * 1024;
+
+/// Applications that may send one request on from one to the next.
+const DETOURS_MAX: u8 = 10;
+
+pub(super) const BODY_TOO_LONG: &str = "the body is longer than this server reads";
+pub(super) const APPS_BUSY: &str = "too many requests are waiting for applications; try again in a second";

@@ -1,0 +1,321 @@
+//! CGI/1.1 (RFC 3875): the meta-variables that a request's fields become, and the head of what a script answers.
+//!
+//! Before it, `h1::request` has found the head to be good; here its fields are gone through once more, since a script gets
+//! them all. After it, `amped-core` makes a reply of what the script says. The head of an answer is read as it comes: "not
+//! yet" is no error, but what no further byte can mend is one at once, and so is a head that does not end.
+//!
+//! Stricter than servers used to be where a script could otherwise say what it must not: a field that stands twice and may
+//! not, a line that goes on in the next one, a control character. Lenient in one thing that RFC 3875, 6.2 demands and
+//! nobody keeps: a document need not say its type.
+
+use alloc::vec::Vec;
+
+use crate::status::Status;
+use crate::text::{push_decimal, trim_ows};
+
+/// Bytes that the head of an answer may have; beyond this it is none.
+pub const HEAD_MAX: usize = 64 * 1024;
+
+/// Names and values of meta-variables (RFC 3875, 4.1).
+pub type Variables = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Fields that are of this connection alone (RFC 9110, 7.6.1), or that a script must not have.
+///
+/// `Proxy` would become `HTTP_PROXY`, which libraries of scripts take for the proxy that they are to use. The lengths and
+/// codings of the message are those of the connection; the script's own are `CONTENT_LENGTH` and `CONTENT_TYPE`.
+const KEPT_BACK: &[&[u8]] = &[
+    b"connection",
+    b"content-length",
+    b"content-type",
+    b"expect",
+    b"keep-alive",
+    b"proxy",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+];
+
+/// What a request's fields become: `CONTENT_TYPE`, and `HTTP_` variables for all that a script may have (RFC 3875,
+/// 4.1.18). Of lines with the same name one variable is made.
+///
+/// A name with anything in it but letters, digits and dashes is left out: `X_Real_IP` would pass for `X-Real-IP`, which a
+/// proxy in front may have set with care.
+pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Variables {
+    let mut variables = Variables::new();
+    for (name, value) in fields {
+        let is_plain = |&byte: &u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let variable = if name.eq_ignore_ascii_case(b"content-type") {
+            b"CONTENT_TYPE".to_vec()
+        } else if !name.iter().all(is_plain) || KEPT_BACK.iter().any(|kept| name.eq_ignore_ascii_case(kept)) {
+            continue;
+        } else {
+            let upper = name.iter().map(|&byte| if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() });
+            b"HTTP_".iter().copied().chain(upper).collect()
+        };
+        match variables.iter_mut().find(|(known, _)| *known == variable) {
+            // RFC 9110, 5.3, and RFC 6265, 5.4 for cookies, whose lines are no list.
+            Some((_, known)) => {
+                known.extend_from_slice(if variable == b"HTTP_COOKIE" { b"; " } else { b", " });
+                known.extend_from_slice(value);
+            }
+            None => variables.push((variable, value.to_vec())),
+        }
+    }
+    variables
+}
+
+/// A number as the value of a variable.
+pub fn decimal(number: u64) -> Vec<u8> {
+    let mut text = Vec::new();
+    push_decimal(&mut text, number);
+    text
+}
+
+/// The head of what a script answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScriptHead<'a> {
+    /// The status it asks for.
+    pub status: Option<Status>,
+    /// Where it sends the client, or us.
+    pub location: Option<&'a [u8]>,
+    /// How long it says the body is.
+    pub length: Option<u64>,
+    /// All else that it says and may say, in order.
+    pub fields: Vec<(&'a str, &'a [u8])>,
+}
+
+/// What a script's head comes to (RFC 3875, 6.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// A reply with this status; the fields go with it, `location` among them where there is one.
+    Reply(Status),
+    /// What this path, and perhaps query, would be answered with (6.2.2).
+    Instead(&'a [u8]),
+}
+
+/// The head is none, for this reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadScript(pub &'static str);
+
+impl<'a> ScriptHead<'a> {
+    /// What it comes to.
+    pub fn answer(&self) -> Answer<'a> {
+        match (self.status, self.location) {
+            (Some(status), _) => Answer::Reply(status),
+            // What begins with two slashes names a host (RFC 3986, 4.2), which a browser knows how to follow.
+            (None, Some(path)) if path.starts_with(b"/") && !path.starts_with(b"//") => Answer::Instead(path),
+            (None, Some(_)) => Answer::Reply(Status::FOUND),
+            (None, None) => Answer::Reply(Status::OK),
+        }
+    }
+}
+
+/// Fields that a script says for nothing: these are of the connection, or the server's own.
+const OURS: &[&str] = &[
+    "connection",
+    "date",
+    "keep-alive",
+    "proxy-connection",
+    "server",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Reads the head from the start of what a script has written: `None` asks for more, `Some` brings the head and its length.
+///
+/// Lines end with LF, or with CR LF (RFC 3875, 6.3, `NL`).
+///
+/// # Errors
+/// [`BadScript`] as soon as no further byte can mend it.
+pub fn parse(bytes: &[u8]) -> Result<Option<(ScriptHead<'_>, usize)>, BadScript> {
+    let mut head = ScriptHead { status: None, location: None, length: None, fields: Vec::new() };
+    let (mut at, mut lines) = (0, 0);
+    for newline in memchr::memchr_iter(b'\n', bytes) {
+        if newline >= HEAD_MAX {
+            break;
+        }
+        let line = &bytes[at..newline];
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        at = newline + 1;
+        if !line.is_empty() {
+            lines += 1;
+            take_line(&mut head, line)?;
+        } else if lines == 0 {
+            return Err(BadScript("it begins with an empty line, not with a header field"));
+        } else {
+            return Ok(Some((head, at)));
+        }
+    }
+    match bytes.len() {
+        ..HEAD_MAX => Ok(None),
+        _ => Err(BadScript("its head does not end")),
+    }
+}
+
+fn take_line<'a>(head: &mut ScriptHead<'a>, line: &'a [u8]) -> Result<(), BadScript> {
+    let colon = memchr::memchr(b':', line).ok_or(BadScript("a line of its head is no header field"))?;
+    let (name, value) = (&line[..colon], trim_ows(&line[colon + 1..]));
+    let is_token = |&byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let name = match core::str::from_utf8(name) {
+        Ok(text) if !name.is_empty() && name.iter().all(is_token) => text,
+        _ => return Err(BadScript("the name of a header field is malformed")),
+    };
+    if value.iter().any(|&byte| byte != b'\t' && (byte < b' ' || byte == 0x7f)) {
+        return Err(BadScript("the value of a header field holds a control character"));
+    }
+    let is = |known: &str| name.eq_ignore_ascii_case(known);
+    if is("status") {
+        let status = status_of(value).ok_or(BadScript("Status is no status from 200 to 599"))?;
+        return set_once(&mut head.status, status, "Status stands twice");
+    }
+    if is("content-length") {
+        let length = length_of(value).ok_or(BadScript("Content-Length is not a number"))?;
+        return set_once(&mut head.length, length, "Content-Length stands twice");
+    }
+    if is("location") {
+        set_once(&mut head.location, value, "Location stands twice")?;
+    }
+    if is("content-type") && head.fields.iter().any(|(known, _)| known.eq_ignore_ascii_case(name)) {
+        return Err(BadScript("Content-Type stands twice"));
+    }
+    if !OURS.iter().any(|ours| is(ours)) {
+        head.fields.push((name, value));
+    }
+    Ok(())
+}
+
+fn set_once<T>(field: &mut Option<T>, value: T, why: &'static str) -> Result<(), BadScript> {
+    if field.replace(value).is_some() { Err(BadScript(why)) } else { Ok(()) }
+}
+
+/// RFC 3875, 6.3.3: three digits, then perhaps a reason, which is for nobody. A script cannot speak of another that follows.
+fn status_of(value: &[u8]) -> Option<Status> {
+    let digits = value.split(|&byte| byte == b' ').next()?;
+    let code = u16::try_from(length_of(digits).filter(|_| digits.len() == 3)?).ok()?;
+    (200..=599).contains(&code).then_some(Status(code))
+}
+
+fn length_of(value: &[u8]) -> Option<u64> {
+    let is_number = (1..=18).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
+    is_number.then(|| value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fields_become_variables() {
+        let fields: [(&[u8], &[u8]); 12] = [
+            (b"Host", b"example.org"),
+            (b"Proxy", b"http://evil.example"),
+            (b"X-Real-IP", b"1"),
+            (b"X_Real_IP", b"2"),
+            (b"Accept", b"a"),
+            (b"accept", b"b"),
+            (b"Cookie", b"c=1"),
+            (b"Cookie", b"d=2"),
+            (b"Content-Type", b"text/plain"),
+            (b"Content-Length", b"5"),
+            (b"Transfer-Encoding", b"chunked"),
+            (b"Connection", b"close"),
+        ];
+        let variables = field_variables(fields.into_iter());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let shown: Vec<String> = variables.iter().map(|(name, value)| [text(name), text(value)].join("=")).collect();
+        let expected = [
+            "HTTP_HOST=example.org",
+            "HTTP_X_REAL_IP=1",
+            "HTTP_ACCEPT=a, b",
+            "HTTP_COOKIE=c=1; d=2",
+            "CONTENT_TYPE=text/plain",
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn heads_of_scripts() {
+        let check = |text: &str, expected: Answer<'_>, fields: &[&str], length: Option<u64>| {
+            for text in [String::from(text), text.replace('\n', "\r\n")] {
+                let whole = [text.as_bytes(), b"body\n\n"].concat();
+                let (head, end) = parse(&whole).expect("good").expect("whole");
+                assert_eq!(end, text.len(), "{text:?}");
+                assert_eq!(head.answer(), expected, "{text:?}");
+                let names: Vec<&str> = head.fields.iter().map(|(name, _)| *name).collect();
+                assert_eq!((&names[..], head.length), (fields, length), "{text:?}");
+                for cut in 0..text.len() {
+                    assert_eq!(parse(&text.as_bytes()[..cut]), Ok(None), "{text:?} to {cut}");
+                }
+            }
+        };
+        let reply = |status| Answer::Reply(Status(status));
+        check("Content-Type: text/plain\n\n", reply(200), &["Content-Type"], None);
+        check("Status: 404 Not Found\nContent-Type: a/b\n\n", reply(404), &["Content-Type"], None);
+        check("status:201\nX: y\nContent-Length: 12\n\n", reply(201), &["X"], Some(12));
+        check("Location: http://a/\n\n", reply(302), &["Location"], None);
+        check("Location: //a/\n\n", reply(302), &["Location"], None);
+        check("Status: 301 Moved\nLocation: /b\n\n", reply(301), &["Location"], None);
+        check("Location: /b?c\n\n", Answer::Instead(b"/b?c"), &["Location"], None);
+        check("X: y\nServer: z\nDate: q\nConnection: close\nTransfer-Encoding: chunked\n\n", reply(200), &["X"], None);
+        check("Set-Cookie: a\nSet-Cookie: b\n\n", reply(200), &["Set-Cookie", "Set-Cookie"], None);
+    }
+
+    #[test]
+    fn what_is_no_head() {
+        for bad in [
+            "\n",
+            "\r\nbody",
+            "<html>\n",
+            "HTTP/1.1 200 OK\n",
+            "A b: c\n",
+            ": c\n",
+            " folded: c\n",
+            "A: b\n c\n",
+            "A: b\rc\n",
+            "A: b\0\n",
+            "Status: 99\n",
+            "Status: 100 Continue\n",
+            "Status: 600\n",
+            "Status: 0200\n",
+            "Status: OK\n",
+            "Status: 200\nStatus: 200\n",
+            "Location: /a\nLocation: /b\n",
+            "Content-Type: a/b\nContent-Type: a/b\n",
+            "Content-Length: -1\n",
+            "Content-Length: 1\nContent-Length: 1\n",
+        ] {
+            assert!(parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert!(parse(&vec![b'x'; HEAD_MAX]).is_err());
+        assert_eq!(parse(&vec![b'x'; HEAD_MAX - 1]), Ok(None));
+        assert!(parse(&"A: b\n".repeat(HEAD_MAX / 5 + 1).into_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..40) {
+            let head = b"Status: 200 OK\nLocation: /a\nX: y\n\n";
+            let mixed = [&head[..cut.min(head.len())], &bytes[..]].concat();
+            let at_once = parse(&mixed);
+            if let Ok(Some((head, length))) = &at_once {
+                prop_assert!(*length <= mixed.len());
+                prop_assert!(head.fields.iter().all(|(_, value)| !value.iter().any(|byte| b"\r\n\0".contains(byte))));
+            }
+            // What was good or bad once stays so, whatever follows.
+            for end in 0..mixed.len() {
+                match parse(&mixed[..end]) {
+                    Ok(None) => {}
+                    earlier => prop_assert_eq!(&earlier, &at_once),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! FastCGI 1.0: the records between a web server and an application that lives longer than a request.
+//!
+//! The server's side of the role *responder* (specification of 1996, sections 3, 5 and 6): it writes `BEGIN_REQUEST`,
+//! `PARAMS` and `STDIN`, and reads `STDOUT`, `STDERR` and `END_REQUEST`. One request at a time on a connection, whose number
+//! is always 1: multiplexing is asked for by nobody, since hardly an application can do it. What the streams hold is CGI's
+//! ([`crate::cgi`]).
+//!
+//! Sans-I/O, as `h1::body` is: bytes go in as they come, in pieces of any size, and content is pointed at, not copied.
+
+use alloc::vec::Vec;
+
+/// FCGI_VERSION_1.
+const VERSION: u8 = 1;
+/// The one request that is under way on a connection.
+const REQUEST: u16 = 1;
+
+/// FCGI_BEGIN_REQUEST.
+const BEGIN_REQUEST: u8 = 1;
+/// FCGI_END_REQUEST.
+const END_REQUEST: u8 = 3;
+/// FCGI_PARAMS.
+const PARAMS: u8 = 4;
+/// FCGI_STDIN.
+const STDIN: u8 = 5;
+/// FCGI_STDOUT.
+const STDOUT: u8 = 6;
+/// FCGI_STDERR.
+const STDERR: u8 = 7;
+
+/// Bytes of a record's header (section 3.3).
+const HEADER: usize = 8;
+
+/// Content of one record; the most that is a multiple of eight, so that nothing has to be padded.
+const CONTENT_MAX: usize = 65_528;
+
+/// Writes the beginning of a request, with all its variables. `keep`: the connection is for others after it
+/// (FCGI_KEEP_CONN).
+pub fn begin<'a>(out: &mut Vec<u8>, keep: bool, variables: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
+    // Section 5.1: FCGI_RESPONDER is 1; the flags; five bytes that are reserved.
+    record(out, BEGIN_REQUEST, &[0, 1, u8::from(keep), 0, 0, 0, 0, 0]);
+    let mut pairs = Vec::new();
+    for (name, value) in variables {
+        push_length(&mut pairs, name.len());
+        push_length(&mut pairs, value.len());
+        pairs.extend_from_slice(name);
+        pairs.extend_from_slice(value);
+    }
+    stream(out, PARAMS, &pairs);
+    record(out, PARAMS, &[]);
+}
+
+/// Writes part of the request's body.
+pub fn body(out: &mut Vec<u8>, data: &[u8]) {
+    stream(out, STDIN, data);
+}
+
+/// Writes the end of the request's body, also of one that is empty.
+pub fn body_end(out: &mut Vec<u8>) {
+    record(out, STDIN, &[]);
+}
+
+/// Section 3.4: up to 127 in one byte, else in four with the highest bit set. A head has nothing near to 2 GiB.
+fn push_length(out: &mut Vec<u8>, length: usize) {
+    match u8::try_from(length) {
+        Ok(short @ ..=127) => out.push(short),
+        _ => out.extend_from_slice(&(length as u32 | 1 << 31).to_be_bytes()),
+    }
+}
+
+fn stream(out: &mut Vec<u8>, kind: u8, data: &[u8]) {
+    data.chunks(CONTENT_MAX).for_each(|piece| record(out, kind, piece));
+}
+
+fn record(out: &mut Vec<u8>, kind: u8, content: &[u8]) {
+    let (id, length) = (REQUEST.to_be_bytes(), (content.len() as u16).to_be_bytes());
+    out.extend_from_slice(&[VERSION, kind, id[0], id[1], length[0], length[1], 0, 0]);
+    out.extend_from_slice(content);
+}
+
+/// Reads what an application says.
+#[derive(Clone, Debug, Default)]
+pub struct RecordReader {
+    header: [u8; HEADER],
+    /// Bytes of the header that have come: `have <= HEADER`. With all of them, the content follows.
+    have: usize,
+    /// Bytes of content, then of padding, that are still to come.
+    content: usize,
+    padding: usize,
+    /// The content of END_REQUEST, as far as it has come.
+    end: Vec<u8>,
+}
+
+/// What was found at the start of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece<'a> {
+    /// Bytes that are done with.
+    pub used: usize,
+    /// What they say.
+    pub said: Said<'a>,
+}
+
+/// What an application says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said<'a> {
+    /// Nothing yet.
+    Nothing,
+    /// Part of its answer.
+    Output(&'a [u8]),
+    /// Part of what it has to complain of.
+    Error(&'a [u8]),
+    /// The answer is whole.
+    End,
+    /// It does not take the request (section 5.5: FCGI_OVERLOADED, and others that mean the same to us).
+    Refused,
+}
+
+/// This is no FastCGI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadRecord;
+
+impl RecordReader {
+    /// Takes bytes up to the end of the next run of content, of the request, or of `bytes`.
+    ///
+    /// # Errors
+    /// [`BadRecord`] for what is of another version, or an end that is cut short.
+    pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Piece<'a>, BadRecord> {
+        let mut used = 0;
+        loop {
+            let rest = &bytes[used..];
+            if self.have < HEADER {
+                let count = rest.len().min(HEADER - self.have);
+                self.header[self.have..self.have + count].copy_from_slice(&rest[..count]);
+                self.have += count;
+                used += count;
+                if self.have < HEADER {
+                    return Ok(Piece { used, said: Said::Nothing });
+                }
+                let [version, kind, _, _, high, low, padding, _] = self.header;
+                self.content = usize::from(u16::from_be_bytes([high, low]));
+                self.padding = usize::from(padding);
+                if version != VERSION || (kind == END_REQUEST && self.content < 8) {
+                    return Err(BadRecord);
+                }
+            } else if self.content > 0 {
+                let count = rest.len().min(self.content);
+                if count == 0 {
+                    return Ok(Piece { used, said: Said::Nothing });
+                }
+                self.content -= count;
+                used += count;
+                // Of another request, or of the application as a whole: nobody has asked.
+                let is_ours = u16::from_be_bytes([self.header[2], self.header[3]]) == REQUEST;
+                match self.header[1] {
+                    STDOUT if is_ours => return Ok(Piece { used, said: Said::Output(&rest[..count]) }),
+                    STDERR if is_ours => return Ok(Piece { used, said: Said::Error(&rest[..count]) }),
+                    END_REQUEST if is_ours => self.end.extend_from_slice(&rest[..count.min(8)]),
+                    _ => {}
+                }
+            } else if self.padding > 0 {
+                let count = rest.len().min(self.padding);
+                if count == 0 {
+                    return Ok(Piece { used, said: Said::Nothing });
+                }
+                self.padding -= count;
+                used += count;
+            } else {
+                self.have = 0;
+                // Section 5.5: the application's status (4 bytes), then the protocol's; FCGI_REQUEST_COMPLETE is 0.
+                if let Some(&complete) = self.end.get(4) {
+                    self.end.clear();
+                    let said = if complete == 0 { Said::End } else { Said::Refused };
+                    return Ok(Piece { used, said });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    /// What an application writes.
+    fn said(kind: u8, id: u16, content: &[u8], padding: u8) -> Vec<u8> {
+        let (id, length) = (id.to_be_bytes(), (content.len() as u16).to_be_bytes());
+        let header = [1, kind, id[0], id[1], length[0], length[1], padding, 0];
+        [&header[..], content, &vec![0xee; padding.into()]].concat()
+    }
+
+    /// Output, complaints, how it ended if it did, and what is left.
+    type Read = (Vec<u8>, Vec<u8>, Option<bool>, usize);
+
+    fn read(bytes: &[u8], piece: usize) -> Result<Read, BadRecord> {
+        let mut reader = RecordReader::default();
+        let (mut output, mut errors, mut at) = (Vec::new(), Vec::new(), 0);
+        while at < bytes.len() {
+            let found = reader.next(&bytes[at..bytes.len().min(at + piece)])?;
+            at += found.used;
+            match found.said {
+                Said::Nothing => {}
+                Said::Output(data) => output.extend_from_slice(data),
+                Said::Error(data) => errors.extend_from_slice(data),
+                Said::End => return Ok((output, errors, Some(true), bytes.len() - at)),
+                Said::Refused => return Ok((output, errors, Some(false), bytes.len() - at)),
+            }
+        }
+        Ok((output, errors, None, 0))
+    }
+
+    #[test]
+    fn records_in_pieces_of_any_size() {
+        let end = said(END_REQUEST, 1, &[0; 8], 0);
+        let whole = [
+            said(STDOUT, 1, b"Content-Type: a/b\n\n", 5),
+            said(STDERR, 1, b"complaint", 255),
+            said(STDOUT, 2, b"another's", 0),
+            said(11, 0, b"unknown", 1),
+            said(STDOUT, 1, b"", 0),
+            said(STDOUT, 1, b"body", 0),
+            end.clone(),
+            b"next".to_vec(),
+        ]
+        .concat();
+        for piece in [1, 2, 7, 8, 9, 1000] {
+            let expected = (b"Content-Type: a/b\n\nbody".to_vec(), b"complaint".to_vec(), Some(true), 4);
+            assert_eq!(read(&whole, piece), Ok(expected), "by {piece}");
+            let refused = said(END_REQUEST, 1, &[0, 0, 0, 0, 2, 0, 0, 0], 3);
+            assert_eq!(read(&refused, piece), Ok((vec![], vec![], Some(false), 0)));
+            assert_eq!(read(&said(END_REQUEST, 9, &[0; 8], 0), piece), Ok((vec![], vec![], None, 0)));
+            assert_eq!(read(&said(END_REQUEST, 1, &[0; 7], 0), piece), Err(BadRecord));
+            assert_eq!(read(b"HTTP/1.1 400 Bad Request", piece), Err(BadRecord));
+            assert_eq!(read(&end[..15], piece), Ok((vec![], vec![], None, 0)));
+        }
+    }
+
+    /// The records that were written, by kind, the streams put together.
+    fn streams(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
+        let mut found: Vec<(u8, Vec<u8>)> = Vec::new();
+        while let [1, kind, 0, 1, high, low, 0, 0, rest @ ..] = bytes {
+            let (content, rest) = rest.split_at(usize::from(u16::from_be_bytes([*high, *low])));
+            bytes = rest;
+            match found.last_mut() {
+                Some((last, known)) if *last == *kind && !content.is_empty() => known.extend_from_slice(content),
+                _ => found.push((*kind, content.to_vec())),
+            }
+        }
+        assert!(bytes.is_empty(), "no record: {:?}", bytes.escape_ascii());
+        found
+    }
+
+    #[test]
+    fn a_request_as_the_specification_has_it() {
+        let mut out = Vec::new();
+        let long = vec![b'v'; 200];
+        begin(&mut out, true, [(&b"A"[..], &b"bc"[..]), (b"LONG", &long)].into_iter());
+        body(&mut out, &vec![7; 70_000]);
+        body_end(&mut out);
+        let pairs = [b"\x01\x02Abc\x04\x80\x00\x00\xc8LONG", &long[..]].concat();
+        let none = Vec::new();
+        let expected = [
+            (BEGIN_REQUEST, vec![0, 1, 1, 0, 0, 0, 0, 0]),
+            (PARAMS, pairs),
+            (PARAMS, none.clone()),
+            (STDIN, vec![7; 70_000]),
+            (STDIN, none),
+        ];
+        assert_eq!(streams(&out), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_read_without_harm(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+            kind in 0u8..12,
+            piece in 1usize..40,
+        ) {
+            let mixed = [said(kind, 1, b"12345678", 3), bytes].concat();
+            // However it is cut, it says the same.
+            prop_assert_eq!(read(&mixed, piece), read(&mixed, usize::MAX / 2));
+        }
+    }
+}

@@ -1,0 +1,772 @@
+//! The archive of an experiment: one directory that holds all that is needed to draw its figures again years later.
+//!
+//! ```text
+//! DIR/experiment.toml    the file as it was given
+//! DIR/resolved.json      what it came to: arms, steps, rules, figures, programs with their hashes     Resolved
+//! DIR/host.json          the machine and its kernel's settings                                        Host
+//! DIR/plan.json          all runs, in the order in which they are made                                Plan
+//! DIR/clients.json       what the clients can do, against a server that does nothing                  Clients
+//! DIR/blocks/N.json      the machine at rest, before block N                                          Block
+//! DIR/runs/ID/run.json   a run: what was asked, what came of it, what it is worth                     Run
+//! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and what the programs printed
+//! ```
+//!
+//! A directory of a run is made under another name and gets its own when it is whole, so that who is killed loses the run under
+//! way and nothing else. Nothing is changed afterwards: a report is a function of this directory.
+//!
+//! Times of day are seconds since 1970 (UTC); names of fields carry the unit. What is not known is absent (`None`), never 0.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use ammeter_monitor::Replay;
+use amped_measure::Failure;
+use amped_measure::host::Machine;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The form of an archive that this program writes and reads.
+pub(crate) const FORM: u32 = 1;
+
+/// The names of the files.
+pub(crate) mod name {
+    pub(crate) const EXPERIMENT: &str = "experiment.toml";
+    pub(crate) const RESOLVED: &str = "resolved.json";
+    pub(crate) const HOST: &str = "host.json";
+    pub(crate) const PLAN: &str = "plan.json";
+    pub(crate) const CLIENTS: &str = "clients.json";
+    pub(crate) const BLOCKS: &str = "blocks";
+    pub(crate) const RUNS: &str = "runs";
+    /// Within a run's directory.
+    pub(crate) const RUN: &str = "run.json";
+    /// What `ammeter load --json` printed.
+    pub(crate) const LOAD: &str = "load.json";
+    /// What `ammeter load --hlog` wrote.
+    pub(crate) const HLOG: &str = "load.hlog";
+    /// What `ammeter monitor --record` wrote.
+    pub(crate) const MONITOR: &str = "monitor.zst";
+    /// What `ammeter profile --json` printed, where a profile was asked for.
+    pub(crate) const PROFILE: &str = "profile.json";
+    pub(crate) const SERVER_CONFIG: &str = "server.conf";
+    pub(crate) const SERVER_LOG: &str = "server.log";
+    pub(crate) const REPORT: &str = "report.html";
+}
+
+/// What an experiment's file came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Resolved {
+    /// [`FORM`].
+    pub(crate) form: u32,
+    /// The experiment's name, a word such as `arlitt-figure-5`.
+    pub(crate) name: String,
+    /// What it is about, in a line.
+    pub(crate) title: String,
+    /// What the paper says and found, in a few sentences; empty for an experiment of its own.
+    pub(crate) about: String,
+    /// Whether it is the short version.
+    pub(crate) quick: bool,
+    /// From which orders, arrivals and workloads are drawn.
+    pub(crate) seed: u64,
+    /// How often each point is measured: the number of blocks.
+    pub(crate) repetitions: u32,
+    /// How long load is measured in a run, in seconds.
+    pub(crate) duration_s: f64,
+    /// How long there is load before that, in seconds.
+    pub(crate) warm_up_s: f64,
+    /// How often the monitor looks, in milliseconds.
+    pub(crate) interval_ms: f64,
+    /// Requests on a connection; 0: without end.
+    pub(crate) requests_per_connection: u64,
+    /// What is varied, in the order of the file.
+    pub(crate) factors: Vec<Factor>,
+    /// What is compared. The first is the baseline; one that is a repetition of the baseline says so.
+    pub(crate) arms: Vec<Arm>,
+    /// The ladder of load, in rising order.
+    pub(crate) steps: Vec<Step>,
+    /// When a run counts as valid.
+    pub(crate) rules: Rules,
+    /// What is to be drawn; never empty.
+    pub(crate) figures: Vec<Figure>,
+    /// What the paper found, to be held against what is found here.
+    pub(crate) findings: Vec<Finding>,
+    /// The programs that took part, by their names: `ammeter`, and the subjects'.
+    pub(crate) programs: BTreeMap<String, Program>,
+    /// When it was begun.
+    pub(crate) began_s: f64,
+}
+
+/// A program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Program {
+    /// Where it lies.
+    pub(crate) path: PathBuf,
+    /// What it says of its version, the first line of it; empty if it says nothing.
+    pub(crate) version: String,
+    /// SHA-256 of the file, in hexadecimal digits; empty if it could not be had.
+    pub(crate) sha256: String,
+}
+
+/// Something that is varied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Factor {
+    /// Its name.
+    pub(crate) name: String,
+    /// The labels of its levels; the first is that of the baseline.
+    pub(crate) levels: Vec<String>,
+}
+
+/// A combination of levels.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Arm {
+    /// A short word that is in the ids of runs, such as `a0`.
+    pub(crate) id: String,
+    /// As it is shown, such as `log on`.
+    pub(crate) label: String,
+    /// The level's label of each factor.
+    pub(crate) levels: BTreeMap<String, String>,
+    /// Whether it is the baseline once more, for the noise between what is the same (A/A).
+    pub(crate) is_again: bool,
+    /// The subject's name.
+    pub(crate) subject: String,
+    /// The base configuration with the levels of this arm in it, as TOML: what is done again years later.
+    pub(crate) settings: String,
+}
+
+/// How much load.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Step {
+    /// An open loop: connections to begin a second.
+    Rate(f64),
+    /// A closed loop: clients that each wait for their reply.
+    Clients(u32),
+}
+
+impl Step {
+    /// Where it stands on the axis.
+    pub(crate) fn value(self) -> f64 {
+        match self {
+            Step::Rate(rate) => rate,
+            Step::Clients(clients) => f64::from(clients),
+        }
+    }
+
+    /// What the axis is called.
+    pub(crate) fn axis(self) -> &'static str {
+        match self {
+            Step::Rate(_) => "rate",
+            Step::Clients(_) => "clients",
+        }
+    }
+}
+
+/// When a run is valid.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Rules {
+    /// The share of the machine's CPU time that others may use in a run.
+    pub(crate) others_max: f64,
+    /// The share of the machine's CPU time that may be used while nothing is asked of it.
+    pub(crate) idle_max: f64,
+    /// How far the rate may drift over a run, as a share of it, when the drift is more than chance.
+    pub(crate) drift_max: f64,
+    /// How far counts of client, server and network may differ, as a share.
+    pub(crate) counts_max: f64,
+    /// How far Little's law may be missed, as a share.
+    pub(crate) little_max: f64,
+}
+
+/// A figure to draw.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figure {
+    /// What it is called, such as `Figure 5(a)`.
+    pub(crate) title: String,
+    /// `rate` or `clients` (the step), or the name of a factor, whose levels are the values.
+    pub(crate) x: String,
+    /// What is drawn: names of [`Summary::metric`]. With several there is one curve for each in each arm.
+    pub(crate) y: Vec<String>,
+    /// Where x is a factor: of the steps, which one counts.
+    pub(crate) at: At,
+    /// Whether the axes are logarithmic.
+    pub(crate) log_x: bool,
+    /// See there.
+    pub(crate) log_y: bool,
+    /// What the paper drew.
+    pub(crate) paper: Vec<PaperCurve>,
+}
+
+/// A curve of a paper, as far as its text prints it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PaperCurve {
+    /// What it is called.
+    pub(crate) name: String,
+    /// Points: x and y, in the units of the figure. Of a factor whose levels are words x is the level's number, from 0.
+    pub(crate) points: Vec<[f64; 2]>,
+}
+
+/// Which step of an arm's ladder speaks for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum At {
+    /// The one at which the metric is largest.
+    #[default]
+    Peak,
+    /// The lowest.
+    First,
+    /// The highest.
+    Last,
+}
+
+/// What a paper found, as a ratio that can be measured again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Finding {
+    /// What the paper says.
+    pub(crate) says: String,
+    /// The metric.
+    pub(crate) metric: String,
+    /// At which step.
+    pub(crate) at: At,
+    /// The arms whose levels are these: factor and label. Factors that are not named are at their baseline.
+    pub(crate) of: BTreeMap<String, String>,
+    /// Likewise, what it is compared with; empty: the baseline.
+    pub(crate) against: BTreeMap<String, String>,
+    /// The paper's ratio of the two.
+    pub(crate) paper: f64,
+}
+
+/// The machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Host {
+    /// Processor, cores, kernel, congestion control.
+    pub(crate) machine: Machine,
+    /// Memory, in bytes.
+    pub(crate) memory_bytes: u64,
+    /// Settings of the kernel that matter to servers, by their names in `/proc/sys` (`net.core.somaxconn`), and others:
+    /// `clocksource`, `mitigations`, `loopback.mtu`.
+    pub(crate) kernel: BTreeMap<String, String>,
+    /// Load averages of 1, 5 and 15 minutes when it was begun.
+    pub(crate) load_average: String,
+    /// How client and server were kept apart, in words: cores, namespace, group.
+    pub(crate) test_bed: Vec<String>,
+}
+
+/// All runs, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// The runs.
+    pub(crate) runs: Vec<Planned>,
+    /// How long all of them are expected to take, in seconds.
+    pub(crate) expected_s: f64,
+}
+
+/// A run that is to be made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Planned {
+    /// Its name, `BLOCK-ARM-LOAD`, such as `1-a0-500`.
+    pub(crate) id: String,
+    /// The block, from 1: each has all points, in an order of its own.
+    pub(crate) block: u32,
+    /// The arm's id.
+    pub(crate) arm: String,
+    /// The load.
+    pub(crate) step: Step,
+    /// What its arrivals and its workload are drawn from.
+    pub(crate) seed: u64,
+}
+
+/// What the clients did against a server that does nothing (Arlitt and Williamson, 4.4.2).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Clients {
+    /// At each step, and at one of 1.5 times the highest.
+    pub(crate) steps: Vec<ClientStep>,
+    /// Why there are none, if there are none.
+    pub(crate) skipped: Option<String>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClientStep {
+    /// The load.
+    pub(crate) step: Step,
+    /// Connections begun a second.
+    pub(crate) offered_rate: f64,
+    /// Right replies a second.
+    pub(crate) rate: f64,
+    /// How late 1 % of connections or more began, in milliseconds.
+    pub(crate) lateness_p99_ms: f64,
+    /// Whether the schedule was kept.
+    pub(crate) is_kept: bool,
+    /// Why not.
+    pub(crate) why: Vec<String>,
+}
+
+/// The machine at rest before a block (Arlitt and Williamson, 4.4.1).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Block {
+    /// Its number, from 1.
+    pub(crate) block: u32,
+    /// When it was begun.
+    pub(crate) began_s: f64,
+    /// How long was looked, in seconds.
+    pub(crate) looked_s: f64,
+    /// The share of all CPU time that was used, by anybody.
+    pub(crate) busy: f64,
+    /// The share that a hypervisor took.
+    pub(crate) stolen: f64,
+    /// Packets received a second, all interfaces.
+    pub(crate) packets_per_s: f64,
+    /// Bytes a second from and to disks.
+    pub(crate) disk_bytes_per_s: f64,
+    /// Programs that used the most CPU time: name, and cores' worth.
+    pub(crate) busiest: Vec<(String, f64)>,
+    /// Whether that is within the rules.
+    pub(crate) is_clean: bool,
+}
+
+/// How far a run can be believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Standing {
+    /// Nothing speaks against it.
+    #[default]
+    Valid,
+    /// A rate of it is a lower bound ("at least"): the client reached its own end first. Drawn open, never dropped.
+    Censored,
+    /// It says nothing of the server. Shown, and not counted.
+    Invalid,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// [`FORM`].
+    pub(crate) form: u32,
+    /// What was planned.
+    #[serde(rename = "planned")]
+    pub(crate) plan: Planned,
+    /// When the server was started.
+    pub(crate) began_s: f64,
+    /// When the measured load began: what the monitor recorded before is start and warm-up.
+    pub(crate) load_began_s: f64,
+    /// When the measured load had ended.
+    pub(crate) load_ended_s: f64,
+    /// When all was over.
+    pub(crate) ended_s: f64,
+    /// What it is worth.
+    pub(crate) standing: Standing,
+    /// Why it is no better; empty for a valid one.
+    pub(crate) why: Vec<String>,
+    /// Each check, whether it held or not.
+    pub(crate) checks: Vec<Check>,
+    /// What came of it; absent if there was no load, as the server did not start or ended.
+    pub(crate) summary: Option<Summary>,
+}
+
+/// One check of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Check {
+    /// What is checked, one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`, `server`.
+    pub(crate) name: String,
+    /// Whether it held; `None`: it could not be made, and `says` why.
+    pub(crate) holds: Option<bool>,
+    /// The figures that were compared, in words.
+    pub(crate) says: String,
+}
+
+/// The figures of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    /// Time in which connections were begun, in seconds.
+    pub(crate) seconds: f64,
+    /// Connections that were to begin a second; `None` in a closed loop.
+    pub(crate) asked_rate: Option<f64>,
+    /// Connections begun a second.
+    pub(crate) offered_rate: f64,
+    /// Connections established a second.
+    pub(crate) established_rate: f64,
+    /// Requests sent a second.
+    pub(crate) request_rate: f64,
+    /// Right replies a second.
+    pub(crate) rate: f64,
+    /// Right replies.
+    pub(crate) ok: u64,
+    /// Connections and requests that came to nothing.
+    pub(crate) failed: u64,
+    /// The same by kind, as `ammeter load` names them.
+    pub(crate) failures: BTreeMap<String, u64>,
+    /// Bytes received by the clients, heads and all.
+    pub(crate) received_bytes: u64,
+    /// Last byte of right replies since the planned instant, in milliseconds.
+    pub(crate) latency: Times,
+    /// Connection established, since the planned instant, in milliseconds.
+    pub(crate) connected: Times,
+    /// SYN sent, since the planned instant, in milliseconds.
+    pub(crate) lateness: Times,
+    /// CPU time of the clients, in seconds, without what they spent looking at the clock.
+    pub(crate) client_cpu_s: f64,
+    /// What the server used.
+    pub(crate) server: ServerUse,
+    /// What the machine did.
+    pub(crate) host: HostUse,
+    /// What its kernel counted in the server's network namespace.
+    pub(crate) network: NetworkUse,
+}
+
+/// A distribution of times, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) count: u64,
+    pub(crate) mean_ms: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p90_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) p999_ms: f64,
+    pub(crate) max_ms: f64,
+}
+
+/// What a server used while load was measured, with all its processes, also those that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ServerUse {
+    /// CPU time, in seconds.
+    pub(crate) cpu_s: Option<f64>,
+    /// Of it in user code.
+    pub(crate) user_s: Option<f64>,
+    /// Of it in the kernel.
+    pub(crate) system_s: Option<f64>,
+    /// The most processes that it had at once.
+    pub(crate) processes_max: Option<u32>,
+    /// The most threads.
+    pub(crate) threads_max: Option<u32>,
+    /// The most memory, in bytes: of the group, page cache included; without one, resident memory.
+    pub(crate) memory_max_bytes: Option<u64>,
+    /// The longest queue of connections that wait to be accepted.
+    pub(crate) listen_depth_max: Option<u32>,
+    /// Connections that its listeners turned away, by their own counts; in a private namespace that of [`NetworkUse`] is exact.
+    pub(crate) listen_drops: Option<u64>,
+    /// Replies that it counted itself.
+    pub(crate) replies: Option<u64>,
+    /// Bytes that it counted as sent.
+    pub(crate) sent_bytes: Option<u64>,
+}
+
+/// What the machine did while load was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HostUse {
+    /// The share of all CPU time that was used.
+    pub(crate) busy: f64,
+    /// The share that others used than server, clients and instruments.
+    pub(crate) others: Option<f64>,
+    /// The share that a hypervisor took.
+    pub(crate) stolen: f64,
+    /// Bytes read from disks.
+    pub(crate) disk_read_bytes: Option<u64>,
+    /// Bytes written to disks.
+    pub(crate) disk_written_bytes: Option<u64>,
+    /// Reads and writes of disks.
+    pub(crate) disk_transfers: Option<u64>,
+}
+
+/// What the kernel counted in the server's network namespace while load was measured. Over loopback both ends are in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NetworkUse {
+    /// Whether nobody else was in it: then counts must agree.
+    pub(crate) is_private: bool,
+    /// Connections that the server's side took.
+    pub(crate) passive_opens: Option<u64>,
+    /// Segments received.
+    pub(crate) segments_in: Option<u64>,
+    /// Segments sent.
+    pub(crate) segments_out: Option<u64>,
+    /// Segments sent again.
+    pub(crate) segments_again: Option<u64>,
+    /// Bytes that left by its devices, with the heads of IP and TCP (over loopback without those of Ethernet).
+    pub(crate) out_bytes: Option<u64>,
+    /// Connections dropped by listeners.
+    pub(crate) listen_drops: Option<u64>,
+    /// Connections that were established at the server's port, the mean of all counts.
+    pub(crate) established: Option<f64>,
+    /// Sockets in `TIME_WAIT` at the end.
+    pub(crate) time_wait: Option<u64>,
+}
+
+impl Summary {
+    /// What can be drawn: name, unit, and what it is.
+    pub(crate) const METRICS: &'static [(&'static str, &'static str, &'static str)] = &[
+        ("asked-rate", "1/s", "connections to begin"),
+        ("offered-rate", "1/s", "connections begun"),
+        ("established-rate", "1/s", "connections established"),
+        ("request-rate", "1/s", "requests sent"),
+        ("rate", "1/s", "responses"),
+        ("failed-share", "", "failed, of all"),
+        ("throughput", "Mbit/s", "received by clients"),
+        ("mean", "ms", "latency, mean"),
+        ("p50", "ms", "latency, median"),
+        ("p90", "ms", "latency, 90 %"),
+        ("p99", "ms", "latency, 99 %"),
+        ("p999", "ms", "latency, 99.9 %"),
+        ("connect-p50", "ms", "time to connect, median"),
+        ("connect-mean", "ms", "time to connect, mean"),
+        ("lateness-p99", "ms", "lateness of the clients, 99 %"),
+        ("server-cpu", "cores", "CPU of the server"),
+        ("server-user", "cores", "CPU of the server in user code"),
+        ("server-system", "cores", "CPU of the server in the kernel"),
+        ("cpu-per-reply", "us", "CPU of the server for a response"),
+        ("client-cpu", "cores", "CPU of the clients"),
+        ("host-cpu", "%", "CPU of the machine"),
+        ("processes", "", "processes of the server, at most"),
+        ("threads", "", "threads of the server, at most"),
+        ("memory", "MiB", "memory of the server, at most"),
+        ("listen-depth", "", "connections in the listen queue, at most"),
+        ("listen-drops", "1/s", "connections dropped by the listen queue"),
+        ("established", "", "connections established, mean"),
+        ("time-wait", "", "connections in TIME_WAIT, at the end"),
+        ("retransmitted", "1/s", "segments sent again"),
+        ("disk-read", "MiB/s", "read from disks"),
+        ("disk-transfers", "1/s", "reads and writes of disks"),
+    ];
+
+    /// The value of a metric of [`METRICS`](Summary::METRICS), in its unit; `None` where it is not known, or no metric.
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        const MIB: f64 = 1024.0 * 1024.0;
+        let Summary { seconds, server, host, network, latency, .. } = self;
+        let per_s = |count: u64| count as f64 / seconds.max(1e-9);
+        let times = |times: &Times, value: f64| (times.count > 0).then_some(value);
+        let value = match name {
+            "asked-rate" => return self.asked_rate,
+            "offered-rate" => self.offered_rate,
+            "established-rate" => self.established_rate,
+            "request-rate" => self.request_rate,
+            "rate" => self.rate,
+            "failed-share" => self.failed as f64 / (self.ok + self.failed).max(1) as f64,
+            "throughput" => per_s(self.received_bytes) * 8.0 / 1e6,
+            "mean" => return times(latency, latency.mean_ms),
+            "p50" => return times(latency, latency.p50_ms),
+            "p90" => return times(latency, latency.p90_ms),
+            "p99" => return times(latency, latency.p99_ms),
+            "p999" => return times(latency, latency.p999_ms),
+            "connect-p50" => return times(&self.connected, self.connected.p50_ms),
+            "connect-mean" => return times(&self.connected, self.connected.mean_ms),
+            "lateness-p99" => return times(&self.lateness, self.lateness.p99_ms),
+            "server-cpu" => server.cpu_s? / seconds.max(1e-9),
+            "server-user" => server.user_s? / seconds.max(1e-9),
+            "server-system" => server.system_s? / seconds.max(1e-9),
+            "cpu-per-reply" if self.ok > 0 => server.cpu_s? * 1e6 / self.ok as f64,
+            "client-cpu" => self.client_cpu_s / seconds.max(1e-9),
+            "host-cpu" => host.busy * 100.0,
+            "processes" => f64::from(server.processes_max?),
+            "threads" => f64::from(server.threads_max?),
+            "memory" => server.memory_max_bytes? as f64 / MIB,
+            "listen-depth" => f64::from(server.listen_depth_max?),
+            // Some kernels count every connection among the drops of its listener; what a namespace of its own counts is exact.
+            "listen-drops" if network.is_private => per_s(network.listen_drops?),
+            "listen-drops" => per_s(server.listen_drops?),
+            "established" => network.established?,
+            "time-wait" => network.time_wait? as f64,
+            "retransmitted" => per_s(network.segments_again?),
+            "disk-read" => per_s(host.disk_read_bytes?) / MIB,
+            "disk-transfers" => per_s(host.disk_transfers?),
+            _ => return None,
+        };
+        Some(value)
+    }
+}
+
+/// What is read again of [`name::LOAD`]: the seconds of a run. The rest of it is in [`Summary`].
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct LoadRecord {
+    /// When it began.
+    pub(crate) began_s: f64,
+    /// Second by second.
+    pub(crate) series: Vec<LoadSecond>,
+    /// How the times are distributed.
+    pub(crate) distribution: Distribution,
+    /// Classes of requests, where there are several.
+    #[serde(default)]
+    pub(crate) classes: Vec<LoadClass>,
+}
+
+/// A second of it. The last one is cut short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct LoadSecond {
+    /// When it began, in seconds since the load did.
+    pub(crate) at_s: f64,
+    /// Its length, in seconds.
+    pub(crate) length_s: f64,
+    /// Connections begun.
+    pub(crate) started: u64,
+    /// Right replies.
+    pub(crate) ok: u64,
+    /// Failures.
+    pub(crate) failed: u64,
+    /// Latencies of right replies, in milliseconds.
+    pub(crate) p50_ms: f64,
+    /// See there.
+    pub(crate) p90_ms: f64,
+    /// See there.
+    pub(crate) p99_ms: f64,
+    /// See there.
+    pub(crate) max_ms: f64,
+}
+
+/// Times, in milliseconds, that so many do not exceed.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct Distribution {
+    /// From 0 to below 1.
+    pub(crate) quantiles: Vec<f64>,
+    /// Last byte of right replies.
+    pub(crate) latency_ms: Vec<f64>,
+}
+
+/// Requests of a class.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct LoadClass {
+    /// Its name.
+    pub(crate) class: String,
+    /// Right replies.
+    pub(crate) ok: u64,
+    /// Requests that came to nothing.
+    pub(crate) failed: u64,
+    /// Their latencies, where they are known.
+    pub(crate) latency: Option<Times>,
+}
+
+/// An archive that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Archive {
+    /// Its directory.
+    pub(crate) dir: PathBuf,
+    /// What was to be done.
+    pub(crate) resolved: Resolved,
+    /// On what.
+    pub(crate) host: Host,
+    /// In which order.
+    pub(crate) plan: Plan,
+    /// What the clients can do; `None` until that is known.
+    pub(crate) clients: Option<Clients>,
+    /// The machine at rest, for each block that was begun.
+    pub(crate) blocks: Vec<Block>,
+    /// The runs that are there, in the order of the plan.
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Archive {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// When there is none, one of another form, or one that was damaged.
+    pub(crate) fn open(dir: &Path) -> Result<Archive, Failure> {
+        if !dir.join(name::RESOLVED).exists() {
+            return Err(Failure::usage(format!(
+                "{} is no archive of an experiment: it has no {}; make one with: ammeter run EXPERIMENT --out {0}",
+                dir.display(),
+                name::RESOLVED
+            )));
+        }
+        let form: Form = read(&dir.join(name::RESOLVED))?;
+        if form.form != FORM {
+            return Err(Failure::failed(format!(
+                "{} has form {}, and this program knows {FORM}; use the ammeter that made it",
+                dir.display(),
+                form.form
+            )));
+        }
+        let plan: Plan = read(&dir.join(name::PLAN))?;
+        let mut runs = Vec::new();
+        for planned in &plan.runs {
+            let path = dir.join(name::RUNS).join(&planned.id).join(name::RUN);
+            if path.exists() {
+                runs.push(read(&path)?);
+            }
+        }
+        let last = plan.runs.iter().map(|run| run.block).max().unwrap_or(0);
+        let blocks = (1..=last).map(|block| block_path(dir, block)).filter(|path| path.exists());
+        Ok(Archive {
+            resolved: read(&dir.join(name::RESOLVED))?,
+            host: read(&dir.join(name::HOST))?,
+            clients: Some(dir.join(name::CLIENTS)).filter(|path| path.exists()).map(|path| read(&path)).transpose()?,
+            blocks: blocks.map(|path| read(&path)).collect::<Result<_, _>>()?,
+            plan,
+            runs,
+            dir: dir.to_owned(),
+        })
+    }
+
+    /// A file of a run, by its [`name`]; it need not be there.
+    pub(crate) fn file(&self, run: &str, name: &str) -> PathBuf {
+        self.dir.join(name::RUNS).join(run).join(name)
+    }
+
+    /// The arm of a run.
+    pub(crate) fn arm(&self, id: &str) -> Option<&Arm> {
+        self.resolved.arms.iter().find(|arm| arm.id == id)
+    }
+
+    /// The clients' view of a run, second by second.
+    ///
+    /// # Errors
+    /// When the file is not there or damaged.
+    pub(crate) fn load(&self, run: &str) -> Result<LoadRecord, Failure> {
+        read(&self.file(run, name::LOAD))
+    }
+
+    /// The server's and the machine's view of a run: samples, of which `ammeter_monitor::Tick::between` makes rates.
+    ///
+    /// # Errors
+    /// When the file is not there or damaged.
+    pub(crate) fn samples(&self, run: &str) -> Result<Replay<'static>, Failure> {
+        ammeter_monitor::replay(&self.file(run, name::MONITOR))
+    }
+
+    /// Where CPU time went in a run, as `ammeter profile --json` tells it; `None` where no profile was asked for.
+    ///
+    /// # Errors
+    /// When the file is damaged.
+    pub(crate) fn profile(&self, run: &str) -> Result<Option<serde_json::Value>, Failure> {
+        let path = self.file(run, name::PROFILE);
+        if path.exists() { read(&path).map(Some) } else { Ok(None) }
+    }
+}
+
+#[derive(Deserialize)]
+struct Form {
+    form: u32,
+}
+
+/// Where a block is described.
+pub(crate) fn block_path(dir: &Path, block: u32) -> PathBuf {
+    dir.join(name::BLOCKS).join(format!("{block}.json"))
+}
+
+/// Reads a file of an archive.
+///
+/// # Errors
+/// When it is not there, or not as it was written: with its name, line and column.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let text = fs::read(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
+    serde_json::from_slice(&text).map_err(|error| {
+        Failure::failed(format!("{} is not as it was written: {error}; is it of another version?", path.display()))
+    })
+}
+
+/// Writes a file of an archive: whole, or not at all.
+///
+/// # Errors
+/// When the disk is full, for one.
+pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+    text.push(b'\n');
+    write_bytes(path, &text)
+}
+
+/// As [`write`], of bytes.
+///
+/// # Errors
+/// As [`write`].
+pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let beside = path.with_extension("new");
+    fs::write(&beside, bytes)
+        .and_then(|()| File::open(&beside)?.sync_all())
+        .and_then(|()| fs::rename(&beside, path))
+        .map_err(Failure::io(format_args!("write {}", path.display())))
+}

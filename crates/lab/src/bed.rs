@@ -1,0 +1,488 @@
+//! The place where runs are made: what this machine allows (namespaces, control groups, cores), a folder in which servers work,
+//! the files that they serve, and the programs that take part, each started so that it ends with us.
+//!
+//! What is left by one who was killed is found by names that tell whose it was: control groups (`group.rs`), namespaces (the
+//! marks of `ammeter wan`) and folders. [`Bed::new`] ends and removes all of it before anything new is made.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ammeter_load::drive::Stop;
+use ammeter_wan::place::{self, Mark};
+use amped_measure::Failure;
+use amped_measure::host::Machine;
+use amped_sys::process;
+
+use crate::archive::Host;
+use crate::experiment::{Cores, Limits, Workload};
+use crate::group::{self, Group};
+use crate::subject::own_program;
+
+/// What the names of our folders begin with: `ammeter-run-PID-BIRTH`.
+const PREFIX: &str = "ammeter-run-";
+
+/// Where servers work: a disk, and where each user can look.
+const SCRATCH: &str = "/var/tmp";
+
+/// Where servers publish what they count: memory.
+const SHARED: &str = "/dev/shm";
+
+/// What this machine allows, and where things are.
+#[derive(Debug)]
+pub(crate) struct Bed {
+    /// This program.
+    pub(crate) own: PathBuf,
+    /// Whether a run can have a network namespace of its own.
+    pub(crate) is_private: bool,
+    /// Whether servers can be put into control groups.
+    pub(crate) has_groups: bool,
+    /// Whether this is root.
+    pub(crate) is_root: bool,
+    /// The cores that the machine has.
+    cores: usize,
+    /// The folder for all of this.
+    scratch: PathBuf,
+    /// The device that it lies on, `major:minor`.
+    disk: String,
+    /// A word for this program, in names.
+    word: String,
+}
+
+impl Bed {
+    /// Clears away what others left who were killed, and finds out what this machine allows.
+    ///
+    /// # Errors
+    /// When nothing can be written to `/var/tmp`.
+    pub(crate) fn new() -> Result<Bed, Failure> {
+        clear();
+        let own = std::process::id();
+        let born =
+            place::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
+        let word = format!("{PREFIX}{own}-{born}");
+        let scratch = Path::new(SCRATCH).join(&word);
+        fs::create_dir_all(&scratch)
+            .and_then(|()| fs::set_permissions(&scratch, fs::Permissions::from_mode(0o755)))
+            .map_err(Failure::io(format_args!("make {}", scratch.display())))?;
+        let device = fs::metadata(&scratch).map(|meta| meta.st_dev()).unwrap_or_default();
+        let mark = Mark::own()?;
+        Ok(Bed {
+            own: own_program()?,
+            is_private: place::in_thread(move || place::unshare(mark)).is_ok(),
+            has_groups: Group::new(&Limits::default(), "").is_ok(),
+            is_root: process::is_root(),
+            cores: Machine::this()?.cores,
+            disk: whole_disk(device),
+            scratch,
+            word,
+        })
+    }
+
+    /// The cores of the server and of the clients: as they were given, else the first and the last, if there are two.
+    pub(crate) fn cores(&self, cores: &Cores) -> Cores {
+        let usual = |core: usize| (self.cores > 1).then(|| core.to_string());
+        Cores {
+            server: cores.server.clone().or_else(|| usual(0)),
+            clients: cores.clients.clone().or_else(|| usual(self.cores - 1)),
+        }
+    }
+
+    /// How client and server are kept apart, for the record.
+    pub(crate) fn words(&self, cores: &Cores) -> Vec<String> {
+        let Cores { server, clients } = self.cores(cores);
+        let on = |who: &str, list: Option<String>| match list {
+            Some(list) => format!("{who} on core {list}"),
+            None => format!("{who} on any core"),
+        };
+        vec![
+            on("server", server),
+            on("clients and instruments", clients),
+            match self.is_private {
+                true => "a network namespace for each run".to_owned(),
+                false => "the network of this host, as namespaces need root: counts of the kernel are not of these programs alone".to_owned(),
+            },
+            match self.has_groups {
+                true => "a control group for each server: CPU time of all its processes, to the nanosecond".to_owned(),
+                false => "no control groups, as they need root: CPU time is that of threads that lived through the run".to_owned(),
+            },
+        ]
+    }
+
+    /// A control group for a server, where there are such.
+    ///
+    /// # Errors
+    /// When there are none and limits are asked for, or one of them cannot be set.
+    pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, Failure> {
+        let is_limited = limits.memory.is_some() || limits.disk.is_some() || limits.cpu.is_some();
+        if self.has_groups || is_limited { Group::new(limits, &self.disk).map(Some) } else { Ok(None) }
+    }
+
+    /// An empty folder for a run, gone when it is dropped.
+    ///
+    /// # Errors
+    /// When the disk is full, for one.
+    pub(crate) fn folder(&self) -> Result<Folder, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = self.scratch.join(format!("run-{number}"));
+        // Servers that become another user write there too.
+        fs::create_dir(&path)
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
+            .map_err(Failure::io(format_args!("make {}", path.display())))?;
+        Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
+    }
+
+    /// Makes what is served, once for each workload; where it lies, and the manifest, if there is one.
+    ///
+    /// # Errors
+    /// When the disk is full, for one.
+    pub(crate) fn site(&self, workload: &Workload, seed: u64) -> Result<Site, Failure> {
+        let word = match workload {
+            Workload::File(bytes) => format!("file-{}", bytes.0),
+            Workload::Specweb96(ops) => format!("specweb96-{ops}"),
+            Workload::Webstone(scale) => format!("webstone-{}", scale.replace('/', "of")),
+            Workload::Site(folder, path) => {
+                let folder =
+                    fs::canonicalize(folder).map_err(Failure::io(format_args!("find {}", folder.display())))?;
+                return Ok(Site { folder, target: path.clone(), manifest: None });
+            }
+        };
+        let folder = self.scratch.join(word);
+        let manifest = folder.join("manifest.jsonl");
+        let site = |target: &str, manifest| Site { folder: folder.clone(), target: target.to_owned(), manifest };
+        let words: Vec<String> = match workload {
+            Workload::File(bytes) => {
+                if !folder.exists() {
+                    fs::create_dir(&folder)
+                        .and_then(|()| write_file(&folder.join("file"), bytes.0))
+                        .map_err(Failure::io(format_args!("write {}", folder.display())))?;
+                }
+                return Ok(site("/file", None));
+            }
+            Workload::Specweb96(ops) => ["files", "specweb96", "--ops", &ops.to_string()].map(str::to_owned).to_vec(),
+            Workload::Webstone(scale) => ["files", "webstone", "--scale", scale].map(str::to_owned).to_vec(),
+            Workload::Site(..) => Vec::new(),
+        };
+        if !manifest.exists() {
+            let output = Command::new(&self.own)
+                .args(words)
+                .args(["--json", "--seed", &seed.to_string()])
+                .arg(&folder)
+                .stdin(Stdio::null())
+                .output()
+                .map_err(Failure::io("make a file set"))?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                return Err(Failure::failed(format!("cannot make the file set: {said}")));
+            }
+        }
+        Ok(site("/", Some(manifest)))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// Ends and removes what is left of programs that are no more.
+pub(crate) fn clear() {
+    Mark::end_orphans();
+    group::end_orphans();
+    for place in [SCRATCH, SHARED] {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|name| group::is_orphan(name, PREFIX)) {
+                let path = entry.path();
+                // It may be another user's.
+                let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            }
+        }
+    }
+}
+
+/// The disk of a device: limits are for whole ones, and a file system lies on a part.
+fn whole_disk(device: u64) -> String {
+    // makedev(3).
+    let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
+    let own = format!("{major}:{minor}");
+    let folder = fs::canonicalize(format!("/sys/dev/block/{own}")).unwrap_or_default();
+    if !folder.join("partition").exists() {
+        return own;
+    }
+    let whole = folder.parent().map(|disk| disk.join("dev")).and_then(|dev| fs::read_to_string(dev).ok());
+    whole.map_or(own, |text| text.trim().to_owned())
+}
+
+fn write_file(path: &Path, bytes: u64) -> io::Result<()> {
+    const BLOCK: u64 = 1 << 16;
+    let block: Vec<u8> = (0..BLOCK).map(|at| b' ' + (at * 7 % 95) as u8).collect();
+    let mut file = File::create(path)?;
+    for from in (0..bytes).step_by(BLOCK as usize) {
+        file.write_all(&block[..BLOCK.min(bytes - from) as usize])?;
+    }
+    file.sync_all()
+}
+
+/// What is served.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    /// The folder.
+    pub(crate) folder: PathBuf,
+    /// What can be asked for.
+    pub(crate) target: String,
+    /// What is asked for, if it is a set.
+    pub(crate) manifest: Option<PathBuf>,
+}
+
+impl Site {
+    /// Has the kernel forget what it holds of these files in memory, so that they are read from the disk.
+    pub(crate) fn cool(&self) {
+        // dd(1), `nocache`: of the whole file, if nothing is copied.
+        let words = [
+            "-type",
+            "f",
+            "-exec",
+            "dd",
+            "if=/dev/null",
+            "of={}",
+            "oflag=nocache",
+            "conv=notrunc,fdatasync",
+            "count=0",
+            "status=none",
+            ";",
+        ];
+        // A page that stays is one that need not be read: not wrong, and the figures of the disk tell.
+        let _ = Command::new("find").arg(&self.folder).args(words).stdin(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
+
+/// A folder of a run.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// A file in memory beside it.
+    pub(crate) metrics: PathBuf,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+        let _ = fs::remove_file(&self.metrics);
+    }
+}
+
+/// An address of this host on which nobody listens, in the namespace of the calling thread.
+///
+/// # Errors
+/// When all ports are taken.
+pub(crate) fn free_address(ip: std::net::IpAddr) -> Result<SocketAddr, Failure> {
+    let address = TcpListener::bind((ip, 0)).and_then(|listener| listener.local_addr());
+    address.map_err(Failure::io(format_args!("find a free port of {ip}")))
+}
+
+/// A program that runs. Dropped, it is killed.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    name: String,
+}
+
+/// Who wishes to start something says what is to be done with what it prints.
+pub(crate) struct Streams {
+    /// Standard output.
+    pub(crate) out: Stdio,
+    /// Standard error.
+    pub(crate) err: Stdio,
+}
+
+impl Streams {
+    /// Both to files, which are made.
+    ///
+    /// # Errors
+    /// When the disk is full, for one.
+    pub(crate) fn to(out: Option<&Path>, err: &Path) -> Result<Streams, Failure> {
+        let create = |path: &Path| {
+            File::create(path).map(Stdio::from).map_err(Failure::io(format_args!("write {}", path.display())))
+        };
+        Ok(Streams { out: out.map_or(Ok(Stdio::null()), create)?, err: create(err)? })
+    }
+}
+
+impl Running {
+    /// Starts a program in a process group of its own, so that Ctrl-C is for us alone; it ends when this thread does.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub(crate) fn start(name: &str, words: &[String], streams: Streams) -> Result<Running, Failure> {
+        let (program, arguments) =
+            words.split_first().ok_or_else(|| Failure::failed(format!("{name}: nothing to start")))?;
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(streams.out).stderr(streams.err);
+        process::end_with_this_thread(&mut command);
+        let child =
+            command.spawn().map_err(|error| Failure::failed(format!("cannot start {name} ({program}): {error}")))?;
+        Ok(Running { child, name: name.to_owned() })
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// What it prints, where that was asked for as a pipe.
+    pub(crate) fn take_output(&mut self) -> Option<std::process::ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// When it does not in this time, or it is enough; it is killed then.
+    pub(crate) fn wait(mut self, patience: Duration, stop: &Stop) -> Result<ExitStatus, Failure> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.ended() {
+                return Ok(status);
+            }
+            if stop.is_stopped() {
+                return Err(interrupted());
+            }
+            if begin.elapsed() > patience {
+                return Err(Failure::failed(format!("{} did not end within {patience:?}, and was killed", self.name)));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Asks it to end (SIGTERM), and kills it if it does not.
+    pub(crate) fn end(mut self, patience: Duration) {
+        process::terminate(self.pid());
+        let begin = Instant::now();
+        while self.ended().is_none() && begin.elapsed() < patience {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// It is enough: Ctrl-C.
+pub(crate) fn interrupted() -> Failure {
+    Failure::failed("interrupted; what was measured is kept, and the same command goes on from there")
+}
+
+/// The machine and its kernel's settings.
+///
+/// # Errors
+/// When `/proc` is not mounted.
+pub(crate) fn host(test_bed: Vec<String>) -> Result<Host, Failure> {
+    const SETTINGS: [&str; 16] = [
+        "net.core.somaxconn",
+        "net.core.rmem_max",
+        "net.core.wmem_max",
+        "net.core.default_qdisc",
+        "net.core.netdev_max_backlog",
+        "net.ipv4.tcp_congestion_control",
+        "net.ipv4.tcp_max_syn_backlog",
+        "net.ipv4.tcp_syncookies",
+        "net.ipv4.tcp_rmem",
+        "net.ipv4.tcp_wmem",
+        "net.ipv4.tcp_tw_reuse",
+        "net.ipv4.tcp_fin_timeout",
+        "net.ipv4.ip_local_port_range",
+        "fs.file-max",
+        "vm.swappiness",
+        "kernel.randomize_va_space",
+    ];
+    let read = |path: String| Some(fs::read_to_string(path).ok()?.trim().replace('\t', " "));
+    let mut kernel: std::collections::BTreeMap<String, String> = SETTINGS
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), read(format!("/proc/sys/{}", name.replace('.', "/")))?)))
+        .collect();
+    for (name, path) in [
+        ("clocksource", "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        ("loopback.mtu", "/sys/class/net/lo/mtu"),
+        ("transparent-hugepages", "/sys/kernel/mm/transparent_hugepage/enabled"),
+    ] {
+        kernel.extend(read(path.to_owned()).map(|text| (name.to_owned(), text)));
+    }
+    for entry in fs::read_dir("/sys/devices/system/cpu/vulnerabilities").into_iter().flatten().flatten() {
+        let name = format!("mitigation.{}", entry.file_name().to_string_lossy());
+        kernel.extend(read(entry.path().display().to_string()).map(|text| (name, text)));
+    }
+    Ok(Host {
+        machine: Machine::this()?,
+        memory_bytes: process::memory_bytes(),
+        kernel,
+        load_average: amped_measure::host::load_average()?,
+        test_bed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_there_and_gone_afterwards() {
+        let bed = Bed::new().unwrap();
+        let site = bed.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap();
+        assert_eq!(fs::metadata(site.folder.join("file")).unwrap().len(), 70_000);
+        assert_eq!(bed.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap().folder, site.folder);
+        site.cool();
+        let folder = bed.folder().unwrap();
+        let (path, scratch) = (folder.path.clone(), bed.scratch.clone());
+        // One who comes meanwhile clears away nothing of it.
+        clear();
+        assert!(path.exists());
+        drop(folder);
+        assert!(!path.exists() && scratch.exists());
+        drop(bed);
+        assert!(!scratch.exists());
+    }
+
+    #[test]
+    fn a_program_ends_with_who_started_it() {
+        let start = || {
+            let streams = Streams { out: Stdio::null(), err: Stdio::null() };
+            Running::start("sleep", &["sleep".to_owned(), "600".to_owned()], streams)
+        };
+        let pid = place::in_thread(move || Ok(std::mem::ManuallyDrop::new(start()?).pid())).unwrap();
+        let begin = Instant::now();
+        let is_there = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        while is_there() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it is there still");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let failure = start().unwrap().wait(Duration::from_millis(20), &Stop::default()).unwrap_err();
+        assert!(failure.to_string().contains("did not end"), "{failure}");
+    }
+
+    #[test]
+    fn the_machine_has_a_record() {
+        let host = host(Vec::new()).unwrap();
+        assert!(host.memory_bytes > 1 << 20 && host.kernel.contains_key("net.core.somaxconn"), "{host:?}");
+    }
+}

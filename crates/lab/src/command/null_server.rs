@@ -1,0 +1,26 @@
+//! `ammeter null-server`: a server that does as little as a server can, for `ammeter run` to try clients against. Hidden: to try
+//! a machine's clients there is `ammeter load --calibrate`.
+
+use std::net::SocketAddr;
+
+use ammeter_load::null::Null;
+use amped_measure::{Failure, Verdict};
+
+use crate::say;
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Where it listens
+    #[arg(value_name = "ADDR:PORT")]
+    address: SocketAddr,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    let server = Null::at(args.address)?;
+    say::plain(&format!("answering on http://{}/ until it is ended", server.address()));
+    loop {
+        // A signal ends the program.
+        std::thread::park();
+    }
+}

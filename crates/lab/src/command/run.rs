@@ -1,0 +1,387 @@
+//! `ammeter run`: an experiment from its file to its archive. What is to be done is printed first, with the time it takes; what
+//! was done is kept whatever happens next, and the same command goes on from there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ammeter_load::drive::Stop;
+use amped_measure::stats::Summary as Spread;
+use amped_measure::{Failure, Verdict, Worth};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::archive::{self, Archive, Clients, Resolved, Run, Standing, Step, block_path, name};
+use crate::bed::{self, Bed};
+use crate::experiment::{self, Experiment, Settings, Wish};
+use crate::{exhibits, plan, run as runs, say, subject, terminal};
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A file (TOML), or the name of an experiment that is built in: `ammeter list`
+    #[arg(verbatim_doc_comment)]
+    experiment: String,
+    /// Where the archive goes; one that was begun there is gone on with [default: the experiment's name]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The short version: fewer steps, repetitions and seconds
+    #[arg(long)]
+    quick: bool,
+    /// From which orders and arrivals are drawn [default: the file's, or 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Print what would be done and how long it takes, and do nothing
+    #[arg(long)]
+    plan: bool,
+    /// What came of each point as JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ammeter run arlitt-figure-5 --quick --out /tmp/figure-5      an exhibit of a paper; ammeter list has them all
+  ammeter run mine.toml --plan                                 what would be done, and how long it takes
+
+An experiment of one's own, mine.toml (examples/experiment.toml in the sources has every key):
+  title = \"How many requests a second nginx bears, and what its log costs\"
+  [[subject]]
+  kind = \"nginx\"                    # or amped, apache-event, apache-prefork, lighttpd, command
+  [workload]
+  file = \"1KiB\"                     # or set = \"specweb96\", set = \"webstone\", site = \"/srv/www\"
+  [load]
+  rate = \"1000..8000/1000\"          # connections to begin a second; or clients = [1, 10, 50], a closed loop
+  [[factor]]
+  set = \"server.log\"                # a key of server, workload, load, path, limits or cores
+  levels = [false, true]            # the first is the baseline
+
+Each point is measured in each of 3 blocks, in an order that the seed gives, on a server that was just started. A run is valid,
+invalid (and why), or censored: a lower bound, as the clients reached their own end first. Ctrl-C keeps what was measured; the
+same command goes on from there. Exit status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for
+wrong usage.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    let (file, text) = read(&args.experiment)?;
+    let wish = Wish { quick: args.quick, seed: args.seed };
+    let experiment = experiment::parse(&file, &text, wish)?;
+    let plan = plan::plan(&experiment.resolved);
+    let list = plan::list(&experiment.resolved, &plan);
+    if args.plan {
+        return if args.json { say::json(&plan) } else { say::out(&list) }.map(|()| Verdict::valid());
+    }
+    say::plain(&list);
+    let usual = || PathBuf::from(format!("{}{}", experiment.resolved.name, if args.quick { "-quick" } else { "" }));
+    let dir = args.out.clone().unwrap_or_else(usual);
+    // Before the first thread.
+    let stop = Stop::on_signals(terminal::restore)?;
+    let _lock = take(&dir)?;
+    let bed = Bed::new()?;
+    begin(&bed, &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
+    measure(&bed, &dir, &experiment, &stop)?;
+    drop(bed);
+    tell(args, &dir)
+}
+
+/// The file, or an experiment that is built in: its name and its text.
+fn read(experiment: &str) -> Result<(String, String), Failure> {
+    let path = Path::new(experiment);
+    if path.is_file() {
+        let text = fs::read_to_string(path).map_err(Failure::io(format_args!("read {experiment}")))?;
+        return Ok((experiment.to_owned(), text));
+    }
+    let exhibit = exhibits::find(experiment)?;
+    Ok((exhibit.file(), exhibit.text.to_owned()))
+}
+
+/// Makes the directory and holds it: two at once would write over each other.
+fn take(dir: &Path) -> Result<File, Failure> {
+    fs::create_dir_all(dir).map_err(Failure::io(format_args!("make {}", dir.display())))?;
+    let lock = File::open(dir).map_err(Failure::io(format_args!("open {}", dir.display())))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(_) => {
+            Err(Failure::failed(format!("another ammeter run is at work in {}; name another: --out", dir.display())))
+        }
+    }
+}
+
+/// Writes what is known before the first run; or finds that the same was begun here, and goes on.
+fn begin(bed: &Bed, dir: &Path, text: &str, mut resolved: Resolved, settings: &[Settings]) -> Result<(), Failure> {
+    let mut programs = BTreeMap::from([("ammeter".to_owned(), subject::identity(&bed.own, "--version"))]);
+    for arm in settings {
+        if !programs.contains_key(&arm.subject.name) {
+            programs.insert(arm.subject.name.clone(), arm.subject.identity()?);
+        }
+    }
+    resolved.programs = programs;
+    resolved.began_s = runs::now_s();
+    let place = dir.join(name::RESOLVED);
+    if place.exists() {
+        let old: Resolved = archive::read(&place)?;
+        return runs::same(&old, &resolved)
+            .map_err(|why| Failure::usage(format!("{}: {why}; name another directory: --out", dir.display())));
+    }
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Failure::usage(format!(
+            "{} is not empty, and no archive; name another directory: --out",
+            dir.display()
+        )));
+    }
+    for folder in [name::RUNS, name::BLOCKS] {
+        fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("make {}", dir.join(folder).display())))?;
+    }
+    let cores = settings.first().map(|arm| bed.words(&arm.cores)).unwrap_or_default();
+    archive::write_bytes(&dir.join(name::EXPERIMENT), text.as_bytes())?;
+    archive::write(&dir.join(name::HOST), &bed::host(cores)?)?;
+    archive::write(&dir.join(name::PLAN), &plan::plan(&resolved))?;
+    // The last: an archive is there when this is.
+    archive::write(&place, &resolved)
+}
+
+/// Makes the runs that are not there yet.
+fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Result<(), Failure> {
+    // What was under way when somebody was killed.
+    for entry in fs::read_dir(dir.join(name::RUNS)).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    let Archive { resolved, plan, runs: done, clients, .. } = Archive::open(dir)?;
+    let left: Vec<_> = plan.runs.iter().filter(|run| done.iter().all(|made| made.plan.id != run.id)).collect();
+    if !done.is_empty() {
+        say::plain(&format!("{} of {} runs are there already", done.len(), plan.runs.len()));
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    let progress = Progress::new(plan.runs.len(), done.len(), plan::run_s(&resolved));
+    let baseline = &experiment.settings[0];
+    let clients = match clients {
+        Some(clients) => clients,
+        None => {
+            progress.say("trying the clients against a server that does nothing");
+            let clients = runs::try_clients(bed, baseline, &resolved, stop)?;
+            archive::write(&dir.join(name::CLIENTS), &clients)?;
+            warn(&clients, &progress);
+            clients
+        }
+    };
+    let lab = runs::Lab { bed, dir, resolved: &resolved, clients: &clients, stop };
+    let mut block = archive::Block::default();
+    for planned in left {
+        if stop.is_stopped() {
+            return Err(bed::interrupted());
+        }
+        if block.block != planned.block {
+            let found = runs::look_at_rest(planned.block, &resolved.rules, stop)?;
+            if !found.is_clean {
+                let who: Vec<String> = found.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
+                progress.say(&format!(
+                    "block {}: the machine is not at rest, {:.0} % of its CPU time is used (cores: {})",
+                    planned.block,
+                    found.busy * 100.0,
+                    who.join(", ")
+                ));
+            }
+            archive::write(&block_path(dir, planned.block), &found)?;
+            block = found;
+        }
+        let at = resolved.arms.iter().position(|arm| arm.id == planned.arm);
+        let (Some(arm), Some(settings)) =
+            (at.map(|at| &resolved.arms[at]), at.and_then(|at| experiment.settings.get(at)))
+        else {
+            return Err(Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm)));
+        };
+        progress.begin(&format!("{} at {}", arm.label, planned.step.value()));
+        let run = runs::make(&lab, settings, planned, &block)?;
+        progress.end(&run, &arm.label);
+    }
+    progress.finish();
+    Ok(())
+}
+
+/// Says now what would be a surprise in the report.
+fn warn(clients: &Clients, progress: &Progress) {
+    let not_kept = clients.steps.iter().filter(|step| !step.is_kept);
+    if let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) {
+        progress.say(&format!(
+            "from {} a second on the clients are the limit themselves: {}; such runs count as \"at least\"",
+            step.step.value(),
+            step.why.join("; ")
+        ));
+    }
+}
+
+/// How far it is: a bar in a terminal, a line for each run elsewhere.
+struct Progress {
+    bar: Option<ProgressBar>,
+    count: usize,
+    at: std::cell::Cell<usize>,
+}
+
+impl Progress {
+    fn new(count: usize, done: usize, run_s: f64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len}, {eta} left  {msg}");
+            let bar = ProgressBar::new(count as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_position(done as u64);
+            // Until there is one to go by.
+            bar.set_elapsed(Duration::from_secs_f64(run_s * done as f64));
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Progress { bar, count, at: done.into() }
+    }
+
+    fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| say::plain(text)),
+            None => say::plain(text),
+        }
+    }
+
+    fn begin(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what.to_owned());
+        }
+    }
+
+    fn end(&self, run: &Run, arm: &str) {
+        self.at.set(self.at.get() + 1);
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+        let standing = standing(run.standing);
+        let why = if run.why.is_empty() { String::new() } else { format!(": {}", run.why.join("; ")) };
+        let figures = run.summary.as_ref().map(|summary| {
+            let cpu =
+                summary.metric("cpu-per-reply").map_or(String::new(), |us| format!(", {us:.1} us of server CPU each"));
+            format!("  {:.0} answered/s{cpu}", summary.rate)
+        });
+        let line = format!(
+            "{:>3}/{}  {:<24} {arm}{}  {standing}{why}",
+            self.at.get(),
+            self.count,
+            run.plan.id,
+            figures.unwrap_or_default()
+        );
+        // In a terminal the bar tells how far it is, and only what is odd is worth a line.
+        if self.bar.is_none() || run.standing != Standing::Valid {
+            self.say(&line);
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn standing(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Valid => "valid",
+        Standing::Censored => "at least",
+        Standing::Invalid => "INVALID",
+    }
+}
+
+/// What came of a point: an arm at a step.
+#[derive(Serialize)]
+struct Point {
+    arm: String,
+    label: String,
+    step: Step,
+    /// Runs of each standing.
+    valid: usize,
+    censored: usize,
+    invalid: usize,
+    /// Medians of those that are not invalid.
+    offered_rate: Option<f64>,
+    rate: Option<f64>,
+    p99_ms: Option<f64>,
+    cpu_us_per_reply: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Told {
+    directory: PathBuf,
+    points: Vec<Point>,
+    verdict: Verdict,
+}
+
+/// Prints what came of it, and judges: a point without a run that counts was not measured.
+fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
+    let Archive { resolved, runs, .. } = Archive::open(dir)?;
+    let mut points = Vec::new();
+    for arm in &resolved.arms {
+        for step in &resolved.steps {
+            let of_point: Vec<&Run> =
+                runs.iter().filter(|run| run.plan.arm == arm.id && run.plan.step == *step).collect();
+            let count = |standing: Standing| of_point.iter().filter(|run| run.standing == standing).count();
+            let median = |metric: &str| {
+                let counted = of_point.iter().filter(|run| run.standing != Standing::Invalid);
+                let values = counted.filter_map(|run| run.summary.as_ref()?.metric(metric));
+                Spread::of(values).map(|spread| spread.median)
+            };
+            points.push(Point {
+                arm: arm.id.clone(),
+                label: arm.label.clone(),
+                step: *step,
+                valid: count(Standing::Valid),
+                censored: count(Standing::Censored),
+                invalid: count(Standing::Invalid),
+                offered_rate: median("offered-rate"),
+                rate: median("rate"),
+                p99_ms: median("p99"),
+                cpu_us_per_reply: median("cpu-per-reply"),
+            });
+        }
+    }
+    let mut verdict = Verdict::valid();
+    let censored: usize = points.iter().map(|point| point.censored).sum();
+    if censored > 0 {
+        verdict.weaken(Worth::AtLeast, format!("{censored} of {} runs are lower bounds (\"at least\")", runs.len()));
+    }
+    for point in points.iter().filter(|point| point.valid + point.censored == 0) {
+        let of_point = runs.iter().find(|run| run.plan.arm == point.arm && run.plan.step == point.step);
+        let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
+        verdict.broken.push(format!("{} at {} has a run that counts ({why})", point.label, point.step.value()));
+    }
+    let told = Told { directory: dir.to_owned(), points, verdict };
+    if args.json {
+        say::json(&told)?;
+    } else {
+        say::out(&table(&resolved, &told))?;
+    }
+    Ok(told.verdict)
+}
+
+fn table(resolved: &Resolved, told: &Told) -> String {
+    let width = told.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
+    let axis = resolved.steps.first().map_or("", |step| step.axis());
+    let mut text = format!(
+        "{:width$} {axis:>9}{:>12}{:>12}{:>10}{:>12}  valid/at least/invalid\n",
+        "arm", "offered/s", "answered/s", "p99 ms", "server us"
+    );
+    for point in &told.points {
+        let show =
+            |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
+        text += &format!(
+            "{:width$} {:>9}{:>12}{:>12}{:>10}{:>12}  {}/{}/{}\n",
+            point.label,
+            point.step.value(),
+            show(point.offered_rate, 0),
+            show(point.rate, 0),
+            show(point.p99_ms, 2),
+            show(point.cpu_us_per_reply, 1),
+            point.valid,
+            point.censored,
+            point.invalid
+        );
+    }
+    text + &format!("archive  {}\nverdict  {}", told.directory.display(), told.verdict)
+}

@@ -1,0 +1,1261 @@
+//! The experiment as it is typed: a TOML file, read into a base configuration, factors with levels, a ladder of load, rules,
+//! figures; and checked, so that what is wrong is told with file, line and column before anything is started.
+//!
+//! Levels are put into the tree of the file before it is read: an arm is the file with other values in it, each of which knows
+//! its place, so that a level that does not fit is shown where it stands. serde's `flatten` and `untagged` lose places and are
+//! not used. What comes after this: `plan.rs` puts the runs in their order, `run.rs` makes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use amped_measure::Failure;
+use amped_units::{Bytes, parse_duration};
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, Report};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::archive::{Arm, At, Factor, Figure, Finding, PaperCurve, Resolved, Rules, Step, Summary};
+use crate::subject::{Kind, Template};
+
+/// What a user says besides the file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wish {
+    /// The short version.
+    pub(crate) quick: bool,
+    /// In place of the file's.
+    pub(crate) seed: Option<u64>,
+}
+
+/// An experiment that can be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Experiment {
+    /// What goes into the archive; without programs and times.
+    pub(crate) resolved: Resolved,
+    /// The settings of each arm of it, in the same order.
+    pub(crate) settings: Vec<Settings>,
+}
+
+/// What an arm is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Settings {
+    /// The server.
+    pub(crate) subject: Subject,
+    /// What is asked of it.
+    pub(crate) workload: Workload,
+    /// How.
+    pub(crate) load: Load,
+    /// The network between; `None`: loopback.
+    pub(crate) path: Option<PathTexts>,
+    /// What the server may have.
+    pub(crate) limits: Limits,
+    /// Where it runs, and where the clients do: lists of cores, as taskset(1) reads them. Empty: where the kernel wants.
+    pub(crate) cores: Cores,
+    /// Whether CPU time is sampled while load is measured.
+    pub(crate) profile: bool,
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Subject {
+    /// As it is called.
+    pub(crate) name: String,
+    /// How it is started.
+    pub(crate) kind: Kind,
+    /// In place of the one that is found.
+    pub(crate) program: Option<PathBuf>,
+    /// Of [`Kind::Command`]: the program and its arguments.
+    pub(crate) start: Vec<String>,
+    /// The text of the configuration, with places for settings; empty: the kind's own.
+    pub(crate) config: String,
+    /// What is to be put into these places.
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Workload {
+    /// One file of this size.
+    File(Bytes),
+    /// SPECweb96's set for so many operations a second.
+    Specweb96(u32),
+    /// WebStone's, at this scale.
+    Webstone(String),
+    /// A folder of the user's, and what is asked of it.
+    Site(PathBuf, String),
+}
+
+/// How it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Load {
+    /// How long load is measured.
+    pub(crate) duration: Duration,
+    /// How long there is load before.
+    pub(crate) warm_up: Duration,
+    /// The process of arrivals, as `ammeter load --arrivals` reads it.
+    pub(crate) arrivals: String,
+    /// Requests on a connection; 0: without end, in a closed loop alone.
+    pub(crate) requests_per_connection: u64,
+    /// Requests that are sent together.
+    pub(crate) pipeline: u64,
+    /// What a client of a closed loop waits.
+    pub(crate) think_time: Duration,
+    /// How long to wait for a connection.
+    pub(crate) connect_timeout: Duration,
+    /// How long to wait for a reply.
+    pub(crate) timeout: Duration,
+    /// Pairs of threads that make load.
+    pub(crate) generators: u16,
+    /// Connections held open beside it, as `ammeter load --parked` reads them.
+    pub(crate) parked: Vec<String>,
+}
+
+/// A path, in the words of `ammeter wan`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+pub(crate) struct PathTexts {
+    /// A named network.
+    pub(crate) profile: Option<String>,
+    /// See `ammeter wan --help`.
+    pub(crate) latency: Option<String>,
+    /// See there.
+    pub(crate) bandwidth: Option<String>,
+    /// See there.
+    pub(crate) loss: Option<String>,
+    /// See there.
+    pub(crate) queue: Option<String>,
+    /// What TCP's senders do about congestion.
+    pub(crate) congestion_control: Option<String>,
+}
+
+/// What a server may have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Limits {
+    /// Memory, page cache included, in bytes.
+    pub(crate) memory: Option<Bytes>,
+    /// Bytes a second from the disk that the files lie on.
+    pub(crate) disk: Option<Bytes>,
+    /// A share of one core.
+    pub(crate) cpu: Option<f64>,
+    /// Open files.
+    pub(crate) descriptors: Option<u64>,
+}
+
+/// Lists of cores.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Cores {
+    /// The server's.
+    pub(crate) server: Option<String>,
+    /// The clients', and the instruments'.
+    pub(crate) clients: Option<String>,
+}
+
+/// A text that is something: a time, an amount, a share.
+#[derive(Clone, Debug)]
+struct Text<T>(T);
+
+impl<'de, T: FromText> Deserialize<'de> for Text<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<T>, D::Error> {
+        struct Reader<T>(PhantomData<T>);
+        impl<T: FromText> Visitor<'_> for Reader<T> {
+            type Value = Text<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(T::EXPECTED)
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<T>, E> {
+                T::from_text(text).map(Text).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Reader(PhantomData))
+    }
+}
+
+trait FromText: Sized {
+    const EXPECTED: &'static str;
+    fn from_text(text: &str) -> Result<Self, String>;
+}
+
+impl FromText for Duration {
+    const EXPECTED: &'static str = "a length of time, such as \"5s\"";
+    fn from_text(text: &str) -> Result<Duration, String> {
+        parse_duration(text).map_err(|error| format!("{text:?} is {error}"))
+    }
+}
+
+impl FromText for Bytes {
+    const EXPECTED: &'static str = "an amount of bytes, such as \"64KiB\"";
+    fn from_text(text: &str) -> Result<Bytes, String> {
+        let text = text.strip_suffix("/s").unwrap_or(text);
+        Bytes::from_str(text).map_err(|error| format!("{text:?} is {error}"))
+    }
+}
+
+/// A part of a whole, written in percent.
+#[derive(Clone, Copy, Debug)]
+struct Share(f64);
+
+impl FromText for Share {
+    const EXPECTED: &'static str = "a share, such as \"50%\"";
+    fn from_text(text: &str) -> Result<Share, String> {
+        let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+        number
+            .filter(|percent| *percent > 0.0 && *percent <= 10_000.0)
+            .map(|percent| Share(percent / 100.0))
+            .ok_or_else(|| format!("{text:?} is no share; write percent, such as \"50%\""))
+    }
+}
+
+/// A number, a list of them, or `FROM..TO/STEP`.
+#[derive(Clone, Debug, PartialEq)]
+struct Ladder(Vec<f64>);
+
+impl<'de> Deserialize<'de> for Ladder {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Ladder, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Ladder;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, a list of numbers, or \"FROM..TO/STEP\"")
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Ladder, E> {
+                Ok(Ladder(vec![value as f64]))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Ladder, E> {
+                Ok(Ladder(vec![value]))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Ladder, E> {
+                let parts = || {
+                    let (from, rest) = text.split_once("..")?;
+                    let (to, step) = rest.split_once('/')?;
+                    let [from, to, step] = [from, to, step].map(|part| part.trim().parse::<f64>().ok());
+                    Some((from?, to?, step?))
+                };
+                let sound = parts().filter(|(from, to, step)| *from > 0.0 && to >= from && *step > 0.0);
+                let Some((from, to, step)) = sound.filter(|(from, to, step)| (to - from) / step < 1000.0) else {
+                    return Err(E::custom(format!(
+                        "{text:?} is no ladder; write \"FROM..TO/STEP\", such as \"1000..8000/1000\", of at most 1000 steps"
+                    )));
+                };
+                let steps = (0..).map(|n| from + f64::from(n) * step);
+                Ok(Ladder(steps.take_while(|value| *value <= to * (1.0 + 1e-9)).collect()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Ladder, A::Error> {
+                let mut values = Vec::new();
+                while let Some(value) = list.next_element::<f64>()? {
+                    values.push(value);
+                }
+                Ok(Ladder(values))
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+/// The value of a server's setting: whatever is put into the place that a configuration has for it.
+#[derive(Clone, Debug, PartialEq)]
+struct Setting(String);
+
+impl<'de> Deserialize<'de> for Setting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Setting, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Setting;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a number, true or false")
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Setting, E> {
+                Ok(Setting(value.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+type SettingsFile = BTreeMap<Spanned<String>, Setting>;
+
+/// The whole file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct File {
+    #[serde(default)]
+    title: String,
+    #[serde(default)]
+    about: String,
+    #[serde(default)]
+    seed: u64,
+    repetitions: Option<Spanned<u32>>,
+    #[serde(default)]
+    design: Design,
+    again: Option<bool>,
+    #[serde(default)]
+    subject: Vec<Spanned<SubjectFile>>,
+    #[serde(default)]
+    server: SettingsFile,
+    #[serde(default)]
+    workload: WorkloadFile,
+    load: Spanned<LoadFile>,
+    path: Option<PathTexts>,
+    #[serde(default)]
+    limits: LimitsFile,
+    #[serde(default)]
+    cores: CoresFile,
+    #[serde(default)]
+    monitor: MonitorFile,
+    #[serde(default)]
+    validity: ValidityFile,
+    #[serde(default)]
+    quick: QuickFile,
+    #[serde(default)]
+    factor: Vec<Spanned<FactorFile>>,
+    #[serde(default)]
+    figure: Vec<FigureFile>,
+    #[serde(default)]
+    finding: Vec<FindingFile>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Design {
+    /// Each level of each factor beside the baseline (Jain, The Art of Computer Systems Performance Analysis, 16.3).
+    #[default]
+    OneAtATime,
+    /// All combinations.
+    Full,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct SubjectFile {
+    name: Option<String>,
+    kind: Kind,
+    program: Option<PathBuf>,
+    #[serde(default)]
+    start: Vec<String>,
+    config: Option<Spanned<String>>,
+    #[serde(default)]
+    settings: SettingsFile,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct WorkloadFile {
+    file: Option<Text<Bytes>>,
+    set: Option<Set>,
+    ops: Option<Spanned<u32>>,
+    scale: Option<Spanned<String>>,
+    site: Option<Spanned<PathBuf>>,
+    path: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Set {
+    Specweb96,
+    Webstone,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct LoadFile {
+    rate: Option<Spanned<Ladder>>,
+    clients: Option<Spanned<Ladder>>,
+    duration: Option<Spanned<Text<Duration>>>,
+    warm_up: Option<Text<Duration>>,
+    arrivals: Option<Spanned<String>>,
+    requests_per_connection: Option<Spanned<u64>>,
+    pipeline: Option<Spanned<u64>>,
+    think_time: Option<Text<Duration>>,
+    connect_timeout: Option<Spanned<Text<Duration>>>,
+    timeout: Option<Spanned<Text<Duration>>>,
+    generators: Option<Spanned<u16>>,
+    #[serde(default)]
+    parked: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct LimitsFile {
+    memory: Option<Text<Bytes>>,
+    disk: Option<Text<Bytes>>,
+    cpu: Option<Text<Share>>,
+    descriptors: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct CoresFile {
+    server: Option<Spanned<String>>,
+    clients: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct MonitorFile {
+    interval: Option<Spanned<Text<Duration>>>,
+    #[serde(default)]
+    profile: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct ValidityFile {
+    others_max: Option<Text<Share>>,
+    idle_max: Option<Text<Share>>,
+    drift_max: Option<Text<Share>>,
+    counts_max: Option<Text<Share>>,
+    little_max: Option<Text<Share>>,
+}
+
+/// What the short version does otherwise.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
+struct QuickFile {
+    repetitions: Option<Spanned<u32>>,
+    duration: Option<Spanned<Text<Duration>>>,
+    rate: Option<Spanned<Ladder>>,
+    clients: Option<Spanned<Ladder>>,
+}
+
+/// What is known of a factor before its levels are put in place; those are read from the tree.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct FactorFile {
+    name: Option<String>,
+    set: Option<Spanned<String>>,
+    #[expect(dead_code, reason = "that it is a list is all that serde is to check; the levels are read from the tree")]
+    levels: Vec<toml::Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct FigureFile {
+    title: String,
+    x: Option<Spanned<String>>,
+    y: Vec<Spanned<String>>,
+    #[serde(default)]
+    at: At,
+    #[serde(default)]
+    log_x: bool,
+    #[serde(default)]
+    log_y: bool,
+    #[serde(default)]
+    paper: Vec<PaperFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct PaperFile {
+    name: String,
+    points: Vec<[f64; 2]>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct FindingFile {
+    says: String,
+    metric: Spanned<String>,
+    #[serde(default)]
+    at: At,
+    of: BTreeMap<Spanned<String>, Spanned<Setting>>,
+    #[serde(default)]
+    against: BTreeMap<Spanned<String>, Spanned<Setting>>,
+    paper: f64,
+}
+
+/// Something wrong, and where.
+struct Wrong {
+    at: Range<usize>,
+    what: String,
+    way_out: String,
+}
+
+fn wrong(at: Range<usize>, what: impl Into<String>, way_out: impl Into<String>) -> Wrong {
+    Wrong { at, what: what.into(), way_out: way_out.into() }
+}
+
+impl From<toml::de::Error> for Wrong {
+    fn from(error: toml::de::Error) -> Wrong {
+        wrong(error.span().unwrap_or(0..0), error.message().to_owned(), "")
+    }
+}
+
+/// Reads an experiment; `name` is that of the file, for errors, and gives the experiment its own.
+///
+/// # Errors
+/// What is wrong first, with line, column, the lines in question and the way out.
+pub(crate) fn parse(name: &str, text: &str, wish: Wish) -> Result<Experiment, Failure> {
+    read(name, text, wish).map_err(|wrong| Failure::Usage(drawn(name, text, wrong)))
+}
+
+/// `FILE:LINE:COLUMN: what`, for tools, and below it the lines, for people.
+fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
+    let Wrong { at, what, way_out } = wrong;
+    let before = text.get(..at.start).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+    let span = at.start.min(text.len())..at.end.max(at.start + 1).min(text.len());
+    let mut diagnostic = MietteDiagnostic::new("").with_label(LabeledSpan::underline(span));
+    if !way_out.is_empty() {
+        diagnostic = diagnostic.with_help(way_out);
+    }
+    let report = Report::new(diagnostic).with_source_code(text.to_owned());
+    let mut drawing = String::new();
+    // Writing to a string cannot fail; and were it to, the line above says all that matters.
+    let _ = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())
+        .with_width(100)
+        .render_report(&mut drawing, report.as_ref());
+    let drawing = drawing.split_once('\n').map_or("", |(_, rest)| rest);
+    format!("{name}:{line}:{column}: {what}\n{}", drawing.trim_end())
+}
+
+/// The parts of the file in which a level may set something.
+const SETTABLE: &str = "server, workload, load, path, limits or cores";
+
+/// A level as it stands in the file: what it is called, and the values that it puts in place of others.
+#[derive(Clone)]
+struct Level<'i> {
+    label: String,
+    values: Vec<(Vec<String>, Spanned<DeValue<'i>>)>,
+}
+
+fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
+    let tree = DeTable::parse(text)?;
+    let file: File = deserialize(&tree)?;
+    let (factors, levels) = factors(&tree, &file)?;
+    let steps = steps(&file, wish.quick)?;
+    let count = if wish.quick { file.quick.repetitions.as_ref() } else { None };
+    let repetitions = count.or(file.repetitions.as_ref()).map_or(Ok(3), |count| match *count.get_ref() {
+        count @ 1..=1000 => Ok(count),
+        _ => Err(wrong(count.span(), "repetitions are 1 to 1000", "")),
+    })?;
+    let repetitions = if wish.quick && count.is_none() { repetitions.min(2) } else { repetitions };
+
+    let mut arms = Vec::new();
+    let mut settings = Vec::new();
+    for combination in combinations(&levels, file.design) {
+        let mut changed = tree.clone();
+        for (level, factor) in combination.iter().zip(&levels) {
+            for (path, value) in &factor[*level].values {
+                put(changed.get_mut(), path, value);
+            }
+        }
+        let words: Vec<&str> =
+            combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
+        let subject = factors.iter().position(|factor| factor.name == "subject").map(|at| words[at]);
+        let arm_file: File = deserialize(&changed)?;
+        let arm = arm_settings(&arm_file, subject, wish)?;
+        let differing: Vec<String> = factors
+            .iter()
+            .zip(&combination)
+            .filter(|(_, at)| factors.len() == 1 || **at > 0)
+            .map(|(factor, at)| match factor.name.as_str() {
+                "subject" => factor.levels[*at].clone(),
+                name => format!("{name} {}", factor.levels[*at]),
+            })
+            .collect();
+        let label = match (factors.is_empty(), differing.is_empty()) {
+            (true, _) => arm.subject.name.clone(),
+            (false, true) => "baseline".to_owned(),
+            (false, false) => differing.join(", "),
+        };
+        arms.push(Arm {
+            id: format!("a{}", arms.len()),
+            label,
+            levels: factors.iter().zip(words).map(|(factor, word)| (factor.name.clone(), word.to_owned())).collect(),
+            is_again: false,
+            subject: arm.subject.name.clone(),
+            settings: alone(&changed, &arm.subject.name)?,
+        });
+        settings.push(arm);
+    }
+    // What is compared is compared with itself as well: the noise is part of the result.
+    if file.again.unwrap_or(arms.len() > 1) {
+        let again =
+            Arm { id: "aa".to_owned(), label: format!("{}, again", arms[0].label), is_again: true, ..arms[0].clone() };
+        arms.push(again);
+        settings.push(settings[0].clone());
+    }
+    let axis = steps[0].axis();
+    let load = &settings[0].load;
+    let stem = own_name(name);
+    let rule = |share: &Option<Text<Share>>, usual: f64| share.as_ref().map_or(usual, |Text(Share(share))| *share);
+    let interval = match &file.monitor.interval {
+        None => Duration::from_millis(100),
+        Some(interval) if interval.get_ref().0 >= Duration::from_millis(10) => interval.get_ref().0,
+        Some(interval) => return Err(wrong(interval.span(), "shorter than 10ms no monitor looks", "write \"100ms\"")),
+    };
+    let validity = &file.validity;
+    let resolved = Resolved {
+        form: crate::archive::FORM,
+        title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
+        name: stem,
+        about: file.about.trim().to_owned(),
+        quick: wish.quick,
+        seed: wish.seed.unwrap_or(file.seed),
+        repetitions,
+        duration_s: load.duration.as_secs_f64(),
+        warm_up_s: load.warm_up.as_secs_f64(),
+        interval_ms: interval.as_secs_f64() * 1e3,
+        requests_per_connection: load.requests_per_connection,
+        rules: Rules {
+            others_max: rule(&validity.others_max, 0.1),
+            idle_max: rule(&validity.idle_max, 0.1),
+            drift_max: rule(&validity.drift_max, 0.1),
+            counts_max: rule(&validity.counts_max, 0.01),
+            little_max: rule(&validity.little_max, 0.05),
+        },
+        figures: figures(&file, &factors, axis)?,
+        findings: findings(&file, &factors)?,
+        factors,
+        arms,
+        steps,
+        ..Resolved::default()
+    };
+    Ok(Experiment { resolved, settings })
+}
+
+/// What the experiment of a file is called: as the file, or as its folder where that is one of `experiments/`.
+fn own_name(file: &str) -> String {
+    let mut parts = Path::new(file).iter().rev().map(|part| part.to_string_lossy());
+    match (parts.next().as_deref(), parts.next(), parts.next().as_deref()) {
+        (Some("experiment.toml"), Some(folder), Some("experiments")) => folder.into_owned(),
+        (file, ..) => file.map_or("experiment", |file| file.strip_suffix(".toml").unwrap_or(file)).to_owned(),
+    }
+}
+
+fn deserialize(tree: &Spanned<DeTable<'_>>) -> Result<File, Wrong> {
+    Ok(File::deserialize(toml::de::Deserializer::from(tree.clone()))?)
+}
+
+/// The factors of a file. That there are several subjects is one too, the first.
+fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>, Vec<Vec<Level<'i>>>), Wrong> {
+    let (mut factors, mut all) = (Vec::new(), Vec::new());
+    let names: Vec<String> = file.subject.iter().map(|subject| subject_name(subject.get_ref())).collect();
+    for (at, subject) in file.subject.iter().enumerate() {
+        if names[..at].contains(&names[at]) {
+            let what = format!("a second subject is named {:?}", names[at]);
+            return Err(wrong(subject.span(), what, "give one of them another name: name = \"...\""));
+        }
+    }
+    if names.len() > 1 {
+        all.push(names.iter().map(|name| Level { label: name.clone(), values: Vec::new() }).collect());
+        factors.push(Factor { name: "subject".to_owned(), levels: names });
+    }
+    let tables = tree.get_ref().get("factor").and_then(|factors| factors.get_ref().as_array());
+    let tables = tables.into_iter().flat_map(|array| array.iter()).filter_map(|table| table.get_ref().as_table());
+    for (table, known) in tables.zip(&file.factor) {
+        let FactorFile { name, set, .. } = known.get_ref();
+        let place = set
+            .as_ref()
+            .map(|set| Ok::<_, Wrong>((dotted(set.get_ref(), set.span())?, set.get_ref().clone())))
+            .transpose()?;
+        let Some(name) = name.clone().or(place.as_ref().map(|(path, _)| path.last().cloned().unwrap_or_default()))
+        else {
+            return Err(wrong(
+                known.span(),
+                "a factor has a name, or sets something",
+                "write for example set = \"server.log\"",
+            ));
+        };
+        if factors.iter().any(|factor: &Factor| factor.name == name) || ["rate", "clients"].contains(&name.as_str()) {
+            return Err(wrong(
+                known.span(),
+                format!("the name {name:?} is taken"),
+                "give the factor another: name = \"...\"",
+            ));
+        }
+        let values = table.get("levels").and_then(|levels| levels.get_ref().as_array());
+        let values = values.into_iter().flat_map(|array| array.iter());
+        let levels: Vec<Level<'i>> =
+            values.map(|value| level(value, place.as_ref().map(|(path, _)| path))).collect::<Result<_, _>>()?;
+        let labels: Vec<String> = levels.iter().map(|level| level.label.clone()).collect();
+        if labels.len() < 2 || labels.iter().collect::<BTreeSet<_>>().len() < labels.len() {
+            return Err(wrong(
+                known.span(),
+                format!("the factor {name:?} has levels {labels:?}"),
+                "a factor has at least two levels, all different; the first is the baseline's",
+            ));
+        }
+        factors.push(Factor { name, levels: labels });
+        all.push(levels);
+    }
+    Ok((factors, all))
+}
+
+/// One level: a value for what the factor sets, or a table with a label and what it sets itself.
+fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Result<Level<'i>, Wrong> {
+    let at = value.span();
+    match (value.get_ref(), place) {
+        (DeValue::Table(table), _) => {
+            let label = table.get("label").and_then(|label| label.get_ref().as_str());
+            let label = label.ok_or_else(|| {
+                wrong(at.clone(), "a level that is a table has a label", "write { label = \"static\", set = { ... } }")
+            })?;
+            let mut values = Vec::new();
+            for (key, value) in table.iter() {
+                match (key.get_ref().as_ref(), value.get_ref().as_table(), place) {
+                    ("label", _, _) => {}
+                    ("value", _, Some(place)) => values.push((place.clone(), value.clone())),
+                    ("set", Some(set), _) => {
+                        for (path, value) in set.iter() {
+                            values.push((dotted(path.get_ref(), path.span())?, value.clone()));
+                        }
+                    }
+                    _ => {
+                        let what = format!("a level knows no {:?}", key.get_ref());
+                        let way =
+                            "it has label, set = { \"server.log\" = true }, and value where its factor sets something";
+                        return Err(wrong(key.span(), what, way));
+                    }
+                }
+            }
+            Ok(Level { label: label.to_owned(), values })
+        }
+        (_, None) => Err(wrong(at, "a value of what?", "say in the factor what it sets: set = \"server.log\"")),
+        (inner, Some(place)) => {
+            let label = match inner {
+                DeValue::String(text) => text.to_string(),
+                DeValue::Boolean(true) => "on".to_owned(),
+                DeValue::Boolean(false) => "off".to_owned(),
+                DeValue::Integer(number) => number.to_string(),
+                DeValue::Float(number) => number.as_str().to_owned(),
+                DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
+                    return Err(wrong(at, "a level is a text, a number, true, false, or a table", ""));
+                }
+            };
+            Ok(Level { label, values: vec![(place.clone(), value.clone())] })
+        }
+    }
+}
+
+fn dotted(text: &str, at: Range<usize>) -> Result<Vec<String>, Wrong> {
+    let path: Vec<String> = text.split('.').map(str::to_owned).collect();
+    let known = SETTABLE.split([',', ' ']).any(|part| !part.is_empty() && part != "or" && path[0] == part);
+    if !known || path.len() != 2 || path[1].is_empty() {
+        return Err(wrong(
+            at,
+            format!("{text:?} cannot be set by a level"),
+            format!("it is a key of {SETTABLE}, such as \"server.log\""),
+        ));
+    }
+    Ok(path)
+}
+
+fn put<'i>(tree: &mut DeTable<'i>, path: &[String], value: &Spanned<DeValue<'i>>) {
+    let at = value.span();
+    let [table, key] = path else { return };
+    let missing = || Spanned::new(at.clone(), DeValue::Table(DeTable::new()));
+    if tree.get(table.as_str()).is_none() {
+        tree.insert(Spanned::new(at.clone(), table.clone().into()), missing());
+    }
+    if let Some(DeValue::Table(table)) = tree.get_mut(table.as_str()).map(Spanned::get_mut) {
+        table.remove(key.as_str());
+        table.insert(Spanned::new(at, key.clone().into()), value.clone());
+    }
+}
+
+/// Which level of each factor an arm has; the first is the baseline.
+fn combinations(levels: &[Vec<Level<'_>>], design: Design) -> Vec<Vec<usize>> {
+    let baseline = vec![0; levels.len()];
+    let mut all = vec![baseline.clone()];
+    match design {
+        Design::OneAtATime => {
+            for (at, factor) in levels.iter().enumerate() {
+                for level in 1..factor.len() {
+                    let mut arm = baseline.clone();
+                    arm[at] = level;
+                    all.push(arm);
+                }
+            }
+        }
+        Design::Full => {
+            for (at, factor) in levels.iter().enumerate() {
+                let so_far = all.clone();
+                for level in 1..factor.len() {
+                    all.extend(so_far.iter().cloned().map(|mut arm| {
+                        arm[at] = level;
+                        arm
+                    }));
+                }
+            }
+        }
+    }
+    all
+}
+
+fn subject_name(subject: &SubjectFile) -> String {
+    subject.name.clone().unwrap_or_else(|| subject.kind.name().to_owned())
+}
+
+/// The tree of an arm as a file of its own, without what is no part of an arm.
+fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
+    let mut table = toml::Table::deserialize(toml::de::Deserializer::from(tree.clone()))?;
+    for key in ["factor", "figure", "finding", "design", "again", "quick", "about"] {
+        table.remove(key);
+    }
+    if let Some(toml::Value::Array(subjects)) = table.get_mut("subject") {
+        let named = |found: &toml::Value| {
+            let name = found.get("name").or(found.get("kind")).and_then(toml::Value::as_str);
+            name == Some(subject)
+        };
+        subjects.retain(named);
+    }
+    toml::to_string(&table).map_err(|error| wrong(0..0, error.to_string(), ""))
+}
+
+/// The ladder. The short version has at most six steps of it, the first and the last among them.
+fn steps(file: &File, quick: bool) -> Result<Vec<Step>, Wrong> {
+    const QUICK_STEPS: usize = 6;
+    let load = file.load.get_ref();
+    let (rate, clients) = match (&file.quick.rate, &file.quick.clients) {
+        (None, None) => (&load.rate, &load.clients),
+        _ if !quick => (&load.rate, &load.clients),
+        (rate, clients) => (rate, clients),
+    };
+    let (ladder, is_rate) = match (rate, clients) {
+        (Some(ladder), None) => (ladder, true),
+        (None, Some(ladder)) => (ladder, false),
+        _ => {
+            return Err(wrong(
+                file.load.span(),
+                "how much load is one ladder",
+                "write rate = \"1000..8000/1000\" (connections to begin a second), or clients = [1, 10, 50] (a closed loop)",
+            ));
+        }
+    };
+    let mut values = ladder.get_ref().0.clone();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    let is_sound = |value: &f64| *value > 0.0 && *value <= 1e6 && (is_rate || value.fract() == 0.0);
+    if values.is_empty() || !values.iter().all(is_sound) {
+        let way = if is_rate { "rates are above 0 and up to 1000000" } else { "clients are counted: 1, 2, 10" };
+        return Err(wrong(ladder.span(), "not a ladder that can be climbed", way));
+    }
+    if quick && file.quick.rate.is_none() && file.quick.clients.is_none() && values.len() > QUICK_STEPS {
+        let last = values.len() - 1;
+        values = (0..QUICK_STEPS).map(|at| values[(at * last + (QUICK_STEPS - 1) / 2) / (QUICK_STEPS - 1)]).collect();
+    }
+    Ok(values.into_iter().map(|value| if is_rate { Step::Rate(value) } else { Step::Clients(value as u32) }).collect())
+}
+
+fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settings, Wrong> {
+    let found = file.subject.iter().find(|found| subject.is_none_or(|name| subject_name(found.get_ref()) == name));
+    let Some(found) = found else {
+        let way = "name a server: [[subject]], and below it kind = \"nginx\"";
+        return Err(wrong(0..0, "there is no subject", way));
+    };
+    Ok(Settings {
+        subject: arm_subject(found, &file.server)?,
+        workload: workload(&file.workload, file.load.span())?,
+        load: load(file, wish)?,
+        path: file.path.clone(),
+        limits: limits(&file.limits),
+        cores: Cores { server: cores(&file.cores.server)?, clients: cores(&file.cores.clients)? },
+        profile: file.monitor.profile,
+    })
+}
+
+fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Subject, Wrong> {
+    let (at, file) = (found.span(), found.get_ref());
+    let config = match &file.config {
+        None => String::new(),
+        Some(path) => std::fs::read_to_string(path.get_ref())
+            .map_err(|error| wrong(path.span(), format!("cannot read {}: {error}", path.get_ref()), ""))?,
+    };
+    if (file.kind == Kind::Command) == file.start.is_empty() {
+        let what = "a command, and no other kind, is told how it starts";
+        return Err(wrong(
+            at,
+            what,
+            "write kind = \"command\" and start = [\"prog\", \"--listen\", \"@address@:@port@\", \"@site@\"]",
+        ));
+    }
+    let template = Template::of(file.kind, &config, &file.start);
+    let mut settings = BTreeMap::new();
+    for (key, value) in file.settings.iter().chain(server) {
+        template.check(key.get_ref()).map_err(|way| {
+            wrong(key.span(), format!("{} has no setting {:?}", subject_name(file), key.get_ref()), way)
+        })?;
+        settings.insert(key.get_ref().clone(), value.0.clone());
+    }
+    Ok(Subject {
+        name: subject_name(file),
+        kind: file.kind,
+        program: file.program.clone(),
+        start: file.start.clone(),
+        config,
+        settings,
+    })
+}
+
+fn workload(file: &WorkloadFile, at: Range<usize>) -> Result<Workload, Wrong> {
+    let WorkloadFile { file: single, set, ops, scale, site, path } = file;
+    match (single, set, site) {
+        (None, None, None) => Ok(Workload::File(Bytes::kib(1))),
+        (Some(Text(bytes)), None, None) => Ok(Workload::File(*bytes)),
+        (None, Some(Set::Specweb96), None) => match ops {
+            None => Ok(Workload::Specweb96(5)),
+            Some(ops) if (1..=1_000_000).contains(ops.get_ref()) => Ok(Workload::Specweb96(*ops.get_ref())),
+            Some(ops) => Err(wrong(ops.span(), "ops are 1 to 1000000 requests a second", "")),
+        },
+        (None, Some(Set::Webstone), None) => {
+            let scale_text = scale.as_ref().map_or("1", |scale| scale.get_ref());
+            if let (Some(scale), false) = (scale, ["1/4", "1/2", "1", "2", "4"].contains(&scale_text)) {
+                return Err(wrong(scale.span(), "no scale of WebStone", "1/4, 1/2, 1, 2 or 4"));
+            }
+            Ok(Workload::Webstone(scale_text.to_owned()))
+        }
+        (None, None, Some(site)) => {
+            let folder = site.get_ref();
+            if !folder.is_dir() {
+                return Err(wrong(site.span(), format!("{} is no folder", folder.display()), ""));
+            }
+            Ok(Workload::Site(folder.clone(), path.clone().unwrap_or_else(|| "/".to_owned())))
+        }
+        _ => Err(wrong(
+            at,
+            "a workload is one thing",
+            "write file = \"1KiB\", set = \"specweb96\" or \"webstone\", or site = DIR",
+        )),
+    }
+}
+
+fn load(file: &File, wish: Wish) -> Result<Load, Wrong> {
+    const QUICK: Duration = Duration::from_secs(2);
+    let load = file.load.get_ref();
+    let given = load.duration.as_ref().map_or(Duration::from_secs(10), |duration| duration.get_ref().0);
+    let duration = match (wish.quick, &file.quick.duration) {
+        (true, Some(quick)) => quick.get_ref().0,
+        (true, None) => given.min(QUICK),
+        (false, _) => given,
+    };
+    if !(Duration::from_millis(200)..=Duration::from_secs(24 * 3600)).contains(&duration) {
+        let at = load.duration.as_ref().map_or(file.load.span(), Spanned::span);
+        return Err(wrong(at, "a run is measured for 200 ms to a day", "write duration = \"10s\""));
+    }
+    let clients = load.clients.is_some() || wish.quick && file.quick.clients.is_some();
+    let per_connection = match &load.requests_per_connection {
+        None => u64::from(!clients),
+        Some(count) if *count.get_ref() == 0 && !clients => {
+            return Err(wrong(count.span(), "at a rate a connection ends", "write 1 or more"));
+        }
+        Some(count) => *count.get_ref(),
+    };
+    let pipeline = match &load.pipeline {
+        None => 1,
+        Some(count) if (1..=1000).contains(count.get_ref()) => *count.get_ref(),
+        Some(count) => return Err(wrong(count.span(), "1 to 1000 requests are sent together", "")),
+    };
+    let generators = match &load.generators {
+        None => 1,
+        Some(count) if (1..=64).contains(count.get_ref()) => *count.get_ref(),
+        Some(count) => return Err(wrong(count.span(), "there are 1 to 64 generators", "")),
+    };
+    let timeout = |time: &Option<Spanned<Text<Duration>>>, usual: u64| match time {
+        None => Ok(Duration::from_millis(usual)),
+        Some(time) if time.get_ref().0.is_zero() => Err(wrong(time.span(), "that leaves no time for anything", "")),
+        Some(time) => Ok(time.get_ref().0),
+    };
+    let arrivals = load.arrivals.as_ref().map_or("poisson", |arrivals| arrivals.get_ref());
+    if let Err(error) = ammeter_load::schedule::Arrivals::from_str(arrivals) {
+        return Err(wrong(load.arrivals.as_ref().map_or(0..0, Spanned::span), error.to_string(), ""));
+    }
+    Ok(Load {
+        duration,
+        warm_up: load.warm_up.as_ref().map_or(Duration::from_millis(500), |Text(time)| *time),
+        arrivals: arrivals.to_owned(),
+        requests_per_connection: per_connection,
+        pipeline,
+        think_time: load.think_time.as_ref().map_or(Duration::ZERO, |Text(time)| *time),
+        connect_timeout: timeout(&load.connect_timeout, 500)?,
+        timeout: timeout(&load.timeout, 10_000)?,
+        generators,
+        parked: load.parked.clone(),
+    })
+}
+
+fn limits(file: &LimitsFile) -> Limits {
+    Limits {
+        memory: file.memory.as_ref().map(|Text(bytes)| *bytes),
+        disk: file.disk.as_ref().map(|Text(bytes)| *bytes),
+        cpu: file.cpu.as_ref().map(|Text(Share(share))| *share),
+        descriptors: file.descriptors,
+    }
+}
+
+/// A list of cores as taskset(1) reads it: `0`, `0,2`, `1-3`.
+fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
+    let Some(list) = list else { return Ok(None) };
+    let text = list.get_ref();
+    let is_list = !text.is_empty() && text.split([',', '-']).all(|number| number.parse::<u16>().is_ok());
+    if !is_list {
+        return Err(wrong(list.span(), format!("{text:?} names no cores"), "write \"0\", \"0,2\" or \"1-3\""));
+    }
+    Ok(Some(text.clone()))
+}
+
+/// Those of the file, or the paper's usual one (Arlitt and Williamson, figure 2) with latency and CPU time beside it.
+fn figures(file: &File, factors: &[Factor], axis: &str) -> Result<Vec<Figure>, Wrong> {
+    let mut figures = Vec::new();
+    for figure in &file.figure {
+        let x = figure.x.as_ref().map_or(axis, |x| x.get_ref().as_str());
+        if x != axis && !factors.iter().any(|factor| factor.name == x) {
+            let known: Vec<&str> =
+                [axis].into_iter().chain(factors.iter().map(|factor| factor.name.as_str())).collect();
+            let at = figure.x.as_ref().map_or(0..0, Spanned::span);
+            return Err(wrong(
+                at,
+                format!("nothing here is called {x:?}"),
+                format!("the axis is one of: {}", known.join(", ")),
+            ));
+        }
+        for y in &figure.y {
+            metric(y)?;
+        }
+        figures.push(Figure {
+            title: figure.title.clone(),
+            x: x.to_owned(),
+            y: figure.y.iter().map(|y| y.get_ref().clone()).collect(),
+            at: figure.at,
+            log_x: figure.log_x,
+            log_y: figure.log_y,
+            paper: figure
+                .paper
+                .iter()
+                .map(|PaperFile { name, points }| PaperCurve { name: name.clone(), points: points.clone() })
+                .collect(),
+        });
+    }
+    if figures.is_empty() {
+        let usual: [(&str, &[&str]); 3] = [
+            ("Connections, requests and responses", &["offered-rate", "request-rate", "rate"]),
+            ("Latency", &["p50", "p99"]),
+            ("CPU time of the server for a response", &["cpu-per-reply"]),
+        ];
+        figures.extend(usual.map(|(title, y)| Figure {
+            title: title.to_owned(),
+            x: axis.to_owned(),
+            y: y.iter().map(|&name| name.to_owned()).collect(),
+            ..Figure::default()
+        }));
+    }
+    Ok(figures)
+}
+
+fn metric(name: &Spanned<String>) -> Result<(), Wrong> {
+    let known: Vec<&str> = Summary::METRICS.iter().map(|(name, _, _)| *name).collect();
+    if known.contains(&name.get_ref().as_str()) {
+        return Ok(());
+    }
+    Err(wrong(
+        name.span(),
+        format!("nothing is measured that is called {:?}", name.get_ref()),
+        format!("there are: {}", known.join(", ")),
+    ))
+}
+
+fn findings(file: &File, factors: &[Factor]) -> Result<Vec<Finding>, Wrong> {
+    let chosen = |levels: &BTreeMap<Spanned<String>, Spanned<Setting>>| {
+        let mut chosen = BTreeMap::new();
+        for (name, label) in levels {
+            let Some(factor) = factors.iter().find(|factor| factor.name == *name.get_ref()) else {
+                let known: Vec<&str> = factors.iter().map(|factor| factor.name.as_str()).collect();
+                let what = format!("no factor is called {:?}", name.get_ref());
+                return Err(wrong(name.span(), what, format!("there are: {}", known.join(", "))));
+            };
+            let text = match label.get_ref().0.as_str() {
+                "true" => "on",
+                "false" => "off",
+                text => text,
+            };
+            if !factor.levels.iter().any(|level| level == text) {
+                let what = format!("{:?} has no level {text:?}", factor.name);
+                return Err(wrong(label.span(), what, format!("it has: {}", factor.levels.join(", "))));
+            }
+            chosen.insert(factor.name.clone(), text.to_owned());
+        }
+        Ok(chosen)
+    };
+    let of_file = |finding: &FindingFile| {
+        metric(&finding.metric)?;
+        Ok(Finding {
+            says: finding.says.clone(),
+            metric: finding.metric.get_ref().clone(),
+            at: finding.at,
+            of: chosen(&finding.of)?,
+            against: chosen(&finding.against)?,
+            paper: finding.paper,
+        })
+    };
+    file.finding.iter().map(of_file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    const SHORT: &str = "title = \"What nginx bears\"\n\n[[subject]]\nkind = \"nginx\"\n\n[workload]\nfile = \"1KiB\"\n\n[load]\nrate = \"1000..3000/1000\"\n";
+
+    fn parsed(text: &str, quick: bool) -> Experiment {
+        parse("a/b.toml", text, Wish { quick, seed: Some(7) }).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    #[test]
+    fn ten_lines_are_an_experiment() {
+        assert_eq!(SHORT.lines().count(), 10);
+        let Experiment { resolved, settings } = parsed(SHORT, false);
+        assert_eq!((resolved.name.as_str(), resolved.seed, resolved.repetitions), ("b", 7, 3));
+        assert_eq!(resolved.steps, [Step::Rate(1000.0), Step::Rate(2000.0), Step::Rate(3000.0)]);
+        // With nothing to compare there is nothing to repeat.
+        let [arm] = &resolved.arms[..] else { panic!("{:?}", resolved.arms) };
+        assert_eq!((arm.label.as_str(), arm.subject.as_str(), settings.len()), ("nginx", "nginx", 1));
+        assert_eq!(settings[0].workload, Workload::File(Bytes::kib(1)));
+        assert_eq!(resolved.figures[0].y, ["offered-rate", "request-rate", "rate"]);
+        // What an arm is can be read again, and is the same.
+        let again = parsed(&arm.settings, false);
+        assert_eq!(again.settings, settings);
+    }
+
+    #[test]
+    fn levels_take_the_place_of_values() {
+        let text = format!(
+            "{SHORT}pipeline = 2\n[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n[[factor]]\nname = \"way\"\n\
+             levels = [{{ label = \"one\", set = {{ \"load.pipeline\" = 1 }} }}, {{ label = \"four\", set = {{ \"load.pipeline\" = 4, \"limits.cpu\" = \"50%\" }} }}]\n"
+        );
+        let Experiment { resolved, settings } = parsed(&text, false);
+        let labels: Vec<&str> = resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
+        assert_eq!(labels, ["baseline", "log on", "way four", "baseline, again"]);
+        let of = |at: usize| {
+            (settings[at].subject.settings["log"].as_str(), settings[at].load.pipeline, settings[at].limits.cpu)
+        };
+        assert_eq!(
+            [of(0), of(1), of(2), of(3)],
+            [("false", 1, None), ("true", 1, None), ("false", 4, Some(0.5)), ("false", 1, None)]
+        );
+        let full = parsed(&format!("design = \"full\"\nagain = false\n{text}"), false);
+        let labels: Vec<&str> = full.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
+        assert_eq!(labels, ["baseline", "log on", "way four", "log on, way four"]);
+        let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
+        let labels: Vec<&str> = subjects.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
+        assert_eq!(labels, ["nginx", "lighttpd", "nginx, again"]);
+    }
+
+    #[test]
+    fn the_example_has_every_key_with_its_default() {
+        let text = include_str!("../../../examples/experiment.toml");
+        let example =
+            parse("examples/experiment.toml", text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!((example.resolved.name.as_str(), example.resolved.arms.len()), ("experiment", 5));
+        // Every key that is a comment there can be one that is not.
+        let shown: String = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|key| is_key(key)).unwrap_or(line).to_owned() + "\n")
+            .collect();
+        let tree: toml::Table = shown
+            .replace("set = \"specweb96\"", "x = 1")
+            .replace("set = \"webstone\"", "y = 1")
+            .parse()
+            .unwrap_or_else(|error| panic!("{error}\n{shown}"));
+        assert!(tree.contains_key("path") && tree["limits"].get("memory").is_some(), "{tree}");
+        // And what stands there for a default is one.
+        let mut bare: toml::Table = text.parse().unwrap();
+        for table in ["validity", "cores"] {
+            bare.remove(table);
+        }
+        let load = bare["load"].as_table_mut().unwrap();
+        load.retain(|key, _| key == "rate");
+        let bare = parse("examples/experiment.toml", &bare.to_string(), Wish::default())
+            .unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(bare.resolved.rules, example.resolved.rules);
+        assert_eq!(bare.settings[0].load, example.settings[0].load);
+    }
+
+    fn is_key(line: &str) -> bool {
+        line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '.']))
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_strange(at in any::<prop::sample::Index>(), with in "[\\PC\n]{0,4}", cut in 0..6_usize) {
+            let text = include_str!("../../../examples/experiment.toml");
+            let mut from = at.index(text.len());
+            while !text.is_char_boundary(from) {
+                from -= 1;
+            }
+            let mut to = (from + cut).min(text.len());
+            while !text.is_char_boundary(to) {
+                to += 1;
+            }
+            let strange = format!("{}{with}{}", &text[..from], &text[to..]);
+            if let Err(failure) = parse("x.toml", &strange, Wish { quick: cut % 2 == 0, seed: None }) {
+                prop_assert!(failure.to_string().starts_with("x.toml:"), "{}", failure);
+            }
+        }
+    }
+
+    #[test]
+    fn the_short_version_is_shorter() {
+        let long = SHORT.replace("3000/1000", "20000/1000");
+        let Experiment { resolved, .. } = parsed(&long, true);
+        let rates: Vec<f64> = resolved.steps.iter().map(|step| step.value()).collect();
+        assert_eq!((rates.len(), rates[0], rates[5]), (6, 1000.0, 20000.0));
+        assert_eq!((resolved.repetitions, resolved.duration_s), (2, 2.0));
+        let own = parsed(&format!("{long}[quick]\nrate = [500, 700]\nrepetitions = 1\nduration = \"1s\"\n"), true);
+        assert_eq!(own.resolved.steps, [Step::Rate(500.0), Step::Rate(700.0)]);
+        assert_eq!((own.resolved.repetitions, own.resolved.duration_s), (1, 1.0));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let check = |text: &str, place: &str, says: &str| {
+            let failure = parse("x.toml", text, Wish::default()).expect_err(text);
+            let told = failure.to_string();
+            assert!(failure.exit_status() == 2 && told.starts_with(&format!("x.toml:{place}: ")), "{text}\n{told}");
+            assert!(told.contains(says), "{text}\n{told}");
+        };
+        check("titel = 1\n[load]\nrate = 1\n", "1:1", "titel");
+        check("[load]\nrate = 1\n", "1:1", "[[subject]]");
+        check(&SHORT.replace("nginx\"\n\n[w", "ngin\"\n\n[w"), "4:8", "apache-prefork");
+        check(&SHORT.replace("1KiB", "1 apple"), "7:8", "apple");
+        check(&SHORT.replace("1000..3000/1000", "3000..1000/1000"), "10:8", "FROM..TO/STEP");
+        check(&SHORT.replace("\"1000..3000/1000\"", "[1, -1]"), "10:8", "above 0");
+        check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "one ladder");
+        check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a length of time");
+        check(&format!("{SHORT}duration = \"1ms\"\n"), "11:12", "200 ms");
+        check(&format!("{SHORT}arrivals = \"monday\"\n"), "11:12", "monday");
+        check(&format!("{SHORT}[server]\nlogg = true\n"), "12:1", "log");
+        check(&format!("{SHORT}[[factor]]\nset = \"figure.x\"\nlevels = [1, 2]\n"), "12:7", "server.log");
+        check(&format!("{SHORT}[[factor]]\nset = \"server.log\"\nlevels = [true]\n"), "11:1", "at least two");
+        check(&format!("{SHORT}[[factor]]\nset = \"load.pipeline\"\nlevels = [1, \"x\"]\n"), "13:14", "u64");
+        check(&format!("{SHORT}[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 5000]\n"), "13:14", "1000");
+        check(&format!("{SHORT}[[factor]]\nname = \"a\"\nlevels = [1, 2]\n"), "13:11", "set =");
+        check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\nx = \"moon\"\ny = [\"rate\"]\n"), "13:5", "one of: rate");
+        check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\ny = [\"speed\"]\n"), "13:6", "cpu-per-reply");
+        check(
+            &format!("{SHORT}[[finding]]\nsays = \"a\"\nmetric = \"rate\"\npaper = 1.0\nof = {{ log = true }}\n"),
+            "15:8",
+            "no factor",
+        );
+        check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "names no cores");
+        check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
+        check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
+        check("a = \n", "1:5", "");
+    }
+}

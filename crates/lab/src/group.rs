@@ -1,0 +1,267 @@
+//! Control groups of version 1 or 2: what a server may have (memory, disk, a part of a core), what it has used with all its
+//! processes, and how all of them are found again to be ended.
+//!
+//! The name of a group holds the number and the birth of the process that made it, so that the next who comes knows what was
+//! left behind by one that was killed ([`end_orphans`]), and leaves alone what is in use.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ammeter_wan::place::birth;
+use amped_measure::Failure;
+use amped_sys::process;
+
+use crate::experiment::Limits;
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// What the names of our groups begin with: `ammeter-run-PID-BIRTH-NUMBER`.
+const PREFIX: &str = "ammeter-run-";
+
+/// The controllers of version 1, each of which is a tree of its own. `cpu` is joined only where it is wanted, since it takes
+/// time of its own at each switch.
+const CONTROLLERS: [&str; 3] = ["cpuacct", "memory", "blkio"];
+
+/// A group. Dropped, it ends who is in it and is gone.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// One folder in version 2, one for each controller in version 1.
+    folders: Vec<PathBuf>,
+}
+
+/// CPU time of a group, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CpuTime {
+    /// All.
+    pub(crate) all_ns: u64,
+    /// Of it in user code; `None` where the kernel does not split it.
+    pub(crate) user_ns: Option<u64>,
+}
+
+impl Group {
+    /// A new group with these limits; `disk` is the device that the limit of reads is for (`major:minor`).
+    ///
+    /// # Errors
+    /// When this user may not make one, or the kernel has no such limit.
+    pub(crate) fn new(limits: &Limits, disk: &str) -> Result<Group, Failure> {
+        if !is_v1() {
+            for controller in ["+cpu", "+memory", "+io"] {
+                // Refused if they are not there: then the limit's file is missing below.
+                let _ = fs::write(Path::new(ROOT).join("cgroup.subtree_control"), controller);
+            }
+        }
+        let mut trees: Vec<PathBuf> = if is_v1() {
+            CONTROLLERS.iter().map(|name| Path::new(ROOT).join(name)).filter(|tree| tree.exists()).collect()
+        } else {
+            vec![PathBuf::from(ROOT)]
+        };
+        if is_v1() && limits.cpu.is_some() {
+            trees.push(Path::new(ROOT).join("cpu"));
+        }
+        let group = Group::in_trees(&trees)?;
+        if let Some(memory) = limits.memory {
+            group.set("memory.limit_in_bytes", "memory.max", &memory.0.to_string())?;
+        }
+        if let Some(bytes) = limits.disk {
+            group.set(
+                "blkio.throttle.read_bps_device",
+                "io.max",
+                &match is_v1() {
+                    true => format!("{disk} {}", bytes.0),
+                    false => format!("{disk} rbps={}", bytes.0),
+                },
+            )?;
+        }
+        if let Some(share) = limits.cpu {
+            // Short, so that who has used up his part does not stand still for long; the kernel takes no quota below 1 ms, and
+            // no period above 1 s.
+            let period_us = (1000.0 / share).clamp(40_000.0, 1_000_000.0);
+            let quota_us = (period_us * share).round();
+            if is_v1() {
+                group.set("cpu.cfs_period_us", "", &format!("{period_us:.0}"))?;
+                group.set("cpu.cfs_quota_us", "", &quota_us.to_string())?;
+            } else {
+                group.set("", "cpu.max", &format!("{quota_us} {period_us:.0}"))?;
+            }
+        }
+        Ok(group)
+    }
+
+    /// A new group that counts CPU time, and nothing else.
+    ///
+    /// # Errors
+    /// When this user may not make one.
+    pub(crate) fn counter() -> Result<Group, Failure> {
+        let tree = if is_v1() { Path::new(ROOT).join(CONTROLLERS[0]) } else { PathBuf::from(ROOT) };
+        Group::in_trees(&[tree])
+    }
+
+    fn in_trees(trees: &[PathBuf]) -> Result<Group, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = std::process::id();
+        let born = birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
+        let name = format!("{PREFIX}{own}-{born}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut group = Group { folders: Vec::new() };
+        for tree in trees {
+            let folder = tree.join(&name);
+            match fs::create_dir(&folder) {
+                Ok(()) => group.folders.push(folder),
+                // `cpu` and `cpuacct` may be one tree under two names.
+                Err(_) if folder.exists() => {}
+                Err(error) => {
+                    let way_out = "run as root, with control groups of version 1 (cpuacct, cpu, memory, blkio) or 2";
+                    return Err(Failure::failed(format!("cannot make {}: {error}; {way_out}", folder.display())));
+                }
+            }
+        }
+        Ok(group)
+    }
+
+    /// Words before a program's own that have it begin its life in this group. The shell joins and is replaced, so the number of
+    /// the process stays and nothing of it escapes the count.
+    pub(crate) fn prefix(&self) -> Vec<String> {
+        let join = r#"while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@""#;
+        let folders = self.folders.iter().map(|folder| folder.display().to_string());
+        ["sh", "-c", join, "sh"].into_iter().map(str::to_owned).chain(folders).chain(["--".to_owned()]).collect()
+    }
+
+    /// CPU time of all who are or were in it. `None` where it is not counted.
+    pub(crate) fn cpu(&self) -> Option<CpuTime> {
+        let read = |file: &str| fs::read_to_string(self.file(file)?).ok();
+        if is_v1() {
+            let number = |file| read(file)?.trim().parse().ok();
+            return Some(CpuTime { all_ns: number("cpuacct.usage")?, user_ns: number("cpuacct.usage_user") });
+        }
+        let stat = read("cpu.stat")?;
+        let of = |key| Some(stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok())? * 1000);
+        Some(CpuTime { all_ns: of("usage_usec ")?, user_ns: of("user_usec ") })
+    }
+
+    /// The most memory that it has had, in bytes, page cache included.
+    pub(crate) fn memory_max(&self) -> Option<u64> {
+        let file = self.file(if is_v1() { "memory.max_usage_in_bytes" } else { "memory.peak" })?;
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    }
+
+    fn set(&self, v1: &str, v2: &str, value: &str) -> Result<(), Failure> {
+        let name = if is_v1() { v1 } else { v2 };
+        let path = self.file(name).ok_or_else(|| {
+            Failure::failed(format!(
+                "control groups of this kernel have no {name}, so the server cannot be given such a limit"
+            ))
+        })?;
+        fs::write(&path, value).map_err(Failure::io(format_args!("write {value} to {}", path.display())))
+    }
+
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        self.folders.iter().map(|folder| folder.join(name)).find(|path| path.exists())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        end(&self.folders);
+    }
+}
+
+fn is_v1() -> bool {
+    Path::new(ROOT).join("cpuacct/cgroup.procs").exists()
+}
+
+/// Whether the name `PREFIX PID-BIRTH-...` is of a process that is no more.
+pub(crate) fn is_orphan(name: &str, prefix: &str) -> bool {
+    let owner = || {
+        let mut parts = name.strip_prefix(prefix)?.split('-');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse::<u64>().ok()?))
+    };
+    owner().is_some_and(|(pid, born)| birth(pid) != Some(born))
+}
+
+/// Ends all that was started in groups of programs that are no more, and removes these groups.
+pub(crate) fn end_orphans() {
+    let mut trees = vec![PathBuf::from(ROOT)];
+    trees.extend(CONTROLLERS.iter().chain(&["cpu"]).map(|name| Path::new(ROOT).join(name)));
+    let groups = trees.iter().filter_map(|tree| fs::read_dir(tree).ok()).flatten().flatten();
+    let left = groups.filter(|entry| entry.file_name().to_str().is_some_and(|name| is_orphan(name, PREFIX)));
+    end(&left.map(|entry| entry.path()).collect::<Vec<_>>());
+}
+
+fn end(folders: &[PathBuf]) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let begin = Instant::now();
+    let mut left: Vec<&PathBuf> = folders.iter().filter(|folder| folder.exists()).collect();
+    while !left.is_empty() && begin.elapsed() < PATIENCE {
+        for folder in &left {
+            let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            members.lines().filter_map(|line| line.parse().ok()).for_each(process::kill);
+            // Their pages would stay in memory, and the next server would find the files warm.
+            let _ = fs::write(folder.join("memory.force_empty"), "0");
+        }
+        left.retain(|folder| fs::remove_dir(folder).is_err() && folder.exists());
+        if !left.is_empty() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    fn spawn(group: &Group, words: &[&str]) -> std::process::Child {
+        let prefix = group.prefix();
+        Command::new(&prefix[0]).args(&prefix[1..]).args(words).spawn().unwrap()
+    }
+
+    #[test]
+    fn who_has_a_part_of_a_core_gets_no_more() {
+        let limits = Limits { cpu: Some(0.1), ..Limits::default() };
+        let group = Group::new(&limits, "").unwrap();
+        let begin = Instant::now();
+        let mut child = spawn(&group, &["sh", "-c", "while :; do :; done"]);
+        thread::sleep(Duration::from_millis(400));
+        let (used, had) = (group.cpu().unwrap().all_ns, begin.elapsed().as_nanos() as u64);
+        drop(group);
+        child.wait().unwrap();
+        assert!(used > 0 && used < had / 3, "{used} ns of {had}");
+    }
+
+    #[test]
+    fn a_group_takes_along_who_is_in_it_and_so_does_the_next_who_comes() {
+        let group = Group::new(&Limits::default(), "").unwrap();
+        let mut sleeper = spawn(&group, &["sleep", "1000"]);
+        end_orphans();
+        assert!(sleeper.try_wait().unwrap().is_none(), "its owner lives");
+        let folders = group.folders.clone();
+        assert!(group.memory_max().is_some());
+        drop(group);
+        assert!(!sleeper.wait().unwrap().success() && folders.iter().all(|folder| !folder.exists()));
+        // One whose owner was never born.
+        let mut group = Group::new(&Limits::default(), "").unwrap();
+        let mut sleeper = spawn(&group, &["sleep", "1000"]);
+        let mut moved = Vec::new();
+        for folder in std::mem::take(&mut group.folders) {
+            let to = folder.with_file_name(format!("{PREFIX}{}-1-0", std::process::id()));
+            fs::rename(&folder, &to).unwrap();
+            moved.push(to);
+        }
+        end_orphans();
+        assert!(!sleeper.wait().unwrap().success() && moved.iter().all(|folder| !folder.exists()));
+    }
+
+    #[test]
+    fn names_tell_whose_they_are() {
+        let (own, born) = (std::process::id(), birth(std::process::id()).unwrap());
+        let check = |name: &str, expected: bool| assert_eq!(is_orphan(name, "x-"), expected, "{name}");
+        check(&format!("x-{own}-{born}-3"), false);
+        check(&format!("x-{own}-{}-3", born + 1), true);
+        check("x-4000000000-1-0", true);
+        for other in ["", "x-", "x-1", "y-4000000000-1-0", "x-a-b-c"] {
+            check(other, false);
+        }
+    }
+}

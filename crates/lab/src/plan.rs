@@ -1,0 +1,159 @@
+//! The order in which runs are made, and how long they take.
+//!
+//! Randomised complete blocks: each block has every point once, arm by arm at a step, with the steps and the arms in an order of
+//! their own that the seed gives. So what changes with time on the machine meets all arms alike, and what is compared was
+//! measured within a minute or so. The baseline is in every block, twice where there is something to compare.
+//!
+//! Pure: nothing here looks at a clock.
+
+use amped_measure::stats::Random;
+
+use crate::archive::{Plan, Planned, Resolved, Step};
+
+/// What a run takes besides load: to start the server and the monitor, and to stop them, in seconds.
+pub(crate) const AROUND_S: f64 = 1.5;
+
+/// The plan of an experiment.
+pub(crate) fn plan(resolved: &Resolved) -> Plan {
+    let mut random = Random(resolved.seed);
+    let mut runs = Vec::new();
+    for block in 1..=resolved.repetitions {
+        let mut steps: Vec<Step> = resolved.steps.clone();
+        random.shuffle(&mut steps);
+        for step in steps {
+            let mut arms: Vec<&str> = resolved.arms.iter().map(|arm| arm.id.as_str()).collect();
+            random.shuffle(&mut arms);
+            // The same luck for all arms, and other luck in each block.
+            let seed = random.next() >> 32;
+            runs.extend(arms.into_iter().map(|arm| {
+                let (arm, id) = (arm.to_owned(), format!("{block}-{arm}-{}", step.value()));
+                Planned { id, block, arm, step, seed }
+            }));
+        }
+    }
+    let expected_s =
+        runs.len() as f64 * run_s(resolved) + clients_s(resolved) + f64::from(resolved.repetitions) * IDLE_S;
+    Plan { runs, expected_s }
+}
+
+/// How long a run is expected to take, in seconds.
+pub(crate) fn run_s(resolved: &Resolved) -> f64 {
+    resolved.duration_s + resolved.warm_up_s + AROUND_S
+}
+
+/// How long the machine is looked at before a block, in seconds.
+pub(crate) const IDLE_S: f64 = 1.0;
+
+/// How long the clients are tried at each step, in seconds.
+pub(crate) const CLIENTS_S: f64 = 1.0;
+
+/// At which steps the clients are tried: at those of the ladder, and at half as much again as the highest (headroom). A closed
+/// loop has no schedule that could be missed.
+pub(crate) fn client_steps(steps: &[Step]) -> Vec<Step> {
+    let rates = steps.iter().filter(|step| matches!(step, Step::Rate(_))).copied();
+    let highest = steps.last().filter(|step| matches!(step, Step::Rate(_))).map(|step| Step::Rate(step.value() * 1.5));
+    rates.chain(highest).collect()
+}
+
+fn clients_s(resolved: &Resolved) -> f64 {
+    client_steps(&resolved.steps).len() as f64 * (CLIENTS_S + 0.5)
+}
+
+/// A length of time for people: `42 s`, `7 min`, `3 h 20 min`.
+pub(crate) fn told(seconds: f64) -> String {
+    let whole = seconds.round().max(0.0) as u64;
+    match whole {
+        0..=99 => format!("{whole} s"),
+        100..=5999 => format!("{} min", (whole + 30) / 60),
+        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+/// The run list, as it is printed before anything is started.
+pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
+    let mut text = format!("{}  {}\n", resolved.name, resolved.title);
+    for arm in &resolved.arms {
+        text += &format!("  {:<4} {}\n", arm.id, arm.label);
+    }
+    let axis = resolved.steps.first().map_or("", |step| step.axis());
+    let values: Vec<String> = resolved.steps.iter().map(|step| step.value().to_string()).collect();
+    text += &format!(
+        "  {axis}: {}; {} s each after {} s of warm-up\n",
+        values.join(" "),
+        resolved.duration_s,
+        resolved.warm_up_s
+    );
+    for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
+        text += &format!("  block {}:", block[0].block);
+        for step in block.chunk_by(|a, b| a.step == b.step) {
+            let arms: Vec<&str> = step.iter().map(|run| run.arm.as_str()).collect();
+            text += &format!(" {}@{}", arms.join(","), step[0].step.value());
+        }
+        text.push('\n');
+    }
+    let count = plan.runs.len();
+    text + &format!("  {count} runs, about {}, seed {}", told(plan.expected_s), resolved.seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::Arm;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn resolved(arms: usize, steps: usize, repetitions: u32, seed: u64) -> Resolved {
+        Resolved {
+            name: "a".to_owned(),
+            seed,
+            repetitions,
+            duration_s: 5.0,
+            warm_up_s: 0.5,
+            arms: (0..arms)
+                .map(|at| Arm { id: format!("a{at}"), label: format!("arm {at}"), ..Arm::default() })
+                .collect(),
+            steps: (1..=steps).map(|at| Step::Rate(at as f64 * 500.0)).collect(),
+            ..Resolved::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_block_has_each_point_once(arms in 1..5_usize, steps in 1..6_usize, blocks in 1..5_u32, seed: u64) {
+            let resolved = resolved(arms, steps, blocks, seed);
+            let plan = plan(&resolved);
+            prop_assert_eq!(plan.runs.len(), arms * steps * blocks as usize);
+            let ids: BTreeSet<&str> = plan.runs.iter().map(|run| run.id.as_str()).collect();
+            prop_assert_eq!(ids.len(), plan.runs.len());
+            for step in plan.runs.chunks(arms) {
+                // All arms at a step are measured one after the other, with the same arrivals.
+                prop_assert!(step.iter().all(|run| run.step == step[0].step && run.block == step[0].block && run.seed == step[0].seed));
+                prop_assert_eq!(step.iter().map(|run| run.arm.as_str()).collect::<BTreeSet<_>>().len(), arms);
+            }
+            prop_assert_eq!(super::plan(&resolved), plan);
+        }
+    }
+
+    #[test]
+    fn another_seed_is_another_order() {
+        let of = |seed| plan(&resolved(3, 5, 2, seed)).runs.into_iter().map(|run| run.id).collect::<Vec<_>>();
+        assert_ne!(of(1), of(2));
+    }
+
+    #[test]
+    fn the_list_says_what_will_be_done_and_how_long_it_takes() {
+        let resolved = resolved(2, 2, 2, 1);
+        let text = list(&resolved, &plan(&resolved));
+        assert!(text.contains("rate: 500 1000; 5 s each after 0.5 s of warm-up"), "{text}");
+        assert!(text.contains("8 runs, about 63 s, seed 1") && text.contains("block 2: "), "{text}");
+        for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {
+            assert_eq!(told(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn clients_are_tried_beyond_the_highest_rate() {
+        assert_eq!(client_steps(&[Step::Rate(10.0), Step::Rate(20.0)]), [10.0, 20.0, 30.0].map(Step::Rate));
+        assert!(client_steps(&[Step::Clients(3)]).is_empty());
+    }
+}

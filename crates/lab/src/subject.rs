@@ -1,0 +1,472 @@
+//! A server that is measured: what it is told, how it is started, how one knows that it serves, and how it is stopped.
+//!
+//! Each kind has a configuration with places for settings, `@name=value@`; `@port@`, `@address@`, `@site@` and `@run@` are put
+//! in by the runner. A setting that has no place is refused before anything is started. `amped` takes its settings as flags,
+//! and a command of the user's has places in its words and in a configuration of his own.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use amped_measure::Failure;
+use serde::Deserialize;
+
+use crate::archive::Program;
+use crate::experiment::Subject;
+
+/// What is known of how a server is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// This project's.
+    Amped,
+    /// nginx.
+    Nginx,
+    /// Apache with threads.
+    ApacheEvent,
+    /// Apache with processes.
+    ApachePrefork,
+    /// lighttpd.
+    Lighttpd,
+    /// A server that answers whatever comes with two bytes: what clients can do is measured against it.
+    Null,
+    /// Any program.
+    Command,
+}
+
+impl Kind {
+    /// As it is typed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Amped => "amped",
+            Kind::Nginx => "nginx",
+            Kind::ApacheEvent => "apache-event",
+            Kind::ApachePrefork => "apache-prefork",
+            Kind::Lighttpd => "lighttpd",
+            Kind::Null => "null",
+            Kind::Command => "command",
+        }
+    }
+
+    /// The program, and how to get it.
+    fn program(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::Amped => ("amped", "build it: cargo build --release"),
+            Kind::Nginx => ("nginx", "apt-get install nginx-light"),
+            Kind::ApacheEvent | Kind::ApachePrefork => ("apache2", "apt-get install apache2"),
+            Kind::Lighttpd => ("lighttpd", "apt-get install lighttpd"),
+            Kind::Null | Kind::Command => ("", ""),
+        }
+    }
+
+    /// The configuration that it is given by default.
+    fn config(self) -> &'static str {
+        match self {
+            Kind::Nginx => include_str!("subject/nginx.conf"),
+            Kind::ApacheEvent => include_str!("subject/apache-event.conf"),
+            Kind::ApachePrefork => include_str!("subject/apache-prefork.conf"),
+            Kind::Lighttpd => include_str!("subject/lighttpd.conf"),
+            Kind::Amped | Kind::Null | Kind::Command => "",
+        }
+    }
+
+    /// The words that it is started with, behind the program's name.
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            Kind::Amped => &["serve", "@site@", "--listen", "@address@:@port@", "--metrics-file", "@metrics@"],
+            Kind::Nginx => &["-e", "stderr", "-p", "@run@", "-c", "@config@"],
+            Kind::ApacheEvent | Kind::ApachePrefork => &["-D", "FOREGROUND", "-f", "@config@"],
+            Kind::Lighttpd => &["-D", "-f", "@config@"],
+            Kind::Null => &["null-server", "@address@:@port@"],
+            Kind::Command => &[],
+        }
+    }
+}
+
+/// A configuration, or words, with places for settings.
+#[derive(Clone, Debug)]
+pub(crate) enum Template {
+    /// Every setting is a flag of the program, which says itself which it knows.
+    Flags,
+    /// These are the settings.
+    Names(BTreeSet<String>),
+}
+
+/// What the runner puts in.
+const OWN: [&str; 7] = ["port", "address", "site", "run", "config", "metrics", "as-root"];
+
+impl Template {
+    /// The settings that a kind knows, with this configuration in place of its own, if it is not empty.
+    pub(crate) fn of(kind: Kind, config: &str, start: &[String]) -> Template {
+        if kind == Kind::Amped {
+            return Template::Flags;
+        }
+        let mut names = BTreeSet::new();
+        let text = if config.is_empty() { kind.config() } else { config };
+        let mut note = |line: &str| {
+            let (condition, rest) = condition(line);
+            if condition.is_none() && is_comment(line) {
+                return;
+            }
+            names.extend(condition.map(str::to_owned));
+            let _ = places(rest, |name, _| {
+                names.insert(name.to_owned());
+                Some(String::new())
+            });
+        };
+        text.lines().for_each(&mut note);
+        start.iter().for_each(|word| note(word));
+        names.retain(|name| !OWN.contains(&name.as_str()));
+        Template::Names(names)
+    }
+
+    /// Whether there is a place for it.
+    ///
+    /// # Errors
+    /// What there is instead.
+    pub(crate) fn check(&self, name: &str) -> Result<(), String> {
+        match self {
+            Template::Names(names) if !names.contains(name) => {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                Err(if names.is_empty() {
+                    "it has none at all".to_owned()
+                } else {
+                    format!("it has: {}", names.join(", "))
+                })
+            }
+            Template::Names(_) | Template::Flags => Ok(()),
+        }
+    }
+}
+
+/// `#name#rest`: a line that holds only where the setting is true.
+fn condition(line: &str) -> (Option<&str>, &str) {
+    let found = || {
+        let (name, rest) = line.trim_start().strip_prefix('#')?.split_once('#')?;
+        is_name(name).then_some((name, rest))
+    };
+    found().map_or((None, line), |(name, rest)| (Some(name), rest))
+}
+
+/// In a comment places are spoken of, and are none.
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with('#')
+}
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+/// Puts values into the places of a line: `value` gets the name of each and what stands there by default.
+///
+/// # Errors
+/// The name of a place that has no value.
+fn places(line: &str, mut value: impl FnMut(&str, Option<&str>) -> Option<String>) -> Result<String, String> {
+    let (mut text, mut rest) = (String::new(), line);
+    while let Some((before, behind)) = rest.split_once('@') {
+        text += before;
+        let place = behind
+            .split_once('@')
+            .map(|(place, rest)| (place.split_once('=').map_or((place, None), |(n, v)| (n, Some(v))), rest));
+        match place {
+            Some(((name, default), after)) if is_name(name) => {
+                text += &value(name, default).ok_or_else(|| name.to_owned())?;
+                rest = after;
+            }
+            // No place, but a sign like any other.
+            _ => {
+                text.push('@');
+                rest = behind;
+            }
+        }
+    }
+    Ok(text + rest)
+}
+
+/// Where a server runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    /// What it serves.
+    pub(crate) site: PathBuf,
+    /// A folder of its own, which is gone afterwards.
+    pub(crate) run: PathBuf,
+    /// A file in memory in which it may publish what it counts.
+    pub(crate) metrics: PathBuf,
+    /// Whether the program is root's.
+    pub(crate) is_root: bool,
+}
+
+/// What there is to start.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Start {
+    /// Program and arguments.
+    pub(crate) words: Vec<String>,
+    /// The configuration, empty if there is none. Its place is `config` in the folder of the run.
+    pub(crate) config: String,
+}
+
+impl Subject {
+    /// What to start, and with which configuration.
+    ///
+    /// # Errors
+    /// There is no such program, or a place in words of the user's that has no value.
+    pub(crate) fn start(&self, place: &Place) -> Result<Start, Failure> {
+        let own = |name: &str| {
+            Some(match name {
+                "port" => place.address.port().to_string(),
+                "address" => place.address.ip().to_string(),
+                "site" => place.site.display().to_string(),
+                "run" => place.run.display().to_string(),
+                "config" => place.run.join("config").display().to_string(),
+                "metrics" => place.metrics.display().to_string(),
+                "as-root" => place.is_root.to_string(),
+                _ => return None,
+            })
+        };
+        let own_value = |name: &str, _: Option<&str>| own(name);
+        let value = |name: &str, default: Option<&str>| {
+            own(name).or_else(|| self.settings.get(name).cloned()).or_else(|| default.map(str::to_owned))
+        };
+        let no_value = |name: String| {
+            Failure::usage(format!(
+                "{}: the setting {name:?} has no value; give it one: settings = {{ {name} = ... }}",
+                self.name
+            ))
+        };
+        let program = self.program()?.display().to_string();
+        let given: Vec<&str> = match self.kind {
+            Kind::Command => self.start.iter().skip(1).map(String::as_str).collect(),
+            kind => kind.words().to_vec(),
+        };
+        let mut words = vec![program];
+        for word in given {
+            words.push(places(word, value).map_err(no_value)?);
+        }
+        if self.kind == Kind::Amped {
+            for (name, value) in &self.settings {
+                match value.as_str() {
+                    "false" => {}
+                    "true" => words.push(format!("--{name}")),
+                    text => words.extend([format!("--{name}"), places(text, own_value).map_err(no_value)?]),
+                }
+            }
+        }
+        let template = if self.config.is_empty() { self.kind.config() } else { &self.config };
+        let mut config = String::new();
+        for line in template.lines() {
+            let (condition, rest) = condition(line);
+            if condition.is_none() && is_comment(line) {
+                config += line;
+            } else if condition.is_none_or(|name| value(name, None).as_deref() == Some("true")) {
+                config += &places(rest, value).map_err(no_value)?;
+            } else {
+                continue;
+            }
+            config.push('\n');
+        }
+        Ok(Start { words, config })
+    }
+
+    /// The program that it is.
+    ///
+    /// # Errors
+    /// There is none, with the way out.
+    pub(crate) fn program(&self) -> Result<PathBuf, Failure> {
+        if let Some(path) = &self.program {
+            return find(&path.display().to_string())
+                .ok_or_else(|| Failure::failed(format!("{}: there is no program {}", self.name, path.display())));
+        }
+        match self.kind {
+            Kind::Null => own_program(),
+            Kind::Command => {
+                let name = self.start.first().map_or("", String::as_str);
+                find(name).ok_or_else(|| Failure::failed(format!("{}: there is no program {name:?}", self.name)))
+            }
+            Kind::Amped => {
+                // Both are built by one command, into one folder.
+                let beside = own_program()?.with_file_name("amped");
+                if beside.exists() { Ok(beside) } else { self.found() }
+            }
+            _ => self.found(),
+        }
+    }
+
+    fn found(&self) -> Result<PathBuf, Failure> {
+        let (name, way_out) = self.kind.program();
+        find(name).ok_or_else(|| {
+            Failure::failed(format!(
+                "{}: there is no program {name}; {way_out}, or name it: program = \"/path/to/{name}\"",
+                self.name
+            ))
+        })
+    }
+
+    /// Which program it is, for the archive.
+    ///
+    /// # Errors
+    /// As [`program`](Subject::program).
+    pub(crate) fn identity(&self) -> Result<Program, Failure> {
+        let flag = match self.kind {
+            Kind::Nginx | Kind::ApacheEvent | Kind::ApachePrefork | Kind::Lighttpd => "-v",
+            Kind::Amped | Kind::Null => "--version",
+            // Whatever it is, it might do anything.
+            Kind::Command => "",
+        };
+        Ok(identity(&self.program()?, flag))
+    }
+}
+
+/// This program.
+///
+/// # Errors
+/// When `/proc` is not mounted.
+pub(crate) fn own_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(Failure::io("find this program itself"))
+}
+
+/// Version and hash of a program; `flag` has it tell its version, if there is one.
+pub(crate) fn identity(path: &Path, flag: &str) -> Program {
+    let first_line = |command: &mut Command| {
+        let output = command.stdin(Stdio::null()).output().ok()?;
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&text).lines().next().map(|line| line.trim().to_owned())
+    };
+    let version = if flag.is_empty() { None } else { first_line(Command::new(path).arg(flag)) };
+    let hash = first_line(Command::new("sha256sum").arg(path));
+    let hash = hash.and_then(|line| Some(line.split_whitespace().next()?.trim_start_matches('\\').to_owned()));
+    Program { path: path.to_owned(), version: version.unwrap_or_default(), sha256: hash.unwrap_or_default() }
+}
+
+/// The program of this name. Debian keeps servers where a plain user's PATH does not look.
+fn find(name: &str) -> Option<PathBuf> {
+    if name.is_empty() {
+        return None;
+    }
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Asks for a target once; the status of the answer and its bytes, `None` if none came.
+pub(crate) fn ask(address: SocketAddr, target: &str) -> Option<(u16, Vec<u8>)> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut connection = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
+    connection.set_read_timeout(Some(PATIENCE)).ok()?;
+    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    // A server that keeps the connection has answered all the same.
+    let _ = connection.take(64 << 20).read_to_end(&mut answer);
+    let status = answer.strip_prefix(b"HTTP/1.")?.get(2..5)?;
+    Some((std::str::from_utf8(status).ok()?.parse().ok()?, answer))
+}
+
+/// What nginx has counted: requests in all (ngx_http_stub_status_module), with the one that asks.
+pub(crate) fn stub_status(address: SocketAddr) -> Option<u64> {
+    let (status, answer) = ask(address, "/ammeter-status")?;
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    // "server accepts handled requests\n 4 4 3 \n"
+    let line = text.split_once("requests\n")?.1.lines().next()?;
+    let requests: u64 = line.split_whitespace().nth(2)?.parse().ok()?;
+    (status == 200).then_some(requests)
+}
+
+/// All settings of a subject and their values, for whoever wants to see them.
+#[cfg(test)]
+fn subject(kind: Kind, settings: &[(&str, &str)]) -> Subject {
+    Subject {
+        name: kind.name().to_owned(),
+        kind,
+        program: Some(PathBuf::from("/bin/true")),
+        start: Vec::new(),
+        config: String::new(),
+        settings: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        let address = "127.0.0.1:8080".parse().unwrap();
+        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), is_root: true }
+    }
+
+    #[test]
+    fn settings_have_their_places() {
+        let start = subject(Kind::Nginx, &[("workers", "2"), ("log", "true")]).start(&place()).unwrap();
+        assert_eq!(start.words, ["/bin/true", "-e", "stderr", "-p", "/r", "-c", "/r/config"]);
+        for line in [
+            "worker_processes 2;",
+            "    listen 127.0.0.1:8080 backlog=4096;",
+            "access_log /r/access.log combined buffer=64k flush=1s;",
+            "user root;",
+        ] {
+            assert!(start.config.contains(line), "{line}\n{}", start.config);
+        }
+        assert!(
+            !start.config.contains("aio threads")
+                && !start.config.lines().any(|line| !line.starts_with('#') && line.contains('@'))
+        );
+        let without = subject(Kind::Nginx, &[]).start(&place()).unwrap();
+        assert!(!without.config.contains("access.log"));
+        let amped = subject(
+            Kind::Amped,
+            &[("access-log", "@run@/log"), ("architecture", "mp"), ("listing", "true"), ("x", "false")],
+        )
+        .start(&place())
+        .unwrap();
+        assert_eq!(
+            amped.words[2..].join(" "),
+            "/s --listen 127.0.0.1:8080 --metrics-file /m --access-log /r/log --architecture mp --listing"
+        );
+    }
+
+    #[test]
+    fn every_kind_has_all_it_needs() {
+        for kind in [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::Null] {
+            let Start { config, .. } = subject(kind, &[]).start(&place()).unwrap();
+            assert!(
+                config.lines().all(|line| line.trim_start().starts_with('#') || !line.contains('@')),
+                "{kind:?}\n{config}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_has_no_place_is_refused_with_what_there_is() {
+        let nginx = Template::of(Kind::Nginx, "", &[]);
+        assert!(nginx.check("log").is_ok() && nginx.check("workers").is_ok());
+        for none in ["port", "logg", "as-root"] {
+            let way = nginx.check(none).unwrap_err();
+            assert!(way.contains("open-file-cache") && !way.contains("as-root"), "{way}");
+        }
+        assert!(Template::of(Kind::Amped, "", &[]).check("anything").is_ok());
+        let start = ["prog".to_owned(), "--backlog".to_owned(), "@backlog@".to_owned()];
+        let own = Template::of(Kind::Command, "", &start);
+        assert!(own.check("backlog").is_ok() && own.check("x").unwrap_err() == "it has: backlog");
+        let command = Subject { start: start.to_vec(), kind: Kind::Command, ..subject(Kind::Command, &[]) };
+        let failure = command.start(&place()).unwrap_err().to_string();
+        assert!(failure.contains("backlog = ..."), "{failure}");
+    }
+
+    #[test]
+    fn signs_that_are_no_places_stay() {
+        let put = |line: &str| places(line, |name, value| Some(format!("<{name}:{}>", value.unwrap_or("-"))));
+        let check = |line: &str, expected: &str| assert_eq!(put(line).as_deref(), Ok(expected), "{line}");
+        check("a@b.c, d@e", "a@b.c, d@e");
+        check("@a@ @b-c=1 2=3@", "<a:-> <b-c:1 2=3>");
+        check("me@here.org @port@", "me@here.org <port:->");
+        check("@", "@");
+        assert_eq!(places("@a@", |_, _| None), Err("a".to_owned()));
+    }
+}

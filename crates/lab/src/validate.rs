@@ -1,0 +1,411 @@
+//! What a run is worth (Arlitt and Williamson, 4.4, made into checks): could the clients make the load, did somebody else use
+//! the machine, was the run stationary, does Little's law hold, and do client, server and network count the same.
+//!
+//! Pure: figures come in, checks and a standing go out. A check that cannot be made says why; it weighs nothing. What the
+//! clients could not do makes a run a lower bound ("censored"); all else that does not hold makes it invalid. That the machine
+//! was not at rest before a block is told and weighs nothing by itself, since what others do during a run is seen in it.
+
+use amped_measure::stats::median;
+use amped_measure::{Verdict, Worth};
+
+use crate::archive::{Check, ClientStep, Rules, Standing, Step, Summary};
+
+/// All that is known of a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evidence<'a> {
+    /// The rules.
+    pub(crate) rules: &'a Rules,
+    /// The load.
+    pub(crate) step: Step,
+    /// What a client of a closed loop waits between a reply and its next request, in seconds.
+    pub(crate) think_s: f64,
+    /// Requests on a connection; 0: without end.
+    pub(crate) requests_per_connection: u64,
+    /// What clients did at this step against a server that does nothing.
+    pub(crate) clients: Option<&'a ClientStep>,
+    /// Whether the machine was at rest before the block, and how busy it was.
+    pub(crate) idle: Option<(bool, f64)>,
+    /// What the generator says of itself.
+    pub(crate) client: &'a Verdict,
+    /// The figures.
+    pub(crate) summary: &'a Summary,
+    /// Bytes a second that the server's namespace sent, tick by tick, while there was load.
+    pub(crate) ticks: &'a [f64],
+    /// Connections between established and wholly answered, on the server's side, as they were counted again and again.
+    pub(crate) in_flight: &'a [f64],
+    /// What the router says of itself; `None` where there is none.
+    pub(crate) path: Option<&'a Verdict>,
+    /// How the server ended before its time, if it did.
+    pub(crate) server_ended: Option<&'a str>,
+}
+
+/// The checks, what they come to, and why.
+pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<String>) {
+    let checks = vec![
+        clients(evidence),
+        client(evidence),
+        idle(evidence),
+        others(evidence),
+        stationary(evidence),
+        little(evidence),
+        counts(evidence),
+        bytes(evidence),
+        path(evidence),
+        server(evidence),
+    ];
+    let (mut standing, mut why) = (Standing::Valid, Vec::new());
+    for check in checks.iter().filter(|check| check.holds == Some(false)) {
+        let found = match check.name.as_str() {
+            "clients" | "client" => Standing::Censored,
+            "idle" => continue,
+            _ => Standing::Invalid,
+        };
+        if found as u8 > standing as u8 {
+            standing = found;
+        }
+        why.push(format!("{}: {}", check.name, check.says));
+    }
+    (checks, standing, why)
+}
+
+fn check(name: &str, holds: impl Into<Option<bool>>, says: impl Into<String>) -> Check {
+    Check { name: name.to_owned(), holds: holds.into(), says: says.into() }
+}
+
+fn clients(evidence: &Evidence<'_>) -> Check {
+    match evidence.clients {
+        None => check("clients", None, "not tried against a server that does nothing"),
+        Some(step) if step.is_kept => {
+            let says = format!("against a server that does nothing they begin {:.0} a second", step.offered_rate);
+            check("clients", true, says)
+        }
+        Some(step) => {
+            let why = if step.why.is_empty() { String::new() } else { format!(": {}", step.why.join("; ")) };
+            let says = format!(
+                "not even a server that does nothing is asked so often, but {:.0} times a second{why}",
+                step.rate
+            );
+            check("clients", false, says)
+        }
+    }
+}
+
+fn client(evidence: &Evidence<'_>) -> Check {
+    let says = evidence.client.evidence.join("; ");
+    match evidence.client.worth {
+        Worth::Valid => {
+            let late = evidence.summary.lateness.p99_ms;
+            check("client", true, format!("the schedule was kept, 99 % within {late} ms"))
+        }
+        Worth::AtLeast | Worth::ClientBound | Worth::PathBound => check("client", false, says),
+    }
+}
+
+fn idle(evidence: &Evidence<'_>) -> Check {
+    match evidence.idle {
+        None => check("idle", None, "not looked at"),
+        Some((is_clean, busy)) => {
+            let says = format!(
+                "{:.1} % of the CPU time was used at rest, {:.0} % may be",
+                busy * 100.0,
+                evidence.rules.idle_max * 100.0
+            );
+            check("idle", is_clean, says)
+        }
+    }
+}
+
+fn others(evidence: &Evidence<'_>) -> Check {
+    match evidence.summary.host.others {
+        None => check("others", None, "who used the CPU is not known without control groups"),
+        Some(share) => {
+            let max = evidence.rules.others_max;
+            let says = format!("others used {:.1} % of the CPU time, {:.0} % may be", share * 100.0, max * 100.0);
+            check("others", share <= max, says)
+        }
+    }
+}
+
+/// A trend that is more than chance (Kendall's rank correlation with time, Mann 1945) and larger than the rules allow (the slope
+/// is the median of those of all pairs, Sen 1968). Neither supposes anything about the noise.
+fn stationary(evidence: &Evidence<'_>) -> Check {
+    /// Fewer tell nothing.
+    const TICKS_MIN: usize = 12;
+    /// Beyond so many standard deviations: 1 in 500 by chance.
+    const CHANCE: f64 = 3.09;
+    let ticks = evidence.ticks;
+    let n = ticks.len();
+    if n < TICKS_MIN {
+        return check("stationary", None, format!("too short to tell: {n} ticks, {TICKS_MIN} are needed"));
+    }
+    let (mut score, mut slopes) = (0_i64, Vec::with_capacity(n * (n - 1) / 2));
+    for later in 1..n {
+        for earlier in 0..later {
+            let rise = ticks[later] - ticks[earlier];
+            score += i64::from(rise > 0.0) - i64::from(rise < 0.0);
+            slopes.push(rise / (later - earlier) as f64);
+        }
+    }
+    let middle = |values: &[f64]| median(values.iter().copied()).unwrap_or(0.0);
+    let count = n as f64;
+    let deviations = score as f64 / (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
+    let drift = middle(&slopes) * count / middle(ticks).abs().max(1e-9);
+    let max = evidence.rules.drift_max;
+    let says = format!(
+        "what the server sends changes by {:.1} % over the run ({:.1} standard deviations of chance), {:.0} % may be",
+        drift * 100.0,
+        deviations.abs(),
+        max * 100.0
+    );
+    check("stationary", deviations.abs() <= CHANCE || drift.abs() <= max, says)
+}
+
+/// N = X R (Little 1961). In a closed loop N is the number of clients, and R holds the time that they think. In an open one
+/// with a request a connection, N is what the kernel counted from established to acknowledged, half a round trip behind the
+/// client at both ends, and R the client's time between the two.
+fn little(evidence: &Evidence<'_>) -> Check {
+    let Summary { rate, latency, connected, failed, ok, .. } = evidence.summary;
+    let max = evidence.rules.little_max;
+    if *failed * 100 > *ok {
+        return check("little", None, "more than 1 % failed: how long those stayed is not known");
+    }
+    match evidence.step {
+        Step::Clients(clients) => {
+            let (n, xr) = (f64::from(clients), rate * (latency.mean_ms / 1e3 + evidence.think_s));
+            let says = format!("{clients} clients, and X R = {xr:.2}");
+            check("little", (n - xr).abs() <= max * n.max(xr) + 0.5, says)
+        }
+        Step::Rate(_) if evidence.requests_per_connection != 1 => {
+            check("little", None, "connections carry several requests, so how long each is there is not known")
+        }
+        Step::Rate(_) => {
+            let counted = evidence.in_flight;
+            if counted.len() < 5 {
+                return check(
+                    "little",
+                    None,
+                    format!("connections were counted {} times, 5 are needed", counted.len()),
+                );
+            }
+            let count = counted.len() as f64;
+            let n = counted.iter().sum::<f64>() / count;
+            let variance = counted.iter().map(|one| (one - n).powi(2)).sum::<f64>() / (count - 1.0);
+            let error = (variance / count).sqrt();
+            let xr = evidence.summary.established_rate * (latency.mean_ms - connected.mean_ms).max(0.0) / 1e3;
+            let says = format!("{n:.2} connections were counted (standard error {error:.2}), and X R = {xr:.2}");
+            check("little", (n - xr).abs() <= max * n.max(xr) + 4.0 * error + 0.5, says)
+        }
+    }
+}
+
+/// Connections: client and kernel. Replies: client and server.
+fn counts(evidence: &Evidence<'_>) -> Check {
+    let Summary { network, server, ok, failed, .. } = evidence.summary;
+    let mut says = Vec::new();
+    let mut holds = None;
+    let mut compare = |what: &str, mine: u64, theirs: u64| {
+        // What failed may have been counted by one alone; so may who was under way at either end.
+        let allowed = (mine as f64 * evidence.rules.counts_max).max(2.0) as u64 + failed;
+        says.push(format!("{what}: {mine} by the clients, {theirs} by the other side"));
+        holds = Some(holds != Some(false) && mine.abs_diff(theirs) <= allowed);
+    };
+    if network.is_private
+        && let Some(opens) = network.passive_opens
+    {
+        let established = (evidence.summary.established_rate * evidence.summary.seconds).round() as u64;
+        compare("connections", established, opens);
+    }
+    if let Some(replies) = server.replies {
+        compare("replies", *ok, replies);
+    }
+    match holds {
+        None => check("counts", None, "neither the kernel's counts are of this server alone, nor does it count"),
+        holds => check("counts", holds, says.join("; ")),
+    }
+}
+
+/// Bytes: client and server, and client and network, whose heads are known to within a few bytes a segment.
+fn bytes(evidence: &Evidence<'_>) -> Check {
+    /// Heads of IP and TCP with all options, and of Ethernet.
+    const HEADS: u64 = 20 + 60 + 14;
+    /// The head of a request, which goes the other way over the same loopback.
+    const REQUEST: u64 = 1000;
+    let Summary { network, server, ok, failed, received_bytes: mine, .. } = evidence.summary;
+    let slack = (*mine as f64 * evidence.rules.counts_max) as u64;
+    let (mut holds, mut says) = (None, Vec::new());
+    if let (Some(sent), 0) = (server.sent_bytes, *failed) {
+        says.push(format!("{mine} received, {sent} sent by the server's count"));
+        holds = Some(mine.abs_diff(sent) <= slack.max(4096));
+    }
+    if let (true, Some(out), Some(segments)) = (network.is_private, network.out_bytes, network.segments_out) {
+        let most = mine + slack + segments * HEADS + (ok + failed) * REQUEST + (64 << 10);
+        says.push(format!("{mine} received, {out} on the wire with heads and requests"));
+        // What failed may be on the wire and not with the client; never the other way round.
+        let fits = out + slack >= *mine && (out <= most || *failed > 0);
+        holds = Some(holds != Some(false) && fits);
+    }
+    match holds {
+        None => check("bytes", None, "nobody but the clients counts them"),
+        holds => check("bytes", holds, says.join("; ")),
+    }
+}
+
+fn path(evidence: &Evidence<'_>) -> Check {
+    match evidence.path {
+        None => check("path", None, "there is no path between client and server"),
+        Some(verdict) if verdict.exit_status() == 0 => check("path", true, "packets left when they should have"),
+        Some(verdict) => check("path", false, verdict.to_string()),
+    }
+}
+
+fn server(evidence: &Evidence<'_>) -> Check {
+    match (evidence.server_ended, evidence.summary.ok) {
+        (Some(how), _) => check("server", false, format!("it ended during the run: {how}")),
+        (None, 0) => check("server", false, "no right reply came"),
+        (None, ok) => check("server", true, format!("it gave {ok} right replies and was there at the end")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{NetworkUse, ServerUse, Times};
+
+    const RULES: Rules = Rules { others_max: 0.1, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 };
+
+    /// 1000 replies a second for ten seconds, of 2 ms each, all counts the same.
+    fn summary() -> Summary {
+        let times = |mean_ms| Times { count: 10_000, mean_ms, ..Times::default() };
+        Summary {
+            seconds: 10.0,
+            established_rate: 1000.0,
+            rate: 1000.0,
+            ok: 10_000,
+            received_bytes: 12_000_000,
+            latency: times(2.5),
+            connected: times(0.5),
+            server: ServerUse { replies: Some(10_000), sent_bytes: Some(12_000_000), ..ServerUse::default() },
+            network: NetworkUse {
+                is_private: true,
+                passive_opens: Some(10_000),
+                segments_out: Some(80_000),
+                out_bytes: Some(18_000_000),
+                ..NetworkUse::default()
+            },
+            ..Summary::default()
+        }
+    }
+
+    /// What comes of it when one thing is changed.
+    fn with(change: impl FnOnce(&mut Evidence<'_>, &mut Summary)) -> (Vec<Check>, Standing, Vec<String>) {
+        let mut figures = summary();
+        let valid = Verdict::valid();
+        let (ticks, in_flight): (Vec<f64>, Vec<f64>) = (
+            (0..50).map(|at| 1e6 + f64::from(at * 7919 % 13) * 1e4).collect(),
+            (0..50).map(|at| f64::from(at % 5)).collect(),
+        );
+        let scratch = summary();
+        let mut evidence = Evidence {
+            rules: &RULES,
+            step: Step::Rate(1000.0),
+            think_s: 0.0,
+            requests_per_connection: 1,
+            clients: None,
+            idle: Some((true, 0.01)),
+            client: &valid,
+            summary: &scratch,
+            ticks: &ticks,
+            in_flight: &in_flight,
+            path: None,
+            server_ended: None,
+        };
+        change(&mut evidence, &mut figures);
+        judge(&Evidence { summary: &figures, ..evidence })
+    }
+
+    #[test]
+    fn a_sound_run_is_valid() {
+        let (checks, standing, why) = with(|_, _| {});
+        assert_eq!((standing, why), (Standing::Valid, Vec::new()), "{checks:?}");
+        let made: Vec<&str> =
+            checks.iter().filter(|check| check.holds == Some(true)).map(|check| check.name.as_str()).collect();
+        assert_eq!(made, ["client", "idle", "stationary", "little", "counts", "bytes", "server"]);
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_is_found_by_its_check() {
+        let check = |change: &dyn Fn(&mut Evidence<'_>, &mut Summary), expected: Standing, names: &[&str]| {
+            let (checks, standing, why) = with(change);
+            let broken: Vec<&str> =
+                checks.iter().filter(|check| check.holds == Some(false)).map(|check| check.name.as_str()).collect();
+            assert_eq!((standing, &broken[..]), (expected, names), "{why:?}");
+        };
+        use Standing::{Censored, Invalid, Valid};
+        let mut late = Verdict::valid();
+        late.weaken(Worth::ClientBound, "late");
+        check(&|evidence, _| evidence.client = Box::leak(Box::new(late.clone())), Censored, &["client"]);
+        let weak = ClientStep {
+            step: Step::Rate(1.0),
+            offered_rate: 1.0,
+            rate: 1.0,
+            lateness_p99_ms: 9.0,
+            is_kept: false,
+            why: Vec::new(),
+        };
+        check(&|evidence, _| evidence.clients = Some(Box::leak(Box::new(weak.clone()))), Censored, &["clients"]);
+        check(&|evidence, _| evidence.idle = Some((false, 0.5)), Valid, &["idle"]);
+        check(&|_, figures| figures.host.others = Some(0.2), Invalid, &["others"]);
+        check(
+            &|evidence, _| evidence.ticks = &[1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2],
+            Invalid,
+            &["stationary"],
+        );
+        check(&|_, figures| figures.latency.mean_ms = 9.0, Invalid, &["little"]);
+        check(&|_, figures| figures.network.passive_opens = Some(9_000), Invalid, &["counts"]);
+        check(&|_, figures| figures.server.replies = Some(10_300), Invalid, &["counts"]);
+        check(&|_, figures| figures.server.sent_bytes = Some(11_000_000), Invalid, &["bytes"]);
+        check(&|_, figures| figures.network.out_bytes = Some(11_000_000), Invalid, &["bytes"]);
+        check(&|_, figures| figures.network.out_bytes = Some(90_000_000), Invalid, &["bytes"]);
+        check(&|evidence, _| evidence.server_ended = Some("by SIGSEGV"), Invalid, &["server"]);
+        let mut slow = Verdict::valid();
+        slow.weaken(Worth::PathBound, "late packets");
+        check(&|evidence, _| evidence.path = Some(Box::leak(Box::new(slow.clone()))), Invalid, &["path"]);
+        // The worst counts.
+        check(
+            &|evidence, figures| {
+                evidence.client = Box::leak(Box::new(late.clone()));
+                figures.host.others = Some(0.2);
+            },
+            Invalid,
+            &["client", "others"],
+        );
+    }
+
+    #[test]
+    fn in_a_closed_loop_the_clients_are_all_there_is() {
+        let of = |clients: u32, think_s: f64| {
+            let (checks, ..) = with(|evidence, _| {
+                evidence.step = Step::Clients(clients);
+                evidence.think_s = think_s;
+            });
+            checks.iter().find(|check| check.name == "little").unwrap().holds
+        };
+        // 1000 a second, 2.5 ms each.
+        assert_eq!(
+            (of(2, 0.0), of(3, 0.0), of(20, 0.0), of(102, 0.1)),
+            (Some(true), Some(true), Some(false), Some(true))
+        );
+    }
+
+    #[test]
+    fn noise_is_no_trend() {
+        // 40 experiments with the same rate: as with A/A, hardly any may be called another.
+        let mut random = amped_measure::stats::Random(1);
+        let found = (0..200).filter(|_| {
+            let ticks: Vec<f64> = (0..30).map(|_| 1.0 + random.fraction()).collect();
+            let (checks, ..) = with(|evidence, _| evidence.ticks = &*Box::leak(ticks.into_boxed_slice()));
+            checks.iter().any(|check| check.name == "stationary" && check.holds == Some(false))
+        });
+        assert!(found.count() <= 4);
+    }
+}

@@ -1,0 +1,78 @@
+//! pipe(2), between this process and a program that it starts: our end never blocks, the other one does.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// The two ends of a pipe. Both are closed on exec, so a program has only what it is given.
+#[derive(Debug)]
+pub struct Pipe {
+    /// Ours, which does not block.
+    pub ours: OwnedFd,
+    /// The program's.
+    pub theirs: OwnedFd,
+}
+
+/// A pipe that the program writes to.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn from_program() -> io::Result<Pipe> {
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok(Pipe { ours, theirs })
+}
+
+/// A pipe that the program reads from.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn to_program() -> io::Result<Pipe> {
+    let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok(Pipe { ours, theirs })
+}
+
+/// Reads what is there. `Ok(0)`: nobody can write to it any more.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] when there is nothing yet.
+pub fn read(pipe: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::io::retry_on_intr(|| rustix::io::read(&pipe, &mut *buffer))?)
+}
+
+/// Writes as much as there is room for.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] when there is none, [`io::ErrorKind::BrokenPipe`] when nobody reads it any more (a program
+/// of Rust's ignores SIGPIPE).
+pub fn write(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::io::retry_on_intr(|| rustix::io::write(&pipe, bytes))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_end_does_not_block() {
+        let Pipe { ours, theirs } = from_program().expect("made");
+        let mut buffer = [0; 10];
+        assert_eq!(read(&ours, &mut buffer).expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(write(&theirs, b"abc").expect("written"), 3);
+        drop(theirs);
+        assert_eq!(read(&ours, &mut buffer).expect("read"), 3);
+        assert_eq!(read(&ours, &mut buffer).expect("the end"), 0);
+
+        let Pipe { ours, theirs } = to_program().expect("made");
+        let full = loop {
+            if let Err(error) = write(&ours, &[0; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(theirs);
+        assert_eq!(write(&ours, b"x").expect_err("nobody reads").kind(), io::ErrorKind::BrokenPipe);
+    }
+}

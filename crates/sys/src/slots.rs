@@ -1,0 +1,67 @@
+//! A few places that processes share, each taken by one of them at a time: locks on the bytes of a file in memory
+//! (fcntl(2), `F_SETLK`). A process that ends, however that came about, gives back all that it held.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// Places to take. Processes share those that they have inherited; threads of one process do not see each other's.
+#[derive(Debug)]
+pub struct Slots(OwnedFd);
+
+impl Slots {
+    /// All of them free.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors or memory.
+    pub fn new() -> io::Result<Slots> {
+        Ok(Slots(memfd_create(c"amped-slots", MemfdFlags::CLOEXEC)?))
+    }
+
+    /// Takes the place of this number, if no other process has it. Does not wait.
+    pub fn take(&self, number: u32) -> bool {
+        self.lock(number, libc::F_WRLCK)
+    }
+
+    /// Gives it back.
+    pub fn give_back(&self, number: u32) {
+        self.lock(number, libc::F_UNLCK);
+    }
+
+    fn lock(&self, number: u32, kind: libc::c_int) -> bool {
+        let lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: number.into(),
+            l_len: 1,
+            l_pid: 0,
+        };
+        // SAFETY: F_SETLK reads one `flock`, alive for the call; the descriptor is ours. JUSTIFICATION: rustix locks whole
+        // files only.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{self, Ending};
+
+    #[test]
+    fn who_ends_gives_back() {
+        let slots = Slots::new().expect("made");
+        assert!(slots.take(3) && slots.take(4));
+        slots.give_back(4);
+        // SAFETY: the child calls nothing but fcntl(2) and _exit(2), which a split process may in any case
+        // (signal-safety(7)). JUSTIFICATION: the one of `process` wants a single thread, which no test has.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_right = !slots.take(3) && slots.take(4);
+            // SAFETY: ends this process and nothing else.
+            unsafe { libc::_exit(i32::from(!is_right)) }
+        }
+        assert_eq!(process::wait_for(child.unsigned_abs()).expect("waited"), Ending::Status(0));
+        assert!(slots.take(4), "the child held it to its end");
+    }
+}

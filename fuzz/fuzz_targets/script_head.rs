@@ -1,0 +1,27 @@
+//! The head of what a script answers: never a panic; a prefix of a good head asks for more; no value leaves its line; and
+//! what is good or bad once stays so, whatever follows.
+#![no_main]
+
+use amped_http::cgi::{Answer, HEAD_MAX, parse};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let found = parse(bytes);
+    let followed = [bytes, b"X: y\n\n"].concat();
+    match &found {
+        Ok(None) => {}
+        decided => assert_eq!(*decided, parse(&followed)),
+    }
+    let Ok(Some((head, length))) = found else { return };
+    assert!(length <= bytes.len().min(HEAD_MAX) && bytes[..length].ends_with(b"\n"));
+    for cut in [0, length / 2, length - 1] {
+        assert_eq!(parse(&bytes[..cut]), Ok(None), "a prefix of a good head is not refused");
+    }
+    for (name, value) in &head.fields {
+        assert!(!name.is_empty() && !name.contains([' ', ':']));
+        assert!(!value.iter().any(|byte| b"\r\n\0".contains(byte)));
+    }
+    match head.answer() {
+        Answer::Reply(status) => assert!((200..600).contains(&status.0)),
+        Answer::Instead(path) => assert!(path.starts_with(b"/") && head.status.is_none()),
+    }
+});

@@ -1,0 +1,365 @@
+//! `ammeter run` and `ammeter list`: whole experiments, small ones, on real servers; and what is left of them after SIGKILL.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::{ammeter, said, until};
+
+/// Rules that hold on a machine that others use too: no figure of theirs is asserted.
+const PATIENT: &str =
+    "[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\ndrift-max = \"1000%\"\nlittle-max = \"1000%\"\n";
+
+/// Runs an experiment of this text into a folder.
+fn run(folder: &Path, text: &str, more: &[&str]) -> Output {
+    let (file, out) = (folder.join("mine.toml"), folder.join("out"));
+    fs::write(&file, text).unwrap();
+    let words = ["run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
+    ammeter(&[&words[..], more].concat())
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
+}
+
+/// All runs of an archive, by their ids.
+fn runs(folder: &Path) -> BTreeMap<String, Value> {
+    let entries = fs::read_dir(folder.join("out/runs")).unwrap();
+    let named =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).filter(|name| !name.starts_with('.'));
+    named.map(|id| (id.clone(), json(&folder.join("out/runs").join(id).join("run.json")))).collect()
+}
+
+/// How a check of a run ended.
+fn check<'a>(run: &'a Value, name: &str) -> &'a Value {
+    let checks = run["checks"].as_array().unwrap();
+    &checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check {name}: {run}"))["holds"]
+}
+
+fn told(output: &Output) -> (Value, String) {
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}\n{err}")), err)
+}
+
+/// The program that answers whatever comes.
+fn null_server() -> String {
+    format!(
+        "[[subject]]\nname = \"null\"\nkind = \"command\"\nstart = [{:?}, \"null-server\", \"@address@:@port@\"]\n",
+        env!("CARGO_BIN_EXE_ammeter")
+    )
+}
+
+#[test]
+fn ten_lines_on_nginx_are_a_whole_experiment() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "title = \"What nginx bears\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"1KiB\"\n[load]\nrate = [100, 200]\n\
+         duration = \"600ms\"\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\n[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    assert!(err.contains("6 runs, about") && err.contains("block 1:"), "{err}");
+    let out = home.path().join("out");
+    assert_eq!(fs::read_to_string(out.join("experiment.toml")).unwrap(), text);
+    let (resolved, host) = (json(&out.join("resolved.json")), json(&out.join("host.json")));
+    assert_eq!(resolved["programs"]["nginx"]["sha256"].as_str().map(str::len), Some(64), "{resolved}");
+    assert!(host["machine"]["cores"].as_u64() > Some(0) && host["kernel"]["net.core.somaxconn"].is_string(), "{host}");
+    assert_eq!(json(&out.join("clients.json"))["steps"].as_array().map(Vec::len), Some(3));
+    assert!(json(&out.join("blocks/1.json"))["busy"].is_number());
+    let runs = runs(home.path());
+    let ids: Vec<&str> = runs.keys().map(String::as_str).collect();
+    assert_eq!(ids, ["1-a0-100", "1-a0-200", "1-a1-100", "1-a1-200", "1-aa-100", "1-aa-200"]);
+    for (id, run) in &runs {
+        let folder = out.join("runs").join(id);
+        for file in ["load.json", "load.hlog", "monitor.zst", "server.conf", "server.log"] {
+            assert!(folder.join(file).exists(), "{id}: no {file}");
+        }
+        let config = fs::read_to_string(folder.join("server.conf")).unwrap();
+        assert_eq!(config.contains("access.log"), id.contains("a1"), "{id}");
+        let summary = &run["summary"];
+        // Client, server and network counted the same.
+        assert_eq!(
+            (check(run, "counts"), check(run, "bytes")),
+            (&Value::Bool(true), &Value::Bool(true)),
+            "{id}: {run}"
+        );
+        assert_eq!(
+            (&summary["failed"], &summary["ok"]),
+            (&Value::from(0), &summary["server"]["replies"]),
+            "{id}: {run}"
+        );
+        assert!(
+            summary["server"]["cpu_s"].as_f64() > Some(0.0) && summary["network"]["is_private"] == true,
+            "{id}: {run}"
+        );
+        let (asked, begun) = (summary["asked_rate"].as_f64().unwrap(), summary["ok"].as_f64().unwrap());
+        assert!((0.5..1.5).contains(&(begun / asked)), "{id}: {summary}");
+    }
+    assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
+    // The same again is there already, and something else is not mixed with it.
+    let again = run(home.path(), &text, &[]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs are there already"));
+    let other = run(home.path(), &text.replace("duration = \"600ms\"", "duration = \"2s\""), &[]);
+    let why = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(other.status.code() == Some(2) && why.contains("--out"), "{why}");
+}
+
+/// All that is left of a program of this number: groups, folders, and processes whose words hold this folder.
+fn left_of(pid: u32, folder: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let places = [
+        "/sys/fs/cgroup",
+        "/sys/fs/cgroup/cpuacct",
+        "/sys/fs/cgroup/cpu",
+        "/sys/fs/cgroup/memory",
+        "/sys/fs/cgroup/blkio",
+        "/var/tmp",
+        "/dev/shm",
+    ];
+    for entry in places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&format!("ammeter-run-{pid}-")) {
+            left.push(entry.path().display().to_string());
+        }
+    }
+    let scratch = format!("ammeter-run-{pid}-");
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        if words.contains(folder.to_str().unwrap()) || words.contains(&scratch) {
+            left.push(words);
+        }
+    }
+    left
+}
+
+#[test]
+fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    // Workers of nginx outlive their master; a path has a program of its own, and namespaces with the server in one of them.
+    let text = format!(
+        "repetitions = 2\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nrate = [100, 200]\nduration = \"300ms\"\nwarm-up = \"100ms\"\n\
+         connect-timeout = \"20s\"\ntimeout = \"30s\"\n[[factor]]\nname = \"where\"\n\
+         levels = [{{ label = \"near\", set = {{}} }}, {{ label = \"far\", set = {{ \"path.latency\" = \"1ms\" }} }}]\n{PATIENT}"
+    );
+    let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
+    fs::write(&file, &text).unwrap();
+    let start = || -> Child {
+        Command::new(env!("CARGO_BIN_EXE_ammeter"))
+            .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(home.path().join("said")).unwrap())
+            .spawn()
+            .unwrap()
+    };
+    let finished = || -> BTreeMap<PathBuf, Vec<u8>> {
+        let entries = fs::read_dir(out.join("runs")).into_iter().flatten().flatten();
+        let runs = entries
+            .map(|entry| entry.path())
+            .filter(|path| !path.file_name().unwrap().to_string_lossy().starts_with('.'));
+        runs.map(|path| path.join("run.json")).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+    };
+    // Moments that differ from one time to the next; which they were is told by what fails.
+    let noise = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let (mut kept, mut gone): (BTreeMap<PathBuf, Vec<u8>>, Vec<u32>) = (BTreeMap::new(), Vec::new());
+    for round in 0..3_u32 {
+        let mut child = start();
+        let before = kept.len();
+        // In the midst of things: once a run of this round is there, a while later.
+        until("a run to be there", || finished().len() > before || child.try_wait().unwrap().is_some());
+        std::thread::sleep(Duration::from_millis(u64::from(noise.rotate_left(round * 7) % 1200)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        gone.push(child.id());
+        let now = finished();
+        for (path, text) in &kept {
+            assert_eq!(now.get(path), Some(text), "{noise}: {} was lost or changed", path.display());
+        }
+        kept = now;
+    }
+    let mut child = start();
+    // On a machine that others use the router may be late, and its runs do not count: that is exit status 1.
+    let status = child.wait().unwrap();
+    let said = fs::read_to_string(home.path().join("said")).unwrap();
+    assert!(status.success() || said.contains("path: "), "{noise}: {status}: {said}");
+    gone.push(child.id());
+    let now = finished();
+    assert_eq!(now.len(), 8, "{noise}");
+    for (path, text) in &kept {
+        assert_eq!(now.get(path), Some(text), "{noise}: {} was lost or changed", path.display());
+    }
+    for pid in gone {
+        assert_eq!(left_of(pid, home.path()), Vec::<String>::new(), "{noise}");
+    }
+}
+
+#[test]
+fn every_kind_of_server_is_started_counted_and_stopped() {
+    let home = tempfile::tempdir().unwrap();
+    let kinds = ["nginx", "apache-event", "apache-prefork", "lighttpd", "amped", "null"];
+    let subjects: String = kinds.iter().map(|kind| format!("[[subject]]\nkind = {kind:?}\n")).collect();
+    let text = format!(
+        "repetitions = 1\nagain = false\n{subjects}[load]\nrate = 100\nduration = \"400ms\"\nwarm-up = \"100ms\"\nconnect-timeout = \"20s\"\n\
+         timeout = \"30s\"\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (_, err) = told(&output);
+    let runs = runs(home.path());
+    assert_eq!(runs.len(), kinds.len());
+    for (id, run) in &runs {
+        let found = ["server", "counts", "bytes"].map(|name| check(run, name).as_bool());
+        assert_eq!(found, [Some(true); 3], "{id}: {run}\n{err}");
+        let server = &run["summary"]["server"];
+        assert!(server["cpu_s"].as_f64() > Some(0.0) && server["processes_max"].as_u64() > Some(0), "{id}: {server}");
+    }
+    // What this project's server counts itself is what the client has, to the byte.
+    let amped = &runs["1-a4-100"]["summary"];
+    assert_eq!(
+        (&amped["server"]["replies"], &amped["server"]["sent_bytes"]),
+        (&amped["ok"], &amped["received_bytes"]),
+        "{amped}"
+    );
+}
+
+#[test]
+fn an_interrupt_keeps_what_was_measured() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 50\n{}[load]\nrate = 100\nduration = \"300ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n{PATIENT}",
+        null_server()
+    );
+    let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
+    fs::write(&file, text).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
+        .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("a run to be there", || out.join("runs/1-a0-100/run.json").exists());
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.contains("interrupted; what was measured is kept"), "{said}");
+    assert_eq!(left_of(child.id(), home.path()), Vec::<String>::new());
+}
+
+#[test]
+fn a_server_that_cannot_be_measured_makes_runs_that_say_so() {
+    let home = tempfile::tempdir().unwrap();
+    let text = "repetitions = 1\n[[subject]]\nname = \"odd\"\nkind = \"command\"\nstart = [\"sh\", \"-c\", \"echo no port left >&2; exit 3\"]\n[load]\nrate = 100\n";
+    let output = run(home.path(), text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    let broken = result["verdict"]["broken"].to_string();
+    assert!(broken.contains("no port left") && broken.contains("exit status: 3"), "{broken}");
+    let run = &runs(home.path())["1-a0-100"];
+    assert!(run["standing"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
+}
+
+#[test]
+fn a_path_lies_between_client_and_server_and_counts_agree_there_too() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nrate = 20\nduration = \"1s\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n\
+         timeout = \"30s\"\n[path]\nlatency = \"1ms\"\n[[factor]]\nset = \"path.latency\"\nlevels = [\"1ms\", \"40ms\"]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (_, err) = told(&output);
+    let runs = runs(home.path());
+    let median = |id: &str| {
+        let run = &runs[id];
+        assert_eq!(check(run, "counts"), true, "{run}\n{err}");
+        assert!(check(run, "path").is_boolean(), "{run}");
+        run["summary"]["connected"]["p50_ms"].as_f64().unwrap_or_else(|| panic!("{run}\n{err}"))
+    };
+    // A connection is established after one round trip.
+    let (near, far) = (median("1-a0-20"), median("1-a1-20"));
+    assert!(near >= 2.0 && far >= 80.0 && far > near * 3.0, "{near} ms, {far} ms");
+}
+
+#[test]
+fn alone_a_server_with_a_fiftieth_of_a_core_is_slower_and_limits_are_its_own() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nclients = 4\nduration = \"1500ms\"\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\n\
+         [[factor]]\nname = \"core\"\nlevels = [{{ label = \"whole\", set = {{ \"limits.memory\" = \"256MiB\" }} }}, {{ label = \"fiftieth\", set = {{ \"limits.cpu\" = \"2%\" }} }}]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    let rate = |at: usize| result["points"][at]["rate"].as_f64().unwrap();
+    assert!(rate(1) < rate(0) * 0.5, "{result}");
+    let runs = runs(home.path());
+    let cores = |id: &str| {
+        runs[id]["summary"]["server"]["cpu_s"].as_f64().unwrap() / runs[id]["summary"]["seconds"].as_f64().unwrap()
+    };
+    assert!(cores("1-a1-4") < 0.1, "{}", cores("1-a1-4"));
+    assert!(runs["1-a0-4"]["summary"]["server"]["memory_max_bytes"].as_u64() > Some(100_000));
+}
+
+#[test]
+fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
+    let home = tempfile::tempdir().unwrap();
+    // No core of today begins 80,000 connections a second.
+    let text = format!(
+        "repetitions = 1\n{}[load]\nrate = 80000\nconnect-timeout = \"100ms\"\nduration = \"300ms\"\nwarm-up = \"0s\"\n{PATIENT}",
+        null_server()
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    let run = &runs(home.path())["1-a0-80000"];
+    assert_eq!(
+        (&run["standing"], check(run, "clients"), check(run, "client")),
+        (&"censored".into(), &false.into(), &false.into()),
+        "{run}"
+    );
+    assert_eq!((output.status.code(), &result["verdict"]["worth"]), (Some(0), &"at-least".into()), "{result}\n{err}");
+    assert!(err.contains("the clients are the limit themselves"), "{err}");
+}
+
+#[test]
+fn what_is_wrong_is_told_before_anything_is_done() {
+    let home = tempfile::tempdir().unwrap();
+    let wrong = |text: &str, says: &[&str]| {
+        let output = run(home.path(), text, &[]);
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && says.iter().all(|says| err.contains(says)), "{err}");
+        assert!(!home.path().join("out").exists());
+    };
+    wrong("[[subject]]\nkind = \"nginx\"\n[load]\nrate = 0\n", &["mine.toml:4:8: ", "rate = 0", "above 0"]);
+    wrong("[[subject]]\nkind = \"nginx\"\n[server]\nlgo = true\n[load]\nrate = 1\n", &["mine.toml:4:1: ", "it has: "]);
+    let output = ammeter(&["run", "no-such-thing"]);
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && err.contains("arlitt-figure-5"), "{err}");
+    let (text, status) = said(&ammeter(&["run"]));
+    assert!(status == 0 && text.contains("kind = \"nginx\""), "{text}");
+}
+
+#[test]
+fn exhibits_are_listed_and_planned() {
+    let (text, status) = said(&ammeter(&["list"]));
+    assert!(
+        status == 0 && text.lines().any(|line| line.starts_with("arlitt-figure-5 ") && line.contains("--quick")),
+        "{text}"
+    );
+    let (json, _) = said(&ammeter(&["list", "--json"]));
+    let list: Vec<Value> = serde_json::from_str(&json).unwrap();
+    assert_eq!(list.len(), text.lines().count());
+    for exhibit in list {
+        let name = exhibit["name"].as_str().unwrap();
+        let (file, _) = said(&ammeter(&["list", name]));
+        assert!(file.contains("[load]") && file.contains("about = "), "{file}");
+        let (plan, status) = said(&ammeter(&["run", name, "--quick", "--plan"]));
+        assert!(
+            status == 0 && plan.contains(name) && plan.contains("block 1:") && plan.contains("runs, about"),
+            "{plan}"
+        );
+    }
+}

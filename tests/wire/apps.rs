@@ -1,0 +1,387 @@
+//! Applications: a process for each request (CGI), in every architecture.
+//!
+//! Scripts are the shell's, since that is everywhere and starts within a millisecond. What one does, it tells in its answer or
+//! by files in the site's folder; nobody here waits for a time but for what happens.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::thread;
+
+use super::harness::*;
+
+/// Puts an executable script into the folder of scripts.
+fn script(site: &Site, name: &str, text: &str) -> PathBuf {
+    let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\n{text}"));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Serves a site whose `/cgi-bin` has scripts, with these keys for them.
+fn serve(site: &Site, keys: &str) -> Server {
+    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
+}
+
+/// Processes of this server's scripts: in MP those of its workers.
+fn scripts_of(server: &Server) -> Vec<u32> {
+    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
+    parents.into_iter().flat_map(children_of).collect()
+}
+
+/// How many descriptors the server has open, once all its loops run.
+fn descriptors(server: &Server) -> usize {
+    wait_until("all loops", || {
+        let before = server.said().len();
+        server.signal("USR2");
+        wait_until("the report", || server.said()[before..].contains("loops: answered="));
+        let said = server.said();
+        let line = said[before..].lines().find_map(|line| line.strip_prefix("loops: answered=")).unwrap();
+        line.split_once(" of=").is_some_and(|(answered, of)| answered == of)
+    });
+    server.descriptors().len()
+}
+
+#[test]
+fn a_script_answers() {
+    let site = Site::new();
+    site.file("a.txt", "static");
+    script(&site, "hello", "printf 'Content-Type: text/x-test\\nX-Own: a\\n\\nhello'");
+    site.file("cgi-bin/data", "no script");
+    site.file("cgi-bin/folder/inner", "#!/bin/sh\necho");
+    let server = serve(&site, "");
+    let mut client = server.connect();
+    for _ in 0..3 {
+        let response = client.get("/cgi-bin/hello");
+        assert_eq!((response.status, response.text().as_str()), (200, "hello"));
+        assert_eq!(response.field("Content-Type"), Some("text/x-test"));
+        assert_eq!(response.field("X-Own"), Some("a"));
+        assert_eq!(response.field("Transfer-Encoding"), Some("chunked"));
+        assert_eq!(response.field("Server"), Some("amped"));
+        let response = client.request("HEAD", "/cgi-bin/hello", &[]);
+        assert_eq!((response.status, response.field("Content-Type")), (200, Some("text/x-test")));
+        assert_eq!(client.get("/a.txt").text(), "static");
+    }
+    for (target, status) in [
+        ("/cgi-bin/none", 404),
+        ("/cgi-bin/data/x", 403),
+        ("/cgi-bin/data", 403),
+        ("/cgi-bin/folder", 404),
+        ("/cgi-bin/folder/inner", 403),
+        ("/cgi-bin/%2e%2e/a.txt", 200),
+    ] {
+        assert_eq!(client.get(target).status, status, "{target}");
+    }
+    // HTTP/1.0 knows no chunks: the end of the connection is the end of the answer.
+    let mut old = server.connect();
+    old.send("GET /cgi-bin/hello HTTP/1.0\r\n\r\n");
+    let text = String::from_utf8(old.read_to_end()).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("\r\nConnection: close\r\n"), "{text}");
+    assert!(text.ends_with("\r\n\r\nhello") && !text.contains("Transfer-Encoding"), "{text}");
+}
+
+#[test]
+fn all_that_a_script_is_told() {
+    let site = Site::new();
+    script(&site, "env", "printf 'Content-Type: text/plain\\n\\n'; /usr/bin/env; echo CWD=$(pwd)");
+    let server = serve(&site, "env = { LANG = \"C.UTF-8\" }");
+    let mut client = server.connect();
+    let local = client.stream().local_addr().unwrap();
+    let fields = [
+        ("Host", "example.org:81"),
+        ("Proxy", "http://evil.example"),
+        ("X-Two", "1"),
+        ("X-Two", "2"),
+        ("X_Under", "score"),
+        ("User-Agent", "test"),
+    ];
+    let response = client.request("GET", "/cgi-bin/env/more%20of/it?a=b%20c&d", &fields);
+    let text = response.text();
+    let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("UNIQUE_ID=")).collect();
+    // The shell's own.
+    lines.retain(|line| !["PWD=", "_=", "OLDPWD=", "SHLVL="].iter().any(|own| line.starts_with(own)));
+    lines.sort_unstable();
+    let root = site.path().canonicalize().unwrap();
+    let root = root.display();
+    let mut expected = vec![
+        format!("CWD={root}/cgi-bin"),
+        format!("DOCUMENT_ROOT={root}"),
+        "GATEWAY_INTERFACE=CGI/1.1".into(),
+        "HTTP_HOST=example.org:81".into(),
+        "HTTP_USER_AGENT=test".into(),
+        "HTTP_X_TWO=1, 2".into(),
+        "LANG=C.UTF-8".into(),
+        "PATH=/usr/local/bin:/usr/bin:/bin".into(),
+        "PATH_INFO=/more of/it".into(),
+        format!("PATH_TRANSLATED={root}/more of/it"),
+        "QUERY_STRING=a=b%20c&d".into(),
+        "REMOTE_ADDR=127.0.0.1".into(),
+        format!("REMOTE_PORT={}", local.port()),
+        "REQUEST_METHOD=GET".into(),
+        "REQUEST_URI=/cgi-bin/env/more%20of/it?a=b%20c&d".into(),
+        format!("SCRIPT_FILENAME={root}/cgi-bin/env"),
+        "SCRIPT_NAME=/cgi-bin/env".into(),
+        "SERVER_ADDR=127.0.0.1".into(),
+        "SERVER_NAME=example.org".into(),
+        format!("SERVER_PORT={}", server.address.port()),
+        "SERVER_PROTOCOL=HTTP/1.1".into(),
+        "SERVER_SOFTWARE=amped".into(),
+    ];
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+    assert!(text.contains("\nUNIQUE_ID=") || text.starts_with("UNIQUE_ID="), "{text}");
+}
+
+#[test]
+fn a_script_has_no_descriptors_but_its_own() {
+    let site = Site::new();
+    script(&site, "fds", "printf 'Content-Type: text/plain\\n\\n'; exec ls /proc/self/fd");
+    script(&site, "signals", "printf 'Content-Type: text/plain\\n\\n'; exec cat /proc/self/status");
+    let server = serve(&site, "");
+    // The last is the folder that is listed.
+    assert_eq!(server.get("/cgi-bin/fds").text(), "0\n1\n2\n3\n");
+    let text = server.get("/cgi-bin/signals").text();
+    for mask in ["SigBlk:", "SigIgn:"] {
+        let line = text.lines().find_map(|line| line.strip_prefix(mask)).expect(mask);
+        // Of those beyond 31 whoever started the server may have his own opinion.
+        let signals = u64::from_str_radix(line.trim(), 16).unwrap() & 0x7fff_ffff;
+        assert_eq!(signals, 0, "{mask} {line}");
+    }
+}
+
+#[test]
+fn statuses_and_redirects() {
+    let site = Site::new();
+    site.file("page.html", "a page");
+    script(&site, "status", "printf 'Status: 418 I am a teapot\\nContent-Type: text/plain\\n\\nshort and stout'");
+    script(&site, "empty", "printf 'Status: 204 None\\n\\n'");
+    script(&site, "away", "printf 'Location: http://example.org/x\\n\\n'");
+    script(&site, "moved", "printf 'Status: 301 Moved\\nLocation: /page.html\\nContent-Type: a/b\\n\\nthere'");
+    script(&site, "here", "printf 'Location: /page.html\\n\\n'");
+    script(&site, "other", "printf 'Location: /cgi-bin/query?a=b\\n\\n'");
+    script(&site, "query", "printf 'Content-Type: a/b\\n\\n%s %s' \"$REQUEST_METHOD\" \"$QUERY_STRING\"");
+    script(&site, "round", "printf 'Location: /cgi-bin/round\\n\\n'");
+    script(&site, "bad", "printf 'Location: /a b\\n\\n'");
+    script(&site, "sized", "printf 'Content-Type: a/b\\nContent-Length: 5\\n\\n12345678'");
+    let server = serve(&site, "");
+    let mut client = server.connect();
+    let mut check = |target: &str, status: u16, body: &str| {
+        let response = client.get(target);
+        assert_eq!((response.status, response.text().as_str()), (status, body), "{target}");
+        response
+    };
+    check("/cgi-bin/status", 418, "short and stout");
+    check("/cgi-bin/empty", 204, "");
+    assert_eq!(check("/cgi-bin/away", 302, "").field("Location"), Some("http://example.org/x"));
+    assert_eq!(check("/cgi-bin/moved", 301, "there").field("Location"), Some("/page.html"));
+    assert_eq!(check("/cgi-bin/here", 200, "a page").field("Content-Type"), Some("text/html; charset=utf-8"));
+    check("/cgi-bin/other", 200, "GET a=b");
+    check("/cgi-bin/sized", 200, "12345");
+    for target in ["/cgi-bin/round", "/cgi-bin/bad"] {
+        assert_eq!(client.get(target).status, 502, "{target}");
+    }
+    // Without a body, and as GET, whatever was asked first.
+    let response = client.request("POST", "/cgi-bin/other", &[("Content-Length", "0")]);
+    assert_eq!(response.text(), "GET a=b");
+    assert_eq!(client.request("HEAD", "/cgi-bin/here", &[]).field("Content-Length"), Some("6"));
+}
+
+#[test]
+fn bodies_go_both_ways() {
+    let site = Site::new();
+    script(&site, "echo", "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CONTENT_LENGTH\"; cat");
+    script(&site, "deaf", "exec 0<&-; printf 'Content-Type: text/plain\\n\\ndeaf'");
+    let server = serve(&site, "body = \"3MiB\"");
+    let mut client = server.connect();
+    for size in [0, 1, 100_000, 3 << 20] {
+        let body = pattern(size);
+        let mut sender = Client::on(client.stream());
+        let response = thread::scope(|scope| {
+            scope.spawn(|| {
+                sender.send_request("POST", "/cgi-bin/echo", &[("Content-Length", &size.to_string())]);
+                sender.send(&body);
+            });
+            client.response("POST")
+        });
+        assert_eq!(response.status, 200);
+        assert!(response.body == body, "{size} bytes, and {} came back", response.body.len());
+        assert_eq!(response.field("X-Length"), (size > 0).then(|| size.to_string()).or(Some("".into())).as_deref());
+    }
+    client.send_request("POST", "/cgi-bin/echo", &[("Transfer-Encoding", "chunked")]);
+    client.send("3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+    assert_eq!(client.response("POST").text(), "abcde");
+    client.send_request("PUT", "/cgi-bin/echo", &[("Content-Length", "5"), ("Expect", "100-continue")]);
+    assert_eq!(client.response("PUT").status, 100);
+    client.send("hello");
+    assert_eq!(client.response("PUT").text(), "hello");
+    // Whoever takes none of it answers all the same.
+    client.send_request("POST", "/cgi-bin/deaf", &[("Content-Length", "2000000")]);
+    client.send(pattern(2_000_000));
+    assert_eq!(client.response("POST").text(), "deaf");
+
+    let mut client = server.connect();
+    client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "3145729")]);
+    assert_eq!(client.response("POST").status, 413);
+    let mut client = server.connect();
+    client.send_request("POST", "/cgi-bin/echo", &[("Transfer-Encoding", "chunked")]);
+    client.send("x\r\n");
+    assert_eq!(client.response("POST").status, 400);
+}
+
+#[test]
+fn what_goes_wrong_with_a_script() {
+    let site = Site::new();
+    script(&site, "dies", "exit 3");
+    script(&site, "killed", "kill -9 $$");
+    script(&site, "half", "printf 'Content-Type: text/pl'");
+    script(&site, "no-head", "printf '<html>\\n\\n'");
+    script(&site, "cut", "printf 'Content-Type: a/b\\n\\nhello'; kill -9 $$");
+    script(&site, "short", "printf 'Content-Type: a/b\\nContent-Length: 10\\n\\nhello'");
+    script(&site, "slow", "sleep 1000");
+    script(&site, "stops", "printf 'Content-Type: a/b\\n\\nhello'; sleep 1000");
+    script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; head -c 2000000 /dev/zero");
+    script(&site, "complains", "echo 'a \\033[31mred line' >&2; echo another >&2; printf 'Content-Type: a/b\\n\\nok'");
+    let path = script(&site, "no-program", "");
+    fs::write(&path, "#!/there/is/none\n").unwrap();
+    let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
+    for (name, status) in
+        [("dies", 502), ("killed", 502), ("half", 502), ("no-head", 502), ("slow", 504), ("no-program", 502)]
+    {
+        let mut client = server.connect();
+        for _ in 0..2 {
+            assert_eq!(client.get(&format!("/cgi-bin/{name}")).status, status, "{name}");
+        }
+    }
+    // A body that was promised and does not come to its end shows as what it is.
+    for name in ["cut", "short", "stops", "much"] {
+        assert!(server.connect().try_get(&format!("/cgi-bin/{name}")).is_none(), "{name}");
+    }
+    assert_eq!(server.get("/cgi-bin/complains").text(), "ok");
+    server.wait_for("/cgi-bin/complains: a \\u{1b}[31mred line");
+    server.wait_for("/cgi-bin/complains: another");
+    server.wait_for("/cgi-bin/dies: the application ended with status 3");
+    server.wait_for("the program in its first line is not there");
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+}
+
+#[test]
+fn who_leaves_takes_the_whole_group_along() {
+    let site = Site::new();
+    let pids = site.path().join("pids");
+    let text = format!("sleep 1000 & sleep 1000 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", pids.display());
+    script(&site, "waits", &text);
+    let server = serve(&site, "");
+    let before = descriptors(&server);
+    for _ in 0..3 {
+        let mut client = server.connect();
+        client.send_request("GET", "/cgi-bin/waits", &[]);
+        wait_until("the script", || pids.exists());
+        let text = fs::read_to_string(&pids).unwrap();
+        fs::remove_file(&pids).unwrap();
+        let pids: Vec<u32> = text.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        assert!(pids.iter().all(|&pid| parent_of(pid).is_some()), "{text}");
+        drop(client);
+        wait_until("its processes to end", || pids.iter().all(|&pid| parent_of(pid).is_none()));
+    }
+    wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
+}
+
+#[test]
+fn more_requests_than_processes() {
+    let (clients, processes) = if is_pool() { (40, 8) } else { (200, 20) };
+    let site = Site::new();
+    let count = site.path().join("running");
+    fs::create_dir(&count).unwrap();
+    // Each says how many there were beside it.
+    let text = format!(
+        "mkdir {0}/$$; n=$(ls {0} | wc -l); sleep 0.02; rmdir {0}/$$; printf 'Content-Type: a/b\\n\\n%s' $n",
+        count.display()
+    );
+    script(&site, "counts", &text);
+    let server = serve(&site, &format!("processes = {processes}"));
+    let most = thread::scope(|scope| {
+        let ask = || server.get("/cgi-bin/counts");
+        let threads: Vec<_> = (0..clients).map(|_| scope.spawn(ask)).collect();
+        let responses = threads.into_iter().map(|thread| thread.join().unwrap());
+        responses
+            .map(|response| {
+                assert_eq!(response.status, 200, "{}", response.text());
+                response.text().trim().parse::<usize>().unwrap()
+            })
+            .max()
+    });
+    assert!(most <= Some(processes), "{most:?} at a time");
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+}
+
+#[test]
+fn a_full_queue_is_answered_503() {
+    let site = Site::new();
+    let go = site.path().join("go");
+    let text = format!("until [ -e {} ]; do sleep 0.01; done; printf 'Content-Type: a/b\\n\\nok'", go.display());
+    script(&site, "waits", &text);
+    let server = serve(&site, "processes = 1\nqueue = 0");
+    let mut first = server.connect();
+    first.send_request("GET", "/cgi-bin/waits", &[]);
+    wait_until("the script", || !scripts_of(&server).is_empty());
+    let response = server.get("/cgi-bin/waits");
+    assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
+    fs::write(go, "").unwrap();
+    assert_eq!(first.response("GET").text(), "ok");
+}
+
+#[test]
+fn who_is_slow_makes_nobody_else_wait() {
+    let site = Site::new();
+    site.file("a.txt", "static");
+    script(&site, "computes", "while :; do :; done");
+    script(&site, "floods", "printf 'Content-Type: a/b\\n\\n'; cat /dev/zero");
+    script(&site, "reads", "printf 'Content-Type: a/b\\n\\n'; cat");
+    script(&site, "deaf", "sleep 1000");
+    let server = serve(&site, "time = \"1h\"");
+    let before = descriptors(&server);
+    let mut clients: Vec<Client> = Vec::new();
+    for target in ["/cgi-bin/computes", "/cgi-bin/floods"] {
+        let mut client = Client::connect_narrow(server.address, 4096);
+        client.send_request("GET", target, &[]);
+        clients.push(client);
+    }
+    // One sends a byte now and then, one more than its script takes.
+    let mut drips = server.connect();
+    drips.send_request("POST", "/cgi-bin/reads", &[("Content-Length", "1000")]);
+    let deaf = server.connect();
+    let mut sender = Client::on(deaf.stream());
+    let flood = thread::spawn(move || {
+        // The rest of it, and the end behind it, waits in the server's socket.
+        sender.send_request("POST", "/cgi-bin/deaf", &[("Content-Length", "50000000")]);
+        sender.send(vec![0; 200_000]);
+    });
+    wait_until("the scripts", || scripts_of(&server).len() >= 4);
+    for n in 0..20 {
+        drips.send("x");
+        assert_eq!(server.get("/a.txt").text(), "static", "{n}");
+    }
+    drop((clients, drips));
+    deaf.stream().shutdown(std::net::Shutdown::Both).unwrap();
+    flood.join().unwrap();
+    drop(deaf);
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
+    assert_eq!(server.get("/a.txt").text(), "static");
+}
+
+#[test]
+fn an_index_that_is_a_script_is_run_and_its_source_is_nobodys() {
+    let site = Site::new();
+    let path = site.file("app/index.cgi", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s' \"$SCRIPT_NAME\"");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = Server::with_site(&site, "index = [\"index.cgi\"]\n[[site.app]]\nmatch = \"*.cgi\"\ncgi = true");
+    let mut client = server.connect();
+    for target in ["/app/", "/app/index.cgi", "/app/"] {
+        assert_eq!(client.get(target).text(), "/app/index.cgi", "{target}");
+    }
+    // A body that no file takes is thrown away before the index is looked for, and is not taken for a request.
+    client.send_request("GET", "/app/", &[("Content-Length", "5")]);
+    client.send("GET /");
+    assert_eq!(client.response("GET").text(), "/app/index.cgi");
+    assert_eq!(client.get("/app/").text(), "/app/index.cgi");
+}

@@ -1,0 +1,262 @@
+//! Applications that live on (FastCGI): Debian's php-fpm, fcgiwrap, and one of our own that tells what it has seen.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::harness::*;
+
+/// The application that tells what it has seen.
+const APP: &str = include_str!("fastcgi_app.py");
+
+/// Serves a site whose `/app` is that application, started by the server.
+fn serve(site: &Site, keys: &str) -> Server {
+    let app = site.file("hidden/app.py", APP);
+    let command = format!("[\"python3\", {:?}, {:?}]", app.to_str().unwrap(), site.path().to_str().unwrap());
+    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/app\"\ncommand = {command}\n{keys}"))
+}
+
+/// What it has told: its process, requests and connections.
+fn told(response: &Response) -> [usize; 3] {
+    assert_eq!(response.status, 200, "{}", response.text());
+    let text = response.text();
+    let numbers: Vec<usize> = text.split(' ').take(3).map(|number| number.parse().unwrap()).collect();
+    numbers.try_into().unwrap()
+}
+
+/// Processes of the applications of this server: in MP those of its workers.
+fn applications_of(server: &Server) -> Vec<u32> {
+    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
+    parents.into_iter().flat_map(children_of).collect()
+}
+
+#[test]
+fn an_application_is_started_and_kept() {
+    let count = if architecture() == Some("amped") { 10_000 } else { 300 };
+    let site = Site::new();
+    let server = serve(&site, "");
+    assert!(applications_of(&server).is_empty(), "it is started when it is needed");
+    let mut client = server.connect();
+    let first = client.get("/app/more/of%20it?x");
+    assert!(first.text().ends_with(" /app /more/of it"), "{}", first.text());
+    let [pid, ..] = told(&first);
+    let descriptors = server.descriptors().len();
+    for n in 2..=count {
+        let [same, requests, connections] = told(&client.get("/app"));
+        assert_eq!((same, requests), (pid, n));
+        // Where workers are processes, an idle connection would keep the others from the application.
+        assert_eq!(connections, if has_processes() { n } else { 1 });
+    }
+    assert_eq!(applications_of(&server), [pid as u32]);
+    assert_eq!(server.descriptors().len(), descriptors);
+    // Bodies, both ways.
+    for size in [0, 1, 70_000, 3_000_000] {
+        let body = pattern(size);
+        client.send_request("POST", "/app?body", &[("Content-Length", &size.to_string())]);
+        client.send(&body);
+        assert!(client.response("POST").body == body, "{size} bytes");
+    }
+    assert_eq!(client.get("/app?complain").status, 200);
+    server.wait_for("/app: something is wrong");
+}
+
+#[test]
+fn applications_that_die_are_started_again() {
+    let site = Site::new();
+    let server = serve(&site, "processes = 2\ntime = \"2s\"");
+    let mut client = server.connect();
+    let [first, ..] = told(&client.get("/app"));
+    // Between two requests: nobody notices.
+    let kill = |pid: usize| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    kill(first);
+    wait_until("it to end", || parent_of(first as u32).is_none());
+    // One that died soon after its start is started again only after a moment.
+    let again = || {
+        let mut second = None;
+        wait_until("another one", || {
+            let response = server.get("/app");
+            // 502: somebody else has started it, and it was still about to end.
+            assert!([200, 502, 503].contains(&response.status), "{}", response.text());
+            second = (response.status == 200).then(|| told(&response)[0]);
+            second.is_some()
+        });
+        second.unwrap()
+    };
+    let second = again();
+    assert_ne!(first, second);
+    // In the midst of one: its client sees it.
+    // Its connection had been idle, so that it may have been closed before: it is asked once more.
+    let status = client.get("/app?die").status;
+    assert!([502, 503].contains(&status), "{status}");
+    let third = again();
+    assert!(server.connect().try_get("/app?half").is_none());
+    let fourth = again();
+    assert!(third != second && fourth != third);
+    // One that does nothing is ended.
+    assert_eq!(client.get("/app?sleep").status, 504);
+    wait_until("it to end", || parent_of(fourth as u32).is_none());
+    // And one whose client has gone.
+    let fifth = again();
+    let sleeps = site.path().join("sleeps");
+    fs::remove_file(&sleeps).unwrap();
+    let mut leaver = server.connect();
+    leaver.send_request("GET", "/app?sleep", &[]);
+    wait_until("the application", || sleeps.exists());
+    drop(leaver);
+    wait_until("it to end", || parent_of(fifth as u32).is_none());
+    again();
+    assert!(applications_of(&server).len() <= 2);
+}
+
+#[test]
+fn applications_are_killed_under_load() {
+    let site = Site::new();
+    let server = serve(&site, "processes = 3");
+    let done = AtomicBool::new(false);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let ask = || {
+            let mut statuses = Vec::new();
+            while !done.load(Ordering::Relaxed) {
+                // One whose application is ended behind its body is cut off.
+                statuses.push(server.connect().try_get("/app").map_or(502, |response| response.status));
+            }
+            statuses
+        };
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        for _ in 0..3 {
+            wait_until("an answer", || server.connect().try_get("/app").is_some_and(|response| response.status == 200));
+            for pid in applications_of(&server) {
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    assert!(!statuses.is_empty() && statuses.iter().all(|status| [200, 502, 503].contains(status)), "{statuses:?}");
+    wait_until("it to be well again", || server.get("/app").status == 200);
+    assert!(applications_of(&server).len() <= 3);
+}
+
+/// php-fpm, which is there before the server is. Ended when dropped.
+struct Php(Child);
+
+impl Php {
+    fn start(folder: &Path, socket: &Path) -> Php {
+        let config = folder.join("fpm.conf");
+        let (log, socket_shown) = (folder.join("fpm.log"), socket.display());
+        let text = format!(
+            "[global]\nerror_log = {}\ndaemonize = no\n[www]\nuser = root\ngroup = root\nlisten = {socket_shown}\n\
+             pm = static\npm.max_children = 4\nphp_admin_value[post_max_size] = 100M\n\
+             php_admin_value[upload_max_filesize] = 100M\nphp_admin_value[memory_limit] = 256M\n",
+            log.display()
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = Command::new("php-fpm8.2");
+        command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.expect("php-fpm8.2; `cargo xtask setup` brings it (Debian package php8.2-fpm)");
+        wait_until("php-fpm", || socket.exists());
+        Php(child)
+    }
+}
+
+impl Drop for Php {
+    fn drop(&mut self) {
+        // It ends its children with itself.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn pages_of_php() {
+    need_root("starts php-fpm, whose children are root's");
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let socket = beside.path().join("php.sock");
+    site.file(
+        "index.php",
+        "<?php header('X-Own: a'); echo $_SERVER['SCRIPT_NAME'], ' ', $_SERVER['PATH_INFO'] ?? '-';",
+    );
+    site.file("a.html", "static");
+    site.file("post.php", "<?php echo strlen(file_get_contents('php://input')), ' ', $_SERVER['CONTENT_TYPE'];");
+    site.file(
+        "upload.php",
+        "<?php echo $_FILES['f']['size'], ' ', md5_file($_FILES['f']['tmp_name']), ' ', $_POST['a'];",
+    );
+    site.file("large.php", "<?php $s = str_repeat('x', 1 << 20); for ($i = 0; $i < 100; $i++) { echo $s; }");
+    site.file("status.php", "<?php http_response_code(410); error_log('from php'); echo 'gone';");
+    let php = Php::start(beside.path(), &socket);
+    let server = Server::with_site(
+        &site,
+        &format!(
+            "index = [\"index.php\"]\n[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"\nprocesses = 4",
+            socket.display()
+        ),
+    );
+    let mut client = server.connect();
+    for (target, text) in [
+        ("/", "/index.php -"),
+        ("/index.php", "/index.php -"),
+        ("/index.php/a/b", "/index.php /a/b"),
+        ("/a.html", "static"),
+    ] {
+        let response = client.get(target);
+        assert_eq!((response.status, response.text().as_str()), (200, text), "{target}");
+    }
+    assert_eq!(client.request("HEAD", "/index.php", &[]).field("X-Own"), Some("a"));
+    // What is no file of the site's never comes to it.
+    for target in ["/none.php", "/a.html/x.php"] {
+        assert_eq!(client.get(target).status, 404, "{target}");
+    }
+    let gone = client.get("/status.php");
+    assert_eq!((gone.status, gone.text().as_str()), (410, "gone"));
+    server.wait_for("from php");
+
+    client.send_request("POST", "/post.php", &[("Content-Length", "5"), ("Content-Type", "a/b")]);
+    client.send("hello");
+    assert_eq!(client.response("POST").text(), "5 a/b");
+    // 50 MB, as a form sends it.
+    let file = pattern(50_000_000);
+    let before = "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nfield\r\n--b\r\nContent-Disposition: form-data; \
+                  name=\"f\"; filename=\"x\"\r\n\r\n";
+    let after = "\r\n--b--\r\n";
+    let length = (before.len() + file.len() + after.len()).to_string();
+    let fields = [("Content-Length", &*length), ("Content-Type", "multipart/form-data; boundary=b")];
+    client.send_request("POST", "/upload.php", &fields);
+    client.send(before);
+    client.send(&file);
+    client.send(after);
+    let answer = client.response("POST").text();
+    let path = beside.path().join("same");
+    fs::write(&path, &file).unwrap();
+    let digest = Command::new("md5sum").arg(&path).output().unwrap().stdout;
+    let digest = String::from_utf8(digest).unwrap();
+    assert_eq!(answer, format!("50000000 {} field", &digest[..32]));
+    // 100 MiB.
+    let response = client.get("/large.php");
+    assert_eq!(response.body.len(), 100 << 20);
+    assert!(response.body.iter().all(|&byte| byte == b'x'));
+
+    drop(php);
+    assert_eq!(client.get("/index.php").status, 502);
+    server.wait_for("cannot reach the application at");
+}
+
+#[test]
+fn scripts_by_way_of_fcgiwrap() {
+    let site = Site::new();
+    let path = site
+        .file("cgi-bin/hello", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s %s' \"$SCRIPT_NAME\" \"$PATH_INFO\"; cat");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = Server::with_site(&site, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncommand = [\"/usr/sbin/fcgiwrap\"]");
+    let mut client = server.connect();
+    assert_eq!(client.get("/cgi-bin/hello/x").text(), "/cgi-bin/hello /x");
+    client.send_request("POST", "/cgi-bin/hello", &[("Content-Length", "100000")]);
+    client.send(vec![b'y'; 100_000]);
+    assert_eq!(client.response("POST").body.len(), 100_000 + "/cgi-bin/hello ".len());
+    assert_eq!(client.get("/cgi-bin/none").status, 404);
+}

@@ -1,0 +1,85 @@
+"""An application by FastCGI, for tests: it tells its process and how many requests and connections it has had.
+
+Its query says what it does: `sleep` for long (it makes a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`.
+"""
+import os
+import socket
+import struct
+import sys
+import time
+
+requests = connections = 0
+
+
+def record(kind, content):
+    return struct.pack("!BBHHBB", 1, kind, 1, len(content), 0, 0) + content
+
+
+def read(stream):
+    """One request: whether the connection is kept, its query and its body; None at the end of the connection."""
+    params, body, keep = b"", b"", False
+    while True:
+        head = stream.read(8)
+        if len(head) < 8:
+            return None
+        _, kind, _, length, padding, _ = struct.unpack("!BBHHBB", head)
+        content = stream.read(length)
+        stream.read(padding)
+        if kind == 1:
+            keep = content[2] & 1
+        elif kind == 4:
+            params += content
+        elif kind == 5 and content:
+            body += content
+        elif kind == 5:
+            return keep, params, body
+
+
+def value(params, wanted):
+    at = 0
+    while at < len(params):
+        lengths = []
+        for _ in range(2):
+            length = params[at]
+            at += 1
+            if length & 0x80:
+                length = (length & 0x7F) << 24 | int.from_bytes(params[at : at + 3], "big")
+                at += 3
+            lengths.append(length)
+        name = params[at : at + lengths[0]]
+        found = params[at + lengths[0] : at + sum(lengths)]
+        at += sum(lengths)
+        if name == wanted:
+            return found.decode()
+    return ""
+
+
+listener = socket.socket(fileno=0)
+while True:
+    connection, _ = listener.accept()
+    connections += 1
+    stream = connection.makefile("rb")
+    while (request := read(stream)) is not None:
+        keep, params, body = request
+        requests += 1
+        query = value(params, b"QUERY_STRING")
+        if query == "sleep":
+            open(os.path.join(sys.argv[1], "sleeps"), "w").close()
+            time.sleep(1000)
+        if query == "die":
+            os._exit(3)
+        answer = f"{os.getpid()} {requests} {connections} {value(params, b'SCRIPT_NAME')} {value(params, b'PATH_INFO')}"
+        answer = body if query == "body" else answer.encode()
+        out = record(6, b"Content-Type: text/plain\n\n")
+        if query == "complain":
+            out += record(7, b"something is wrong\n")
+        for at in range(0, len(answer), 60000):
+            out += record(6, answer[at : at + 60000])
+        connection.sendall(out)
+        if query == "half":
+            os._exit(3)
+        connection.sendall(record(6, b"") + record(3, bytes(8)))
+        if not keep:
+            break
+    stream.close()
+    connection.close()
