@@ -794,57 +794,63 @@ pub(crate) fn try_clients(
     settings.profile = false;
     let mut clients = Clients::default();
     for step in steps {
-        let site = bed.site(&settings.workload, resolved.seed)?;
-        let settings = &settings;
-        let tried = apart(bed, stop, move |bed, stop| {
-            let folder = bed.folder()?;
-            let order = Order {
-                settings: settings.clone(),
-                planned: Planned { id: String::new(), block: 0, arm: String::new(), step, seed: resolved.seed },
-                rules: resolved.rules.clone(),
-                interval: Duration::ZERO,
-                clients: None,
-                idle: None,
-                site,
-                into: folder.path.clone(),
-            };
-            let server = Server::start(bed, settings, &order, &folder, None, stop)?;
-            let mut words = pinned(bed.cores(&settings.cores).clients.as_deref());
-            words.push(bed.own.display().to_string());
-            let duration = Duration::from_secs_f64(plan::CLIENTS_S);
-            words.extend(load_words(settings, &order.site, step, server.address, duration, resolved.seed));
-            let out = folder.path.join(name::LOAD);
-            let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
-            load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
-            // It says itself why it cannot make such a load at all.
-            let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-            Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
-        })?;
-        let told = match tried {
-            Ok(told) => told,
-            Err(why) => {
-                let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
-                clients.steps.push(ClientStep {
-                    step,
-                    offered_rate,
-                    rate,
-                    lateness_p99_ms,
-                    is_kept: false,
-                    why: vec![why],
-                });
-                continue;
+        let mut tried = try_step(bed, &settings, step, resolved.seed, stop)?;
+        // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+        for _ in 1..ATTEMPTS {
+            if tried.is_kept {
+                break;
             }
-        };
-        let mut why = told.verdict.evidence.clone();
-        let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
-        if lack * 100 > told.ok {
-            why.push(format!("{lack} of {} came to nothing", told.ok + lack));
+            tried = try_step(bed, &settings, step, resolved.seed, stop)?;
         }
-        let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
-        let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
-        clients.steps.push(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why });
+        clients.steps.push(tried);
     }
     Ok(clients)
+}
+
+/// How often clients are tried at a step, at most.
+const ATTEMPTS: usize = 3;
+
+fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) -> Result<ClientStep, Failure> {
+    let site = bed.site(&settings.workload, seed)?;
+    let tried = apart(bed, stop, move |bed, stop| {
+        let folder = bed.folder()?;
+        let order = Order {
+            settings: settings.clone(),
+            planned: Planned { id: String::new(), block: 0, arm: String::new(), step, seed },
+            rules: Rules::default(),
+            interval: Duration::ZERO,
+            clients: None,
+            idle: None,
+            site,
+            into: folder.path.clone(),
+        };
+        let server = Server::start(bed, settings, &order, &folder, None, stop)?;
+        let mut words = pinned(bed.cores(&settings.cores).clients.as_deref());
+        words.push(bed.own.display().to_string());
+        let duration = Duration::from_secs_f64(plan::CLIENTS_S);
+        words.extend(load_words(settings, &order.site, step, server.address, duration, seed));
+        let out = folder.path.join(name::LOAD);
+        let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
+        load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
+        // It says itself why it cannot make such a load at all.
+        let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
+        Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
+    })?;
+    let told = match tried {
+        Ok(told) => told,
+        Err(why) => {
+            let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
+            return Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept: false, why: vec![why] });
+        }
+    };
+    let mut why = told.verdict.evidence.clone();
+    let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
+    if lack * 100 > told.ok {
+        why.push(format!("{lack} of {} came to nothing", told.ok + lack));
+    }
+    let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
+    let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
+    Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why })
 }
 
 /// Looks at the machine while nothing is asked of it; again for a while, if it is not at rest.

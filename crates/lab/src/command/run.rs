@@ -165,7 +165,7 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
             progress.say("trying the clients against a server that does nothing");
             let clients = runs::try_clients(bed, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
-            warn(&clients, &progress);
+            warn(&clients, &resolved.steps, &progress);
             clients
         }
     };
@@ -204,15 +204,15 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
 }
 
 /// Says now what would be a surprise in the report.
-fn warn(clients: &Clients, progress: &Progress) {
+fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let not_kept = clients.steps.iter().filter(|step| !step.is_kept);
-    if let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) {
-        progress.say(&format!(
-            "from {} a second on the clients are the limit themselves: {}; such runs count as \"at least\"",
-            step.step.value(),
-            step.why.join("; ")
-        ));
-    }
+    let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
+    let (at, why) = (step.step.value(), step.why.join("; "));
+    progress.say(&if steps.contains(&step.step) {
+        format!("from {at} a second on the clients are the limit themselves: {why}; such runs count as \"at least\"")
+    } else {
+        format!("the clients keep every rate of the ladder, but have little in reserve: at {at} a second {why}")
+    });
 }
 
 /// How far it is: a bar in a terminal, a line for each run elsewhere.
