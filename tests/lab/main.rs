@@ -10,6 +10,7 @@ mod load;
 mod load_outputs;
 mod load_tls;
 mod monitor;
+mod report;
 mod run;
 mod server;
 mod wan;

@@ -43,6 +43,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "script", package: "bsdutils", why: "makes the terminal of a screen" },
     Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
     Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
+    Needed { program: "chromium", package: "chromium", why: "opens a report as a reader does" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
     Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },

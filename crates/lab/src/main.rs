@@ -4,14 +4,16 @@
 //! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "reports read of it what a run does not")]
 mod archive;
 mod bed;
 mod command;
+mod compare;
 mod exhibits;
 mod experiment;
 mod group;
+mod page;
 mod plan;
+mod report;
 mod run;
 mod say;
 mod subject;
@@ -34,6 +36,9 @@ struct Ammeter {
 /// One line a command.
 #[derive(Subcommand)]
 enum Command {
+    /// Say whether two experiments, or two subjects of one, differ by more than the noise
+    #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
+    Compare(command::compare::Args),
     /// Make a file set to serve, and the manifest of what to ask for
     Files(command::files::Args),
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
@@ -52,6 +57,9 @@ enum Command {
     Overhead(command::overhead::Args),
     /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
     Profile(command::profile::Args),
+    /// Make an experiment's archive into a page that opens without a network, and its figures into files
+    #[command(after_help = command::report::EXAMPLES, arg_required_else_help = true)]
+    Report(command::report::Args),
     /// Make an experiment: servers, factors and a ladder of load, measured, judged and archived
     #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
     Run(command::run::Args),
@@ -62,6 +70,7 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
+            Command::Compare(args) => command::compare::run(args),
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
             Command::List(args) => command::list::run(args),
@@ -70,6 +79,7 @@ impl Command {
             Command::NullServer(args) => command::null_server::run(args),
             Command::Overhead(args) => command::overhead::run(args),
             Command::Profile(args) => command::profile::run(args),
+            Command::Report(args) => command::report::run(args),
             Command::Run(args) => command::run::run(args),
             Command::Wan(args) => command::wan::run(args),
         }

@@ -28,6 +28,12 @@ impl Summary {
     /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and its coverage below
     /// 95 %.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
+        Summary::at(COVERAGE_MIN, values)
+    }
+
+    /// As [`Summary::of`], with an interval that is to reach another level: several that are all to be right must each be
+    /// surer than one.
+    pub fn at(level: f64, values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         let values = sorted(values);
         let (n, median) = (values.len(), middle(&values)?);
         // Between the smallest and the largest value: by logarithms, as 1 / 2^n is 0 for more than 1074 of them.
@@ -35,7 +41,7 @@ impl Summary {
         let (mut cut, mut below) = (0, ln_term.exp());
         while cut + 1 < n.div_ceil(2) {
             ln_term += ((n - cut) as f64 / (cut + 1) as f64).ln();
-            if 1.0 - 2.0 * (below + ln_term.exp()) < COVERAGE_MIN {
+            if 1.0 - 2.0 * (below + ln_term.exp()) < level {
                 break;
             }
             below += ln_term.exp();
@@ -134,6 +140,10 @@ mod tests {
         let many: Vec<f64> = (1..=2500).map(f64::from).collect();
         check(&many, 1201.0, 1250.5, 1300.0, 0.9523);
         assert_eq!((median([3.0, 1.0, 2.0]), median([])), (Some(2.0), None));
+        // And of a level of 99 % the 4th to the 17th.
+        let surer = Summary::at(0.99, twenty).unwrap();
+        assert_eq!((surer.low, surer.median, surer.high), (4.0, 10.5, 17.0));
+        assert!((surer.coverage - 0.9974).abs() < 1e-4, "{surer:?}");
     }
 
     #[test]

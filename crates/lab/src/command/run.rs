@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::archive::{self, Archive, Clients, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
-use crate::{exhibits, plan, run as runs, say, subject, terminal};
+use crate::{exhibits, plan, report, run as runs, say, subject, terminal};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -80,8 +80,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let _lock = take(&dir)?;
     let bed = Bed::new()?;
     begin(&bed, &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    measure(&bed, &dir, &experiment, &stop)?;
+    let measured = measure(&bed, &dir, &experiment, &stop);
     drop(bed);
+    // Of what there is, also where it was stopped; why it was is told first.
+    let reported = report::write(&dir, &dir.join(name::REPORT), None);
+    measured.and(reported)?;
     tell(args, &dir)
 }
 
@@ -383,5 +386,6 @@ fn table(resolved: &Resolved, told: &Told) -> String {
             point.invalid
         );
     }
-    text + &format!("archive  {}\nverdict  {}", told.directory.display(), told.verdict)
+    let report = told.directory.join(name::REPORT);
+    text + &format!("archive  {}\nreport   {}\nverdict  {}", told.directory.display(), report.display(), told.verdict)
 }
