@@ -46,7 +46,6 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 
 fn text(told: &Told) -> String {
     let mut lines = told.verdict.clone();
-    lines.extend(told.findings.iter().map(|found| format!("paper: {} Here: {}.", found.says, found.finding)));
     lines.extend(told.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
     lines.extend(told.missing.iter().map(|line| format!("missing: {line}")));
     lines.extend(told.files.iter().map(|file| format!("written: {}", file.display())));

@@ -132,7 +132,8 @@ pub(super) fn plot(id: &str, plot: &Plot) -> String {
     };
     let legend = legend(plot, &shown);
     let bottom = TOP + TALL;
-    let height = bottom + 52.0 + legend.len() as f64 * LINE + 8.0;
+    let below = slant(&plot.x);
+    let height = bottom + below + 52.0 + legend.len() as f64 * LINE + 8.0;
     let mut out = start(id, height, &plot.title, &told(plot));
     let x = |value: f64| LEFT + x_axis.place(value) * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| bottom - y_axis.place(value) * TALL;
@@ -145,20 +146,23 @@ pub(super) fn plot(id: &str, plot: &Plot) -> String {
     for tick in &x_axis.ticks {
         segment(&mut out, (x(*tick), bottom), (x(*tick), bottom + 5.0), "class=\"frame\"");
         let label = match &plot.x {
-            Scale::Names(names) => {
-                // As many characters as have room between two names.
-                let room = ((WIDTH - LEFT - RIGHT) / names.len().max(1) as f64 / 7.5) as usize;
-                cut(names.get(*tick as usize).map_or("", String::as_str), room.max(3))
-            }
+            Scale::Names(names) => cut(names.get(*tick as usize).map_or("", String::as_str), SLANTED_MAX),
             Scale::Linear | Scale::Logarithmic => number(*tick),
         };
+        if below > 0.0 {
+            let (x, y) = (x(*tick) + 4.0, bottom + 16.0);
+            let place =
+                format!("x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\" transform=\"rotate(-30 {x:.1} {y:.1})\"");
+            let _ = writeln!(out, "<text {place}>{}</text>", escaped(&label));
+            continue;
+        }
         let half = 4.0 * label.chars().count() as f64;
         if x(*tick) - half > free_from {
             text(&mut out, (x(*tick), bottom + 20.0), "middle", &label);
             free_from = x(*tick) + half;
         }
     }
-    text(&mut out, ((LEFT + WIDTH - RIGHT) / 2.0, bottom + 40.0), "middle", &plot.x_title);
+    text(&mut out, ((LEFT + WIDTH - RIGHT) / 2.0, bottom + below + 40.0), "middle", &plot.x_title);
     // Beside the ticks a turned name would need room of its own; above the axis it is read like all others.
     text(&mut out, (8.0, TOP - 10.0), "start", &plot.y_title);
 
@@ -190,10 +194,22 @@ pub(super) fn plot(id: &str, plot: &Plot) -> String {
         out += "</g>\n";
     }
     for (row, entries) in legend.iter().enumerate() {
-        let y = bottom + 62.0 + row as f64 * LINE;
+        let y = bottom + below + 62.0 + row as f64 * LINE;
         entries.iter().for_each(|(x, entry)| entry.draw(&mut out, *x, y));
     }
     out + "</svg>\n"
+}
+
+/// The longest name that is written aslant.
+const SLANTED_MAX: usize = 24;
+
+/// How much more room names take below the axis: none if each has its place between its neighbours; else they are aslant, and
+/// half as high as they are long.
+fn slant(scale: &Scale) -> f64 {
+    let Scale::Names(names) = scale else { return 0.0 };
+    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let room = (WIDTH - LEFT - RIGHT) / names.len().max(1) as f64;
+    if longest as f64 * 7.5 + 8.0 <= room { 0.0 } else { longest.min(SLANTED_MAX) as f64 * 7.2 / 2.0 }
 }
 
 /// Curves that were printed have the colour of the measured one of the same number: they are to be compared.

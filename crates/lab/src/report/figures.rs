@@ -260,39 +260,54 @@ pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Opt
     }
 }
 
-/// Where the machine's CPU time went at each step of an arm, in cores; `None` if that is not known.
-pub(super) fn cpu(archive: &Archive, arm: &Arm) -> Option<Bars> {
+/// What stands in bars of its own figure: the steps of each arm; or all arms, where there is one step.
+pub(super) fn groups<'a>(archive: &Archive, arms: &'a [&'a Arm]) -> Vec<&'a [&'a Arm]> {
+    if archive.resolved.steps.len() == 1 { vec![arms] } else { arms.chunks(1).collect() }
+}
+
+/// The bars of a group: arm, step, and what it is called.
+fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item = (&'a Arm, Step, String)> {
+    let name = move |arm: &Arm, step| if arms.len() > 1 { arm_label(arm) } else { step_name(step) };
+    arms.iter().flat_map(move |arm| archive.resolved.steps.iter().map(move |step| (*arm, *step, name(arm, *step))))
+}
+
+/// Whose they are, where that is one's.
+fn whose(arms: &[&Arm]) -> String {
+    if let [only] = arms { format!(": {}", arm_label(only)) } else { String::new() }
+}
+
+/// Where the machine's CPU time went, in cores; `None` if that is not known.
+pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     let cores = archive.host.machine.cores as f64;
     let parts = ["server, user code", "server, kernel", "clients", "others", "not told apart", "idle"];
-    let bar = |step: &Step| {
-        let of = |name| median(archive, &arm.id, *step, name).map(|found| found.median);
+    let bar = |(arm, step, name): (&Arm, Step, String)| {
+        let of = |name| median(archive, &arm.id, step, name).map(|found| found.median);
         let (user, system) = (of("server-user")?, of("server-system")?);
-        let others = Summary::of(cell(archive, &arm.id, *step).filter_map(|run| run.summary.as_ref()?.host.others));
+        let others = Summary::of(cell(archive, &arm.id, step).filter_map(|run| run.summary.as_ref()?.host.others));
         let others = others.map_or(0.0, |others| others.median * cores);
         let clients = of("client-cpu").unwrap_or(0.0);
         let busy = of("host-cpu")? / 100.0 * cores;
         let rest = (busy - user - system - clients - others).max(0.0);
         let idle = (cores - user - system - clients - others - rest).max(0.0);
-        Some((step_name(*step), vec![user, system, clients, others, rest, idle]))
+        Some((name, vec![user, system, clients, others, rest, idle]))
     };
-    let bars: Vec<_> = archive.resolved.steps.iter().filter_map(bar).collect();
+    let bars: Vec<_> = bars_of(archive, arms).filter_map(bar).collect();
     (!bars.is_empty()).then(|| Bars {
-        title: format!("CPU time of the machine: {}", arm_label(arm)),
+        title: format!("CPU time of the machine{}", whose(arms)),
         x_title: "cores; medians of the runs".to_owned(),
         parts: parts.map(str::to_owned).to_vec(),
         bars,
     })
 }
 
-/// Where the server's CPU time went at each step of an arm, by profiles; `None` where none was made. `view`: `contexts` or
-/// `categories`.
-pub(super) fn profile(archive: &Archive, arm: &Arm, view: &str, missing: &mut Vec<String>) -> Option<Bars> {
+/// Where the server's CPU time went, by profiles; `None` where none was made. `view`: `contexts` or `categories`.
+pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mut Vec<String>) -> Option<Bars> {
     /// More have no colours that can be told apart.
     const PARTS: usize = 7;
     let mut bars: Vec<(String, BTreeMap<String, f64>)> = Vec::new();
-    for step in &archive.resolved.steps {
+    for (arm, step, name) in bars_of(archive, arms) {
         let (mut shares, mut count) = (BTreeMap::<String, f64>::new(), 0.0);
-        for run in cell(archive, &arm.id, *step) {
+        for run in cell(archive, &arm.id, step) {
             let profile = match archive.profile(&run.plan.id) {
                 Ok(Some(profile)) => profile,
                 Ok(None) => continue,
@@ -311,7 +326,7 @@ pub(super) fn profile(archive: &Archive, arm: &Arm, view: &str, missing: &mut Ve
         }
         if count > 0.0 {
             shares.values_mut().for_each(|share| *share *= 100.0 / count);
-            bars.push((step_name(*step), shares));
+            bars.push((name, shares));
         }
     }
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
@@ -333,7 +348,7 @@ pub(super) fn profile(archive: &Archive, arm: &Arm, view: &str, missing: &mut Ve
     let more = if is_all { None } else { Some("all others") };
     let what = if view == "contexts" { "what for" } else { "doing what" };
     (!drawn.is_empty()).then(|| Bars {
-        title: format!("CPU time of the server, {what}: {}", arm_label(arm)),
+        title: format!("CPU time of the server, {what}{}", whose(arms)),
         x_title: "% of the server's samples".to_owned(),
         parts: parts.into_iter().chain(more).map(str::to_owned).collect(),
         bars: drawn,

@@ -104,16 +104,12 @@ pub(crate) fn report(archive: &Archive) -> Report {
             (plots.iter().map(|plot| drawn.plot(&plot.title, plot)).collect(), figure)
         })
         .collect();
-    let cpu: Vec<Markup> = arms
-        .iter()
-        .filter_map(|arm| figures::cpu(archive, arm))
-        .map(|bars| drawn.bars(&format!("cpu {}", bars.title), &bars))
-        .collect();
-    let mut profiles = Vec::new();
-    for arm in &arms {
+    let (mut cpu, mut profiles) = (Vec::new(), Vec::new());
+    for arms in figures::groups(archive, &arms) {
+        cpu.extend(figures::cpu(archive, arms).map(|bars| drawn.bars(&bars.title, &bars)));
         for view in ["contexts", "categories"] {
-            let bars = figures::profile(archive, arm, view, &mut missing);
-            profiles.extend(bars.map(|bars| drawn.bars(&format!("profile {}", bars.title), &bars)));
+            let bars = figures::profile(archive, arms, view, &mut missing);
+            profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
         }
     }
     let timelines: Vec<series::Timeline> =
@@ -124,7 +120,8 @@ pub(crate) fn report(archive: &Archive) -> Report {
         None => Vec::new(),
     };
     let counts = verdict::counts(archive);
-    let verdict: Vec<String> = arms.iter().map(|arm| format!("{}.", verdict::told(archive, arm))).collect();
+    let mut verdict = verdict::sentences(archive, &arms);
+    verdict.extend(findings.iter().map(Found::sentence));
 
     let shown = shown_first(archive, &arms);
     let body = html! {
@@ -153,7 +150,10 @@ pub(crate) fn report(archive: &Archive) -> Report {
         @if !against_baseline.is_empty() {
             h2 { "Against the baseline" }
             p.faint { "Ratios of runs of the same step in the same block, and what pairs of the same thing come to. " (baseline_again(archive)) }
-            @for comparison in &against_baseline { (compared(comparison)) }
+            @match &against_baseline[..] {
+                [only] => (compared(only)),
+                all => (compared_all(all)),
+            }
         }
         @if !cpu.is_empty() || !profiles.is_empty() {
             h2 { "Processor time" }
@@ -279,8 +279,6 @@ fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
 
 fn said(archive: &Archive, verdict: &[String], counts: &Counts) -> Markup {
     let resolved = &archive.resolved;
-    /// More sentences are no summary.
-    const SENTENCES: usize = 6;
     let Counts { planned, there, valid, censored, invalid } = counts;
     let class = match () {
         () if there < planned || *valid == 0 && *censored == 0 => "verdict broken",
@@ -296,9 +294,8 @@ fn said(archive: &Archive, verdict: &[String], counts: &Counts) -> Markup {
     }
     html! {
         div class=(class) {
-            @for line in verdict.iter().take(SENTENCES) { p { strong { (line) } } }
+            @for line in verdict { p { strong { (line) } } }
             @if verdict.is_empty() { p { strong { "There is no arm to speak of." } } }
-            @if verdict.len() > SENTENCES { p { "And " (verdict.len() - SENTENCES) " more arms, in the tables below." } }
             p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
         }
         @if !resolved.about.is_empty() { p { (resolved.about) } }
@@ -384,6 +381,46 @@ fn compared(comparison: &Comparison) -> Markup {
             } }
         }
         @for line in &comparison.cautions { p.faint { (line) } }
+    }
+}
+
+/// Several arms in a table: the ratio of each figure, and whether it is one.
+fn compared_all(comparisons: &[Comparison]) -> Markup {
+    let mut figures: Vec<String> = Vec::new();
+    let mut cautions: Vec<&String> = Vec::new();
+    for comparison in comparisons {
+        let names = comparison.figures.iter().map(compare::Compared::name).filter(|name| !figures.contains(name));
+        let names: Vec<String> = names.collect();
+        figures.extend(names);
+        cautions.extend(&comparison.cautions);
+    }
+    cautions.sort_unstable();
+    cautions.dedup();
+    html! {
+        div.scroll { table {
+            tr { th.text { "arm" } @for name in &figures { th { (name) } } th { "pairs" } th { "noise band" } }
+            @for comparison in comparisons {
+                @let first = comparison.figures.first();
+                tr {
+                    td.text.word { (comparison.b) }
+                    @for name in &figures {
+                        td { @if let Some(figure) = comparison.figures.iter().find(|figure| figure.name() == *name) {
+                            @let ratio = format!("{:.3}", figure.ratio.median);
+                            @match figure.finding {
+                                compare::Finding::Difference => strong { (ratio) },
+                                compare::Finding::NoDifference => (ratio),
+                                compare::Finding::Undecided => span.faint { (ratio) " ?" },
+                            }
+                            br; span.faint { (format!("{:.3} to {:.3}", figure.ratio.low, figure.ratio.high)) }
+                        } @else { "–" } }
+                    }
+                    td { (first.map_or(0, |figure| figure.pairs)) }
+                    td { @match first.and_then(|figure| figure.noise) { Some(band) => { (format!("{:.3} to {:.3}", band.low, band.high)) } None => { "–" } } }
+                }
+            }
+        } }
+        p.faint { "Bold: a difference. Plain: none that is larger than the noise. With a question mark: too few pairs to tell. Pairs and noise band are those of the first figure." }
+        @for line in cautions { p.faint { (line) } }
     }
 }
 

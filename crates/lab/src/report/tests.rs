@@ -230,6 +230,10 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
     let Told { verdict, runs, findings, missing, .. } = &one.told;
     assert!(verdict[0].starts_with("log off bears 1000/s and no longer 1500/s; its highest rate: 11"), "{verdict:?}");
+    assert!(
+        verdict[2].starts_with("Paper: Logging costs a tenth. Here: still holds, and as much (a ratio of 1."),
+        "{verdict:?}"
+    );
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid), (36, 36, 34, 1, 1));
     assert_eq!((findings[0].finding, findings[0].blocks), ("still holds, and as much", 4));
     assert!(missing.is_empty(), "{missing:?}");
@@ -317,6 +321,42 @@ fn what_is_missing_is_named_and_the_rest_is_drawn() {
     let made = report(&Archive::open(dir).unwrap());
     assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
     assert_eq!(made.told.verdict[0], "log off: no run of it counts.");
+    assert!(
+        made.told.verdict[2].ends_with("Here: not known: there are no valid runs of both."),
+        "{:?}",
+        made.told.verdict
+    );
+}
+
+#[test]
+fn of_many_arms_the_baseline_and_the_best_are_told_and_one_table_has_them_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut archive = archive(folder.path(), 4);
+    let long = "a cache of names that is longer than its place on the axis";
+    archive.resolved.factors[0].levels.extend([long.to_owned(), "third".to_owned()]);
+    for (id, level, times) in [("a2", long, 0.9), ("a3", "third", 1.5)] {
+        let like = archive.resolved.arms[1].clone();
+        let levels = BTreeMap::from([("log".to_owned(), level.to_owned())]);
+        archive.resolved.arms.push(Arm { id: id.to_owned(), label: format!("log {level}"), levels, ..like });
+        let of_a1 = archive.runs.iter().filter(|run| run.plan.arm == "a1").cloned();
+        let more = of_a1.map(|mut run| {
+            run.plan.arm = id.to_owned();
+            run.plan.id = run.plan.id.replace("a1", id);
+            run.summary.as_mut().unwrap().rate *= times;
+            run
+        });
+        let more: Vec<Run> = more.collect();
+        archive.runs.extend(more);
+    }
+    let made = report(&archive);
+    let verdict = &made.told.verdict;
+    assert!(verdict.len() == 3 && verdict[0].starts_with("log off bears"), "{verdict:?}");
+    assert!(verdict[1].starts_with("Of 4 arms the one with the most: log third"), "{verdict:?}");
+    assert_eq!(made.told.against_baseline.len(), 3);
+    assert_eq!(made.html.matches("Bold: a difference").count(), 1);
+    // The names of the levels do not stand in each other's way.
+    let (_, peak) = made.figures.iter().find(|(name, _)| name == "peak").unwrap();
+    assert!(peak.contains("rotate(-30") && peak.contains("a cache of names that i…"), "{peak}");
 }
 
 #[test]

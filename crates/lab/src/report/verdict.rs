@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::figure::number;
 use super::figures::{cell, drawn, median, step_at, step_name, titled, value};
-use crate::archive::{Archive, Arm, Finding, Run, Standing, Step};
+use crate::archive::{Archive, Arm, At, Finding, Run, Standing, Step};
 
 /// How much of what was asked for must be answered for the load to be borne.
 const BORNE_MIN: f64 = 0.98;
@@ -91,11 +91,32 @@ fn answered(archive: &Archive, run: &Run) -> Option<f64> {
     }
 }
 
+/// What is said of the arms: of few each, else of the baseline and of the one with the highest rate.
+pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
+    const FEW: usize = 3;
+    if arms.len() <= FEW {
+        return arms.iter().map(|arm| format!("{}.", told(archive, arm))).collect();
+    }
+    let highest = |arm: &Arm| {
+        let step = step_at(archive, arm, "rate", At::Peak)?;
+        median(archive, &arm.id, step, "rate").map(|rate| rate.median)
+    };
+    let best = arms.iter().max_by(|one, other| {
+        let of = |arm| highest(arm).unwrap_or(0.0);
+        of(one).total_cmp(&of(other))
+    });
+    let mut sentences = vec![format!("{}.", told(archive, arms[0]))];
+    if let Some(best) = best.filter(|best| best.id != arms[0].id && highest(best).is_some()) {
+        sentences.push(format!("Of {} arms the one with the most: {}.", arms.len(), told(archive, best)));
+    }
+    sentences
+}
+
 /// An arm in a sentence, without its end.
-pub(super) fn told(archive: &Archive, arm: &Arm) -> String {
+fn told(archive: &Archive, arm: &Arm) -> String {
     let label = if arm.label.is_empty() { &arm.subject } else { &arm.label };
     let steps = &archive.resolved.steps;
-    let peak = step_at(archive, arm, "rate", crate::archive::At::Peak);
+    let peak = step_at(archive, arm, "rate", At::Peak);
     let most = peak.and_then(|step| Some((step, median(archive, &arm.id, step, "rate")?)));
     let Some((peak, most)) = most else { return format!("{label}: no run of it counts") };
     let is_valid = cell(archive, &arm.id, peak).any(|run| run.standing == Standing::Valid);
@@ -140,6 +161,17 @@ pub(crate) struct Found {
     pub(crate) blocks: usize,
     /// What follows.
     pub(crate) finding: &'static str,
+}
+
+impl Found {
+    /// What the paper says, and what is found here.
+    pub(crate) fn sentence(&self) -> String {
+        let Found { says, paper, here, finding, .. } = self;
+        let ratio = here.map_or_else(String::new, |[_, median, _]| {
+            format!(" (a ratio of {}; the paper's is {})", number(median), number(*paper))
+        });
+        format!("Paper: {says} Here: {finding}{ratio}.")
+    }
 }
 
 /// A smaller difference than this is none that a paper would tell.
