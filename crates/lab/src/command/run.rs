@@ -352,7 +352,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     for point in points.iter().filter(|point| point.valid + point.censored == 0) {
         let of_point = runs.iter().find(|run| run.plan.arm == point.arm && run.plan.step == point.step);
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
-        verdict.broken.push(format!("{} at {} has a run that counts ({why})", point.label, point.step.value()));
+        verdict.broken.push(format!("no run of {} at {} counts: {why}", point.label, point.step.value()));
     }
     let told = Told { directory: dir.to_owned(), points, verdict };
     if args.json {
@@ -387,5 +387,15 @@ fn table(resolved: &Resolved, told: &Told) -> String {
         );
     }
     let report = told.directory.join(name::REPORT);
-    text + &format!("archive  {}\nreport   {}\nverdict  {}", told.directory.display(), report.display(), told.verdict)
+    text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
+    match &told.verdict.broken[..] {
+        [] => text + &format!("verdict  {}", told.verdict),
+        missing => {
+            let (missing, count, all) = (missing.join("\n  "), missing.len(), told.points.len());
+            text + &format!(
+                "verdict  {count} of {all} points are not measured; with --quick or on a busy machine that is often so, and the \
+                 same command in a new folder tries again\n  {missing}"
+            )
+        }
+    }
 }
