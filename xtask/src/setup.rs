@@ -46,6 +46,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "chromium", package: "chromium", why: "opens a report as a reader does" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
     Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
+    Needed { program: "apache2", package: "apache2", why: "the peer that scripts are compared with" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
@@ -56,7 +57,6 @@ const NEEDED: &[Needed] = &[
 const RIVALS: &[Needed] = &[
     Needed { program: "lighttpd", package: "lighttpd", why: "a server to compare with" },
     Needed { program: "h2o", package: "h2o", why: "a server to compare with" },
-    Needed { program: "apache2", package: "apache2", why: "a server to compare with" },
     Needed { program: "setpriv", package: "util-linux", why: "starts a server with fewer rights" },
 ];
 
