@@ -4,6 +4,7 @@
 //! (`alone_`), and asserts ratios within one run, never a time.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+mod diagnose;
 mod files;
 mod host;
 mod load;

@@ -4,10 +4,12 @@
 //! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
 #![forbid(unsafe_code)]
 
+mod analyse;
 mod archive;
 mod bed;
 mod command;
 mod compare;
+mod diagnose;
 mod exhibits;
 mod experiment;
 mod group;
@@ -39,6 +41,9 @@ enum Command {
     /// Say whether two experiments, or two subjects of one, differ by more than the noise
     #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
     Compare(command::compare::Args),
+    /// Find out what limits a server, with the evidence: from a ladder of load made now, or from an archive
+    #[command(after_help = command::diagnose::EXAMPLES, arg_required_else_help = true)]
+    Diagnose(Box<command::diagnose::Args>),
     /// Make a file set to serve, and the manifest of what to ask for
     Files(command::files::Args),
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
@@ -71,6 +76,7 @@ impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
             Command::Compare(args) => command::compare::run(args),
+            Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
             Command::List(args) => command::list::run(args),
@@ -92,6 +98,7 @@ Examples:
   ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
   ammeter monitor --port 8080                     watch a server and its machine
   ammeter profile --port 8080                     where its CPU time goes
+  ammeter diagnose http://127.0.0.1:8080/ --port 8080 --rates 1000..8000/1000     what limits it
   ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server of this host, from far away
   ammeter run arlitt-figure-5 --quick             an experiment of a paper, on this machine; ammeter list has them all
   ammeter host --json                             what this machine is, for a record beside results";

@@ -200,7 +200,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     // One in which nothing is asked: counters are compared from there.
     await_samples(&record, &mut monitor, *interval, stop)?;
 
-    let before = Snapshot::take(&server, instruments.as_ref())?;
+    let before = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
     let profile = match settings.profile {
         false => None,
         true => {
@@ -212,7 +212,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
     let words = load(settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
     let status = Running::start("the load", &words, streams)?.wait(patience(settings.load.duration), stop)?;
-    let after = Snapshot::take(&server, instruments.as_ref())?;
+    let after = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
     run.load_ended_s = now_s();
     if let Some(profile) = profile {
         profile.wait(patience(settings.load.duration), stop)?;
@@ -549,7 +549,7 @@ impl Drop for PathBetween {
 }
 
 /// CPU times at a moment.
-struct Snapshot {
+pub(crate) struct Snapshot {
     at: Instant,
     cpu: Option<CpuTime>,
     /// Of load and instruments.
@@ -559,10 +559,11 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(server: &Server, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
+    /// Now: what the groups of the server and of the instruments have used, where there are any, and the machine.
+    pub(crate) fn take(server: Option<&Group>, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
         Ok(Snapshot {
             at: Instant::now(),
-            cpu: server.group.as_ref().and_then(Group::cpu),
+            cpu: server.and_then(Group::cpu),
             instruments: instruments.and_then(Group::cpu),
             busy_ns: host::busy_ns()?,
             stolen_ns: host::stolen_ns()?,
@@ -572,9 +573,9 @@ impl Snapshot {
 
 /// What is read of the result of `ammeter load --json`.
 #[derive(Deserialize)]
-struct Told {
-    began_s: f64,
-    seconds: f64,
+pub(crate) struct Told {
+    pub(crate) began_s: f64,
+    pub(crate) seconds: f64,
     established: u64,
     ok: u64,
     failures: Vec<(String, u64)>,
@@ -586,7 +587,7 @@ struct Told {
     lateness: Times,
     establisher: Spent,
     handler: Spent,
-    verdict: Verdict,
+    pub(crate) verdict: Verdict,
 }
 
 #[derive(Deserialize)]
@@ -596,7 +597,8 @@ struct Spent {
 }
 
 impl Told {
-    fn summary(&self, step: Step) -> Summary {
+    /// What it says of the clients.
+    pub(crate) fn summary(&self, step: Step) -> Summary {
         // What came to nothing before a request could be sent.
         const BEFORE: [&str; 5] = ["abandoned", "refused", "tls", "local", "unsent"];
         let failed = self.failures.iter().map(|(_, count)| count).sum();
@@ -629,7 +631,7 @@ impl Told {
 
 /// What the monitor saw: the last sample before the load, the last of all, and what was in between.
 #[derive(Default)]
-struct Seen {
+pub(crate) struct Seen {
     first: Sample,
     last: Sample,
     processes_max: usize,
@@ -646,7 +648,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
+    /// Reads a record of which the load lasted from one time to the other.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
         let mut before: Option<Sample> = None;
         for sample in ammeter_monitor::replay(record)? {
@@ -685,7 +691,8 @@ impl Seen {
         Ok(seen)
     }
 
-    fn server(&self) -> ServerUse {
+    /// What the server used.
+    pub(crate) fn server(&self) -> ServerUse {
         let Seen { first, last, .. } = self;
         let ran = |sample: &Sample| -> BTreeMap<u32, u64> {
             sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect()
@@ -713,7 +720,8 @@ impl Seen {
         }
     }
 
-    fn network(&self, is_private: bool) -> NetworkUse {
+    /// What its network namespace counted.
+    pub(crate) fn network(&self, is_private: bool) -> NetworkUse {
         let Some((from, to)) = self.first.network.as_ref().zip(self.last.network.as_ref()) else {
             return NetworkUse::default();
         };
@@ -732,7 +740,8 @@ impl Seen {
         }
     }
 
-    fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
+    /// What the machine did.
+    pub(crate) fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
         let cores = self.last.host.cores.len().max(1) as f64;
         let whole_s = (after.at - before.at).as_secs_f64().max(1e-9) * cores;
         let busy_s = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;

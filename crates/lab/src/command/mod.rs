@@ -1,6 +1,7 @@
 //! The commands, a file each: the flags as clap reads them, and what is done with them.
 
 pub(crate) mod compare;
+pub(crate) mod diagnose;
 pub(crate) mod files;
 pub(crate) mod host;
 pub(crate) mod list;
