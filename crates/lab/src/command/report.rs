@@ -46,6 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 
 fn text(told: &Told) -> String {
     let mut lines = told.verdict.clone();
+    lines.extend(told.limits.iter().cloned());
     lines.extend(told.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
     lines.extend(told.missing.iter().map(|line| format!("missing: {line}")));
     lines.extend(told.files.iter().map(|file| format!("written: {}", file.display())));

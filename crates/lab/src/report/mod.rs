@@ -9,7 +9,7 @@
 //! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
 //! ```
 //!
-//! The order of the page: the verdict, what is missing, the knee with its evidence, the experiment's own figures with the
+//! The order of the page: the verdict, what is missing, the knee, what limits it, the experiment's own figures with the
 //! paper's values beside ours, processor time, validation, each run over time, tables, and what the figures depend on.
 //! A run that was not made, or a file that is not there, is named; the rest is drawn.
 
@@ -32,7 +32,8 @@ use self::figure::number;
 use self::verdict::{Counts, Found};
 use crate::archive::{Archive, Arm, Check, Run, Standing, name};
 use crate::compare::{self, Comparison};
-use crate::page;
+use crate::diagnose::verdict::{Answer, Diagnosis};
+use crate::{diagnose, page};
 
 pub(crate) use self::figure::CSS as FIGURE_CSS;
 
@@ -54,6 +55,8 @@ pub(crate) struct Told {
     pub(crate) experiment: String,
     /// What stands first.
     pub(crate) verdict: Vec<String>,
+    /// What limits each arm, as far as it is known.
+    pub(crate) limits: Vec<String>,
     /// How the runs stand.
     pub(crate) runs: Counts,
     /// What became of what the paper found.
@@ -123,9 +126,17 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let mut verdict = verdict::sentences(archive, &arms);
     verdict.extend(findings.iter().map(Found::sentence));
 
+    // What is worth nothing is no evidence either.
+    let is_sound = |run: &&Run| run.standing != Standing::Invalid;
+    let sound = Archive { runs: archive.runs.iter().filter(is_sound).cloned().collect(), ..archive.clone() };
+    let (diagnoses, unknown) = match diagnose::diagnose(&sound) {
+        Ok(found) => (found, None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    };
+
     let shown = shown_first(archive, &arms);
     let body = html! {
-        (said(archive, &verdict, &counts))
+        (said(archive, &verdict, &diagnoses, &counts))
         @if !missing.is_empty() {
             h2 { "What is missing" }
             ul.bad { @for line in &missing { li { (line) } } }
@@ -136,6 +147,9 @@ pub(crate) fn report(archive: &Archive) -> Report {
             p.faint { "Medians of the repetitions with their intervals. An open point is a lower bound; what is crossed out is not the server's figure, and is counted nowhere." }
             @for drawn in &beside { (drawn) }
         }
+        h2 { "What limits it" }
+        @for diagnosis in &diagnoses { (limits(diagnosis, diagnoses.len() > 1)) }
+        @if let Some(why) = &unknown { p.faint { "Not known: " (why) } }
         @if !asked.is_empty() {
             h2 { "Figures" }
             @for (plots, figure) in &asked {
@@ -180,6 +194,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let told = Told {
         experiment: resolved.name.clone(),
         verdict,
+        limits: diagnoses.iter().map(|one| format!("{}: {}", one.arm, one.sentence)).collect(),
         runs: counts,
         findings,
         against_baseline,
@@ -277,7 +292,23 @@ fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     peak.or(archive.runs.first()).map(|run| run.plan.id.clone())
 }
 
-fn said(archive: &Archive, verdict: &[String], counts: &Counts) -> Markup {
+/// The bottleneck, with what speaks for it and what would speak against it.
+fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
+    let Diagnosis { arm, sentence, confidence, evidence, follows, refuted_by, .. } = diagnosis;
+    let lists = [("Why", evidence), ("What follows from it", follows), ("What would refute it", refuted_by)];
+    html! {
+        @if has_others { h3 { (arm) } }
+        p { strong { (sentence) } " Confidence: " (confidence) "." }
+        @for (heading, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
+            p.faint { (heading) }
+            ul { @for line in *lines { li { (line) } } }
+        }
+    }
+}
+
+fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
+    /// More sentences are no summary.
+    const SENTENCES: usize = 3;
     let resolved = &archive.resolved;
     let Counts { planned, there, valid, censored, invalid } = counts;
     let class = match () {
@@ -295,6 +326,9 @@ fn said(archive: &Archive, verdict: &[String], counts: &Counts) -> Markup {
     html! {
         div class=(class) {
             @for line in verdict { p { strong { (line) } } }
+            @for diagnosis in diagnoses.iter().filter(|one| one.answer != Answer::Borne).take(SENTENCES) {
+                p { @if diagnoses.len() > 1 { (diagnosis.arm) ": " } (diagnosis.sentence) }
+            }
             @if verdict.is_empty() { p { strong { "There is no arm to speak of." } } }
             p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
         }

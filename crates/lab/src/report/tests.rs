@@ -241,6 +241,7 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
     let order = [
         "log off bears 1000/s",
         "The knee",
+        "What limits it",
         "<h2>Figures",
         "What the paper found",
         "Against the baseline",
