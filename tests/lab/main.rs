@@ -4,12 +4,14 @@
 //! (`alone_`), and asserts ratios within one run, never a time.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+mod diagnose;
 mod files;
 mod host;
 mod load;
 mod load_outputs;
 mod load_tls;
 mod monitor;
+mod report;
 mod run;
 mod server;
 mod wan;

@@ -102,6 +102,20 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
         assert!((0.5..1.5).contains(&(begun / asked)), "{id}: {summary}");
     }
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
+    // All that is drawn is there, and it is drawn: clients, server and network of each run.
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("<h2>The knee</h2>") && !page.contains("What is missing"), "the page of a whole experiment");
+    let (_, data) = page.split_once("id=\"data\">").unwrap();
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    for run in data["runs"].as_array().unwrap() {
+        let charts = run["charts"].as_array().unwrap();
+        let labels: Vec<&Value> = charts.iter().flat_map(|chart| chart["series"].as_array().unwrap()).collect();
+        for label in ["answered", "p99", "kernel", "waiting to be accepted", "out"] {
+            assert!(labels.iter().any(|series| series["label"] == label), "no {label} in {charts:?}");
+        }
+    }
+    let output = ammeter(&["compare", out.to_str().unwrap(), "--subjects", "log off,log on"]);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("A  log off"), "{output:?}");
     // The same again is there already, and something else is not mixed with it.
     let again = run(home.path(), &text, &[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs are there already"));

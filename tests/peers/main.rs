@@ -1,4 +1,5 @@
-//! Other people's programs against the real server: curl, h2load, wrk and strace as they are, nginx and Apache as second opinions.
+//! Other people's programs against the real server: curl, h2load, wrk and strace as they are, nginx and Apache as a
+//! second opinion.
 //!
 //! A program that is not there fails its tests; `cargo xtask setup` brings all of them.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
@@ -14,6 +15,7 @@ mod started_nginx;
 mod requests;
 
 mod apache;
+mod apache_cgi;
 mod curl;
 mod load;
 mod nginx;

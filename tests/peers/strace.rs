@@ -25,8 +25,8 @@ fn a_cached_request_costs_two_system_calls() {
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
-/// To count costs none, and to time a request up to seven, for those that are timed: under strace each call is followed by a
-/// switch of the thread, after which its CPU time is asked for anew.
+/// To count costs none, and to time a request two, and more where a phase takes long, as under strace each does: for the
+/// few that are timed, and where a connection ends when one was to be.
 #[test]
 fn counting_costs_no_system_calls() {
     let site = Site::new();
@@ -39,7 +39,7 @@ fn counting_costs_no_system_calls() {
     let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
     let others = calls.values().sum::<u64>() - waits;
     assert!(others <= 2 * REQUESTS + SPARE, "{text}");
-    assert!((1..REQUESTS * 7 / 10).contains(&clock), "{text}");
+    assert!((1..REQUESTS / 5).contains(&clock), "{text}");
 }
 
 /// And nothing is mapped or read anew.

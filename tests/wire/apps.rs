@@ -351,9 +351,10 @@ fn who_is_slow_makes_nobody_else_wait() {
     let deaf = server.connect();
     let mut sender = Client::on(deaf.stream());
     let flood = thread::spawn(move || {
-        // The rest of it, and the end behind it, waits in the server's socket.
+        // More than the script is given ahead: the rest, and the end behind it, waits in the server's socket. With more than
+        // that holds, the end would wait in the client's.
         sender.send_request("POST", "/cgi-bin/deaf", &[("Content-Length", "50000000")]);
-        sender.send(vec![0; 200_000]);
+        sender.send(vec![0; 100_000]);
     });
     wait_until("the scripts", || scripts_of(&server).len() >= 4);
     for n in 0..20 {
@@ -384,4 +385,34 @@ fn an_index_that_is_a_script_is_run_and_its_source_is_nobodys() {
     client.send("GET /");
     assert_eq!(client.response("GET").text(), "/app/index.cgi");
     assert_eq!(client.get("/app/").text(), "/app/index.cgi");
+}
+
+#[test]
+fn the_log_counts_the_body_and_no_framing() {
+    let site = Site::new();
+    script(&site, "hello", "printf 'Content-Type: a/b\\n\\nhello'; sleep 0.01; printf ' you'");
+    script(&site, "half", "printf 'Content-Type: a/b\\nContent-Length: 9\\n\\nhello'");
+    let log = site.path().join("log");
+    let config = site.path().with_extension("toml");
+    let (root, log_shown) = (site.path(), log.display());
+    let text = format!(
+        "listen = [\"127.0.0.1:0\"]\nlog = {{ access = \"{log_shown}\", format = \"json\", flush = \"1ms\" }}\n\
+         [[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n"
+    );
+    fs::write(&config, text).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    assert_eq!(server.get("/cgi-bin/hello").text(), "hello you");
+    assert!(server.connect().try_get("/cgi-bin/half").is_none());
+    assert_eq!(server.connect().request("HEAD", "/cgi-bin/hello", &[]).status, 200);
+    let lines = || fs::read_to_string(&log).unwrap_or_default();
+    wait_until("three lines", || lines().lines().count() >= 3);
+    let mut counted: Vec<(Option<u64>, Option<u64>)> = Vec::new();
+    for line in lines().lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["cache"].as_str(), Some("app"), "{line}");
+        counted.push((line["status"].as_u64(), line["body_bytes"].as_u64()));
+    }
+    // Workers of a pool gather lines each for itself.
+    counted.sort_unstable();
+    assert_eq!(counted, [0, 5, 9].map(|bytes| (Some(200), Some(bytes))));
 }

@@ -67,8 +67,8 @@ fn an_application_is_started_and_kept() {
 fn applications_that_die_are_started_again() {
     let site = Site::new();
     let server = serve(&site, "processes = 2\ntime = \"2s\"");
-    let mut client = server.connect();
-    let [first, ..] = told(&client.get("/app"));
+    // Each on a connection of its own: an idle one may be closed for who waits, where workers are a pool.
+    let [first, ..] = told(&server.get("/app"));
     // Between two requests: nobody notices.
     let kill = |pid: usize| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     kill(first);
@@ -89,14 +89,14 @@ fn applications_that_die_are_started_again() {
     assert_ne!(first, second);
     // In the midst of one: its client sees it.
     // Its connection had been idle, so that it may have been closed before: it is asked once more.
-    let status = client.get("/app?die").status;
+    let status = server.get("/app?die").status;
     assert!([502, 503].contains(&status), "{status}");
     let third = again();
     assert!(server.connect().try_get("/app?half").is_none());
     let fourth = again();
     assert!(third != second && fourth != third);
     // One that does nothing is ended.
-    assert_eq!(client.get("/app?sleep").status, 504);
+    assert_eq!(server.get("/app?sleep").status, 504);
     wait_until("it to end", || parent_of(fourth as u32).is_none());
     // And one whose client has gone.
     let fifth = again();

@@ -4,14 +4,18 @@
 //! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "reports read of it what a run does not")]
+mod analyse;
 mod archive;
 mod bed;
 mod command;
+mod compare;
+mod diagnose;
 mod exhibits;
 mod experiment;
 mod group;
+mod page;
 mod plan;
+mod report;
 mod run;
 mod say;
 mod subject;
@@ -34,6 +38,12 @@ struct Ammeter {
 /// One line a command.
 #[derive(Subcommand)]
 enum Command {
+    /// Say whether two experiments, or two subjects of one, differ by more than the noise
+    #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
+    Compare(command::compare::Args),
+    /// Find out what limits a server, with the evidence: from a ladder of load made now, or from an archive
+    #[command(after_help = command::diagnose::EXAMPLES, arg_required_else_help = true)]
+    Diagnose(Box<command::diagnose::Args>),
     /// Make a file set to serve, and the manifest of what to ask for
     Files(command::files::Args),
     /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
@@ -52,6 +62,9 @@ enum Command {
     Overhead(command::overhead::Args),
     /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
     Profile(command::profile::Args),
+    /// Make an experiment's archive into a page that opens without a network, and its figures into files
+    #[command(after_help = command::report::EXAMPLES, arg_required_else_help = true)]
+    Report(command::report::Args),
     /// Make an experiment: servers, factors and a ladder of load, measured, judged and archived
     #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
     Run(command::run::Args),
@@ -62,6 +75,8 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
+            Command::Compare(args) => command::compare::run(args),
+            Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
             Command::List(args) => command::list::run(args),
@@ -70,6 +85,7 @@ impl Command {
             Command::NullServer(args) => command::null_server::run(args),
             Command::Overhead(args) => command::overhead::run(args),
             Command::Profile(args) => command::profile::run(args),
+            Command::Report(args) => command::report::run(args),
             Command::Run(args) => command::run::run(args),
             Command::Wan(args) => command::wan::run(args),
         }
@@ -82,6 +98,7 @@ Examples:
   ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
   ammeter monitor --port 8080                     watch a server and its machine
   ammeter profile --port 8080                     where its CPU time goes
+  ammeter diagnose http://127.0.0.1:8080/ --port 8080 --rates 1000..8000/1000     what limits it
   ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server of this host, from far away
   ammeter run arlitt-figure-5 --quick             an experiment of a paper, on this machine; ammeter list has them all
   ammeter host --json                             what this machine is, for a record beside results";

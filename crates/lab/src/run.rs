@@ -200,7 +200,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     // One in which nothing is asked: counters are compared from there.
     await_samples(&record, &mut monitor, *interval, stop)?;
 
-    let before = Snapshot::take(&server, instruments.as_ref())?;
+    let before = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
     let profile = match settings.profile {
         false => None,
         true => {
@@ -212,7 +212,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
     let words = load(settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
     let status = Running::start("the load", &words, streams)?.wait(patience(settings.load.duration), stop)?;
-    let after = Snapshot::take(&server, instruments.as_ref())?;
+    let after = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
     run.load_ended_s = now_s();
     if let Some(profile) = profile {
         profile.wait(patience(settings.load.duration), stop)?;
@@ -549,7 +549,7 @@ impl Drop for PathBetween {
 }
 
 /// CPU times at a moment.
-struct Snapshot {
+pub(crate) struct Snapshot {
     at: Instant,
     cpu: Option<CpuTime>,
     /// Of load and instruments.
@@ -559,10 +559,11 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(server: &Server, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
+    /// Now: what the groups of the server and of the instruments have used, where there are any, and the machine.
+    pub(crate) fn take(server: Option<&Group>, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
         Ok(Snapshot {
             at: Instant::now(),
-            cpu: server.group.as_ref().and_then(Group::cpu),
+            cpu: server.and_then(Group::cpu),
             instruments: instruments.and_then(Group::cpu),
             busy_ns: host::busy_ns()?,
             stolen_ns: host::stolen_ns()?,
@@ -572,9 +573,9 @@ impl Snapshot {
 
 /// What is read of the result of `ammeter load --json`.
 #[derive(Deserialize)]
-struct Told {
-    began_s: f64,
-    seconds: f64,
+pub(crate) struct Told {
+    pub(crate) began_s: f64,
+    pub(crate) seconds: f64,
     established: u64,
     ok: u64,
     failures: Vec<(String, u64)>,
@@ -586,7 +587,7 @@ struct Told {
     lateness: Times,
     establisher: Spent,
     handler: Spent,
-    verdict: Verdict,
+    pub(crate) verdict: Verdict,
 }
 
 #[derive(Deserialize)]
@@ -596,7 +597,8 @@ struct Spent {
 }
 
 impl Told {
-    fn summary(&self, step: Step) -> Summary {
+    /// What it says of the clients.
+    pub(crate) fn summary(&self, step: Step) -> Summary {
         // What came to nothing before a request could be sent.
         const BEFORE: [&str; 5] = ["abandoned", "refused", "tls", "local", "unsent"];
         let failed = self.failures.iter().map(|(_, count)| count).sum();
@@ -629,7 +631,7 @@ impl Told {
 
 /// What the monitor saw: the last sample before the load, the last of all, and what was in between.
 #[derive(Default)]
-struct Seen {
+pub(crate) struct Seen {
     first: Sample,
     last: Sample,
     processes_max: usize,
@@ -646,7 +648,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
+    /// Reads a record of which the load lasted from one time to the other.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
         let mut before: Option<Sample> = None;
         for sample in ammeter_monitor::replay(record)? {
@@ -685,7 +691,8 @@ impl Seen {
         Ok(seen)
     }
 
-    fn server(&self) -> ServerUse {
+    /// What the server used.
+    pub(crate) fn server(&self) -> ServerUse {
         let Seen { first, last, .. } = self;
         let ran = |sample: &Sample| -> BTreeMap<u32, u64> {
             sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect()
@@ -713,7 +720,8 @@ impl Seen {
         }
     }
 
-    fn network(&self, is_private: bool) -> NetworkUse {
+    /// What its network namespace counted.
+    pub(crate) fn network(&self, is_private: bool) -> NetworkUse {
         let Some((from, to)) = self.first.network.as_ref().zip(self.last.network.as_ref()) else {
             return NetworkUse::default();
         };
@@ -732,7 +740,8 @@ impl Seen {
         }
     }
 
-    fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
+    /// What the machine did.
+    pub(crate) fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
         let cores = self.last.host.cores.len().max(1) as f64;
         let whole_s = (after.at - before.at).as_secs_f64().max(1e-9) * cores;
         let busy_s = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;
@@ -794,57 +803,63 @@ pub(crate) fn try_clients(
     settings.profile = false;
     let mut clients = Clients::default();
     for step in steps {
-        let site = bed.site(&settings.workload, resolved.seed)?;
-        let settings = &settings;
-        let tried = apart(bed, stop, move |bed, stop| {
-            let folder = bed.folder()?;
-            let order = Order {
-                settings: settings.clone(),
-                planned: Planned { id: String::new(), block: 0, arm: String::new(), step, seed: resolved.seed },
-                rules: resolved.rules.clone(),
-                interval: Duration::ZERO,
-                clients: None,
-                idle: None,
-                site,
-                into: folder.path.clone(),
-            };
-            let server = Server::start(bed, settings, &order, &folder, None, stop)?;
-            let mut words = pinned(bed.cores(&settings.cores).clients.as_deref());
-            words.push(bed.own.display().to_string());
-            let duration = Duration::from_secs_f64(plan::CLIENTS_S);
-            words.extend(load_words(settings, &order.site, step, server.address, duration, resolved.seed));
-            let out = folder.path.join(name::LOAD);
-            let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
-            load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
-            // It says itself why it cannot make such a load at all.
-            let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-            Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
-        })?;
-        let told = match tried {
-            Ok(told) => told,
-            Err(why) => {
-                let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
-                clients.steps.push(ClientStep {
-                    step,
-                    offered_rate,
-                    rate,
-                    lateness_p99_ms,
-                    is_kept: false,
-                    why: vec![why],
-                });
-                continue;
+        let mut tried = try_step(bed, &settings, step, resolved.seed, stop)?;
+        // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+        for _ in 1..ATTEMPTS {
+            if tried.is_kept {
+                break;
             }
-        };
-        let mut why = told.verdict.evidence.clone();
-        let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
-        if lack * 100 > told.ok {
-            why.push(format!("{lack} of {} came to nothing", told.ok + lack));
+            tried = try_step(bed, &settings, step, resolved.seed, stop)?;
         }
-        let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
-        let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
-        clients.steps.push(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why });
+        clients.steps.push(tried);
     }
     Ok(clients)
+}
+
+/// How often clients are tried at a step, at most.
+const ATTEMPTS: usize = 3;
+
+fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) -> Result<ClientStep, Failure> {
+    let site = bed.site(&settings.workload, seed)?;
+    let tried = apart(bed, stop, move |bed, stop| {
+        let folder = bed.folder()?;
+        let order = Order {
+            settings: settings.clone(),
+            planned: Planned { id: String::new(), block: 0, arm: String::new(), step, seed },
+            rules: Rules::default(),
+            interval: Duration::ZERO,
+            clients: None,
+            idle: None,
+            site,
+            into: folder.path.clone(),
+        };
+        let server = Server::start(bed, settings, &order, &folder, None, stop)?;
+        let mut words = pinned(bed.cores(&settings.cores).clients.as_deref());
+        words.push(bed.own.display().to_string());
+        let duration = Duration::from_secs_f64(plan::CLIENTS_S);
+        words.extend(load_words(settings, &order.site, step, server.address, duration, seed));
+        let out = folder.path.join(name::LOAD);
+        let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
+        load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
+        // It says itself why it cannot make such a load at all.
+        let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
+        Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
+    })?;
+    let told = match tried {
+        Ok(told) => told,
+        Err(why) => {
+            let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
+            return Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept: false, why: vec![why] });
+        }
+    };
+    let mut why = told.verdict.evidence.clone();
+    let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
+    if lack * 100 > told.ok {
+        why.push(format!("{lack} of {} came to nothing", told.ok + lack));
+    }
+    let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
+    let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
+    Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why })
 }
 
 /// Looks at the machine while nothing is asked of it; again for a while, if it is not at rest.

@@ -1,9 +1,11 @@
 //! The rate that a server bears, from runs at several rates: never by bisecting single runs, whose luck would be taken for
-//! the server's.
+//! the server's. [`capacity`] asks which of the rates were borne, by an objective; [`bend`] where throughput stops to follow
+//! what is offered, with an interval, by the change point that fits all runs best.
 
 use std::fmt;
 
 use amped_measure::Worth;
+use amped_measure::stats::student;
 use serde::Serialize;
 
 use crate::condition::Condition;
@@ -82,10 +84,153 @@ fn rate_of(run: &Outcome) -> Option<f64> {
     }
 }
 
+/// Where throughput stops to follow what is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bend {
+    /// What is offered there, in the unit of the offers.
+    pub at: f64,
+    /// Where its interval of 95 % begins.
+    pub at_low: f64,
+    /// Where it ends.
+    pub at_high: f64,
+    /// Throughput for each unit offered, below.
+    pub slope: f64,
+    /// Throughput for each unit offered, above: 0 is a plateau, below 0 a collapse.
+    pub slope_above: f64,
+    /// Throughput at the bend.
+    pub throughput: f64,
+    /// Where its interval begins.
+    pub throughput_low: f64,
+    /// Where it ends.
+    pub throughput_high: f64,
+}
+
+/// The change point of runs as (offered, throughput), several at each offer or one: throughput goes with what is offered up to
+/// it, and with another slope from there on, the one that leaves the least squares (Hudson 1966; the interval is that of the
+/// F test on what is left). `None` where one line through the origin does as well (F test, 5 %), where throughput keeps up with
+/// what is offered to within 5 %, or with less than four runs or three different offers.
+pub fn bend(runs: &[(f64, f64)]) -> Option<Bend> {
+    /// Places that are tried.
+    const PLACES: usize = 400;
+    /// What may be lacking at the highest offer where nothing is bent.
+    const LACK: f64 = 0.05;
+    let mut offers: Vec<f64> = runs.iter().map(|(offer, _)| *offer).collect();
+    offers.sort_by(f64::total_cmp);
+    let (first, last) = (*offers.first()?, *offers.last()?);
+    let apart = offers.windows(2).filter(|pair| pair[1] - pair[0] > 0.02 * last).count();
+    let degrees = runs.len().checked_sub(3).filter(|degrees| *degrees > 0 && apart >= 2 && first > 0.0)?;
+    let straight = left(
+        runs,
+        runs.iter().map(|(x, y)| x * y).sum::<f64>() / runs.iter().map(|(x, _)| x * x).sum::<f64>(),
+        0.0,
+        0.0,
+    );
+    let tried: Vec<(f64, f64, f64, f64)> = (1..PLACES)
+        .filter_map(|place| {
+            let at = first + (last - first) * place as f64 / PLACES as f64;
+            let (slope, change) = two_lines(runs, at)?;
+            Some((left(runs, slope, change, at), at, slope, change))
+        })
+        .collect();
+    let &(least, at, slope, change) = tried.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    // What figures are rounded to is no noise.
+    let floor = 1e-9 * runs.iter().map(|(_, y)| y * y).sum::<f64>();
+    let (d, noise) = (degrees as f64, least.max(floor) / degrees as f64);
+    // The 95 % point of F with 2 and d degrees of freedom has a closed form; with 1 and d it is that of t, squared.
+    let significant = d / 2.0 * (0.05f64.powf(-2.0 / d) - 1.0);
+    let lack = -change * (last - at) / (slope * last);
+    if slope <= 0.0 || (straight - least) / 2.0 < significant * noise || lack < LACK {
+        return None;
+    }
+    let bound = least + noise * student(degrees).powi(2);
+    let near = || tried.iter().filter(|(left, ..)| *left <= bound).map(|(_, at, slope, _)| (*at, at * slope));
+    let range = |of: fn((f64, f64)) -> f64| {
+        near().map(of).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)))
+    };
+    let ((at_low, at_high), (throughput_low, throughput_high)) = (range(|near| near.0), range(|near| near.1));
+    Some(Bend {
+        at,
+        at_low,
+        at_high,
+        slope,
+        slope_above: slope + change,
+        throughput: slope * at,
+        throughput_low,
+        throughput_high,
+    })
+}
+
+/// The slope up to `at` and its change there that leave the least squares; `None` where there is nothing on one side.
+fn two_lines(runs: &[(f64, f64)], at: f64) -> Option<(f64, f64)> {
+    let mut sums = [0.0; 5];
+    for (x, y) in runs {
+        let beyond = (x - at).max(0.0);
+        for (sum, more) in sums.iter_mut().zip([x * x, x * beyond, beyond * beyond, x * y, beyond * y]) {
+            *sum += more;
+        }
+    }
+    let [xx, xb, bb, xy, by] = sums;
+    let determinant = xx * bb - xb * xb;
+    (determinant > 1e-9 * xx * xx).then(|| ((xy * bb - by * xb) / determinant, (by * xx - xy * xb) / determinant))
+}
+
+/// The squares that are left.
+fn left(runs: &[(f64, f64)], slope: f64, change: f64, at: f64) -> f64 {
+    runs.iter().map(|(x, y)| (y - slope * x - change * (x - at).max(0.0)).powi(2)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::outcome::tests::outcome;
+    use amped_measure::stats::Random;
+    use proptest::prelude::*;
+
+    /// Runs at eight rates of a server that answers up to `capacity` a second, with noise of this share.
+    fn ladder(capacity: f64, above: f64, noise: f64, repeats: usize, seed: u64) -> Vec<(f64, f64)> {
+        let mut random = Random(seed);
+        let rates = (1..=8).flat_map(|step| std::iter::repeat_n(f64::from(step) * 100.0, repeats));
+        let answered = |rate: f64| if rate > capacity { capacity + above * (rate - capacity) } else { rate };
+        let around: Vec<(f64, f64)> = rates.map(|rate| (rate, answered(rate))).collect();
+        around.into_iter().map(|(x, y)| (x, y * (1.0 + noise * (2.0 * random.fraction() - 1.0)))).collect()
+    }
+
+    #[test]
+    fn what_follows_its_offers_has_no_bend() {
+        for seed in 0..50 {
+            assert_eq!(bend(&ladder(1e9, 0.0, 0.03, 3, seed)), None, "{seed}");
+        }
+        assert_eq!(bend(&ladder(1e9, 0.0, 0.0, 1, 1)), None);
+        assert_eq!(bend(&[]), None);
+        assert_eq!(bend(&[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]), None, "three runs and three figures to find");
+        assert_eq!(bend(&[(1.0, 1.0); 9]), None, "one rate");
+    }
+
+    #[test]
+    fn an_interval_holds_the_planted_bend_nearly_always() {
+        let hits = (0..200).filter(|seed| {
+            let found = bend(&ladder(430.0, 0.0, 0.05, 3, *seed)).expect("a bend");
+            found.at_low <= 430.0 && 430.0 <= found.at_high && found.at_high - found.at_low < 80.0
+        });
+        assert!(hits.count() >= 180);
+    }
+
+    proptest! {
+        #[test]
+        fn a_planted_bend_is_found(capacity in 150.0..650.0_f64, above in -0.5..0.5_f64, seed in any::<u64>()) {
+            let found = bend(&ladder(capacity, above, 0.0, 1, seed)).expect("a bend");
+            prop_assert!((found.at / capacity - 1.0).abs() < 0.02, "{found:?}");
+            prop_assert!((found.throughput / capacity - 1.0).abs() < 0.02, "{found:?}");
+            prop_assert!((found.slope_above - above).abs() < 0.1, "{found:?}");
+        }
+
+        #[test]
+        fn no_figures_make_it_stop(runs in prop::collection::vec((0.0..1e6_f64, 0.0..1e6_f64), 0..12)) {
+            if let Some(found) = bend(&runs) {
+                prop_assert!(found.at_low <= found.at && found.at <= found.at_high, "{found:?}");
+            }
+        }
+    }
 
     /// Runs as (rate, right replies of a hundred, whether the client kept its schedule).
     fn check(runs: &[(f64, u64, bool)], expected: Option<(f64, Option<f64>, f64, bool)>) {

@@ -19,3 +19,8 @@ pub mod url;
 pub mod workload;
 
 pub use amped_http::h1::request::Version;
+
+/// A moment in seconds since 1970 (UTC) as people write it: as a date of HTTP (RFC 9110, 5.6.7).
+pub fn date(unix_s: f64) -> String {
+    String::from_utf8_lossy(&amped_http::date::format(unix_s as i64)).into_owned()
+}

@@ -695,7 +695,7 @@ impl Outcome {
 
     /// When it began, as a date of HTTP (RFC 9110, 5.6.7).
     pub fn began(&self) -> String {
-        String::from_utf8_lossy(&amped_http::date::format(self.began_s as i64)).into_owned()
+        crate::date(self.began_s)
     }
 
     /// How late 99 % of the connections of an open loop may begin, in milliseconds: 5 % of the mean gap, a millisecond at

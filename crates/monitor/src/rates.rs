@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::published::{Class, Module};
 use crate::sample::{Census, Sample};
-use crate::source::{Cpu, Memory, SOFTIRQS, Stall};
+use crate::source::{Cpu, DiskLimit, Group, Memory, SOFTIRQS, Stall};
 
 /// One step of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -22,6 +22,8 @@ pub struct Tick {
     pub interval_s: f64,
     /// All processors together; shares of all their time, which add up to 1.
     pub cpu: CpuShare,
+    /// Each processor.
+    pub cores: Vec<CpuShare>,
     /// The busiest processor's share of time that was not idle.
     pub busiest_core: f64,
     /// Interrupts a second.
@@ -50,6 +52,8 @@ pub struct Tick {
     pub processes: Vec<ProcessRate>,
     /// The server's threads, the busiest first.
     pub threads: Vec<ThreadRate>,
+    /// Control groups that limit the server.
+    pub groups: Vec<GroupRate>,
     /// The server's listeners.
     pub listeners: Vec<ListenerRate>,
     /// Its connections, as they were counted last.
@@ -176,6 +180,29 @@ pub struct ProcessRate {
     pub read_bytes_per_s: Option<f64>,
     /// Bytes that it had written.
     pub write_bytes_per_s: Option<f64>,
+    /// Descriptors that it has open.
+    pub descriptors: Option<u64>,
+    /// How many it may have.
+    pub descriptors_max: Option<u64>,
+}
+
+/// A control group that limits the server.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupRate {
+    /// Its folder.
+    pub path: String,
+    /// Processors' worth of time that its members may use.
+    pub cores_max: Option<f64>,
+    /// Periods of the quota in which a member wanted to run.
+    pub periods: u64,
+    /// Of those, in which they had used up what they may.
+    pub throttled_periods: u64,
+    /// What they may have of disks.
+    pub disks: Vec<DiskLimit>,
+    /// Bytes of memory that they may have.
+    pub memory_max_bytes: Option<u64>,
+    /// Bytes of memory that they have.
+    pub memory_bytes: Option<u64>,
 }
 
 /// One thread.
@@ -195,6 +222,9 @@ pub struct ThreadRate {
     pub wait: f64,
     /// Page faults that waited for a disk, a second.
     pub major_faults_per_s: f64,
+    /// The kernel's function in which it sleeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sleeps_in: Option<String>,
 }
 
 /// What a server tells of itself.
@@ -281,8 +311,9 @@ impl Tick {
             next_interval_s: to.own.interval_us as f64 / 1e6,
             ..Tick::default()
         };
-        let busy = |(from, to): (&Cpu, &Cpu)| 1.0 - CpuShare::of(to.since(from)).idle_or_iowait();
-        tick.busiest_core = from.host.cores.iter().zip(&to.host.cores).map(busy).fold(0.0, f64::max);
+        let share = |(from, to): (&Cpu, &Cpu)| CpuShare::of(to.since(from));
+        tick.cores = from.host.cores.iter().zip(&to.host.cores).map(share).collect();
+        tick.busiest_core = tick.cores.iter().map(CpuShare::busy).fold(0.0, f64::max);
         for ((name, from), to) in SOFTIRQS.iter().zip(&from.host.softirqs).zip(&to.host.softirqs) {
             if to > from {
                 tick.softirqs_per_s.insert((*name).to_owned(), rate(*from, *to));
@@ -371,6 +402,7 @@ impl Tick {
                 run,
                 wait: of(|thread| thread.wait_ns) / 1e9,
                 major_faults_per_s: of(|thread| thread.major_faults),
+                sleeps_in: to.sleeps_in.clone(),
             };
             self.server_user += run * share;
             self.server_system += run * (1.0 - share);
@@ -386,6 +418,21 @@ impl Tick {
                 resident_bytes: to.resident_bytes,
                 read_bytes_per_s: of(from.and_then(|from| from.read_bytes), to.read_bytes),
                 write_bytes_per_s: of(from.and_then(|from| from.write_bytes), to.write_bytes),
+                descriptors: to.descriptors,
+                descriptors_max: to.descriptors_max,
+            });
+        }
+        for to in &to.groups {
+            let from = from.groups.iter().find(|from| from.path == to.path);
+            let since = |of: fn(&Group) -> u64| of(to).saturating_sub(from.map_or(of(to), of));
+            self.groups.push(GroupRate {
+                path: to.path.clone(),
+                cores_max: to.cores_max(),
+                periods: since(|group| group.periods),
+                throttled_periods: since(|group| group.throttled_periods),
+                disks: to.disks.clone(),
+                memory_max_bytes: to.memory_max_bytes,
+                memory_bytes: to.memory_bytes,
             });
         }
         for to in &to.listeners {
@@ -491,8 +538,9 @@ impl CpuShare {
         }
     }
 
-    fn idle_or_iowait(&self) -> f64 {
-        self.idle + self.iowait
+    /// All but idle.
+    pub fn busy(&self) -> f64 {
+        1.0 - self.idle - self.iowait
     }
 }
 

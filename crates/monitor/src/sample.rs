@@ -6,7 +6,7 @@
 //!
 //! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,7 +20,8 @@ use crate::budget::Budget;
 use crate::published::{Module, Published};
 use crate::server::{Server, Target};
 use crate::source::{
-    Disk, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall, Tcp, Thread, stat_of,
+    Disk, GROUP_FILES, Group, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall,
+    Tcp, Thread, group_folders, stat_of,
 };
 use crate::stop::Stop;
 
@@ -62,6 +63,9 @@ pub struct Sample {
     pub processes: Vec<Process>,
     /// The server's threads.
     pub threads: Vec<Thread>,
+    /// Control groups that limit the server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
     /// The server's listeners.
     pub listeners: Vec<Listener>,
     /// Its connections, as they were counted last.
@@ -119,6 +123,13 @@ pub struct CensusLimits {
     pub unread_bytes: u64,
     /// Bytes that the server wrote and no client has acknowledged.
     pub unacknowledged_bytes: u64,
+    /// Connections, in any state, from which bytes came that the server has not read: they wait for the server.
+    #[serde(default)]
+    pub unread: u32,
+    /// Connections, in any state, with bytes that the server wrote and the client has not acknowledged: they wait for the
+    /// network or the client.
+    #[serde(default)]
+    pub sending: u32,
 }
 
 /// What the monitor itself has used since the sampler began.
@@ -184,7 +195,8 @@ pub struct Sampler {
     server: Server,
     files: Files,
     threads: BTreeMap<u32, ThreadFiles>,
-    processes: BTreeMap<u32, Option<Reader>>,
+    processes: BTreeMap<u32, ProcessFiles>,
+    groups: BTreeMap<PathBuf, Vec<(usize, Reader)>>,
     missing: Vec<String>,
     begun: Instant,
     due: Instant,
@@ -216,10 +228,22 @@ struct ThreadFiles {
     pid: u32,
     stat: Reader,
     schedule: Option<Reader>,
+    sleeps_in: Option<Reader>,
+}
+
+/// What a process is read from, as far as it may be seen.
+#[derive(Debug)]
+struct ProcessFiles {
+    io: Option<Reader>,
+    limits: Option<Reader>,
+    /// The folder, whose size is how many there are.
+    descriptors: Option<fs::File>,
 }
 
 /// Threads that are watched one by one; those of a larger server's first ones.
 const THREADS_MAX: usize = 512;
+/// Control groups that are watched; of a server of more, the first ones.
+const GROUPS_MAX: usize = 32;
 /// How often threads are listed.
 const THREADS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked who belongs to the server.
@@ -243,6 +267,7 @@ impl Sampler {
             files,
             threads: BTreeMap::new(),
             processes: BTreeMap::new(),
+            groups: BTreeMap::new(),
             missing,
             begun: now,
             due: now,
@@ -259,6 +284,7 @@ impl Sampler {
         }
         sampler.find_published();
         sampler.list_threads();
+        sampler.list_groups();
         sampler.cpu_at_start = process::cpu_time();
         Ok(sampler)
     }
@@ -323,6 +349,7 @@ impl Sampler {
         if now >= self.server_due {
             self.server.look_again()?;
             self.find_published();
+            self.list_groups();
             self.server_due = now + SERVER_INTERVAL;
             self.threads_due = now;
         }
@@ -336,6 +363,7 @@ impl Sampler {
         sample.module = self.published.as_ref().map(Published::read);
         let was_seen = !self.threads.is_empty();
         self.read_threads(&mut sample);
+        sample.groups = self.read_groups();
         if sample.threads.is_empty() && was_seen {
             // All that was known is gone: others may have taken over.
             self.server.look_again()?;
@@ -401,7 +429,11 @@ impl Sampler {
         let pids = self.server.pids();
         self.processes.retain(|pid, _| pids.contains(pid));
         for pid in pids {
-            self.processes.entry(*pid).or_insert_with(|| Reader::open(format!("/proc/{pid}/io")).ok());
+            self.processes.entry(*pid).or_insert_with(|| ProcessFiles {
+                io: Reader::open(format!("/proc/{pid}/io")).ok(),
+                limits: Reader::open(format!("/proc/{pid}/limits")).ok(),
+                descriptors: fs::File::open(format!("/proc/{pid}/fd")).ok(),
+            });
             let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
             for tid in entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()) {
                 if self.threads.len() >= THREADS_MAX {
@@ -412,7 +444,8 @@ impl Sampler {
                 }
                 let file = |name| Reader::open(format!("/proc/{pid}/task/{tid}/{name}"));
                 if let Ok(stat) = file("stat") {
-                    self.threads.insert(tid, ThreadFiles { pid: *pid, stat, schedule: file("schedstat").ok() });
+                    let (schedule, sleeps_in) = (file("schedstat").ok(), file("wchan").ok());
+                    self.threads.insert(tid, ThreadFiles { pid: *pid, stat, schedule, sleeps_in });
                 }
             }
         }
@@ -434,8 +467,15 @@ impl Sampler {
             {
                 let resident_bytes = stat.resident_pages * page;
                 let mut process = Process { pid, parent: stat.parent, resident_bytes, ..Process::default() };
-                if let Some(Ok(text)) = processes.get_mut(&pid).and_then(Option::as_mut).map(Reader::read) {
-                    process.set_io(&text);
+                if let Some(files) = processes.get_mut(&pid) {
+                    if let Some(Ok(text)) = files.io.as_mut().map(Reader::read) {
+                        process.set_io(&text);
+                    }
+                    if let Some(Ok(text)) = files.limits.as_mut().map(Reader::read) {
+                        process.set_limits(&text);
+                    }
+                    let folder = files.descriptors.as_ref().and_then(|folder| folder.metadata().ok());
+                    process.descriptors = folder.map(|folder| folder.len()).filter(|count| *count > 0);
                 }
                 seen.push(process);
             }
@@ -447,6 +487,9 @@ impl Sampler {
                 wait_ns: 0,
             };
             let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
+            let is_asleep = matches!(stat.state, 'S' | 'D');
+            let place = files.sleeps_in.as_mut().filter(|_| is_asleep).and_then(|file| file.read().ok());
+            let sleeps_in = place.map(|place| place.trim().to_owned()).filter(|place| !matches!(&place[..], "" | "0"));
             sample.threads.push(Thread {
                 pid,
                 tid: *tid,
@@ -457,9 +500,42 @@ impl Sampler {
                 user_ticks: stat.user_ticks,
                 system_ticks: stat.system_ticks,
                 major_faults: stat.major_faults,
+                sleeps_in,
             });
             true
         });
+    }
+
+    /// Finds the control groups of the server's processes.
+    fn list_groups(&mut self) {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let of =
+            |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cgroup")).map(|text| group_folders(&text, &mounts));
+        let folders: BTreeSet<PathBuf> = self.server.pids().iter().filter_map(|pid| of(pid).ok()).flatten().collect();
+        self.groups.retain(|folder, _| folders.contains(folder));
+        for folder in folders {
+            if self.groups.len() >= GROUPS_MAX {
+                break;
+            }
+            self.groups.entry(folder).or_insert_with_key(|folder| {
+                let names = GROUP_FILES.iter().enumerate();
+                names.filter_map(|(at, (name, _))| Some((at, Reader::open(folder.join(name)).ok()?))).collect()
+            });
+        }
+    }
+
+    /// What limits there are now.
+    fn read_groups(&mut self) -> Vec<Group> {
+        let read = |(folder, files): (&PathBuf, &mut Vec<(usize, Reader)>)| {
+            let mut group = Group { path: folder.display().to_string(), ..Group::default() };
+            for (at, file) in files {
+                if let Ok(text) = file.read() {
+                    GROUP_FILES[*at].1(&mut group, &text);
+                }
+            }
+            group
+        };
+        self.groups.iter_mut().map(read).filter(Group::is_limited).collect()
     }
 
     fn count(&mut self) -> Result<(), Failure> {
@@ -470,6 +546,9 @@ impl Sampler {
             states[socket.state as usize & 15] += 1;
             limits.unread_bytes += u64::from(socket.receive_queue);
             limits.unacknowledged_bytes += u64::from(socket.send_queue);
+            // Of a connection that is being ended the one byte is the end itself.
+            limits.unread += u32::from(socket.receive_queue > 1);
+            limits.sending += u32::from(socket.send_queue > 1);
             if let (TcpState::Established, Some(of)) = (socket.state, socket.limits) {
                 limits.connections += 1;
                 limits.busy_us += of.busy_us;

@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use amped_measure::Failure;
 use amped_sys::sock_diag::{Family, Question, SockDiag, Socket};
 
-use crate::source::stat_of;
+use crate::source::{GROUP_FILES, Group, group_folder_of, group_folders, stat_of};
 
 /// What the user named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +161,29 @@ impl Server {
             other => other.map_err(Failure::io("ask for TCP sockets (sock_diag)")),
         }
     }
+}
+
+/// The control groups that limit a process, as they are now; none where they cannot be seen.
+pub fn groups_of(pid: u32) -> Vec<Group> {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let folders = group_folders(&text(&format!("/proc/{pid}/cgroup")), &text("/proc/mounts"));
+    let read = |folder: PathBuf| {
+        let mut group = Group { path: folder.display().to_string(), ..Group::default() };
+        for (name, take) in GROUP_FILES {
+            if let Ok(text) = fs::read_to_string(folder.join(name)) {
+                take(&mut group, &text);
+            }
+        }
+        group
+    };
+    folders.into_iter().map(read).filter(Group::is_limited).collect()
+}
+
+/// The control group of a process in the tree that has this controller: the tree's root, and the group's folder; `None` where
+/// there are none, or the process is gone.
+pub fn group_of(pid: u32, controller: &str) -> Option<(PathBuf, PathBuf)> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    group_folder_of(&groups, &fs::read_to_string("/proc/mounts").ok()?, controller)
 }
 
 /// A socket to ask on in the network namespace of this process.

@@ -259,7 +259,7 @@ impl Teller<'_> {
     fn tell(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
         let mut timing = self.timing.take();
         if let Some(timing) = &mut timing {
-            self.meter.pass(timing, Phase::Logging);
+            timing.pass(Phase::Logging);
         }
         self.log.write(&record, self.peer, body_bytes, self.wall, self.now);
         self.meter.count(&record, body_bytes, is_whole, timing);

@@ -853,7 +853,7 @@ impl Worker {
     ) -> Result<Rest, Dead> {
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
         match &mut connection.timing {
-            Some(timing) => self.meter.resume(timing),
+            Some(timing) => timing.resume(),
             None if connection.readable && event.is_none() && connection.conn.is_idle() => {
                 connection.timing = self.meter.begin(now);
             }
@@ -886,7 +886,7 @@ impl Worker {
                 && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
                 && outbox.holds_reply()
             {
-                self.meter.pass(timing, Phase::Sending);
+                timing.pass(Phase::Sending);
             }
             if batches == BATCHES_A_TURN {
                 // What was said last lies in the outbox; it goes out with the next turn.
@@ -901,7 +901,7 @@ impl Worker {
         };
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
         if let Some(timing) = &mut connection.timing {
-            self.meter.rest(timing);
+            timing.rest();
         }
         match rest {
             Rest::Nothing if connection.readable && connection.conn.wants_bytes() => Ok(Rest::ComesAgain),

@@ -12,7 +12,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -92,13 +92,13 @@ impl Attributes {
         }
     }
 
-    /// Opens it for a process (0: this thread, -1: any) on a processor (-1: any).
-    fn open(&self, process: libc::pid_t, processor: libc::c_int) -> io::Result<OwnedFd> {
+    /// Opens it for whoever runs on a processor.
+    fn open(&self, processor: libc::c_int) -> io::Result<OwnedFd> {
         const CLOSE_ON_EXEC: libc::c_ulong = 8;
         let this: *const Attributes = self;
         // SAFETY: perf_event_open(2) reads the attributes, whose size they hold, and takes numbers; no group. JUSTIFICATION:
         // neither std nor rustix has the call.
-        let event = unsafe { libc::syscall(libc::SYS_perf_event_open, this, process, processor, -1, CLOSE_ON_EXEC) };
+        let event = unsafe { libc::syscall(libc::SYS_perf_event_open, this, -1, processor, -1, CLOSE_ON_EXEC) };
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -122,7 +122,7 @@ impl Ring {
             ..Attributes::of_software(0) // PERF_COUNT_SW_CPU_CLOCK
         };
         let processor = libc::c_int::try_from(processor).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let event = attributes.open(-1, processor)?;
+        let event = attributes.open(processor)?;
         let page = rustix::param::page_size();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let length = (1 + PAGES) * page;
@@ -139,7 +139,7 @@ impl Ring {
     /// EPERM where this process may not; EINVAL of a kernel that was built without BPF for events.
     pub fn ask_for_syscalls(&mut self, program: &SyscallNumbers) -> io::Result<()> {
         let attributes = Attributes { sample_type: IDENTIFIER | TID | RAW, ..Attributes::of_software(BPF_OUTPUT) };
-        let numbers = attributes.open(-1, self.processor)?;
+        let numbers = attributes.open(self.processor)?;
         let mut identity = 0_u64;
         // SAFETY: PERF_EVENT_IOC_ID writes a number of 64 bits to where its argument points, which is alive. JUSTIFICATION:
         // rustix has no such ioctl.
@@ -225,51 +225,6 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `open`, is nobody else's, and no borrow of this value is left.
         let result = unsafe { rustix::mm::munmap(self.start.cast(), self.page + self.data) };
-        debug_assert!(result.is_ok(), "munmap: {result:?}");
-    }
-}
-
-/// Tells whether the thread that opened it has been switched from a processor, for the price of reading a word.
-///
-/// The kernel writes the page of an event anew each time the event, and so its thread, comes to a processor, and counts that
-/// in `lock` of the page. An event that counts nothing will do. Where two readings are the same, the thread has run all the
-/// time between them, and what passed is what it used.
-#[derive(Debug)]
-pub struct Switches {
-    page: *const AtomicU32,
-    _event: OwnedFd,
-}
-
-impl Switches {
-    /// Those of the calling thread. One that forks has them no more: its child opens its own.
-    ///
-    /// # Errors
-    /// EACCES or EPERM where even a thread's own events are refused (`kernel.perf_event_paranoid` above 2).
-    pub fn of_this_thread() -> io::Result<Switches> {
-        // exclude_kernel, exclude_hv: what everybody may ask for of himself.
-        let attributes = Attributes { flags: 1 << 5 | 1 << 6, ..Attributes::of_software(9) }; // PERF_COUNT_SW_DUMMY
-        let event = attributes.open(0, -1)?;
-        let (page, flags) = (rustix::param::page_size(), MapFlags::SHARED);
-        // SAFETY: mmap(2) with a null address takes a free range, which is this value's alone until its drop.
-        // JUSTIFICATION: the page has no other face.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), page, ProtFlags::READ, flags, &event, 0)? };
-        Ok(Switches { page: start.cast_const().cast(), _event: event })
-    }
-
-    /// A number that is another whenever the thread has been switched.
-    pub fn count(&self) -> u32 {
-        // `lock` in `struct perf_event_mmap_page`, behind `version` and `compat_version`.
-        const LOCK: usize = 2;
-        // SAFETY: the word is within the page, which is mapped for reading as long as `self` lives, and nobody but the
-        // kernel writes it.
-        unsafe { &*self.page.add(LOCK) }.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Switches {
-    fn drop(&mut self) {
-        // SAFETY: the page was mapped by `of_this_thread`, is nobody else's, and no borrow of this value is left.
-        let result = unsafe { rustix::mm::munmap(self.page.cast_mut().cast(), rustix::param::page_size()) };
         debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
 }
@@ -360,25 +315,6 @@ mod tests {
             }
         }
         assert!(spun > 0 && ours >= 30 && kernel >= 5, "{ours} samples, {kernel} in the kernel");
-    }
-
-    #[test]
-    fn a_thread_that_slept_was_switched_and_one_that_was_not_used_all_the_time() {
-        let switches = Switches::of_this_thread().expect("kernel.perf_event_paranoid of 2 or less");
-        let before = switches.count();
-        std::thread::sleep(Duration::from_millis(1));
-        assert_ne!(switches.count(), before);
-        // Until a stretch without a switch is met: most of what passed on the clock was used then.
-        for _ in 0..10_000 {
-            let (count, begun, cpu) = (switches.count(), Instant::now(), crate::clock::cpu_time());
-            while begun.elapsed() < Duration::from_micros(200) {}
-            let (elapsed, used) = (begun.elapsed(), crate::clock::cpu_time() - cpu);
-            if switches.count() == count {
-                assert!(used > elapsed / 2, "{used:?} of {elapsed:?}");
-                return;
-            }
-        }
-        panic!("never on a processor for 200 us");
     }
 
     /// A thread that does nothing but ask who its parent is has that number in each sample that it was in the kernel for.

@@ -199,7 +199,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
 
 /// Rates from, to, and their distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Sweep {
+pub(super) struct Sweep {
     from: f64,
     to: f64,
     step: f64,
@@ -226,7 +226,7 @@ impl std::str::FromStr for Sweep {
 }
 
 impl Sweep {
-    fn rates(self) -> impl Iterator<Item = f64> {
+    pub(super) fn rates(self) -> impl Iterator<Item = f64> {
         let Sweep { from, to, step } = self;
         (0..).map(move |n| from + f64::from(n) * step).take_while(move |rate| *rate <= to * (1.0 + 1e-9))
     }

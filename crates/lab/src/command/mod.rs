@@ -1,5 +1,7 @@
 //! The commands, a file each: the flags as clap reads them, and what is done with them.
 
+pub(crate) mod compare;
+pub(crate) mod diagnose;
 pub(crate) mod files;
 pub(crate) mod host;
 pub(crate) mod list;
@@ -8,6 +10,7 @@ pub(crate) mod monitor;
 pub(crate) mod null_server;
 pub(crate) mod overhead;
 pub(crate) mod profile;
+pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod wan;
 

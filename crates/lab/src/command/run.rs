@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::archive::{self, Archive, Clients, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
-use crate::{exhibits, plan, run as runs, say, subject, terminal};
+use crate::{exhibits, plan, report, run as runs, say, subject, terminal};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -80,8 +80,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let _lock = take(&dir)?;
     let bed = Bed::new()?;
     begin(&bed, &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    measure(&bed, &dir, &experiment, &stop)?;
+    let measured = measure(&bed, &dir, &experiment, &stop);
     drop(bed);
+    // Of what there is, also where it was stopped; why it was is told first.
+    let reported = report::write(&dir, &dir.join(name::REPORT), None);
+    measured.and(reported)?;
     tell(args, &dir)
 }
 
@@ -165,7 +168,7 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
             progress.say("trying the clients against a server that does nothing");
             let clients = runs::try_clients(bed, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
-            warn(&clients, &progress);
+            warn(&clients, &resolved.steps, &progress);
             clients
         }
     };
@@ -204,15 +207,15 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
 }
 
 /// Says now what would be a surprise in the report.
-fn warn(clients: &Clients, progress: &Progress) {
+fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let not_kept = clients.steps.iter().filter(|step| !step.is_kept);
-    if let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) {
-        progress.say(&format!(
-            "from {} a second on the clients are the limit themselves: {}; such runs count as \"at least\"",
-            step.step.value(),
-            step.why.join("; ")
-        ));
-    }
+    let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
+    let (at, why) = (step.step.value(), step.why.join("; "));
+    progress.say(&if steps.contains(&step.step) {
+        format!("from {at} a second on the clients are the limit themselves: {why}; such runs count as \"at least\"")
+    } else {
+        format!("the clients keep every rate of the ladder, but have little in reserve: at {at} a second {why}")
+    });
 }
 
 /// How far it is: a bar in a terminal, a line for each run elsewhere.
@@ -349,7 +352,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     for point in points.iter().filter(|point| point.valid + point.censored == 0) {
         let of_point = runs.iter().find(|run| run.plan.arm == point.arm && run.plan.step == point.step);
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
-        verdict.broken.push(format!("{} at {} has a run that counts ({why})", point.label, point.step.value()));
+        verdict.broken.push(format!("no run of {} at {} counts: {why}", point.label, point.step.value()));
     }
     let told = Told { directory: dir.to_owned(), points, verdict };
     if args.json {
@@ -383,5 +386,16 @@ fn table(resolved: &Resolved, told: &Told) -> String {
             point.invalid
         );
     }
-    text + &format!("archive  {}\nverdict  {}", told.directory.display(), told.verdict)
+    let report = told.directory.join(name::REPORT);
+    text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
+    match &told.verdict.broken[..] {
+        [] => text + &format!("verdict  {}", told.verdict),
+        missing => {
+            let (missing, count, all) = (missing.join("\n  "), missing.len(), told.points.len());
+            text + &format!(
+                "verdict  {count} of {all} points are not measured; with --quick or on a busy machine that is often so, and the \
+                 same command in a new folder tries again\n  {missing}"
+            )
+        }
+    }
 }

@@ -111,17 +111,21 @@ pub fn svg(profile: &Profile) -> String {
                 LEFT - 8.0,
                 escape(&row.name)
             );
+            // What is in a pale bar is said too, or its end would seem to stand for the number beside it.
+            let mut label = format!("{:.1} %", row.share.share * 100.0);
             if let Some(around) = row.around {
+                if around.samples > row.share.samples {
+                    let _ = write!(label, ", {:.1} % with all inside", around.share * 100.0);
+                }
                 let _ = bar(&mut svg, y, around.share, "class=\"around\" fill=\"#c6dbef\"");
             }
             let _ = bar(&mut svg, y, row.share.share, "fill=\"#3182bd\"");
             let _ = writeln!(
                 svg,
-                "<path d=\"M{:.1} {middle}H{:.1}\" stroke=\"black\"/><text x=\"{:.0}\" y=\"{text}\">{:.1} %</text>",
+                "<path d=\"M{:.1} {middle}H{:.1}\" stroke=\"black\"/><text x=\"{:.0}\" y=\"{text}\">{label}</text>",
                 at(row.share.low),
                 at(row.share.high),
-                at(row.share.high.max(row.around.map_or(0.0, |around| around.share))) + 6.0,
-                row.share.share * 100.0
+                at(row.share.high.max(row.around.map_or(0.0, |around| around.share))) + 6.0
             );
             y += ROW;
         }
@@ -231,6 +235,7 @@ mod tests {
         for text in [svg(&profile()), html(&profile())] {
             assert!(text.contains("a &amp; b &lt;c&gt;") && !text.contains("<c>"), "{text}");
             assert_eq!((text.matches("<svg").count(), text.matches("class=\"paper\"").count()), (1, 1));
+            assert!(text.contains(">10.0 %, 40.0 % with all inside<") && text.contains(">60.0 %<"), "{text}");
             assert!(!text.contains("href") && !text.contains("src="), "nothing comes from elsewhere");
         }
     }

@@ -5,6 +5,7 @@
 //! this kernel lacks is `None` or left out, never 0, and lines and fields are found by their names, since kernels add some.
 
 mod disk;
+mod group;
 mod memory;
 mod network;
 mod pressure;
@@ -19,6 +20,8 @@ use std::path::Path;
 
 pub use amped_measure::host::Cpu;
 pub use disk::Disk;
+pub use group::{DiskLimit, Group};
+pub(crate) use group::{FILES as GROUP_FILES, folder_of as group_folder_of, folders as group_folders};
 pub use memory::{Memory, Paging};
 pub use network::{Interface, Network, Tcp};
 pub use pressure::{Pressure, Stall};

@@ -28,6 +28,10 @@ pub struct Thread {
     pub system_ticks: u64,
     /// Page faults that waited for a disk.
     pub major_faults: u64,
+    /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the right to
+    /// see it (ptrace(2)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleeps_in: Option<String>,
 }
 
 /// One process.
@@ -43,6 +47,12 @@ pub struct Process {
     pub read_bytes: Option<u64>,
     /// Bytes that it had written to a disk, or will have.
     pub write_bytes: Option<u64>,
+    /// Descriptors that it has open; `None` before Linux 6.2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub descriptors: Option<u64>,
+    /// How many it may have (`/proc/PID/limits`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub descriptors_max: Option<u64>,
 }
 
 /// What a `stat` says.
@@ -105,6 +115,12 @@ impl Process {
         let field = |name| text.lines().find_map(|line| number_after(line, name));
         (self.read_bytes, self.write_bytes) = (field("read_bytes"), field("write_bytes"));
     }
+
+    /// Adds what `/proc/PID/limits` says.
+    pub fn set_limits(&mut self, text: &str) {
+        let limit = |line: &str| line.strip_prefix("Max open files")?.split_ascii_whitespace().next()?.parse().ok();
+        self.descriptors_max = text.lines().find_map(limit);
+    }
 }
 
 #[cfg(test)]
@@ -144,6 +160,12 @@ mod tests {
         assert_eq!((process.read_bytes, process.write_bytes), (Some(4096), Some(0)));
         process.set_io("");
         assert_eq!((process.read_bytes, process.write_bytes), (None, None));
+        process.set_limits(
+            "Limit   Soft Limit  Hard Limit  Units\nMax open files            64        4096      files \n",
+        );
+        assert_eq!(process.descriptors_max, Some(64));
+        process.set_limits("Max open files            unlimited        unlimited      files \n");
+        assert_eq!(process.descriptors_max, None);
     }
 
     proptest::proptest! {

@@ -295,30 +295,34 @@ impl Seat {
 
     /// Adds to a figure, by its number. What has become less is added as what is missing to 2^64.
     pub(super) fn add_to_figure(&self, number: usize, more: u64) {
-        self.add(FIGURES_AT + number, more);
+        self.add(self.words(), FIGURES_AT + number, more);
     }
 
     /// Counts a reply, or what went out of one that was broken off.
     pub(super) fn count(&self, body_bytes: u64, sent_bytes: u64, is_made: bool, is_whole: bool) {
-        let at = CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS;
-        self.add(at + REPLIES, is_whole.into());
-        self.add(at + BODY_BYTES, sent_bytes);
+        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS);
+        self.add(words, at + REPLIES, is_whole.into());
+        self.add(words, at + BODY_BYTES, sent_bytes);
     }
 
     /// Adds what a reply took: elapsed and CPU time of each phase, in nanoseconds.
     pub(super) fn time(&self, body_bytes: u64, is_made: bool, phases: &[(u64, u64); PHASES.len()]) {
-        let at = CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS;
-        self.add(at + TIMED, 1);
+        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS);
+        self.add(words, at + TIMED, 1);
         for (number, (elapsed_ns, cpu_ns)) in phases.iter().enumerate() {
             let at = at + PHASES_AT + number * PHASE_WORDS;
-            self.add(at, *elapsed_ns);
-            self.add(at + 1, *cpu_ns);
-            self.add(at + 2 + bucket_of(*elapsed_ns), 1);
+            self.add(words, at, *elapsed_ns);
+            self.add(words, at + 1, *cpu_ns);
+            self.add(words, at + 2 + bucket_of(*elapsed_ns), 1);
         }
     }
 
-    fn add(&self, at: usize, more: u64) {
-        let word = &self.board.slot(self.slot)[at];
+    fn words(&self) -> &[AtomicU64] {
+        self.board.slot(self.slot)
+    }
+
+    fn add(&self, words: &[AtomicU64], at: usize, more: u64) {
+        let word = &words[at];
         if self.alone {
             // Two plain moves. One instruction that locks the word would cost ten times as much.
             word.store(word.load(Relaxed).wrapping_add(more), Relaxed);

@@ -9,17 +9,20 @@
 //! repeats itself. Only one that comes while nothing else is under way on its connection is drawn; of requests sent ahead that
 //! is the first, whose times then hold the others' too.
 //!
-//! **CPU time** costs a system call, 450 ns, and is seldom needed: as long as the thread stays on its processor, what
-//! passed is what it used. The kernel counts switches in a word of memory that a thread may read
-//! ([`Switches`]), so the call is made once after each switch and the clock alone from then on. Where the word is not to be had
-//! each reading is a call, and a quarter as many requests are timed.
+//! **CPU time** costs a system call, 250 to 450 ns, so it is asked for only where it may differ from what passed: at the
+//! beginning and at the end of a turn, and at the end of a phase that took longer than [`LONG`]. What the thread used between
+//! two such readings is shared out among the phases between them, in proportion to what passed in each: all of it to each,
+//! unless the thread was switched.
+//!
+//! The kernel also counts switches in a word of memory that a thread may read, by an event of perf, and then the call is
+//! needed after a switch alone. But the event makes each wait of the thread 400 ns dearer, and there are more of these than of
+//! requests that are timed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use amped_core::record::Record;
 use amped_sys::clock;
-use amped_sys::perf::Switches;
 use amped_units::Time;
 
 use super::board::PHASES;
@@ -28,10 +31,10 @@ use crate::counters::{FIGURES, LoopCounts, Snapshot};
 use crate::worker::Clock;
 
 /// Of so many requests one is timed, on average.
-pub(super) const EVERY: u32 = 16;
+pub(super) const EVERY: u32 = 64;
 
-/// The same where the price of CPU time is a system call for each reading.
-const EVERY_BY_CALLS: u32 = 64;
+/// Whoever waits in a phase, for a disk, seldom waits for less: a phase that takes longer is asked for its own CPU time.
+const LONG: Duration = Duration::from_micros(20);
 
 /// Figures are published so long after something has happened.
 const STEP: Duration = Duration::from_millis(50);
@@ -62,9 +65,7 @@ pub struct Meter {
     memory_at: Time,
     /// Requests until the next that is timed, that one included.
     left: u32,
-    every: u32,
     random: u64,
-    ruler: Ruler,
     /// What the clock showed when the loops' own showed nothing.
     origin_ns: u64,
 }
@@ -73,8 +74,6 @@ impl Meter {
     /// For a loop with this place, or one of whom nobody is to know. To be made by the loop's own thread.
     pub fn new(seat: Option<Seat>, clock: Clock) -> Meter {
         let seat = seat.filter(|_| cfg!(feature = "metrics"));
-        let ruler = Ruler::new(seat.as_ref().and_then(|_| Switches::of_this_thread().ok()));
-        let every = if ruler.switches.is_some() { EVERY } else { EVERY_BY_CALLS };
         // One right behind the other: they are the same clock.
         let (origin_ns, now) = (clock::monotonic_ns(), clock.now());
         let origin_ns = origin_ns.saturating_sub(now.as_nanos());
@@ -91,9 +90,7 @@ impl Meter {
             connection_bytes: 0,
             memory_at: Time::START,
             left: 1,
-            every,
             random: RandomState::new().hash_one(0) | 1,
-            ruler,
             origin_ns,
         }
     }
@@ -113,37 +110,25 @@ impl Meter {
             return None;
         }
         self.left = self.draw();
-        let last = self.ruler.read();
-        let mut timing = Timing { phase: Phase::Parsing, last, head_ns: None, phases: [(0, 0); PHASES.len()] };
-        timing.phases[Phase::Waiting as usize].0 = last.ns.saturating_sub(self.origin_ns + ready.as_nanos());
-        Some(Box::new(timing))
+        let mut timing = Box::new(Timing {
+            phase: Phase::Parsing,
+            cpu_ns: cpu_ns(),
+            ns: clock::monotonic_ns(),
+            head_ns: None,
+            phases: [(0, 0); PHASES.len()],
+            unshared: [0; PHASES.len()],
+        });
+        timing.phases[Phase::Waiting as usize].0 = timing.ns.saturating_sub(self.origin_ns + ready.as_nanos());
+        Some(timing)
     }
 
-    /// The distance to the next request that is timed: from 1 to 2 * `every` - 1, each as likely.
+    /// The distance to the next request that is timed: from 1 to 2 * [`EVERY`] - 1, each as likely.
     fn draw(&mut self) -> u32 {
         // xorshift64 (Marsaglia 2003), of which the upper half is used.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        1 + ((self.random >> 32) as u32) % (2 * self.every - 1)
-    }
-
-    /// The connection of a request that is timed has its turn again: what passed was no work of this loop for it.
-    pub fn resume(&mut self, timing: &mut Timing) {
-        let now = self.ruler.read();
-        timing.add(now, false);
-    }
-
-    /// The turn is over.
-    pub fn rest(&mut self, timing: &mut Timing) {
-        let now = self.ruler.read();
-        timing.add(now, true);
-    }
-
-    /// A phase is over.
-    pub fn pass(&mut self, timing: &mut Timing, next: Phase) {
-        self.rest(timing);
-        timing.phase = next;
+        1 + ((self.random >> 32) as u32) % (2 * EVERY - 1)
     }
 
     /// Bytes were given to a socket.
@@ -167,7 +152,7 @@ impl Meter {
             return;
         }
         let timing = timing.filter(|_| is_whole).map(|mut timing| {
-            self.rest(&mut timing);
+            timing.rest();
             timing.phases
         });
         let Some(seat) = &self.seat else { return };
@@ -243,12 +228,16 @@ impl Meter {
 #[derive(Debug)]
 pub struct Timing {
     phase: Phase,
-    /// Up to here all is counted.
-    last: Reading,
-    /// When its head had been read, if that was after `last`.
+    /// Up to here all that passed is counted.
+    ns: u64,
+    /// The thread's CPU time when it was asked for last.
+    cpu_ns: u64,
+    /// When its head had been read, if that was after `ns`.
     head_ns: Option<u64>,
     /// Elapsed and CPU time of each phase.
     phases: [(u64, u64); PHASES.len()],
+    /// What has passed in each since CPU time was asked for last.
+    unshared: [u64; PHASES.len()],
 }
 
 impl Timing {
@@ -258,77 +247,68 @@ impl Timing {
     }
 
     /// Its head had been read when the clock showed this, in this turn: the next reading parts what was before from what was
-    /// behind it, and what the thread used, if not all of it was its own, in the same proportion.
+    /// behind it.
     pub fn note_head(&mut self, head_ns: u64) {
         self.head_ns = Some(head_ns);
     }
 
+    /// The connection has its turn again: what passed was no work of this loop for it.
+    pub fn resume(&mut self) {
+        self.cpu_ns = cpu_ns();
+        let now = clock::monotonic_ns();
+        self.phases[self.phase as usize].0 += now.saturating_sub(self.ns);
+        self.ns = now;
+    }
+
+    /// The turn is over.
+    pub fn rest(&mut self) {
+        self.read();
+        self.share();
+    }
+
+    /// A phase is over.
+    pub fn pass(&mut self, next: Phase) {
+        self.read();
+        if Duration::from_nanos(self.unshared.iter().sum()) > LONG {
+            self.share();
+        }
+        self.phase = next;
+    }
+
     /// Counts what has passed.
-    fn add(&mut self, now: Reading, has_run: bool) {
-        let elapsed = now.ns.saturating_sub(self.last.ns);
-        let used = if has_run { now.cpu_ns.saturating_sub(self.last.cpu_ns).min(elapsed) } else { 0 };
-        let mut rest = (elapsed, used);
+    fn read(&mut self) {
+        let now = clock::monotonic_ns();
         if let Some(head_ns) = self.head_ns.take() {
-            let before = head_ns.saturating_sub(self.last.ns).min(elapsed);
-            let used_before = (u128::from(used) * u128::from(before) / u128::from(elapsed.max(1))) as u64;
-            self.add_to_phase((before, used_before));
-            rest = (elapsed - before, used - used_before);
+            self.pass_until(head_ns.min(now));
             self.phase = Phase::Processing;
         }
-        self.add_to_phase(rest);
-        self.last = now;
+        self.pass_until(now);
     }
 
-    fn add_to_phase(&mut self, (elapsed_ns, cpu_ns): (u64, u64)) {
-        let phase = &mut self.phases[self.phase as usize];
-        phase.0 += elapsed_ns;
-        phase.1 += cpu_ns;
-    }
-}
-
-/// What both clocks show: of some start each.
-#[derive(Clone, Copy, Debug, Default)]
-struct Reading {
-    ns: u64,
-    cpu_ns: u64,
-}
-
-/// Reads both clocks, and that of the CPU only where it must.
-struct Ruler {
-    switches: Option<Switches>,
-    /// As long as switches are so many, CPU time is the time less `off_ns`.
-    known: Option<u32>,
-    off_ns: u64,
-}
-
-impl Ruler {
-    fn new(switches: Option<Switches>) -> Ruler {
-        Ruler { switches, known: None, off_ns: 0 }
+    fn pass_until(&mut self, now: u64) {
+        let elapsed = now.saturating_sub(self.ns);
+        self.phases[self.phase as usize].0 += elapsed;
+        self.unshared[self.phase as usize] += elapsed;
+        self.ns += elapsed;
     }
 
-    fn read(&mut self) -> Reading {
-        let Some(switches) = &self.switches else {
-            return Reading { ns: clock::monotonic_ns(), cpu_ns: as_ns(clock::cpu_time()) };
-        };
-        let count = Some(switches.count());
-        if count == self.known {
-            let ns = clock::monotonic_ns();
-            // Else it was switched between the two.
-            if Some(switches.count()) == count {
-                return Reading { ns, cpu_ns: ns.wrapping_sub(self.off_ns) };
-            }
+    /// Shares out what the thread has used.
+    fn share(&mut self) {
+        let now = cpu_ns();
+        let elapsed: u64 = self.unshared.iter().sum();
+        // The call itself lies within, so a little more than what passed is nothing else.
+        let used = now.saturating_sub(self.cpu_ns).min(elapsed);
+        for ((_, cpu_ns), part) in self.phases.iter_mut().zip(&mut self.unshared) {
+            *cpu_ns += (u128::from(used) * u128::from(*part) / u128::from(elapsed.max(1))) as u64;
+            *part = 0;
         }
-        let count = switches.count();
-        let cpu_ns = as_ns(clock::cpu_time());
-        let ns = clock::monotonic_ns();
-        self.off_ns = ns.wrapping_sub(cpu_ns);
-        self.known = (switches.count() == count).then_some(count);
-        Reading { ns, cpu_ns }
+        self.cpu_ns = now;
     }
 }
 
-fn as_ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+/// CPU time of this thread.
+fn cpu_ns() -> u64 {
+    u64::try_from(clock::cpu_time().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(all(test, feature = "metrics"))]
@@ -356,14 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn one_request_in_sixteen_is_timed_and_which_cannot_be_told_beforehand() {
+    fn one_request_in_64_is_timed_and_which_cannot_be_told_beforehand() {
         let (_, mut meter) = meter();
-        meter.every = EVERY;
-        let drawn: Vec<bool> = (0..16_000).map(|_| meter.begin(Time::START).is_some()).collect();
+        let drawn: Vec<bool> = (0..64_000).map(|_| meter.begin(Time::START).is_some()).collect();
         let timed = drawn.iter().filter(|timed| **timed).count();
         // The deviation of the sum of a thousand distances is 1.8 %.
         assert!((900..1100).contains(&timed), "{timed}");
-        for step in 1..100 {
+        for step in 1..400 {
             let best = (0..step).map(|first| drawn.iter().skip(first).step_by(step).filter(|timed| **timed).count());
             let (best, expected) = (best.max().expect("one"), timed as f64 / step as f64);
             assert!((best as f64) < 3.0 * expected + 20.0, "a step of {step} meets {best} of {timed}");
@@ -385,14 +364,14 @@ mod tests {
         work(millis(3));
         timing.note_head(clock::monotonic_ns());
         work(millis(6));
-        meter.rest(&mut timing);
+        timing.rest();
         assert_eq!(timing.phase(), Phase::Processing);
         // A helper is at it.
         std::thread::sleep(millis(20));
-        meter.resume(&mut timing);
-        meter.pass(&mut timing, Phase::Sending);
+        timing.resume();
+        timing.pass(Phase::Sending);
         work(millis(2));
-        meter.pass(&mut timing, Phase::Logging);
+        timing.pass(Phase::Logging);
         meter.count(&record_of(5000, false), 5000, true, Some(timing));
         let whole = clock::monotonic_ns() - begun;
 

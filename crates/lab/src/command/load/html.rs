@@ -1,5 +1,4 @@
-//! `--html`: a result as one page that needs nothing else: its tables are in it, its plots are drawn by what it carries along
-//! (uPlot, see `assets/uplot`), and its policy forbids it to load anything.
+//! `--html`: a result as one page that needs nothing else (see `page.rs`).
 //!
 //! First the verdict in a sentence, then the plots, then the figures and what they depend on. Of a sweep, the points are
 //! medians of the repetitions with their intervals; where the client did not do what was asked, the point is open, as what a
@@ -11,10 +10,11 @@ use std::fmt::Write;
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Spread};
 use amped_measure::stats::Summary;
 use amped_measure::{Verdict, Worth};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::Swept;
+use crate::page;
 
 /// What a page tells besides the result.
 pub(super) struct Head {
@@ -271,42 +271,10 @@ fn about(head: &Head, outcome: &Outcome) -> Markup {
     }
 }
 
-const UPLOT: &str = include_str!("../../../assets/uplot/uPlot.iife.min.js");
-const UPLOT_CSS: &str = include_str!("../../../assets/uplot/uPlot.min.css");
-const UPLOT_LICENCE: &str = include_str!("../../../assets/uplot/LICENSE");
-const CSS: &str = include_str!("../../../assets/load.css");
 const SCRIPT: &str = include_str!("../../../assets/load.js");
 
-/// What the page may do: use what is in it, and nothing else.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
-
 fn page(title: &str, heading: &str, first: &Outcome, body: &Markup, data: &Value) -> String {
-    // Within a script nothing but its end has a meaning to the reader of HTML.
-    let data = data.to_string().replace('<', "\\u003c");
-    let licence = format!("\n/*\nuPlot 1.6.32\n\n{UPLOT_LICENCE}*/\n{UPLOT}");
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                title { (title) }
-                style { (PreEscaped(UPLOT_CSS)) (PreEscaped(CSS)) }
-            }
-            body {
-                h1 { (heading) }
-                p.faint { (first.began()) }
-                noscript { p.bad { "The plots are drawn by a script, which is switched off here; the tables are not." } }
-                (body)
-                footer { "ammeter " (env!("CARGO_PKG_VERSION")) "; plots by uPlot, under the MIT licence that is in this page" }
-                script type="application/json" id="data" { (PreEscaped(data)) }
-                script { (PreEscaped(licence)) }
-                script { (PreEscaped(SCRIPT)) }
-            }
-        }
-    }
-    .into_string()
+    page::page(title, heading, &first.began(), body, data, SCRIPT)
 }
 
 #[cfg(test)]

@@ -1,0 +1,462 @@
+//! What runs at several loads say of a server's resources. Pure: figures in, figures out; no file, no clock, no text.
+//!
+//! ```text
+//! knee     where throughput stops to follow what is offered          ammeter_load::knee::bend, shared with sweeps
+//! use_of   what each resource did in each window
+//! demand   what a request demands of it below the knee, and the ceiling that follows
+//! ```
+//!
+//! [`analyse`] puts them together: for each resource the demand, the ceiling, and the part of the windows in which it was at
+//! its end below the knee and above it. Which of them is the bottleneck is said by `diagnose`.
+
+pub(crate) mod demand;
+pub(crate) mod use_of;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ammeter_load::knee::{Bend, bend};
+use ammeter_monitor::Tick;
+use demand::{Demand, demand};
+use serde::Serialize;
+use use_of::{Doing, Kind, Resource, Rest, Use, doing, group_name, labels, pool_of, rest, uses};
+
+/// A run at one load, as it was seen from both sides.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Observed {
+    /// Connections that were to begin a second, or clients of a closed loop.
+    pub(crate) asked: f64,
+    /// What was offered: connections begun a second, or clients.
+    pub(crate) offered: f64,
+    /// Right replies a second, while connections were begun.
+    pub(crate) throughput: f64,
+    /// Why the figures are the client's own, if they are.
+    pub(crate) client: Option<Bound>,
+    /// Windows before the load, in which nothing was asked.
+    pub(crate) before: Vec<Tick>,
+    /// Windows under load.
+    pub(crate) under: Vec<Tick>,
+}
+
+/// What speaks against the client of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Bound {
+    /// In words.
+    pub(crate) why: String,
+    /// Whether load was lacking for it; else it was late, which may be the doing of a server on the same machine.
+    pub(crate) is_certain: bool,
+}
+
+/// What is known of a resource.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Found {
+    /// What it is.
+    pub(crate) kind: Kind,
+    /// Which one.
+    pub(crate) name: String,
+    /// What a request demands of it; `None` where it is not known what there is, or too little was seen.
+    pub(crate) demand: Option<Demand>,
+    /// The mean share in use at the lowest load.
+    pub(crate) share_below: Option<f64>,
+    /// Likewise above the knee, or at the highest load where there is none.
+    pub(crate) share_above: Option<f64>,
+    /// The part of all windows in which it was at its end, at the lowest load.
+    pub(crate) full_below: f64,
+    /// Likewise above the knee.
+    pub(crate) full_above: f64,
+    /// Of these, the part in which descriptors were not at their end as well: who waits for one cannot be told from who makes
+    /// others wait, but by what came first.
+    pub(crate) full_without_descriptors: f64,
+}
+
+/// Where the threads of a pool were above the knee.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Pool {
+    /// Its threads' name.
+    pub(crate) name: String,
+    /// How many there were, in the mean.
+    pub(crate) threads: f64,
+    /// Whether they were the same ones all the time.
+    pub(crate) is_fixed: bool,
+    /// Of them, how many rested.
+    pub(crate) resting: f64,
+    /// Ran or waited for a core.
+    pub(crate) running: f64,
+    /// Waited for a disk.
+    pub(crate) on_disk: f64,
+    /// Slept elsewhere: the kernel's function, and how many, the most first.
+    pub(crate) asleep: Vec<(String, f64)>,
+}
+
+/// Where requests waited above the knee: how many in the mean, by the last censuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Waiting {
+    /// Connections that the server had not accepted.
+    pub(crate) in_queue: f64,
+    /// Connections with bytes that it had not read, those among them.
+    pub(crate) unread: f64,
+    /// Connections with bytes on their way to the client.
+    pub(crate) sending: f64,
+    /// Connections that were established, all of them.
+    pub(crate) established: f64,
+    /// The part of the time with something to send in which the client's window was closed.
+    pub(crate) receive_window: f64,
+    /// Likewise in which the server's buffer was too small.
+    pub(crate) send_buffer: f64,
+    /// Bytes a second that left by the network.
+    pub(crate) out_bytes_per_s: f64,
+}
+
+/// What all runs say together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Analysis {
+    /// The knee, if there is one within the loads.
+    pub(crate) knee: Option<Bend>,
+    /// Whether throughput stops to follow what is offered: there is a knee, or it is plainly behind at the highest load though
+    /// runs differ too much to tell where that begins.
+    pub(crate) is_limited: bool,
+    /// Right replies a second above the knee, in the mean; the most at any load where there is none.
+    pub(crate) plateau: f64,
+    /// The lowest and the highest of those.
+    pub(crate) plateau_range: (f64, f64),
+    /// Runs above the knee; where there is none, those at the highest load.
+    pub(crate) above: usize,
+    /// Of those, in which the client did not keep its schedule, and what was said of it.
+    pub(crate) client_bound: Vec<Bound>,
+    /// Each resource.
+    pub(crate) resources: Vec<Found>,
+    /// Each pool of threads.
+    pub(crate) pools: Vec<Pool>,
+    /// Where requests waited.
+    pub(crate) waiting: Waiting,
+    /// Windows above the knee.
+    pub(crate) windows: usize,
+    /// Their length in the mean, in seconds.
+    pub(crate) window_s: f64,
+}
+
+/// Of the part that is answered where it is easiest, what is plainly less.
+const BEHIND: f64 = 0.75;
+/// Threads that are looked at one by one.
+const THREADS_MAX: usize = 12;
+
+/// Looks at all runs of one server.
+pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
+    let points =
+        |runs: &mut dyn Iterator<Item = &Observed>| runs.map(|run| (run.offered, run.throughput)).collect::<Vec<_>>();
+    // What the client did not keep says little of the server, but where nothing else is there, it is all there is.
+    let kept = points(&mut runs.iter().filter(|run| run.client.is_none()));
+    let knee = bend(&kept).or_else(|| bend(&points(&mut runs.iter())));
+    let highest = runs.iter().map(|run| run.asked).fold(0.0, f64::max);
+    let lowest = runs.iter().map(|run| run.asked).fold(f64::INFINITY, f64::min);
+    let part = |run: &Observed| run.throughput / run.offered.max(1e-9);
+    let best = runs.iter().map(part).fold(0.0, f64::max);
+    // A run at the knee is on neither side.
+    let is_beyond = |run: &&Observed| match knee {
+        Some(knee) => run.offered > 1.02 * knee.at,
+        None => part(run) < BEHIND * best,
+    };
+    let mut above: Vec<&Observed> = runs.iter().filter(is_beyond).collect();
+    let is_limited = knee.is_some() || above.iter().any(|run| run.asked >= highest);
+    if !is_limited || above.is_empty() {
+        above = runs.iter().filter(|run| run.asked >= highest).collect();
+    }
+    let light: Vec<&Observed> = runs.iter().filter(|run| run.asked <= lowest && lowest < highest).collect();
+    let throughputs = || above.iter().map(|run| run.throughput);
+    let rest = rest(
+        runs.iter().flat_map(|run| &run.before),
+        runs.iter().filter(|run| run.asked <= lowest).flat_map(|run| &run.under),
+    );
+
+    // Each run's resources, once.
+    let seen: Vec<BTreeMap<Resource, Mean>> = runs.iter().map(|run| means(run, &rest)).collect();
+    let of = |chosen: &dyn Fn(&Observed) -> bool, resource: &Resource| {
+        let mut all = Mean::default();
+        for (run, seen) in runs.iter().zip(&seen).filter(|(run, _)| chosen(run)) {
+            all.windows += run.under.len() as f64;
+            if let Some(one) = seen.get(resource) {
+                all.full += one.full;
+                all.alone += one.alone;
+                all.share += one.share;
+                all.shares += one.shares;
+            }
+        }
+        all
+    };
+    let names: BTreeSet<&Resource> = seen.iter().flat_map(BTreeMap::keys).collect();
+    let mut resources: Vec<Found> = names
+        .into_iter()
+        .map(|resource| {
+            let (below_all, above_all) = (
+                of(&|run| light.iter().any(|one| std::ptr::eq(*one, run)), resource),
+                of(&|run| above.iter().any(|one| std::ptr::eq(*one, run)), resource),
+            );
+            let line: Vec<(f64, f64)> = runs
+                .iter()
+                .zip(&seen)
+                .filter(|(run, _)| knee.map_or(part(run) >= BEHIND * best, |knee| run.offered <= knee.at))
+                .filter_map(|(run, seen)| Some((run.throughput, seen.get(resource)?.mean()?)))
+                .collect();
+            Found {
+                kind: resource.0,
+                name: resource.1.clone(),
+                demand: demand(&line),
+                share_below: below_all.mean(),
+                share_above: above_all.mean(),
+                full_below: below_all.full_part(),
+                full_above: above_all.full_part(),
+                full_without_descriptors: if above_all.full > 0.0 { above_all.alone / above_all.full } else { 0.0 },
+            }
+        })
+        .collect();
+    // Of a dozen disks most do nothing.
+    let share = |share: Option<f64>| share.unwrap_or(0.0) > 0.001;
+    resources.retain(|one| share(one.share_above) || share(one.share_below) || one.full_above + one.full_below > 0.0);
+    let mut busiest: Vec<f64> =
+        resources.iter().filter(|one| one.kind == Kind::Thread).filter_map(|one| one.share_above).collect();
+    busiest.sort_by(|a, b| b.total_cmp(a));
+    let least = busiest.get(THREADS_MAX).copied().unwrap_or(0.0);
+    resources.retain(|one| one.kind != Kind::Thread || one.share_above.is_some_and(|share| share > least.max(0.001)));
+
+    let under: Vec<&Tick> = above.iter().flat_map(|run| &run.under).collect();
+    let mean = throughputs().sum::<f64>() / above.len().max(1) as f64;
+    Analysis {
+        knee,
+        is_limited,
+        plateau: if is_limited { mean } else { runs.iter().map(|run| run.throughput).fold(0.0, f64::max) },
+        plateau_range: throughputs().map(|x| (x, x)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default(),
+        above: above.len(),
+        client_bound: above.iter().filter_map(|run| run.client.clone()).collect(),
+        resources,
+        pools: pools(&above, &rest),
+        waiting: waiting(&under),
+        windows: under.len(),
+        window_s: under.iter().map(|tick| tick.interval_s).sum::<f64>() / under.len().max(1) as f64,
+    }
+}
+
+/// Sums of a resource over windows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    windows: f64,
+    full: f64,
+    /// Of `full`, without descriptors being at their end.
+    alone: f64,
+    share: f64,
+    shares: f64,
+}
+
+impl Mean {
+    fn mean(&self) -> Option<f64> {
+        (self.shares > 0.0).then(|| self.share / self.shares)
+    }
+
+    fn full_part(&self) -> f64 {
+        if self.windows > 0.0 { self.full / self.windows } else { 0.0 }
+    }
+}
+
+/// What each resource did in a run. A quota counts periods rather than windows, which may be shorter than one.
+fn means(run: &Observed, rest: &Rest) -> BTreeMap<Resource, Mean> {
+    let labels = labels(&run.under);
+    let mut means: BTreeMap<Resource, Mean> = BTreeMap::new();
+    for tick in &run.under {
+        let uses = uses(tick, rest, &labels);
+        let is_open = !uses.iter().any(|((kind, _), one)| *kind == Kind::Descriptors && one.full > 0.0);
+        for (resource, Use { share, full }) in uses {
+            let mean = means.entry(resource).or_default();
+            mean.full += full;
+            mean.alone += if is_open { full } else { 0.0 };
+            mean.share += share.unwrap_or(0.0);
+            mean.shares += f64::from(u8::from(share.is_some()));
+        }
+    }
+    let windows = run.under.len() as f64;
+    for group in run.under.first().map_or(&[][..], |tick| &tick.groups) {
+        let of = |count: fn(&ammeter_monitor::GroupRate) -> u64| -> u64 {
+            run.under.iter().flat_map(|tick| &tick.groups).filter(|one| one.path == group.path).map(count).sum()
+        };
+        let (periods, throttled) = (of(|group| group.periods), of(|group| group.throttled_periods));
+        if let Some(mean) = means.get_mut(&(Kind::Quota, group_name(&group.path).to_owned())) {
+            mean.full = windows * throttled as f64 / periods.max(1) as f64;
+        }
+    }
+    means
+}
+
+/// Where the threads of each pool were.
+fn pools(above: &[&Observed], rest: &Rest) -> Vec<Pool> {
+    let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
+    let mut asleep: BTreeMap<(String, String), f64> = BTreeMap::new();
+    let windows = above.iter().map(|run| run.under.len()).sum::<usize>().max(1) as f64;
+    for run in above {
+        let labels = labels(&run.under);
+        // Threads of the first and the last window: who is in both was there all the time.
+        let ends = |tick: Option<&Tick>| -> BTreeSet<u32> {
+            tick.map(|tick| tick.threads.iter().map(|thread| thread.tid).collect()).unwrap_or_default()
+        };
+        let (first, last) = (ends(run.under.first()), ends(run.under.last()));
+        for thread in run.under.iter().flat_map(|tick| &tick.threads).filter(|thread| labels.contains_key(&thread.tid))
+        {
+            let name = pool_of(thread);
+            let pool = pools.entry(name.clone()).or_insert_with(|| Pool {
+                name: name.clone(),
+                is_fixed: true,
+                ..Pool::default()
+            });
+            pool.threads += 1.0 / windows;
+            pool.is_fixed &= first.contains(&thread.tid) && last.contains(&thread.tid);
+            match doing(thread, rest) {
+                Doing::Nothing => pool.resting += 1.0 / windows,
+                Doing::Running => pool.running += 1.0 / windows,
+                Doing::Disk => pool.on_disk += 1.0 / windows,
+                Doing::Asleep(place) => *asleep.entry((name, place)).or_default() += 1.0 / windows,
+            }
+        }
+    }
+    for ((name, place), count) in asleep {
+        if let Some(pool) = pools.get_mut(&name) {
+            pool.asleep.push((place, count));
+        }
+    }
+    let mut pools: Vec<Pool> = pools.into_values().collect();
+    pools.iter_mut().for_each(|pool| pool.asleep.sort_by(|a, b| b.1.total_cmp(&a.1)));
+    pools
+}
+
+/// Where requests waited.
+fn waiting(under: &[&Tick]) -> Waiting {
+    let mut waiting = Waiting::default();
+    let (mut counted, mut busy) = (0.0, 0u64);
+    let (mut receive, mut send) = (0u64, 0u64);
+    for tick in under {
+        waiting.in_queue += tick.listeners.iter().map(|listener| f64::from(listener.depth)).sum::<f64>();
+        waiting.out_bytes_per_s += tick.network.map_or(0.0, |network| network.out_bytes_per_s);
+        if let Some(census) = &tick.census {
+            let limits = census.limits;
+            counted += 1.0;
+            waiting.unread += f64::from(limits.unread);
+            waiting.sending += f64::from(limits.sending);
+            waiting.established += tick.connections("established").map_or(0.0, f64::from);
+            busy += limits.busy_us;
+            receive += limits.receive_window_us;
+            send += limits.send_buffer_us;
+        }
+    }
+    let windows = under.len().max(1) as f64;
+    waiting.in_queue /= windows;
+    waiting.out_bytes_per_s /= windows;
+    for count in [&mut waiting.unread, &mut waiting.sending, &mut waiting.established] {
+        *count /= f64::max(counted, 1.0);
+    }
+    waiting.receive_window = receive as f64 / busy.max(1) as f64;
+    waiting.send_buffer = send as f64 / busy.max(1) as f64;
+    waiting
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use ammeter_monitor::{ListenerRate, ThreadRate};
+    use amped_measure::stats::Random;
+    use proptest::prelude::*;
+
+    /// A ladder of eight rates against a thread that computes for `busy_s` a request and sleeps for `asleep_s`, one at a time.
+    pub(crate) fn ladder(busy_s: f64, asleep_s: f64, noise: f64, seed: u64) -> Vec<Observed> {
+        let mut random = Random(seed);
+        let capacity = 1.0 / (busy_s + asleep_s);
+        (1..=8)
+            .map(|step| {
+                let rate = capacity * f64::from(step) / 5.0;
+                let throughput = rate.min(capacity);
+                let mut window = |throughput: f64| {
+                    let off = 1.0 + noise * (2.0 * random.fraction() - 1.0);
+                    let run = (throughput * busy_s * off).min(1.0);
+                    let is_asleep = random.fraction() < throughput * asleep_s;
+                    let place = if is_asleep { "hrtimer_nanosleep" } else { "ep_poll" };
+                    let state = if run > 0.99 { 'R' } else { 'S' };
+                    let thread = |tid, name: &str, state, run, place: &str| ThreadRate {
+                        pid: 1,
+                        tid,
+                        name: name.to_owned(),
+                        state,
+                        run,
+                        sleeps_in: (state == 'S').then(|| place.to_owned()),
+                        ..ThreadRate::default()
+                    };
+                    Tick {
+                        interval_s: 0.1,
+                        threads: vec![thread(7, "worker", state, run, place), thread(8, "main", 'S', 0.0, "ep_poll")],
+                        listeners: vec![ListenerRate { limit: 128, ..ListenerRate::default() }],
+                        ..Tick::default()
+                    }
+                };
+                Observed {
+                    asked: rate,
+                    offered: rate,
+                    throughput,
+                    client: None,
+                    before: (0..5).map(|_| window(0.0)).collect(),
+                    under: (0..20).map(|_| window(throughput)).collect(),
+                }
+            })
+            .collect()
+    }
+
+    fn resource(found: &Analysis, kind: Kind) -> &Found {
+        found.resources.iter().find(|one| one.kind == kind).unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_computes_is_at_its_end_above_the_knee_and_not_below() {
+        let found = analyse(&ladder(0.005, 0.0, 0.0, 1));
+        let thread = resource(&found, Kind::Thread);
+        assert_eq!((thread.full_below, thread.full_above), (0.0, 1.0), "{found:?}");
+        assert!((found.plateau / 200.0 - 1.0).abs() < 0.02 && found.above == 3, "{found:?}");
+        assert_eq!(found.resources.iter().filter(|one| one.kind == Kind::Thread).count(), 1, "the idle one is none");
+        assert!(found.client_bound.is_empty() && found.windows == 60);
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_in_the_midst_of_requests_is_seen_where_it_sleeps() {
+        let found = analyse(&ladder(0.0001, 0.005, 0.0, 1));
+        assert!(resource(&found, Kind::Thread).full_above == 0.0);
+        let pool = found.pools.iter().find(|pool| pool.name == "worker").unwrap();
+        assert!(pool.is_fixed && pool.asleep[0].0 == "hrtimer_nanosleep" && pool.asleep[0].1 > 0.9, "{pool:?}");
+        let found = resource(&found, Kind::Pool);
+        assert!(found.full_above > 0.9 && found.full_below < 0.5, "{found:?}");
+    }
+
+    #[test]
+    fn without_a_knee_the_highest_load_is_what_is_looked_at() {
+        let all = ladder(0.005, 0.0, 0.0, 1);
+        let found = analyse(&all[..4]);
+        assert!(
+            found.knee.is_none() && !found.is_limited && found.above == 1 && (found.plateau - 160.0).abs() < 1e-6,
+            "{found:?}"
+        );
+        assert_eq!(analyse(&[]), Analysis::default());
+    }
+
+    #[test]
+    fn what_is_plainly_behind_is_limited_also_where_it_cannot_be_told_from_where_on() {
+        let mut all = ladder(0.005, 0.0, 0.0, 1);
+        for (run, throughput) in all.iter_mut().zip([39.0, 20.0, 33.0, 19.0, 37.0, 22.0, 35.0, 20.0]) {
+            run.throughput = throughput;
+        }
+        let found = analyse(&all);
+        assert!(found.is_limited && found.above >= 6 && found.plateau < 40.0, "{found:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_planted_demand_is_recovered_through_the_windows(busy_us in 50.0..20_000.0_f64, seed in any::<u64>()) {
+            let busy_s = busy_us / 1e6;
+            let found = analyse(&ladder(busy_s, 0.0, 0.02, seed));
+            let knee = found.knee.expect("a knee");
+            prop_assert!((knee.throughput * busy_s - 1.0).abs() < 0.03, "{knee:?}");
+            let demand = resource(&found, Kind::Thread).demand.expect("a demand");
+            prop_assert!(demand.allows(1.0 / busy_s, 0.03), "{demand:?}");
+            prop_assert!((demand.per_request_s / busy_s - 1.0).abs() < 0.1, "{demand:?}");
+        }
+    }
+}

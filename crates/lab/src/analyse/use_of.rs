@@ -1,0 +1,363 @@
+//! What each resource did in each window: how much of it was in use, and whether it was at its end.
+//!
+//! A window is what lies between two looks of the monitor, 50 to 100 ms: means over seconds hide resources that are at their
+//! end by turns (Malkowski, Hedwig, Pu 2009). What is in use is a share of what there is; being at the end is a fact of its own
+//! where the kernel tells it (a quota that was used up, a queue that turned somebody away), else a share near 1.
+//!
+//! Hard resources are told by their counters. The soft ones, pools and locks, show only in where threads are: a thread runs,
+//! waits for a disk, rests where it does when nothing is asked, or sleeps somewhere else, which is to say that it waits in the
+//! midst of a request. `rest` says which place is which.
+
+use std::collections::BTreeMap;
+
+use ammeter_monitor::{ThreadRate, Tick};
+use serde::Serialize;
+
+/// What may be at its end. The order is that of causes: what comes first, when it is at its end, fills up what comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// CPU time that a control group may use.
+    Quota,
+    /// Bytes a second that a control group may have of a disk.
+    DiskLimit,
+    /// A disk.
+    Disk,
+    /// Memory.
+    Memory,
+    /// A thread that has a core's worth to do.
+    Thread,
+    /// Something that one thread at a time can have.
+    Lock,
+    /// All threads of a kind.
+    Pool,
+    /// What makes the load.
+    Client,
+    /// A core.
+    Core,
+    /// A core's time for soft interrupts.
+    Softirq,
+    /// The network between server and clients, or the clients' own windows.
+    Network,
+    /// Descriptors.
+    Descriptors,
+    /// Connections that wait to be accepted.
+    AcceptQueue,
+}
+
+/// A resource: its kind, and which one.
+pub(crate) type Resource = (Kind, String);
+
+/// What a resource did in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Use {
+    /// The share in use; `None` where it is not known what there is.
+    pub(crate) share: Option<f64>,
+    /// The part of the window in which it was at its end, 0 or 1 for most.
+    pub(crate) full: f64,
+}
+
+/// Of several processes or listeners of a server the fullest speaks for all.
+const OF_SERVER: &str = "of the server";
+
+/// A share that is as good as all.
+const FULL: f64 = 0.9;
+
+/// Threads that do the same, told by their name without its number.
+pub(crate) fn pool_of(thread: &ThreadRate) -> String {
+    let name = thread.name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '#' | ':' | '/'));
+    if name.is_empty() { thread.name.clone() } else { name.to_owned() }
+}
+
+/// Where the threads of each pool rest.
+pub(crate) type Rest = BTreeMap<String, String>;
+
+/// Where threads of each pool sleep most when nothing is asked (`idle` windows); of pools that are not there then, in the
+/// windows with the least load (`light`).
+pub(crate) fn rest<'a>(idle: impl Iterator<Item = &'a Tick>, light: impl Iterator<Item = &'a Tick>) -> Rest {
+    let places = |ticks: &mut dyn Iterator<Item = &'a Tick>| {
+        let mut places: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
+        for thread in ticks.flat_map(|tick| &tick.threads) {
+            if let ('S', Some(place)) = (thread.state, &thread.sleeps_in) {
+                *places.entry(pool_of(thread)).or_default().entry(place.clone()).or_default() += 1;
+            }
+        }
+        let most =
+            |places: BTreeMap<String, u32>| places.into_iter().max_by_key(|(_, count)| *count).map(|most| most.0);
+        places.into_iter().filter_map(|(pool, places)| Some((pool, most(places)?))).collect::<Rest>()
+    };
+    let (mut idle, mut light) = (idle, light);
+    let mut rest = places(&mut light);
+    rest.extend(places(&mut idle));
+    rest
+}
+
+/// What a thread is about at the end of a window.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Doing {
+    /// It rests.
+    Nothing,
+    /// It runs, or could if it had a core.
+    Running,
+    /// It waits for a disk.
+    Disk,
+    /// It sleeps here.
+    Asleep(String),
+}
+
+/// What this thread is about.
+pub(crate) fn doing(thread: &ThreadRate, rest: &Rest) -> Doing {
+    match (thread.state, &thread.sleeps_in) {
+        ('R', _) => Doing::Running,
+        ('D', _) => Doing::Disk,
+        ('S', Some(place)) if rest.get(&pool_of(thread)) != Some(place) => Doing::Asleep(place.clone()),
+        _ => Doing::Nothing,
+    }
+}
+
+/// A place in which threads wait for each other.
+pub(crate) fn is_lock(place: &str) -> bool {
+    ["futex", "semtimedop", "flock", "posix_lock"].iter().any(|lock| place.contains(lock))
+}
+
+/// Names of the threads that did something in a run, by which they are known in the next one too, when the server was started
+/// anew: their own, and for those of one name their order.
+pub(crate) fn labels(under: &[Tick]) -> BTreeMap<u32, String> {
+    let threads = under.iter().flat_map(|tick| &tick.threads).filter(|thread| thread.run > 0.0);
+    let active: BTreeMap<u32, &str> = threads.map(|thread| (thread.tid, &thread.name[..])).collect();
+    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut label = |name| {
+        let count = counts.entry(name).or_default();
+        *count += 1;
+        if *count == 1 { name.to_owned() } else { format!("{name} #{count}") }
+    };
+    active.into_iter().map(|(tid, name)| (tid, label(name))).collect()
+}
+
+/// The name of a control group without the numbers at its end, which whoever makes one for each run counts up.
+pub(crate) fn group_name(path: &str) -> &str {
+    path.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-')
+}
+
+/// What every resource did in this window, with the [`labels`] of the run's threads.
+pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &BTreeMap<u32, String>) -> BTreeMap<Resource, Use> {
+    let mut uses: BTreeMap<Resource, Use> = BTreeMap::new();
+    let mut add = |kind, name: &str, share: Option<f64>, full: f64| {
+        // Of several by one name the fullest counts.
+        let known = uses.entry((kind, name.to_owned())).or_default();
+        known.share = if known.share > share { known.share } else { share };
+        known.full = known.full.max(full);
+    };
+    let is = |holds: bool| f64::from(u8::from(holds));
+    // One that could run all the time has no more to give, though others on the machine have its core for a part. With more of
+    // them than cores it is the cores.
+    let wants_all = |thread: &ThreadRate| thread.run + thread.wait >= 0.95 && thread.run >= 0.1;
+    let wanting = tick.threads.iter().filter(|thread| wants_all(thread)).count();
+    for thread in &tick.threads {
+        let Some(name) = labels.get(&thread.tid) else { continue };
+        let is_full = thread.run >= FULL || (wants_all(thread) && wanting <= tick.cores.len().max(1));
+        add(Kind::Thread, name, Some(thread.run), is(is_full));
+    }
+    // A core that others have filled is nothing to a server that wants little of it.
+    let wants = tick.server_cpu() + tick.server_wait;
+    let waits = wants >= 0.8 && tick.server_wait >= 0.2 * wants;
+    for (number, core) in tick.cores.iter().enumerate() {
+        add(Kind::Core, &number.to_string(), Some(core.busy()), is(core.busy() >= 0.95 && waits));
+        add(Kind::Softirq, &number.to_string(), Some(core.softirq), is(core.softirq >= FULL));
+    }
+    let on_disk = tick.threads.iter().filter(|thread| thread.state == 'D').count();
+    let read: f64 = tick.processes.iter().filter_map(|process| process.read_bytes_per_s).sum();
+    let written: f64 = tick.processes.iter().filter_map(|process| process.write_bytes_per_s).sum();
+    for group in &tick.groups {
+        if let Some(cores) = group.cores_max {
+            let full = group.throttled_periods as f64 / group.periods.max(1) as f64;
+            add(Kind::Quota, group_name(&group.path), Some(tick.server_cpu() / cores.max(1e-9)), full.min(1.0));
+        }
+        for disk in &group.disks {
+            for (what, limit, bytes) in
+                [("reads", disk.read_bytes_per_s, read), ("writes", disk.write_bytes_per_s, written)]
+            {
+                let Some(limit) = limit.filter(|limit| *limit > 0) else { continue };
+                let share = bytes / limit as f64;
+                let name = format!("{what} of {} in {}", disk.device, group_name(&group.path));
+                add(Kind::DiskLimit, &name, Some(share), is(share >= FULL || (on_disk > 0 && bytes > 0.0)));
+            }
+        }
+    }
+    for disk in &tick.disks {
+        add(Kind::Disk, &disk.name, Some(disk.busy), is(disk.busy >= FULL && on_disk > 0));
+    }
+    if let Some(pressure) = tick.pressure {
+        add(Kind::Memory, "of the machine", Some(pressure.memory_some), is(pressure.memory_some >= 0.5));
+    }
+    if let Some(limits) = tick.census.as_ref().map(|census| census.limits) {
+        add(Kind::Network, "to the clients", None, is(limits.sending >= 2 && limits.sending > 2 * limits.unread));
+    }
+    for process in &tick.processes {
+        if let (Some(open), Some(max)) = (process.descriptors, process.descriptors_max) {
+            let share = open as f64 / max.max(1) as f64;
+            add(Kind::Descriptors, OF_SERVER, Some(share), is(open + 2 >= max || share >= 0.97));
+        }
+    }
+    for listener in &tick.listeners {
+        let is_full = listener.depth >= listener.limit || listener.new_drops.is_some_and(|drops| drops > 0);
+        let share = f64::from(listener.depth) / f64::from(listener.limit.max(1));
+        add(Kind::AcceptQueue, OF_SERVER, Some(share.min(1.0)), is(is_full));
+    }
+    let mut pools: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    let (mut locked, mut holding) = (0, 0);
+    for thread in tick.threads.iter().filter(|thread| labels.contains_key(&thread.tid)) {
+        let (size, busy) = pools.entry(pool_of(thread)).or_default();
+        *size += 1;
+        match doing(thread, rest) {
+            Doing::Nothing => {}
+            Doing::Asleep(place) if is_lock(&place) => {
+                *busy += 1;
+                locked += 1;
+            }
+            Doing::Running | Doing::Disk | Doing::Asleep(_) => {
+                *busy += 1;
+                holding += 1;
+            }
+        }
+    }
+    for (pool, (size, busy)) in pools {
+        add(Kind::Pool, &pool, Some(busy as f64 / size as f64), is(busy == size));
+    }
+    add(Kind::Lock, "among its threads", None, is(locked >= 1 && holding <= 1));
+    uses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ammeter_monitor::{Census, CensusLimits, CpuShare, GroupRate, ListenerRate, ProcessRate};
+
+    pub(crate) fn thread(name: &str, tid: u32, state: char, place: Option<&str>, run: f64) -> ThreadRate {
+        let sleeps_in = place.map(str::to_owned);
+        ThreadRate { name: name.to_owned(), pid: 1, tid, state, sleeps_in, run, ..ThreadRate::default() }
+    }
+
+    #[test]
+    fn pools_have_names_without_numbers() {
+        for (name, expected) in [("worker-12", "worker"), ("nginx", "nginx"), ("kworker/0:1", "kworker"), ("77", "77")]
+        {
+            assert_eq!(pool_of(&thread(name, 1, 'S', None, 0.0)), expected);
+        }
+    }
+
+    #[test]
+    fn threads_and_groups_are_known_again_when_a_server_was_started_anew() {
+        let run = |first: u32| {
+            let names = [("nginx", 0.1), ("nginx", 0.0), ("nginx", 0.2), ("log", 0.1)];
+            let threads = (first..).zip(names).map(|(tid, (name, run))| thread(name, tid, 'S', None, run)).collect();
+            labels(&[Tick { threads, ..Tick::default() }])
+        };
+        assert_eq!(
+            run(10).into_iter().collect::<Vec<_>>(),
+            [(10, "nginx".into()), (12, "nginx #2".into()), (13, "log".into())]
+        );
+        assert_eq!(run(10).into_values().collect::<Vec<_>>(), run(77).into_values().collect::<Vec<_>>());
+        assert_eq!(group_name("/sys/fs/cgroup/cpu/ammeter-run-10789-6447080-13"), "/sys/fs/cgroup/cpu/ammeter-run");
+    }
+
+    #[test]
+    fn rest_is_where_they_sleep_when_nothing_is_asked() {
+        let tick = |place: &str| Tick {
+            threads: vec![thread("a1", 1, 'S', Some(place), 0.0), thread("b", 2, 'R', None, 1.0)],
+            ..Tick::default()
+        };
+        let (idle, light) = ([tick("ep_poll"), tick("ep_poll"), tick("pipe")], [tick("futex")]);
+        let found = rest(idle.iter(), light.iter());
+        assert_eq!(found, Rest::from([("a".to_owned(), "ep_poll".to_owned())]));
+        assert_eq!(rest([].iter(), light.iter())["a"], "futex");
+        let check = |thread: ThreadRate, expected: Doing| assert_eq!(doing(&thread, &found), expected);
+        check(thread("a9", 9, 'S', Some("ep_poll"), 0.0), Doing::Nothing);
+        check(thread("a9", 9, 'S', Some("futex"), 0.0), Doing::Asleep("futex".to_owned()));
+        check(thread("a9", 9, 'S', None, 0.0), Doing::Nothing);
+        check(thread("a9", 9, 'D', Some("folio_wait"), 0.0), Doing::Disk);
+        check(thread("a9", 9, 'R', None, 0.0), Doing::Running);
+    }
+
+    #[test]
+    fn each_resource_is_told_when_it_is_full() {
+        let all: BTreeMap<u32, String> = (1..10).map(|tid| (tid, format!("w{tid}"))).collect();
+        let full = |tick: &Tick, kind: Kind| {
+            let uses = uses(tick, &Rest::from([("w".to_owned(), "accept".to_owned())]), &all);
+            uses.iter().filter(|((of, _), _)| *of == kind).map(|(_, one)| one.full).fold(0.0, f64::max)
+        };
+        let check =
+            |kind: Kind, tick: Tick, expected: f64| assert_eq!(full(&tick, kind), expected, "{kind:?} {tick:?}");
+        let threads = |threads: Vec<ThreadRate>| Tick { threads, ..Tick::default() };
+        check(Kind::Thread, threads(vec![thread("w", 1, 'R', None, 0.95)]), 1.0);
+        check(Kind::Thread, threads(vec![ThreadRate { wait: 0.6, ..thread("w", 1, 'R', None, 0.4) }]), 1.0);
+        let wanting = |tid| ThreadRate { wait: 0.6, ..thread("w", tid, 'R', None, 0.4) };
+        check(Kind::Thread, threads(vec![wanting(1), wanting(2)]), 0.0);
+        check(Kind::Thread, threads(vec![ThreadRate { wait: 0.3, ..thread("w", 1, 'R', None, 0.4) }]), 0.0);
+        let resting = || thread("w", 1, 'S', Some("accept"), 0.0);
+        let asleep = |tid, place| thread("w", tid, 'S', Some(place), 0.0);
+        check(Kind::Pool, threads(vec![asleep(2, "nanosleep"), asleep(3, "nanosleep")]), 1.0);
+        check(Kind::Pool, threads(vec![asleep(2, "nanosleep"), resting()]), 0.0);
+        check(Kind::Lock, threads(vec![asleep(2, "nanosleep"), asleep(3, "futex_do_wait")]), 1.0);
+        check(
+            Kind::Lock,
+            threads(vec![asleep(2, "nanosleep"), asleep(3, "nanosleep"), asleep(4, "futex_do_wait")]),
+            0.0,
+        );
+        check(Kind::Lock, threads(vec![asleep(2, "nanosleep"), resting()]), 0.0);
+        let group = GroupRate {
+            path: "/g".into(),
+            cores_max: Some(0.2),
+            periods: 4,
+            throttled_periods: 3,
+            ..GroupRate::default()
+        };
+        check(Kind::Quota, Tick { groups: vec![group], ..Tick::default() }, 0.75);
+        let core = |system, idle| CpuShare { system, idle, ..CpuShare::default() };
+        let cores = |wait| Tick { cores: vec![core(1.0, 0.0)], server_user: 0.5, server_wait: wait, ..Tick::default() };
+        check(Kind::Core, cores(0.5), 1.0);
+        check(Kind::Core, cores(0.01), 0.0);
+        check(Kind::Core, Tick { server_user: 0.01, ..cores(0.1) }, 0.0);
+        let process =
+            |open| ProcessRate { pid: 1, descriptors: Some(open), descriptors_max: Some(64), ..ProcessRate::default() };
+        check(Kind::Descriptors, Tick { processes: vec![process(63)], ..Tick::default() }, 1.0);
+        check(Kind::Descriptors, Tick { processes: vec![process(40)], ..Tick::default() }, 0.0);
+        let listener = |depth, drops| ListenerRate { depth, limit: 8, new_drops: drops, ..ListenerRate::default() };
+        let queue =
+            |depth, drops| Tick { listeners: vec![listener(0, None), listener(depth, drops)], ..Tick::default() };
+        check(Kind::AcceptQueue, queue(9, None), 1.0);
+        check(Kind::AcceptQueue, queue(1, Some(3)), 1.0);
+        check(Kind::AcceptQueue, queue(1, Some(0)), 0.0);
+        let census = |sending, unread| Tick {
+            census: Some(Census {
+                limits: CensusLimits { sending, unread, ..CensusLimits::default() },
+                ..Census::default()
+            }),
+            ..Tick::default()
+        };
+        check(Kind::Network, census(10, 1), 1.0);
+        check(Kind::Network, census(10, 9), 0.0);
+    }
+
+    #[test]
+    fn a_limit_of_a_disk_is_full_where_its_bytes_are_or_somebody_waits() {
+        let disk = ammeter_monitor::source::DiskLimit {
+            device: "8:0".into(),
+            read_bytes_per_s: Some(1000),
+            write_bytes_per_s: None,
+        };
+        let tick = |bytes, state| Tick {
+            groups: vec![GroupRate { path: "/g".into(), disks: vec![disk.clone()], ..GroupRate::default() }],
+            processes: vec![ProcessRate { pid: 1, read_bytes_per_s: Some(bytes), ..ProcessRate::default() }],
+            threads: vec![thread("w", 1, state, None, 0.0)],
+            ..Tick::default()
+        };
+        let found = |tick: &Tick| {
+            uses(tick, &Rest::new(), &BTreeMap::from([(1, "w".to_owned())]))
+                [&(Kind::DiskLimit, "reads of 8:0 in /g".to_owned())]
+        };
+        assert_eq!(found(&tick(500.0, 'S')), Use { share: Some(0.5), full: 0.0 });
+        assert_eq!(found(&tick(500.0, 'D')), Use { share: Some(0.5), full: 1.0 });
+        assert_eq!(found(&tick(950.0, 'S')).full, 1.0);
+    }
+}

@@ -1,0 +1,298 @@
+//! `ammeter diagnose`: what limits a server, from an archive or from a ladder of load that is made now.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ammeter_load::drive::Stop;
+use ammeter_load::url::Url;
+use ammeter_monitor::Target;
+use amped_measure::{Failure, Verdict, Worth};
+use serde::Serialize;
+
+use super::duration;
+use super::load::Sweep;
+use super::monitor::Whom;
+use crate::archive::{self, Archive, Step};
+use crate::diagnose::intervene::{Means, intervene};
+use crate::diagnose::ladder::{Settings, climb};
+use crate::diagnose::subject::{Knob, Subject};
+use crate::diagnose::verdict::{Answer, Diagnosis};
+use crate::diagnose::{TRIALS, diagnose};
+use crate::{say, terminal};
+
+/// The flags.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// An archive of `ammeter run` or of an earlier diagnosis; or what to ask a server for, such as http://127.0.0.1:8080/
+    #[arg(value_name = "ARCHIVE|URL")]
+    what: String,
+    #[command(flatten)]
+    whom: Whom,
+    /// Connections a second, one rate after the other; the highest is to be too much for the server
+    #[arg(long, value_name = "A..B/STEP")]
+    rates: Option<Sweep>,
+    /// Clients of a closed loop in place of rates
+    #[arg(long, value_name = "A..B/STEP", conflicts_with = "rates")]
+    clients: Option<Sweep>,
+    /// How long there is load at each rate
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
+    duration: Duration,
+    /// How often each rate is made
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: u32,
+    /// Between runs
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    pause: Duration,
+    /// How long a window is in which it is looked what is at its end
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "50ms")]
+    window: Duration,
+    /// What arrivals are drawn from [default: another each time, and in the archive]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long a reply may take
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
+    timeout: Duration,
+    /// A flag for `ammeter load`, such as --load-flag=--requests-per-connection=10; may be given again
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    load_flag: Vec<String>,
+    /// Put the clients behind a path of this rate (`ammeter wan`); the server is 10.77.0.1 then
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<String>,
+    /// Put them behind a path of this latency
+    #[arg(long, value_name = "TIME")]
+    latency: Option<String>,
+    /// Move what is suspected by a fifth and look whether throughput follows
+    #[arg(long)]
+    intervene: bool,
+    /// Pairs of runs for each thing that is moved
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=50))]
+    pairs: u32,
+    /// Command that starts the server, which is ended afterwards; settings of --knob stand in it in braces
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["pid", "port"])]
+    start: Option<String>,
+    /// A setting of the server that --intervene is to move, and what it is; may be given again
+    #[arg(long, value_name = "NAME=NUMBER", requires = "start")]
+    knob: Vec<Knob>,
+    /// A new folder for the archive [default: one in the folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The result as JSON, in one line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  ammeter diagnose http://127.0.0.1:8080/ --port 8080 --rates 1000..8000/1000
+  ammeter diagnose http://127.0.0.1:8080/ --pid 1234 --rates 100..800/100 --intervene
+  ammeter diagnose http://10.77.0.1:8080/ --port 8080 --rates 20..120/20 --bandwidth 50mbit --intervene
+  ammeter diagnose http://127.0.0.1:8080/big --rates 20..200/20 --intervene --knob helpers=2 \\
+      --start 'amped serve site --listen 127.0.0.1:8080 --helpers {helpers}'
+  ammeter diagnose DIR                            what an experiment has found, from its archive
+
+The lowest rate is to be easy for the server and the highest too much; between them throughput stops to follow, and what was
+at its end above that, and not below, is the answer. Whose thread it is, what sleeps where and which quota is used up is seen
+as root.
+Exit status: 0 for a bottleneck of the server, or none within the rates; 1 if the client was at its end, or nothing was found.";
+
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    if !args.what.contains("://") {
+        let flags = [
+            ("--rates", args.rates.is_some()),
+            ("--clients", args.clients.is_some()),
+            ("--intervene", args.intervene),
+            ("--start", args.start.is_some()),
+            ("--out", args.out.is_some()),
+            ("--port or --pid", args.whom.target().is_some()),
+        ];
+        if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::usage(format!(
+                "{flag} is for a server that is asked now, and {} is no URL: write http://HOST:PORT/, or leave {flag} out",
+                args.what
+            )));
+        }
+        let archive = Archive::open(Path::new(&args.what))?;
+        return tell(args, &archive, diagnose(&archive)?);
+    }
+    let steps = steps(args)?;
+    let url = Url::parse(&args.what).map_err(Failure::usage)?;
+    let address = url.resolve()?;
+    // Before the first thread.
+    let stop = Stop::on_signals(terminal::restore)?;
+    // The address behind a path is there only while there is one.
+    let has_path = args.bandwidth.is_some() || args.latency.is_some();
+    let near = if has_path { SocketAddr::from(([127, 0, 0, 1], address.port())) } else { address };
+    let mut subject = args.start.as_deref().map(|command| Subject::start(command, near, &args.knob)).transpose()?;
+    let target = match &subject {
+        // By its port: started anew it is another process.
+        Some(_) => Target::Port(address.port()),
+        None => args.whom.needed()?,
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let settings = settings(args, target, steps, now);
+    let hear = |line: &str| {
+        if !args.json {
+            say::plain(line);
+        }
+    };
+    let archive = climb(&settings, &stop, &hear)?;
+    let mut found = diagnose(&archive)?;
+    if let ([only], true, false) = (&mut found[..], args.intervene, stop.is_stopped()) {
+        let means = Means {
+            settings: &settings,
+            target,
+            subject: subject.as_mut(),
+            knobs: &args.knob,
+            pairs: args.pairs,
+            stop: &stop,
+            tell: &hear,
+        };
+        let trials = intervene(only, means)?;
+        archive::write(&settings.dir.join(TRIALS), &trials)?;
+        only.try_it(trials);
+    }
+    drop(subject);
+    tell(args, &archive, found)
+}
+
+/// The loads that were asked for.
+fn steps(args: &Args) -> Result<Vec<Step>, Failure> {
+    let steps: Vec<Step> = match (args.rates, args.clients) {
+        (Some(rates), _) => rates.rates().map(Step::Rate).collect(),
+        (None, Some(clients)) => {
+            clients.rates().map(|clients| Step::Clients(clients.round().max(1.0) as u32)).collect()
+        }
+        (None, None) => {
+            return Err(Failure::usage(
+                "how much load? give --rates A..B/STEP, from what is easy for the server to what is too much, such as 100..800/100",
+            ));
+        }
+    };
+    if steps.len() < 3 || steps.len() as u32 * args.repeat < 4 {
+        return Err(Failure::usage(
+            "too few runs to tell where throughput stops to follow: give three rates or more, and four runs in all",
+        ));
+    }
+    Ok(steps)
+}
+
+fn settings(args: &Args, target: Target, steps: Vec<Step>, now: Duration) -> Settings {
+    let path = [("--bandwidth", &args.bandwidth), ("--latency", &args.latency)];
+    let path = path.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value.clone()?])).flatten();
+    let micros = format!("{}us", args.timeout.as_micros());
+    let mut load = vec!["--timeout".to_owned(), micros];
+    load.extend(args.load_flag.iter().cloned());
+    Settings {
+        url: args.what.clone(),
+        whom: match target {
+            Target::Port(port) => vec!["--port".to_owned(), port.to_string()],
+            Target::Pid(pid) => vec!["--pid".to_owned(), pid.to_string()],
+        },
+        steps,
+        duration: args.duration,
+        pause: args.pause,
+        repeat: args.repeat,
+        interval: args.window,
+        seed: args.seed.unwrap_or(u64::from(now.subsec_nanos())),
+        load,
+        path: path.collect(),
+        dir: args.out.clone().unwrap_or_else(|| {
+            std::env::temp_dir().join(format!("ammeter-diagnose-{}-{}", now.as_secs(), std::process::id()))
+        }),
+    }
+}
+
+/// As JSON.
+#[derive(Serialize)]
+struct Told<'a> {
+    archive: &'a Path,
+    diagnoses: &'a [Diagnosis],
+    verdict: &'a Verdict,
+}
+
+fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>) -> Result<Verdict, Failure> {
+    let mut verdict = Verdict::valid();
+    for one in &found {
+        match one.answer {
+            Answer::Bottleneck => {}
+            Answer::Borne => verdict.weaken(Worth::AtLeast, one.sentence.clone()),
+            Answer::ClientBound => verdict.weaken(Worth::ClientBound, one.sentence.clone()),
+            Answer::NotFound => verdict.broken.push(format!("a bottleneck is found ({})", one.sentence)),
+        }
+    }
+    if args.json {
+        say::json(&Told { archive: &archive.dir, diagnoses: &found, verdict: &verdict })?;
+    } else {
+        let several = found.len() > 1;
+        let texts: Vec<String> = found.iter().map(|one| text(one, several)).collect();
+        say::out(&texts.join("\n"))?;
+        say::out(&format!("archive     {}", archive.dir.display()))?;
+    }
+    Ok(verdict)
+}
+
+/// A diagnosis in a few lines.
+fn text(found: &Diagnosis, with_arm: bool) -> String {
+    let arm = if with_arm { format!("{}: ", found.arm) } else { String::new() };
+    let mut lines = vec![format!("{arm}{}", found.sentence)];
+    let mut part = |name: &str, texts: &[String]| {
+        for (at, text) in texts.iter().enumerate() {
+            lines.push(format!("{:<11} {text}", if at == 0 { name } else { "" }));
+        }
+    };
+    part("confidence", &[found.confidence.to_string()]);
+    part("evidence", &found.evidence);
+    part("follows", &found.follows);
+    part(if found.answer == Answer::Bottleneck { "refuted by" } else { "to try" }, &found.refuted_by);
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(words: &str) -> Args {
+        Line::try_parse_from(std::iter::once("x").chain(words.split(' ')))
+            .unwrap_or_else(|error| panic!("{error}"))
+            .args
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let steps =
+            |words: &str| steps(&args(words)).map(|steps| steps.iter().map(|step| step.value()).collect::<Vec<_>>());
+        assert_eq!(steps("http://a/ --rates 10..30/10").unwrap(), [10.0, 20.0, 30.0]);
+        assert_eq!(steps("http://a/ --clients 1..4/1").unwrap().len(), 4);
+        for (words, says) in [
+            ("http://a/", "--rates A..B/STEP"),
+            ("http://a/ --rates 10..20/10", "too few runs"),
+            ("http://a/ --rates 10..30/10 --repeat 1", "too few runs"),
+        ] {
+            let text = steps(words).unwrap_err().to_string();
+            assert!(text.contains(says), "{words}: {text}");
+        }
+        let text = run(&args("folder --rates 10..30/10")).unwrap_err().to_string();
+        assert!(text.contains("--rates is for a server that is asked now"), "{text}");
+        let text = run(&args("/nowhere")).unwrap_err().to_string();
+        assert!(text.contains("is no archive"), "{text}");
+    }
+
+    #[test]
+    fn words_for_the_programs() {
+        let all = "http://a/ --port 80 --rates 10..30/10 --bandwidth 50mbit --load-flag=--http10 --timeout 1s";
+        let found = settings(&args(all), Target::Port(80), Vec::new(), Duration::from_secs(7));
+        assert_eq!(found.path, ["--bandwidth", "50mbit"]);
+        assert_eq!(found.load, ["--timeout", "1000000us", "--http10"]);
+        assert_eq!(found.whom, ["--port", "80"]);
+        assert_eq!(found.seed, 0);
+    }
+}

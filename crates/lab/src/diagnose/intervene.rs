@@ -1,0 +1,395 @@
+//! What is suspected is moved, and it is looked whether throughput follows: a cause, not only something that goes along.
+//!
+//! A trial is some pairs of runs at a load above the knee, one as it is and one with the suspect moved by a fifth, in turns
+//! that alternate. Its elasticity is the change of throughput for the change of capacity, both as logarithms: near 1 for what
+//! limits, near 0 for what does not. The load itself was moved by the ladder.
+//!
+//! What is moved is put back, also after a failure: quotas and limits of control groups to what they were, processes to the
+//! group that they came from. What cannot be moved is told, with the reason.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ammeter_load::drive::Stop;
+use ammeter_monitor::source::stat_of;
+use ammeter_monitor::{Server, Target, group_of, groups_of};
+use amped_measure::Failure;
+use amped_measure::stats::Summary;
+use amped_units::BitsPerSecond;
+
+use super::ladder::{self, Settings};
+use super::subject::{Knob, Subject};
+use super::verdict::{Diagnosis, Trial};
+use crate::analyse::use_of::{Kind, group_name};
+use crate::archive::Step;
+
+/// By how much a capacity is raised; one that can only be lowered, is lowered by as much.
+const MORE: f64 = 1.2;
+/// See there.
+const LESS: f64 = 0.8;
+
+/// What trials are made with.
+pub(crate) struct Means<'a> {
+    /// As the ladder was.
+    pub(crate) settings: &'a Settings,
+    /// Whom to move.
+    pub(crate) target: Target,
+    /// How to start the server with other settings, if it is known.
+    pub(crate) subject: Option<&'a mut Subject>,
+    /// Settings of the server.
+    pub(crate) knobs: &'a [Knob],
+    /// Pairs of runs for each trial.
+    pub(crate) pairs: u32,
+    /// When to stop.
+    pub(crate) stop: &'a Stop,
+    /// Who hears of it.
+    pub(crate) tell: &'a dyn Fn(&str),
+}
+
+/// Moves what is suspected, and the server's settings that are known.
+///
+/// # Errors
+/// When a run fails; not when something cannot be moved.
+pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<Vec<Trial>, Failure> {
+    let mut trials = Vec::new();
+    let step = step_above(diagnosis, &means.settings.steps);
+    let as_it_is = means.settings.clone();
+    if let Some(kind) = diagnosis.kind {
+        match suspect(kind, diagnosis, &means) {
+            Ok(Some((what, capacity, lever))) => {
+                let moved_settings = lever.settings(&as_it_is);
+                let run = |is_moved: bool, seed| {
+                    let _put_back = if is_moved { Some(lever.pull()?) } else { None };
+                    ladder::throughput(if is_moved { &moved_settings } else { &as_it_is }, step, seed)
+                };
+                trials.extend(pairs(&means, what, true, capacity, run)?);
+            }
+            Ok(None) if matches!(kind, Kind::Thread | Kind::Core) => trials.extend(less_cpu_time(&means, step)?),
+            Ok(None) => {}
+            Err(why) => (means.tell)(&format!("not moved: {why}")),
+        }
+    }
+    if let Some(subject) = means.subject.take() {
+        for knob in means.knobs {
+            let moved = knob.moved(MORE);
+            let what = format!("{} {} in place of {}", knob.name, moved.value, knob.value);
+            let (is_suspect, capacity) = (knob.kind() == diagnosis.kind, moved.value / knob.value);
+            let run = |is_moved: bool, seed| {
+                let knobs: Vec<Knob> =
+                    means.knobs.iter().map(|one| if is_moved && one == knob { &moved } else { one }).cloned().collect();
+                subject.restart(&knobs)?;
+                ladder::throughput(&as_it_is, step, seed)
+            };
+            trials.extend(pairs(&means, what, is_suspect, capacity, run)?);
+        }
+        subject.restart(means.knobs)?;
+    }
+    Ok(trials)
+}
+
+/// A load well above the knee, but not so much that the server does nothing but turn away.
+fn step_above(diagnosis: &Diagnosis, steps: &[Step]) -> Step {
+    let knee = diagnosis.analysis.knee.map_or(f64::INFINITY, |knee| knee.at);
+    let mut above = steps.iter().filter(|step| step.value() > 1.2 * knee);
+    let highest = steps.last().copied().unwrap_or(Step::Rate(1.0));
+    above.next().copied().unwrap_or(highest)
+}
+
+/// Less CPU time for the server. How much it has is not ours to say where others use the machine as well: what it had in the
+/// first run of a pair is measured, a quota gives it a part of that in the second, and what it had then is measured again.
+fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure> {
+    let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
+    let run = |lever: Option<&Lever>, pids: &[u32], seed| {
+        let _put_back = lever.map(Lever::pull).transpose()?;
+        let (before, begun) = (cpu_ticks(pids), Instant::now());
+        let throughput = ladder::throughput(means.settings, step, seed)?;
+        let used = cpu_ticks(pids).saturating_sub(before) as f64 / 100.0;
+        Ok::<_, Failure>((throughput, used, begun.elapsed().as_secs_f64()))
+    };
+    let mut made = Vec::new();
+    for pair in 0..means.pairs {
+        if means.stop.is_stopped() {
+            break;
+        }
+        let pids = server()?;
+        let seed = means.settings.seed.wrapping_add(1000 + u64::from(pair));
+        let Some((root, from)) = pids.first().and_then(|pid| group_of(*pid, "cpu")) else {
+            (means.tell)("not moved: the server's control group cannot be seen; run as root");
+            return Ok(None);
+        };
+        let (plain, had_s, elapsed_s) = run(None, &pids, seed)?;
+        thread::sleep(means.settings.pause);
+        let lever = Lever::Slower { root, from, pids: pids.clone(), cores: LESS * had_s / elapsed_s };
+        match run(Some(&lever), &pids, seed) {
+            Ok((moved, has_s, _)) if has_s > 0.0 && has_s < 0.95 * had_s && plain > 0.0 && moved > 0.0 => {
+                made.push((has_s / had_s, moved / plain));
+            }
+            Ok(_) => {}
+            Err(why) => {
+                (means.tell)(&format!("not moved: {why}"));
+                return Ok(None);
+            }
+        }
+        thread::sleep(means.settings.pause);
+    }
+    let capacity = Summary::of(made.iter().map(|(capacity, _)| *capacity)).map_or(LESS, |capacity| capacity.median);
+    let found = trial(format!("{capacity:.2} of its CPU time"), true, made);
+    heard(means, found.as_ref());
+    Ok(found)
+}
+
+/// CPU time of processes, in units of 1/100 s.
+fn cpu_ticks(pids: &[u32]) -> u64 {
+    let of = |pid: &u32| stat_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?);
+    pids.iter().filter_map(of).map(|stat| stat.user_ticks + stat.system_ticks).sum()
+}
+
+fn heard(means: &Means<'_>, trial: Option<&Trial>) {
+    if let Some(trial) = trial {
+        (means.tell)(&format!(
+            "{}: elasticity {:.2} [{:.2}, {:.2}]",
+            trial.what, trial.elasticity, trial.low, trial.high
+        ));
+    }
+}
+
+/// Runs in pairs, of which the second is moved first in every other one.
+fn pairs(
+    means: &Means<'_>,
+    what: String,
+    is_suspect: bool,
+    capacity: f64,
+    mut run: impl FnMut(bool, u64) -> Result<f64, Failure>,
+) -> Result<Option<Trial>, Failure> {
+    let mut made = Vec::new();
+    for pair in 0..means.pairs {
+        if means.stop.is_stopped() {
+            break;
+        }
+        let seed = means.settings.seed.wrapping_add(1000 + u64::from(pair));
+        let mut both = [0.0; 2];
+        for turn in 0..2 {
+            let is_moved = (pair + turn) % 2 == 1;
+            both[usize::from(is_moved)] = run(is_moved, seed)?;
+            thread::sleep(means.settings.pause);
+        }
+        let [plain, moved] = both;
+        if plain > 0.0 && moved > 0.0 {
+            made.push((capacity, moved / plain));
+        }
+    }
+    let trial = trial(what, is_suspect, made);
+    heard(means, trial.as_ref());
+    Ok(trial)
+}
+
+/// What pairs of runs come to, as parts of capacity and of throughput; `None` without one.
+fn trial(what: String, is_suspect: bool, made: Vec<(f64, f64)>) -> Option<Trial> {
+    let capacity = Summary::of(made.iter().map(|(capacity, _)| *capacity))?.median;
+    let elasticity = |(capacity, throughput): &(f64, f64)| throughput.ln() / capacity.ln();
+    let Summary { low, median, high, .. } = Summary::of(made.iter().map(elasticity))?;
+    let throughputs = made.into_iter().map(|(_, throughput)| throughput).collect();
+    Some(Trial { what, is_suspect, capacity, throughputs, elasticity: median, low, high })
+}
+
+/// How something is moved.
+enum Lever {
+    /// Lines to files.
+    Files(Vec<(PathBuf, String)>),
+    /// These processes, from one group into a new one with so many cores' worth of CPU time.
+    Slower { root: PathBuf, from: PathBuf, pids: Vec<u32>, cores: f64 },
+    /// Other words for the path or the load.
+    Words(Box<Settings>),
+}
+
+/// Puts back what was moved, when dropped.
+struct PutBack {
+    files: Vec<(PathBuf, String)>,
+    folder: Option<PathBuf>,
+}
+
+impl Drop for PutBack {
+    fn drop(&mut self) {
+        for (path, text) in &self.files {
+            // A process that has ended meanwhile needs no way back.
+            let _ = fs::write(path, text);
+        }
+        let Some(folder) = &self.folder else { return };
+        // The last process of a group leaves it a moment after it was told to.
+        for _ in 0..400 {
+            if fs::remove_dir(folder).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn set(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(Failure::io(format_args!("write {} to {}", text.trim(), path.display())))
+}
+
+impl Lever {
+    fn settings(&self, as_it_is: &Settings) -> Settings {
+        match self {
+            Lever::Words(settings) => (**settings).clone(),
+            Lever::Files(_) | Lever::Slower { .. } => as_it_is.clone(),
+        }
+    }
+
+    fn pull(&self) -> Result<PutBack, Failure> {
+        let mut back = PutBack { files: Vec::new(), folder: None };
+        match self {
+            Lever::Words(_) => {}
+            Lever::Files(lines) => {
+                for (path, line) in lines {
+                    let was = fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
+                    // A file that lists devices is given the line of one.
+                    let device = line.split_once(' ').map(|(device, _)| device).filter(|device| device.contains(':'));
+                    let of_device = |device: &str| was.lines().find(|line| line.starts_with(&format!("{device} ")));
+                    let was = device.and_then(of_device).unwrap_or(was.trim()).to_owned();
+                    set(path, line)?;
+                    back.files.push((path.clone(), was));
+                }
+            }
+            Lever::Slower { root, from, pids, cores } => {
+                const PERIOD_US: f64 = 20_000.0;
+                let folder = from.join(format!("ammeter-{}", std::process::id()));
+                let is_second = root.join("cgroup.controllers").exists();
+                if is_second {
+                    // Refused where it is on already; what it is for would fail below.
+                    let _ = fs::write(from.join("cgroup.subtree_control"), "+cpu");
+                }
+                fs::create_dir(&folder)
+                    .map_err(Failure::io(format_args!("make the control group {}", folder.display())))?;
+                back.folder = Some(folder.clone());
+                let quota = (cores * PERIOD_US).max(1000.0).round();
+                if is_second {
+                    set(&folder.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
+                } else {
+                    set(&folder.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
+                    set(&folder.join("cpu.cfs_quota_us"), &quota.to_string())?;
+                }
+                for pid in pids {
+                    back.files.push((from.join("cgroup.procs"), pid.to_string()));
+                    set(&folder.join("cgroup.procs"), &pid.to_string())?;
+                }
+            }
+        }
+        Ok(back)
+    }
+}
+
+/// How what is suspected can be moved: what it is in words, to which part of what there is, and how. `None`: only by settings
+/// of the server.
+fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Option<(String, f64, Lever)>, Failure> {
+    let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
+    let gone = || Failure::failed("the server's processes cannot be seen; run as root");
+    let limits = || Ok::<_, Failure>(groups_of(*server()?.first().ok_or_else(gone)?));
+    Ok(match kind {
+        Kind::Quota => {
+            let name = diagnosis.resource.clone().unwrap_or_default();
+            let group = limits()?.into_iter().find(|group| group_name(&group.path) == name && group.quota_us.is_some());
+            let group = group.ok_or_else(gone)?;
+            let quota = (group.quota_us.unwrap_or(0) as f64 * MORE).round();
+            let first = Path::new(&group.path).join("cpu.cfs_quota_us");
+            let line = if first.exists() {
+                (first, quota.to_string())
+            } else {
+                (Path::new(&group.path).join("cpu.max"), format!("{quota} {}", group.period_us.unwrap_or(100_000)))
+            };
+            Some((format!("a CPU quota of {MORE:.2} times"), MORE, Lever::Files(vec![line])))
+        }
+        Kind::DiskLimit => {
+            let name = diagnosis.resource.clone().unwrap_or_default();
+            let is_it = |group: &ammeter_monitor::source::Group| {
+                name.ends_with(&format!(" in {}", group_name(&group.path))) && !group.disks.is_empty()
+            };
+            let group = limits()?.into_iter().find(is_it).ok_or_else(gone)?;
+            let (what, first, second) = if name.starts_with("reads") {
+                ("reads", "blkio.throttle.read_bps_device", "rbps")
+            } else {
+                ("writes", "blkio.throttle.write_bps_device", "wbps")
+            };
+            let folder = Path::new(&group.path);
+            let limit_of = |disk: &ammeter_monitor::source::DiskLimit| match what {
+                "reads" => disk.read_bytes_per_s,
+                _ => disk.write_bytes_per_s,
+            };
+            let line = |disk: &ammeter_monitor::source::DiskLimit| {
+                let limit = (limit_of(disk)? as f64 * MORE).round();
+                Some(if folder.join(first).exists() {
+                    (folder.join(first), format!("{} {limit}", disk.device))
+                } else {
+                    (folder.join("io.max"), format!("{} {second}={limit}", disk.device))
+                })
+            };
+            let lines = group.disks.iter().filter_map(line).collect();
+            Some((format!("{MORE:.2} times the limit on {what}"), MORE, Lever::Files(lines)))
+        }
+        Kind::Network => {
+            let mut settings = means.settings.clone();
+            let at = settings.path.iter().position(|word| word == "--bandwidth");
+            let Some(rate) = at.and_then(|at| settings.path.get_mut(at + 1)) else { return Ok(None) };
+            let BitsPerSecond(bits) =
+                rate.parse().map_err(|error| Failure::usage(format!("--bandwidth {rate} is {error}")))?;
+            *rate = format!("{}bit", (bits as f64 * MORE) as u64);
+            Some((format!("a path {MORE:.2} times as fast"), MORE, Lever::Words(Box::new(settings))))
+        }
+        Kind::Client => {
+            let mut settings = means.settings.clone();
+            settings.load.extend(["--generators".to_owned(), "2".to_owned()]);
+            Some(("two generators in place of one".to_owned(), 2.0, Lever::Words(Box::new(settings))))
+        }
+        // Threads and cores: see `less_cpu_time`.
+        Kind::Thread
+        | Kind::Core
+        | Kind::Disk
+        | Kind::Memory
+        | Kind::Lock
+        | Kind::Pool
+        | Kind::Softirq
+        | Kind::Descriptors
+        | Kind::AcceptQueue => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elasticity_is_one_for_what_limits_and_none_for_what_does_not() {
+        let check = |capacity: f64, throughputs: &[f64], expected: f64| {
+            let made = throughputs.iter().map(|throughput| (capacity, *throughput)).collect();
+            let found = trial("x".into(), true, made).unwrap();
+            assert!((found.elasticity - expected).abs() < 0.01, "{found:?}");
+            assert!(found.low <= found.elasticity && found.elasticity <= found.high);
+        };
+        check(1.2, &[1.2, 1.2, 1.2], 1.0);
+        check(0.8, &[0.8, 0.7, 0.9], 1.0);
+        check(1.2, &[1.0, 0.99, 1.01], 0.0);
+        check(1.2, &[1.1], 0.523);
+        assert!(trial("x".into(), true, Vec::new()).is_none());
+    }
+
+    #[test]
+    fn what_was_moved_is_put_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let (quota, devices) = (folder.path().join("quota"), folder.path().join("devices"));
+        fs::write(&quota, "20000\n").unwrap();
+        fs::write(&devices, "8:0 100\n254:0 500\n").unwrap();
+        let lever = Lever::Files(vec![(quota.clone(), "24000".into()), (devices.clone(), "254:0 600".into())]);
+        let back = lever.pull().unwrap();
+        assert_eq!(fs::read_to_string(&quota).unwrap(), "24000");
+        assert_eq!(fs::read_to_string(&devices).unwrap(), "254:0 600");
+        drop(back);
+        assert_eq!(fs::read_to_string(&quota).unwrap(), "20000");
+        assert_eq!(fs::read_to_string(&devices).unwrap(), "254:0 500", "the kernel takes a line for each device");
+        let lever = Lever::Files(vec![(quota.clone(), "1".into()), (folder.path().join("no/file"), "1".into())]);
+        assert!(lever.pull().is_err());
+        assert_eq!(fs::read_to_string(&quota).unwrap(), "20000", "also when not all of it could be moved");
+    }
+}

@@ -1,0 +1,351 @@
+//! Load at rising rates with the monitor beside it, without an experiment's file: programs of our own as processes, so that
+//! what makes the load and what looks are as they are by hand, and an archive as an experiment has one.
+//!
+//! A run is: the monitor is started and looks at the server at rest, then there is load, then both have ended. Rates rise in
+//! each repetition, so that what an overload leaves behind meets no lower rate, and between runs there is a pause.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ammeter_load::drive::Stop;
+use ammeter_monitor::groups_of;
+use ammeter_monitor::source::Memory;
+use amped_measure::host::{Machine, load_average};
+use amped_measure::{Failure, Verdict, Worth};
+use amped_sys::process;
+use serde::de::DeserializeOwned;
+
+use super::observe::CLIENT_LIMITS;
+use crate::archive::{
+    self, Archive, Arm, Check, FORM, Figure, Host, LoadRecord, Plan, Planned, Program, Resolved, Run, Standing, Step,
+    name,
+};
+use crate::run::{Seen, Snapshot, Told, now_s};
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// What to ask for.
+    pub(crate) url: String,
+    /// Whom to watch, as words for the monitor.
+    pub(crate) whom: Vec<String>,
+    /// The loads, rising.
+    pub(crate) steps: Vec<Step>,
+    /// How long there is load.
+    pub(crate) duration: Duration,
+    /// Between runs.
+    pub(crate) pause: Duration,
+    /// How often each load is made.
+    pub(crate) repeat: u32,
+    /// How often the monitor looks.
+    pub(crate) interval: Duration,
+    /// From which arrivals are drawn.
+    pub(crate) seed: u64,
+    /// Further words for the load.
+    pub(crate) load: Vec<String>,
+    /// Words for the path between clients and server; none: there is none.
+    pub(crate) path: Vec<String>,
+    /// Where the archive is to be: a folder that is not there.
+    pub(crate) dir: PathBuf,
+}
+
+/// How often the monitor looks at the server at rest before there is load.
+const LOOKS_AT_REST: u32 = 5;
+/// How long it may take to begin.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of the periods of the clients' own quota, how many may be used up.
+const THROTTLED_MAX: f64 = 0.1;
+
+/// Makes all runs and their archive; `tell` hears of each. If it is stopped, the runs that were made are in it.
+///
+/// # Errors
+/// When the folder cannot be made, a program cannot be started, the server cannot be watched, or no right reply came at all.
+pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
+    let dir = &settings.dir;
+    fs::create_dir(dir).map_err(|error| {
+        Failure::usage(format!(
+            "cannot make the folder {} for the archive: {error}; name another with --out",
+            dir.display()
+        ))
+    })?;
+    fs::create_dir(dir.join(name::RUNS)).map_err(Failure::io(format_args!("make a folder in {}", dir.display())))?;
+    let blocks = 1..=settings.repeat;
+    let planned = |block: u32| {
+        settings.steps.iter().map(move |step| Planned {
+            id: format!("{block}-{ARM}-{}", step.value()),
+            block,
+            arm: ARM.to_owned(),
+            step: *step,
+            seed: settings.seed.wrapping_add(u64::from(block)),
+        })
+    };
+    let runs: Vec<Planned> = blocks.flat_map(planned).collect();
+    let expected_s = (settings.duration + settings.pause + settings.interval * LOOKS_AT_REST).as_secs_f64();
+    let plan = Plan { expected_s: expected_s * runs.len() as f64, runs };
+    archive::write(&dir.join(name::RESOLVED), &resolved(settings)?)?;
+    archive::write(&dir.join(name::HOST), &host(settings)?)?;
+    archive::write(&dir.join(name::PLAN), &plan)?;
+    tell(&format!("{} runs, about {:.0} s", plan.runs.len(), plan.expected_s));
+    let (mut is_answered, mut complaint) = (false, String::new());
+    for planned in &plan.runs {
+        if stop.is_stopped() {
+            break;
+        }
+        let made = make(settings, planned)?;
+        let summary = made.run.summary.clone().unwrap_or_default();
+        is_answered |= summary.ok > 0;
+        complaint = made.verdict.to_string();
+        tell(&format!(
+            "{:>10}  offered {:>9.1}/s  answered {:>9.1}/s  failed {:>6}  p50 {:>8} ms  {}",
+            planned.step.value(),
+            summary.offered_rate,
+            summary.rate,
+            summary.failed,
+            summary.latency.p50_ms,
+            made.verdict
+        ));
+        thread::sleep(settings.pause);
+    }
+    if !is_answered {
+        return Err(Failure::failed(format!(
+            "no right reply came at any load, so there is nothing to look at: {complaint}"
+        )));
+    }
+    Archive::open(dir)
+}
+
+/// The only arm.
+const ARM: &str = "a0";
+
+/// A run that was made, and what the load said of itself.
+struct Made {
+    run: Run,
+    verdict: Verdict,
+}
+
+fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
+    let folder = settings.dir.join(name::RUNS).join(&planned.id);
+    // Under another name until it is whole.
+    let part = folder.with_extension("part");
+    fs::create_dir(&part).map_err(Failure::io(format_args!("make {}", part.display())))?;
+    let began_s = now_s();
+    let length = settings.interval * LOOKS_AT_REST + settings.duration + settings.interval * 4;
+    let mut monitor = Watch::begin(settings, &part, length)?;
+    monitor.wait_for_record(&part.join(name::MONITOR))?;
+    thread::sleep(settings.interval * LOOKS_AT_REST);
+    let (quota_before, before) = (throttled(), Snapshot::take(None, None)?);
+    let text = load(settings, planned.step, planned.seed)?;
+    let (quota_after, after) = (throttled(), Snapshot::take(None, None)?);
+    monitor.end()?;
+    let ended_s = now_s();
+    archive::write_bytes(&part.join(name::LOAD), text.as_bytes())?;
+    let said: Told = read_load(&text)?;
+    let seen = Seen::read(&part.join(name::MONITOR), said.began_s, said.began_s + said.seconds)?;
+    let mut summary = said.summary(planned.step);
+    (summary.server, summary.network) = (seen.server(), seen.network(false));
+    summary.host = seen.host(&before, &after, &summary);
+    let own = said.verdict.evidence.join("; ");
+    let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
+    let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
+    let is_kept = said.verdict.worth == Worth::Valid;
+    let check = |name: &str, holds: bool, says: String| Check { name: name.to_owned(), holds: Some(holds), says };
+    let run = Run {
+        form: FORM,
+        plan: planned.clone(),
+        began_s,
+        load_began_s: said.began_s,
+        load_ended_s: said.began_s + said.seconds,
+        ended_s,
+        standing: if is_kept && is_free { Standing::Valid } else { Standing::Censored },
+        why: [(is_kept, said.verdict.to_string()), (is_free, "the clients' quota was used up".to_owned())]
+            .into_iter()
+            .filter(|(holds, _)| !holds)
+            .map(|(_, why)| why)
+            .collect(),
+        checks: vec![
+            check("client", is_kept, own),
+            check(
+                CLIENT_LIMITS,
+                is_free,
+                format!(
+                    "the control group of what makes the load used up its CPU quota in {spent} of {periods} periods"
+                ),
+            ),
+        ],
+        summary: Some(summary),
+    };
+    archive::write(&part.join(name::RUN), &run)?;
+    fs::rename(&part, &folder).map_err(Failure::io(format_args!("name {}", folder.display())))?;
+    Ok(Made { run, verdict: said.verdict })
+}
+
+/// Makes load and returns what it says, as JSON.
+fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
+    let mut words: Vec<String> = Vec::new();
+    if !settings.path.is_empty() {
+        words.push("wan".to_owned());
+        words.extend(settings.path.iter().cloned());
+        words.extend(["--".to_owned(), own_program()?.display().to_string()]);
+    }
+    let micros = |time: Duration| format!("{}us", time.as_micros());
+    words.extend(["load".to_owned(), settings.url.clone(), "--json".to_owned(), "--seed".to_owned(), seed.to_string()]);
+    words.extend(["--duration".to_owned(), micros(settings.duration)]);
+    words.extend(match step {
+        Step::Rate(rate) => ["--rate".to_owned(), rate.to_string()],
+        Step::Clients(clients) => ["--clients".to_owned(), clients.to_string()],
+    });
+    words.extend(settings.load.iter().cloned());
+    let mut command = Command::new(own_program()?);
+    command.args(&words).stdin(Stdio::null());
+    process::end_with_this_thread(&mut command);
+    let output = command.output().map_err(Failure::io("start `ammeter load`"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if text.trim().is_empty() {
+        let why = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("ammeter: ").to_owned();
+        return Err(Failure::failed(format!("`ammeter {}` came to nothing: {why}", words.join(" "))));
+    }
+    Ok(text)
+}
+
+/// Right replies a second while connections were begun, of a run that nobody watches.
+pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f64, Failure> {
+    let text = load(settings, step, seed)?;
+    let (said, record): (Told, LoadRecord) = (read_load(&text)?, read_load(&text)?);
+    Ok(super::observe::throughput(&record.series, said.seconds).unwrap_or(0.0))
+}
+
+fn read_load<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
+    serde_json::from_str(text)
+        .map_err(|error| Failure::failed(format!("`ammeter load` said what it never does: {error}")))
+}
+
+/// The monitor beside a run. It ends by itself when the run should be over, also if nobody is left to wait for it.
+struct Watch {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Watch {
+    fn begin(settings: &Settings, folder: &Path, length: Duration) -> Result<Watch, Failure> {
+        let micros = |time: Duration| format!("{}us", time.as_micros());
+        let log = folder.join("monitor.log");
+        let errors = File::create(&log).map_err(Failure::io(format_args!("make {}", log.display())))?;
+        let mut command = Command::new(own_program()?);
+        command
+            .arg("monitor")
+            .args(&settings.whom)
+            .args(["--lines", "--budget", "20%", "--interval", &micros(settings.interval)])
+            .args(["--census", &micros(settings.interval), "--duration", &micros(length), "--record"])
+            .arg(folder.join(name::MONITOR))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors);
+        process::end_with_this_thread(&mut command);
+        let child = command.spawn().map_err(Failure::io("start `ammeter monitor`"))?;
+        Ok(Watch { child, log })
+    }
+
+    fn wait_for_record(&mut self, path: &Path) -> Result<(), Failure> {
+        let begun = Instant::now();
+        while !path.exists() {
+            let ended = self.child.try_wait().map_err(Failure::io("wait for `ammeter monitor`"))?;
+            if ended.is_some() || begun.elapsed() > PATIENCE {
+                return Err(self.failure());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<(), Failure> {
+        let ended = self.child.wait().map_err(Failure::io("wait for `ammeter monitor`"))?;
+        if ended.success() { Ok(()) } else { Err(self.failure()) }
+    }
+
+    /// What it said.
+    fn failure(&self) -> Failure {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("ammeter: ")).unwrap_or("it said nothing");
+        Failure::failed(format!("the server could not be watched: {line}"))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Periods of the CPU quotas that this process is under, and those that were used up.
+fn throttled() -> (u64, u64) {
+    let groups = groups_of(std::process::id());
+    let groups = groups.iter().filter(|group| group.quota_us.is_some());
+    groups.fold((0, 0), |(periods, used), group| (periods + group.periods, used + group.throttled_periods))
+}
+
+fn own_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(Failure::io("find this program"))
+}
+
+fn resolved(settings: &Settings) -> Result<Resolved, Failure> {
+    let arm =
+        Arm { id: ARM.to_owned(), label: settings.url.clone(), subject: settings.whom.join(" "), ..Arm::default() };
+    let x = settings.steps.first().map_or("rate", |step| step.axis()).to_owned();
+    let y = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let figure = |title: &str, names: &[&str]| Figure {
+        title: title.to_owned(),
+        x: x.clone(),
+        y: y(names),
+        ..Figure::default()
+    };
+    let program = Program {
+        path: own_program()?,
+        version: format!("ammeter {}", env!("CARGO_PKG_VERSION")),
+        sha256: String::new(),
+    };
+    Ok(Resolved {
+        form: FORM,
+        name: "diagnose".to_owned(),
+        title: format!("What limits {}", settings.url),
+        seed: settings.seed,
+        repetitions: settings.repeat,
+        duration_s: settings.duration.as_secs_f64(),
+        interval_ms: settings.interval.as_secs_f64() * 1e3,
+        requests_per_connection: 1,
+        arms: vec![arm],
+        steps: settings.steps.clone(),
+        figures: vec![
+            figure("Throughput", &["offered-rate", "rate"]),
+            figure("Latency", &["p50", "p99"]),
+            figure("CPU of the server", &["server-cpu"]),
+        ],
+        programs: BTreeMap::from([("ammeter".to_owned(), program)]),
+        began_s: now_s(),
+        ..Resolved::default()
+    })
+}
+
+fn host(settings: &Settings) -> Result<Host, Failure> {
+    let setting = |name: &str| {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        Some((name.to_owned(), fs::read_to_string(path).ok()?.trim().to_owned()))
+    };
+    let names = ["net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog", "net.ipv4.ip_local_port_range", "fs.file-max"];
+    let path = match &settings.path[..] {
+        [] => "clients and server share this machine".to_owned(),
+        words => format!("clients behind: ammeter wan {}", words.join(" ")),
+    };
+    let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| Memory::parse(&text));
+    Ok(Host {
+        machine: Machine::this()?,
+        memory_bytes: memory.map_or(0, |memory| memory.total_bytes),
+        kernel: names.into_iter().filter_map(setting).collect(),
+        load_average: load_average()?,
+        test_bed: vec![path],
+    })
+}

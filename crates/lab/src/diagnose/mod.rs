@@ -1,0 +1,75 @@
+//! `ammeter diagnose`: what limits a server, found by itself (Arlitt and Williamson, section 6, left it as future work).
+//!
+//! ```text
+//! observe    an archive into what `analyse` looks at
+//! verdict    what is known of all resources into a sentence, with its evidence                      pure
+//! ladder     without an experiment: load at rising rates with the monitor beside it, as an archive
+//! intervene  what is suspected is moved, and it is looked whether throughput follows
+//! subject    the server, started by a command in which its settings have names
+//! ```
+//!
+//! The diagnosis of an archive is a function of its files alone.
+
+pub(crate) mod intervene;
+pub(crate) mod ladder;
+pub(crate) mod observe;
+pub(crate) mod subject;
+pub(crate) mod verdict;
+
+use amped_measure::Failure;
+
+use crate::analyse::analyse;
+use crate::archive::{self, Archive, Standing};
+use verdict::{Diagnosis, Trial, judge};
+
+/// Runs that are needed to tell where throughput stops to follow what is offered.
+const RUNS_MIN: usize = 4;
+
+/// What was moved and what came of it, in an archive.
+pub(crate) const TRIALS: &str = "trials.json";
+
+/// What limits each server of an archive: each arm that has runs, the baseline and its repetitions together.
+///
+/// # Errors
+/// When files of the archive are damaged, or there is no run in it that came to anything.
+pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
+    let mut found = Vec::new();
+    for arm in archive.resolved.arms.iter().filter(|arm| !arm.is_again) {
+        let is_of = |id: &str| {
+            id == arm.id || archive.arm(id).is_some_and(|other| other.is_again && other.levels == arm.levels)
+        };
+        let all = || archive.runs.iter().filter(|run| is_of(&run.plan.arm) && run.summary.is_some());
+        let valid = || all().filter(|run| run.standing != Standing::Invalid);
+        // Where too few are left, what was disturbed is looked at too, and that is told.
+        let has_enough = valid().count() >= RUNS_MIN;
+        let observed: Result<Vec<_>, _> = all()
+            .filter(|run| !has_enough || run.standing != Standing::Invalid)
+            .map(|run| observe::observe(archive, run))
+            .collect();
+        let observed = observed?;
+        if observed.is_empty() {
+            continue;
+        }
+        let mut diagnosis = judge(&arm.label, analyse(&observed));
+        if !has_enough && valid().count() < observed.len() {
+            let why = all().flat_map(|run| &run.why).next().map_or("", |why| &why[..]);
+            diagnosis.doubt(format!(
+                "{} of {} runs are invalid, and were looked at all the same: {why}",
+                observed.len() - valid().count(),
+                observed.len()
+            ));
+        }
+        found.push(diagnosis);
+    }
+    if found.is_empty() {
+        return Err(Failure::failed(format!(
+            "{} has no run that came to anything, so there is nothing to look at; its runs/*/run.json say why",
+            archive.dir.display()
+        )));
+    }
+    let trials = archive.dir.join(TRIALS);
+    if let ([only], true) = (&mut found[..], trials.exists()) {
+        only.try_it(archive::read::<Vec<Trial>>(&trials)?);
+    }
+    Ok(found)
+}

@@ -1,0 +1,137 @@
+//! A run of an archive as `analyse` looks at it: the clients' figures, and the monitor's windows before the load and under it.
+
+use ammeter_monitor::{Sample, Tick};
+use amped_measure::Failure;
+
+use crate::analyse::{Bound, Observed};
+use crate::archive::{Archive, LoadSecond, Run, Standing, Summary, name};
+
+/// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
+const MARGIN_S: f64 = 0.05;
+
+/// Reads a run.
+///
+/// # Errors
+/// When its files are damaged. A run without the monitor's record has no windows.
+pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure> {
+    let summary = run.summary.clone().unwrap_or_default();
+    let load = archive.load(&run.plan.id)?;
+    let idle_until_s = run.load_began_s - archive.resolved.warm_up_s - MARGIN_S;
+    let ended_s = run.load_began_s + summary.seconds;
+    let mut observed = Observed {
+        asked: run.plan.step.value(),
+        offered: summary.asked_rate.map_or(run.plan.step.value(), |_| summary.offered_rate),
+        throughput: throughput(&load.series, summary.seconds).unwrap_or(summary.rate),
+        client: client(run, &summary),
+        ..Observed::default()
+    };
+    if !archive.file(&run.plan.id, name::MONITOR).exists() {
+        return Ok(observed);
+    }
+    let wall_s = |sample: &Sample| sample.wall_ms as f64 / 1e3;
+    let mut last: Option<Sample> = None;
+    for sample in archive.samples(&run.plan.id)? {
+        if let Some(from) = &last
+            && let Some(tick) = Tick::between(from, &sample)
+        {
+            if wall_s(&sample) <= idle_until_s {
+                observed.before.push(tick);
+            } else if wall_s(from) >= run.load_began_s + MARGIN_S && wall_s(&sample) <= ended_s {
+                observed.under.push(tick);
+            }
+        }
+        last = Some(sample);
+    }
+    Ok(observed)
+}
+
+/// Right replies a second of a run in which connections were begun for so long. Of an overloaded server some come when nothing is
+/// asked any more: they are left out, or where the run is shorter than a second, counted with the time that they took.
+pub(super) fn throughput(series: &[LoadSecond], seconds: f64) -> Option<f64> {
+    let rate = |chosen: &mut dyn Iterator<Item = &LoadSecond>| {
+        let (ok, length_s) = chosen.fold((0, 0.0), |(ok, length), one| (ok + one.ok, length + one.length_s));
+        (length_s, ok as f64 / length_s)
+    };
+    let (within_s, within) = rate(&mut series.iter().filter(|one| one.at_s + one.length_s <= seconds + MARGIN_S));
+    let (all_s, all) = rate(&mut series.iter());
+    if within_s >= 0.5 * seconds && within_s > 0.0 { Some(within) } else { (all_s > 0.0).then_some(all) }
+}
+
+/// What speaks against the client of a run.
+fn client(run: &Run, summary: &Summary) -> Option<Bound> {
+    let ended = (summary.ok + summary.failed).max(1) as f64;
+    let own: u64 = ["local", "unsent"].iter().filter_map(|name| summary.failures.get(*name)).sum();
+    let broken = |names: &[&str]| {
+        let check = run.checks.iter().find(|check| check.holds == Some(false) && names.contains(&&check.name[..]));
+        check.map(|check| check.says.clone())
+    };
+    let certain = match summary.asked_rate {
+        Some(asked) if summary.offered_rate < 0.95 * asked => {
+            Some(format!("of {asked:.0} connections/s only {:.0} were begun", summary.offered_rate))
+        }
+        _ if own as f64 > 0.01 * ended => {
+            Some(format!("{own} connections found no port or descriptor at the client, or came too late to begin"))
+        }
+        _ => broken(&[CLIENT_LIMITS]),
+    };
+    if let Some(why) = certain {
+        return Some(Bound { why, is_certain: true });
+    }
+    let late = (run.standing != Standing::Valid).then(|| broken(&["client", "clients"])).flatten();
+    late.map(|why| Bound { why, is_certain: false })
+}
+
+/// The name of the check that the clients were not held back by a quota of their own.
+pub(crate) const CLIENT_LIMITS: &str = "client-limits";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{Check, FORM, Planned, Step};
+
+    #[test]
+    fn replies_that_come_too_late_count_with_their_time() {
+        let second = |at_s: f64, length_s: f64, ok| LoadSecond { at_s, length_s, ok, ..LoadSecond::default() };
+        let check = |series: &[LoadSecond], seconds, expected| assert_eq!(throughput(series, seconds), expected);
+        check(&[second(0.0, 1.0, 200), second(1.0, 1.0, 200), second(2.0, 0.4, 80)], 2.0, Some(200.0));
+        check(&[second(0.0, 1.0, 200)], 0.7, Some(200.0));
+        check(&[second(0.0, 0.71, 71)], 0.7, Some(100.0));
+        check(&[second(0.0, 1.0, 200), second(1.0, 0.5, 100)], 1.4, Some(200.0));
+        check(&[], 1.0, None);
+    }
+
+    #[test]
+    fn load_that_was_lacking_is_certain_and_lateness_is_not() {
+        let run = |checks: &[(&str, bool)]| Run {
+            form: FORM,
+            plan: Planned { id: "1-a0-100".into(), block: 1, arm: "a0".into(), step: Step::Rate(100.0), seed: 1 },
+            began_s: 0.0,
+            load_began_s: 1.0,
+            load_ended_s: 2.0,
+            ended_s: 2.0,
+            standing: Standing::Censored,
+            why: Vec::new(),
+            checks: checks
+                .iter()
+                .map(|(name, holds)| Check { name: (*name).into(), holds: Some(*holds), says: (*name).into() })
+                .collect(),
+            summary: None,
+        };
+        let summary = |offered_rate| Summary { asked_rate: Some(100.0), offered_rate, ok: 90, ..Summary::default() };
+        let check = |checks: &[(&str, bool)], summary: Summary, expected: Option<bool>| {
+            assert_eq!(
+                client(&run(checks), &summary).map(|bound| bound.is_certain),
+                expected,
+                "{checks:?} {summary:?}"
+            );
+        };
+        check(&[], summary(100.0), None);
+        check(&[("client", true), ("server", false)], summary(100.0), None);
+        check(&[("client", false)], summary(100.0), Some(false));
+        check(&[("client", true)], summary(90.0), Some(true));
+        check(&[("client-limits", false)], summary(100.0), Some(true));
+        let mut without_ports = summary(100.0);
+        without_ports.failures.insert("local".into(), 5);
+        check(&[], without_ports, Some(true));
+    }
+}

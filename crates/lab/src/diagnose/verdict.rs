@@ -1,0 +1,622 @@
+//! From what is known of all resources to a sentence: what limits the server, why that is believed, and what would refute it.
+//!
+//! The order of `Kind` is that of causes: a server whose disk is at its end has helpers that all wait for it, descriptors that
+//! run out and a listen queue that overflows. The first resource that is at its end above the knee, and was not below, is the
+//! answer; those behind it are what follows from it. Where the client was at its end and nothing of the server was, that is the
+//! answer; and where nothing was, that.
+
+use std::fmt::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::analyse::use_of::{Kind, is_lock};
+use crate::analyse::{Analysis, Found, Pool};
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Answer {
+    /// A resource of the server limits it.
+    Bottleneck,
+    /// What makes the load was at its end first.
+    ClientBound,
+    /// The server bore all that was asked.
+    Borne,
+    /// Throughput stops, and nothing that is known of is at its end.
+    NotFound,
+}
+
+/// How far to believe it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Confidence {
+    /// There is nothing to believe.
+    None,
+    /// It was at its end, and there is more that might be.
+    Likely,
+    /// It was at its end nearly always, and what was predicted from below is what was reached, where it could be predicted.
+    Strong,
+    /// It was moved, and throughput moved with it.
+    Confirmed,
+}
+
+impl fmt::Display for Confidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Confidence::None => "none",
+            Confidence::Likely => "likely",
+            Confidence::Strong => "strong",
+            Confidence::Confirmed => "confirmed",
+        })
+    }
+}
+
+/// What came of moving something.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Trial {
+    /// What was moved, and how, in words.
+    pub(crate) what: String,
+    /// Whether it is what is suspected.
+    pub(crate) is_suspect: bool,
+    /// There is so much of it, as a part of what there was.
+    pub(crate) capacity: f64,
+    /// Throughput then, as a part of what it was: of each pair of runs.
+    pub(crate) throughputs: Vec<f64>,
+    /// The change of throughput for a change of it, of their logarithms: 1 for what limits, 0 for what does not.
+    pub(crate) elasticity: f64,
+    /// Where its interval begins.
+    pub(crate) low: f64,
+    /// Where it ends.
+    pub(crate) high: f64,
+}
+
+/// What is said of a server.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Diagnosis {
+    /// Which one, where an archive has several.
+    pub(crate) arm: String,
+    /// What came of it.
+    pub(crate) answer: Answer,
+    /// The kind of resource, if one was found.
+    pub(crate) kind: Option<Kind>,
+    /// Which one.
+    pub(crate) resource: Option<String>,
+    /// The answer, in a sentence.
+    pub(crate) sentence: String,
+    /// How far to believe it.
+    pub(crate) confidence: Confidence,
+    /// Why.
+    pub(crate) evidence: Vec<String>,
+    /// What else was at its end, as a consequence.
+    pub(crate) follows: Vec<String>,
+    /// What would refute it, or what to try where nothing was found.
+    pub(crate) refuted_by: Vec<String>,
+    /// What was moved.
+    pub(crate) trials: Vec<Trial>,
+    /// What it was all made of.
+    pub(crate) analysis: Analysis,
+}
+
+/// Whether a resource was at its end above the knee, and was not below.
+fn is_at_its_end(found: &Found, pools: &[Pool], is_client_bound: bool) -> bool {
+    // A queue overflows in bursts, and who is turned away is counted.
+    let enough = if found.kind == Kind::AcceptQueue { 0.2 } else { 0.5 };
+    let fits = match found.kind {
+        Kind::DiskLimit => found.share_above.is_some_and(|share| share >= 0.5),
+        // One whose threads run, or are made as connections come, is no pool that is used up; one whose threads wait for other
+        // threads or for the network is not what they wait for.
+        Kind::Pool => pools.iter().find(|pool| pool.name == found.name).is_some_and(|pool| {
+            let place = pool.asleep.first().map_or("", |(place, _)| place);
+            pool.is_fixed
+                && pool.running <= 0.5 * (pool.threads - pool.resting)
+                && !is_lock(place)
+                && !place.contains("sk_stream_wait")
+                // In receiving they wait for clients that do not come to ask.
+                && !(is_client_bound && ["wait_woken", "sk_wait_data"].contains(&place))
+        }),
+        _ => true,
+    };
+    // Who waits for a descriptor sleeps too.
+    let is_first = !matches!(found.kind, Kind::Lock | Kind::Pool) || found.full_without_descriptors >= 0.2;
+    fits && is_first && found.full_above >= enough && found.full_below <= found.full_above / 2.0
+}
+
+/// Says what limits a server.
+pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
+    let bound = |is_certain: bool| {
+        let said = analysis.client_bound.iter().filter(|bound| bound.is_certain || !is_certain);
+        analysis.above > 0 && 2 * said.count() >= analysis.above
+    };
+    let resources = analysis.resources.iter();
+    let mut at_end: Vec<&Found> =
+        resources.filter(|found| is_at_its_end(found, &analysis.pools, bound(true))).collect();
+    at_end.sort_by(|a, b| a.kind.cmp(&b.kind).then(b.full_above.total_cmp(&a.full_above)));
+    let first = at_end.first().copied().filter(|_| analysis.is_limited);
+    // Where load was lacking, before a core or the network. One that was only late is believed where throughput stops and
+    // nothing else says why.
+    let is_client = match first {
+        Some(found) => bound(true) && found.kind > Kind::Client,
+        None => bound(true) || (bound(false) && analysis.is_limited),
+    };
+    let mut evidence = vec![knee_line(&analysis)];
+    let plain = |answer, sentence: String, refuted_by: &[&str], evidence: Vec<String>, kind: Option<Kind>| Diagnosis {
+        arm: arm.to_owned(),
+        answer,
+        kind,
+        resource: None,
+        sentence,
+        confidence: match kind {
+            Some(_) if bound(true) => Confidence::Strong,
+            Some(_) => Confidence::Likely,
+            None => Confidence::None,
+        },
+        evidence,
+        follows: Vec::new(),
+        refuted_by: refuted_by.iter().map(|&line| line.to_owned()).collect(),
+        trials: Vec::new(),
+        analysis: analysis.clone(),
+    };
+    if is_client {
+        let mut why: Vec<String> = analysis.client_bound.iter().map(|bound| bound.why.clone()).collect();
+        why.dedup();
+        evidence.extend(why);
+        return plain(
+            Answer::ClientBound,
+            format!(
+                "client-bound: what makes the load was at its end before the server was, which answers at least {:.0}/s",
+                analysis.plateau
+            ),
+            &[
+                "a second generator (--generators 2), another machine for the clients, or lower rates: if throughput stays as it \
+               is, it is the server",
+            ],
+            evidence,
+            Some(Kind::Client),
+        );
+    }
+    let Some(found) = first else {
+        evidence.extend(fullest_line(&analysis));
+        evidence.extend(waiting_line(&analysis));
+        return if !analysis.is_limited {
+            plain(
+                Answer::Borne,
+                format!(
+                    "no bottleneck within these loads: the server answers all that was asked, up to {:.0}/s",
+                    analysis.plateau
+                ),
+                &["higher rates (--rates): where throughput stops to follow them, something is at its end"],
+                evidence,
+                None,
+            )
+        } else {
+            plain(
+                Answer::NotFound,
+                format!(
+                    "not found: throughput stops at {:.0}/s, and nothing that is known of is at its end",
+                    analysis.plateau
+                ),
+                &[
+                    "more of it: --duration 10s --repeat 5, and finer steps around the knee",
+                    "as root, so that it is seen where threads sleep",
+                    "moving what there is and looking what follows: --intervene, with --start and --knob for settings of the server",
+                    "where CPU time goes: ammeter profile --port PORT; what it waits for elsewhere: a database, a name server, an upstream",
+                ],
+                evidence,
+                None,
+            )
+        };
+    };
+    evidence.push(use_line(found, &analysis));
+    evidence.extend(demand_line(found, &analysis));
+    evidence.extend(waiting_line(&analysis));
+    evidence.extend(analysis.pools.iter().filter(|pool| pool.threads - pool.resting >= 0.5).map(pool_line));
+    let rivals = at_end.iter().skip(1).filter(|other| other.kind < Kind::Lock && other.kind != found.kind);
+    let agrees = found.demand.is_none_or(|demand| demand.ceiling.is_none() || demand.allows(analysis.plateau, 0.2));
+    let is_strong = analysis.knee.is_some() && found.full_above >= 0.8 && agrees && rivals.count() == 0;
+    let follows = at_end.iter().skip(1).filter(|other| (other.kind, &other.name) != (found.kind, &found.name));
+    Diagnosis {
+        arm: arm.to_owned(),
+        answer: Answer::Bottleneck,
+        kind: Some(found.kind),
+        resource: Some(found.name.clone()),
+        sentence: sentence(found, &analysis),
+        confidence: if is_strong { Confidence::Strong } else { Confidence::Likely },
+        evidence,
+        follows: follows
+            .map(|other| format!("{}, {:.0} % of the time", thing(other), other.full_above * 100.0))
+            .collect(),
+        refuted_by: refuted_by(found.kind),
+        trials: Vec::new(),
+        analysis: analysis.clone(),
+    }
+}
+
+impl Diagnosis {
+    /// Believes it less, for this reason.
+    pub(crate) fn doubt(&mut self, why: String) {
+        self.confidence = self.confidence.min(Confidence::Likely);
+        self.evidence.push(why);
+    }
+
+    /// Takes what came of moving things in: the answer is confirmed, refuted, or left as it is.
+    pub(crate) fn try_it(&mut self, trials: Vec<Trial>) {
+        for trial in &trials {
+            self.evidence.push(format!(
+                "with {}, throughput is {} of what it was: elasticity {:.2} [{:.2}, {:.2}]",
+                trial.what,
+                trial.throughputs.iter().map(|part| format!("{part:.2}")).collect::<Vec<_>>().join(", "),
+                trial.elasticity,
+                trial.low,
+                trial.high
+            ));
+        }
+        if let Some(trial) = trials.iter().find(|trial| trial.is_suspect) {
+            if trial.elasticity >= 0.5 && trial.low > 0.0 {
+                self.confidence = Confidence::Confirmed;
+            } else if trial.high < 0.3 {
+                self.confidence = Confidence::Likely;
+                self.evidence.push("moving it changed little: something else may limit as well".to_owned());
+            }
+        } else if self.answer == Answer::NotFound
+            && let Some(trial) = trials.iter().filter(|trial| trial.low > 0.2).max_by(|a, b| a.low.total_cmp(&b.low))
+        {
+            self.answer = Answer::Bottleneck;
+            self.confidence = Confidence::Confirmed;
+            self.sentence = format!("throughput follows what was moved: with {}, it changes as well", trial.what);
+        }
+        self.trials = trials;
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// What it is, in words.
+fn thing(found: &Found) -> String {
+    let name = &found.name;
+    match found.kind {
+        Kind::Quota => format!("the CPU quota of the control group {name}"),
+        Kind::DiskLimit => format!("the limit of the control group on {name}"),
+        Kind::Disk => format!("the disk {name}"),
+        Kind::Memory => format!("memory {name}"),
+        Kind::Thread => format!("the thread {name}"),
+        Kind::Lock => format!("a lock {name}"),
+        Kind::Pool => format!("the threads {name}"),
+        Kind::Client => "the client".to_owned(),
+        Kind::Core => format!("core {name}"),
+        Kind::Softirq => format!("soft interrupts on core {name}"),
+        Kind::Network => format!("the network {name}"),
+        Kind::Descriptors => format!("descriptors {name}"),
+        Kind::AcceptQueue => format!("the accept queue {name}"),
+    }
+}
+
+fn sentence(found: &Found, analysis: &Analysis) -> String {
+    let plateau = format!("{:.0} requests/s", analysis.plateau);
+    let full = percent(found.full_above);
+    let pool = analysis.pools.iter().find(|pool| pool.name == found.name);
+    let waits = match found.kind {
+        Kind::Quota => format!("it is used up in {full} of its periods"),
+        Kind::DiskLimit => "the server waits for it".to_owned(),
+        Kind::Disk => {
+            format!("it is busy {} of the time and the server waits for it", percent(found.share_above.unwrap_or(0.0)))
+        }
+        Kind::Memory => "work waits for pages that were pushed out".to_owned(),
+        Kind::Thread => {
+            format!("it runs {} of the time, and would run more if it could", percent(found.share_above.unwrap_or(0.0)))
+        }
+        Kind::Lock => {
+            let sleeper = sleeper(analysis);
+            let place = sleeper.map_or_else(|| "works".to_owned(), |place| format!("sleeps in {place}"));
+            format!("one thread at a time {place} while others wait for it: the server waits for itself")
+        }
+        Kind::Pool => {
+            let place = pool.and_then(|pool| pool.asleep.first()).map_or("wait", |(place, _)| place);
+            match pool {
+                Some(pool) if pool.on_disk > 0.5 * pool.threads => format!("all {:.0} wait for a disk", pool.threads),
+                Some(pool) => format!("all {:.0} are taken, most of the time asleep in {place}", pool.threads),
+                None => "all of them are taken".to_owned(),
+            }
+        }
+        Kind::Client => "it is at its end".to_owned(),
+        Kind::Core => "it has nothing left, and the server waits for it".to_owned(),
+        Kind::Softirq => "it does nothing else".to_owned(),
+        Kind::Network => {
+            let waiting = &analysis.waiting;
+            let by = if waiting.receive_window >= 0.5 {
+                "the clients' windows are closed"
+            } else if waiting.send_buffer >= 0.5 {
+                "the server's send buffers are too small"
+            } else {
+                "the path takes no more"
+            };
+            format!(
+                "{:.0} connections have bytes on their way at {:.1} Mbit/s, and {by}",
+                waiting.sending,
+                waiting.out_bytes_per_s * 8.0 / 1e6
+            )
+        }
+        Kind::Descriptors => "there are as many open as there may be".to_owned(),
+        Kind::AcceptQueue => "connections are turned away while the server has time for them".to_owned(),
+    };
+    let same = analysis.resources.iter().filter(|other| other.kind == Kind::Core && other.full_above >= 0.5).count();
+    if found.kind == Kind::Core && same > 1 {
+        return format!(
+            "the cores, {same} of them, limit the server to {plateau}: they have nothing left, and the server waits for them"
+        );
+    }
+    let limits = if matches!(found.kind, Kind::Pool | Kind::Softirq | Kind::Descriptors) { "limit" } else { "limits" };
+    format!("{} {limits} the server to {plateau}: {waits}", thing(found))
+}
+
+/// Where whoever holds a lock sleeps.
+fn sleeper(analysis: &Analysis) -> Option<&str> {
+    let places = analysis.pools.iter().flat_map(|pool| &pool.asleep);
+    let holders = places.filter(|(place, _)| !is_lock(place));
+    holders.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, count)| *count >= 0.4).map(|(place, _)| &place[..])
+}
+
+fn knee_line(analysis: &Analysis) -> String {
+    let (low, high) = analysis.plateau_range;
+    match analysis.knee {
+        Some(knee) => format!(
+            "throughput follows what is offered up to {:.0}/s [{:.0}, {:.0}]; above that it is {:.0}/s ({low:.0} to {high:.0} in {} runs)",
+            knee.throughput, knee.throughput_low, knee.throughput_high, analysis.plateau, analysis.above
+        ),
+        None if analysis.is_limited => format!(
+            "throughput is behind what is offered, {:.0}/s ({low:.0} to {high:.0} in {} runs), but from where on cannot be told: runs \
+             differ too much, or even the lowest load is too much",
+            analysis.plateau, analysis.above
+        ),
+        None => format!("throughput follows what is offered at all loads, up to {:.0}/s", analysis.plateau),
+    }
+}
+
+fn use_line(found: &Found, analysis: &Analysis) -> String {
+    let share = found.share_above.map_or(String::new(), |share| format!("; in use {} in the mean", percent(share)));
+    format!(
+        "{} is at its end in {} of {} windows of {:.0} ms above the knee, in {} at the lowest load{share}",
+        thing(found),
+        percent(found.full_above),
+        analysis.windows,
+        analysis.window_s * 1e3,
+        percent(found.full_below)
+    )
+}
+
+fn demand_line(found: &Found, analysis: &Analysis) -> Option<String> {
+    let demand = found.demand.filter(|demand| demand.per_request_s > 0.0)?;
+    let ceiling = demand.ceiling?;
+    let end = |end: Option<f64>| end.map_or("no end".to_owned(), |end| format!("{end:.0}"));
+    Some(format!(
+        "a request demands {:.2} ms [{:.2}, {:.2}] of it below the knee, so its end was predicted at {ceiling:.0}/s [{}, {}]; \
+         reached were {:.0}/s",
+        demand.per_request_s * 1e3,
+        demand.low_s.max(0.0) * 1e3,
+        demand.high_s * 1e3,
+        end(demand.ceiling_low),
+        end(demand.ceiling_high),
+        analysis.plateau
+    ))
+}
+
+fn waiting_line(analysis: &Analysis) -> Option<String> {
+    let waiting = &analysis.waiting;
+    let is_any = waiting.unread + waiting.sending + waiting.in_queue + waiting.established > 0.0;
+    is_any.then(|| {
+        format!(
+            "of {:.1} connections {:.1} are not accepted, {:.1} hold requests that the server has not read, {:.1} have bytes on \
+             their way to the client",
+            waiting.established, waiting.in_queue, waiting.unread, waiting.sending
+        )
+    })
+}
+
+fn pool_line(pool: &Pool) -> String {
+    let mut text = format!(
+        "of {:.1} threads {} {:.1} rest, {:.1} run or wait for a core, {:.1} wait for a disk",
+        pool.threads, pool.name, pool.resting, pool.running, pool.on_disk
+    );
+    for (place, count) in pool.asleep.iter().take(3).filter(|(_, count)| *count >= 0.05) {
+        // Writing to a string cannot fail.
+        let _ = write!(text, ", {count:.1} sleep in {place}");
+    }
+    text
+}
+
+/// What comes nearest to its end, where nothing is at it.
+fn fullest_line(analysis: &Analysis) -> Option<String> {
+    let shares = analysis.resources.iter().filter(|found| found.share_above.is_some());
+    let fullest = shares.max_by(|a, b| a.share_above.unwrap_or(0.0).total_cmp(&b.share_above.unwrap_or(0.0)))?;
+    Some(format!("nearest to its end is {}, in use {}", thing(fullest), percent(fullest.share_above?)))
+}
+
+fn refuted_by(kind: Kind) -> Vec<String> {
+    let line = match kind {
+        Kind::Quota => "a quota 20 % larger (cpu.cfs_quota_us, cpu.max): throughput should rise by about as much",
+        Kind::DiskLimit => {
+            "a limit 20 % larger (blkio.throttle, io.max), or files in memory: throughput should rise by about as much"
+        }
+        Kind::Disk => "files in memory, or a disk that takes 20 % more: throughput should rise",
+        Kind::Memory => "20 % more memory, or a smaller cache: the waiting for pages should end",
+        Kind::Thread => {
+            "80 % of a core for it (--intervene): throughput should fall by about as much; or a second such thread, with which it should rise"
+        }
+        Kind::Lock => {
+            "a shorter hold: half the sleep under the lock should give twice the throughput; more threads should give nothing"
+        }
+        Kind::Pool => {
+            "more of these threads: with 20 % more throughput should rise by about as much, unless what they wait for is at its end"
+        }
+        Kind::Client => "a second generator",
+        Kind::Core => "another core, or clients on another machine: throughput should rise",
+        Kind::Softirq => "receive steering to another core (rps_cpus): throughput should rise",
+        Kind::Network => {
+            "a path 20 % faster: throughput should rise by about as much; replies half as long should give twice of them"
+        }
+        Kind::Descriptors => "a limit 20 % larger (ulimit -n): throughput should rise by about as much",
+        Kind::AcceptQueue => {
+            "a longer queue (the server's backlog, net.core.somaxconn): drops should end and throughput rise"
+        }
+    };
+    vec![line.to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyse::tests::ladder;
+    use crate::analyse::{Bound, Observed, analyse};
+    use ammeter_monitor::{GroupRate, ListenerRate, ProcessRate, ThreadRate, Tick};
+
+    /// Changes every window of a ladder; `load` is what is asked, as a part of what the server bears.
+    fn with(mut runs: Vec<Observed>, change: impl Fn(&mut Tick, f64)) -> Vec<Observed> {
+        let end = runs.iter().map(|run| run.throughput).fold(0.0, f64::max);
+        for run in &mut runs {
+            let load = run.asked / end;
+            run.under.iter_mut().for_each(|tick| change(tick, load));
+        }
+        runs
+    }
+
+    fn check(runs: &[Observed], answer: Answer, kind: Option<Kind>, says: &str) -> Diagnosis {
+        let found = judge("", analyse(runs));
+        assert_eq!((found.answer, found.kind), (answer, kind), "{found:#?}");
+        assert!(found.sentence.contains(says), "{}", found.sentence);
+        found
+    }
+
+    /// A server of which nothing is used but a sleep that nobody sees.
+    fn unseen() -> Vec<Observed> {
+        with(ladder(0.0001, 0.005, 0.0, 3), |tick, _| {
+            tick.threads.iter_mut().for_each(|thread| thread.sleeps_in = None)
+        })
+    }
+
+    #[test]
+    fn a_computing_thread() {
+        let found =
+            check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "the thread worker limits");
+        assert_eq!(found.confidence, Confidence::Strong);
+        assert!(found.evidence.iter().any(|line| line.contains("predicted at 200/s")), "{:?}", found.evidence);
+        assert!(!found.refuted_by.is_empty());
+    }
+
+    #[test]
+    fn what_follows_from_it_is_not_the_answer() {
+        let runs = with(ladder(0.005, 0.0, 0.0, 1), |tick, load| {
+            let is_over = load > 1.05;
+            tick.listeners = vec![ListenerRate {
+                depth: if is_over { 9 } else { 0 },
+                limit: 8,
+                new_drops: Some(u32::from(is_over)),
+                ..ListenerRate::default()
+            }];
+            let open = if is_over { 64 } else { 9 };
+            tick.processes = vec![ProcessRate {
+                pid: 1,
+                descriptors: Some(open),
+                descriptors_max: Some(64),
+                ..ProcessRate::default()
+            }];
+        });
+        let found = check(&runs, Answer::Bottleneck, Some(Kind::Thread), "the thread");
+        assert_eq!(found.follows.len(), 2, "{:?}", found.follows);
+        // Without the thread that computes they are.
+        let idle = |runs: Vec<Observed>| with(runs, |tick, _| tick.threads.clear());
+        let found =
+            check(&idle(runs.clone()), Answer::Bottleneck, Some(Kind::Descriptors), "descriptors of the server");
+        assert_eq!(found.follows.len(), 1);
+        let without = with(idle(runs), |tick, _| tick.processes.clear());
+        check(&without, Answer::Bottleneck, Some(Kind::AcceptQueue), "turned away");
+    }
+
+    #[test]
+    fn a_thread_that_spins_when_nothing_is_asked_is_none() {
+        let runs = with(unseen(), |tick, _| tick.threads[0].run = 1.0);
+        check(&runs, Answer::NotFound, None, "not found: throughput stops at 196/s");
+    }
+
+    #[test]
+    fn one_that_sleeps_in_the_midst_of_requests() {
+        check(&ladder(0.0001, 0.005, 0.0, 3), Answer::Bottleneck, Some(Kind::Pool), "asleep in hrtimer_nanosleep");
+    }
+
+    #[test]
+    fn a_sleep_under_a_lock() {
+        let runs = with(ladder(0.0001, 0.005, 0.0, 3), |tick, load| {
+            let place = if load > 1.05 { "futex_do_wait" } else { "ep_poll" };
+            let waiter = |tid| ThreadRate {
+                name: format!("worker-{tid}"),
+                tid,
+                pid: 1,
+                state: 'S',
+                sleeps_in: Some(place.to_owned()),
+                run: 0.001,
+                ..ThreadRate::default()
+            };
+            tick.threads.extend((20..25).map(waiter));
+        });
+        check(&runs, Answer::Bottleneck, Some(Kind::Lock), "sleeps in hrtimer_nanosleep while others wait");
+    }
+
+    #[test]
+    fn a_quota() {
+        let runs = with(unseen(), |tick, load| {
+            let throttled_periods = u64::from(load > 1.05);
+            tick.groups = vec![GroupRate {
+                path: "/g".into(),
+                cores_max: Some(0.2),
+                periods: 1,
+                throttled_periods,
+                ..GroupRate::default()
+            }];
+        });
+        check(&runs, Answer::Bottleneck, Some(Kind::Quota), "quota of the control group /g");
+    }
+
+    #[test]
+    fn a_client_that_is_late_is_believed_where_nothing_else_is_at_its_end() {
+        let late = |mut runs: Vec<Observed>, is_certain| {
+            for run in runs.iter_mut().skip(4) {
+                run.client = Some(Bound { why: "late".to_owned(), is_certain });
+            }
+            runs
+        };
+        let found = check(&late(unseen(), false), Answer::ClientBound, Some(Kind::Client), "client-bound");
+        assert!(found.evidence.iter().any(|line| line == "late"));
+        check(&late(ladder(0.005, 0.0, 0.0, 1), false), Answer::Bottleneck, Some(Kind::Thread), "thread");
+        check(&late(ladder(0.005, 0.0, 0.0, 1), true), Answer::Bottleneck, Some(Kind::Thread), "thread");
+    }
+
+    #[test]
+    fn what_is_borne_is_said() {
+        let all = ladder(0.005, 0.0, 0.0, 1);
+        check(&all[..4], Answer::Borne, None, "up to 160/s");
+    }
+
+    #[test]
+    fn moving_things_confirms_or_refutes() {
+        let trial = |is_suspect, elasticity: f64| Trial {
+            what: "a quota of 0.80".to_owned(),
+            is_suspect,
+            capacity: 0.8,
+            throughputs: vec![0.8, 0.81],
+            elasticity,
+            low: elasticity - 0.1,
+            high: elasticity + 0.1,
+        };
+        let tried = |runs: &[Observed], trials: Vec<Trial>| {
+            let mut found = judge("", analyse(runs));
+            found.try_it(trials);
+            (found.answer, found.confidence)
+        };
+        let thread = ladder(0.005, 0.0, 0.02, 1);
+        assert_eq!(tried(&thread, vec![trial(true, 0.95)]), (Answer::Bottleneck, Confidence::Confirmed));
+        assert_eq!(tried(&thread, vec![trial(true, 0.05)]), (Answer::Bottleneck, Confidence::Likely));
+        assert_eq!(tried(&thread, vec![trial(false, 0.05)]), (Answer::Bottleneck, Confidence::Strong));
+        assert_eq!(tried(&unseen(), vec![trial(false, 0.9)]), (Answer::Bottleneck, Confidence::Confirmed));
+        assert_eq!(tried(&unseen(), vec![trial(false, 0.1)]), (Answer::NotFound, Confidence::None));
+    }
+}

@@ -1,0 +1,50 @@
+//! A page that needs nothing else: its tables are in it, its plots are drawn by what it carries along (uPlot, see
+//! `assets/uplot`), and its policy forbids it to load anything. It opens from a disk, years later, without a network.
+//!
+//! `ammeter load --html` and `ammeter report` write such pages; what differs are the body, the data that stand in it, and
+//! the script that has `assets/plot.js` draw them.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+use crate::report::FIGURE_CSS;
+
+const UPLOT: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
+const UPLOT_CSS: &str = include_str!("../assets/uplot/uPlot.min.css");
+const UPLOT_LICENCE: &str = include_str!("../assets/uplot/LICENSE");
+const CSS: &str = include_str!("../assets/page.css");
+const PLOT: &str = include_str!("../assets/plot.js");
+
+/// What the page may do: use what is in it, and nothing else.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+
+/// Writes one. `data` is what `drawing.data` is to `script`, and `below` stands under the heading.
+pub(crate) fn page(title: &str, heading: &str, below: &str, body: &Markup, data: &Value, script: &str) -> String {
+    // Within a script nothing but its end has a meaning to the reader of HTML.
+    let data = data.to_string().replace('<', "\\u003c");
+    let licence = format!("\n/*\nuPlot 1.6.32\n\n{UPLOT_LICENCE}*/\n{UPLOT}");
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                title { (title) }
+                style { (PreEscaped(UPLOT_CSS)) (PreEscaped(CSS)) (PreEscaped(FIGURE_CSS)) }
+            }
+            body {
+                h1 { (heading) }
+                p.faint { (below) }
+                noscript { p.bad { "Plots over time are drawn by a script, which is switched off here; tables and figures are not." } }
+                (body)
+                footer { "ammeter " (env!("CARGO_PKG_VERSION")) "; plots by uPlot, under the MIT licence that is in this page" }
+                script type="application/json" id="data" { (PreEscaped(data)) }
+                script { (PreEscaped(licence)) }
+                script { (PreEscaped(PLOT)) }
+                script { (PreEscaped(script)) }
+            }
+        }
+    }
+    .into_string()
+}

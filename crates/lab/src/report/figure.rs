@@ -1,0 +1,717 @@
+//! A figure as SVG: curves of medians with their intervals, or bars of parts that are one together.
+//!
+//! Pure. The same text stands in the page and in a file of its own; only the file carries its style along. A point that is
+//! not the server's figure is drawn all the same: open where it is a lower bound, crossed out where it is worth nothing. No
+//! two curves differ by colour alone, each has marks of its own shape; and what is drawn is also told, in the figure's
+//! description and over each mark.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use amped_measure::stats::Summary;
+
+pub(crate) const CSS: &str = include_str!("../../assets/figure.css");
+
+/// Curves, in one coordinate system.
+#[derive(Debug, Default)]
+pub(super) struct Plot {
+    /// What it shows.
+    pub(super) title: String,
+    /// The axes' names, with units.
+    pub(super) x_title: String,
+    /// See there.
+    pub(super) y_title: String,
+    /// How x is drawn.
+    pub(super) x: Scale,
+    /// Whether y is logarithmic; else it begins at 0.
+    pub(super) y_logarithmic: bool,
+    /// The curves; one without points has an entry in the legend all the same.
+    pub(super) curves: Vec<Curve>,
+    /// From where to where on the axis of x something lies, and what.
+    pub(super) band: Option<(f64, f64, String)>,
+    /// Whether the line is drawn on which y is x: what was asked for.
+    pub(super) asked: bool,
+}
+
+/// How the values of an axis become places.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum Scale {
+    /// From 0.
+    #[default]
+    Linear,
+    /// By powers of ten.
+    Logarithmic,
+    /// The values are the numbers of these names, from 0.
+    Names(Vec<String>),
+}
+
+/// A curve.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Curve {
+    /// For the legend.
+    pub(super) name: String,
+    /// Its points, in any order.
+    pub(super) points: Vec<Point>,
+    /// Whether it was printed by others, not measured here: a dashed line, and crosses.
+    pub(super) printed: bool,
+}
+
+/// A point of a curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Point {
+    /// Where on the axis of x.
+    pub(super) x: f64,
+    /// The median and its interval.
+    pub(super) y: Summary,
+    /// What it is worth.
+    pub(super) mark: Mark,
+}
+
+/// What a point is worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Mark {
+    /// The server's figure.
+    #[default]
+    Kept,
+    /// A lower bound: the load came to its end before the server did.
+    AtLeast,
+    /// Not the server's figure.
+    Invalid,
+}
+
+impl Mark {
+    /// As it is told.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mark::Kept => "valid",
+            Mark::AtLeast => "at least",
+            Mark::Invalid => "invalid",
+        }
+    }
+}
+
+/// Horizontal bars of parts.
+#[derive(Debug, Default)]
+pub(super) struct Bars {
+    /// What they show.
+    pub(super) title: String,
+    /// What a whole bar is, with its unit.
+    pub(super) x_title: String,
+    /// The parts' names, from left to right.
+    pub(super) parts: Vec<String>,
+    /// Each bar's name, and how long its parts are.
+    pub(super) bars: Vec<(String, Vec<f64>)>,
+}
+
+const WIDTH: f64 = 760.0;
+const LEFT: f64 = 72.0;
+const RIGHT: f64 = 24.0;
+const TOP: f64 = 58.0;
+const TALL: f64 = 320.0;
+const LINE: f64 = 20.0;
+/// The shapes that marks have, and the colours in `figure.css`.
+const SHAPES: usize = 4;
+const COLOURS: usize = 8;
+/// Longer names are cut where they would leave the figure; whole ones stand in the tables.
+const NAME_MAX: usize = 48;
+
+/// The figure as a file of its own.
+pub(super) fn file(inside: &str) -> String {
+    inside.replacen("><title", &format!(" xmlns=\"http://www.w3.org/2000/svg\"><style>{CSS}</style><title"), 1)
+}
+
+/// Draws curves. `id` is unlike those of the page's other figures.
+pub(super) fn plot(id: &str, plot: &Plot) -> String {
+    let shown: Vec<Point> =
+        plot.curves.iter().flat_map(|curve| curve.points.iter().copied()).filter(is_finite).collect();
+    let y_axis = Axis::of(shown.iter().flat_map(|point| [point.y.low, point.y.high]), plot.y_logarithmic);
+    let x_axis = match &plot.x {
+        Scale::Linear => Axis::of(shown.iter().map(|point| point.x), false),
+        Scale::Logarithmic => Axis::of(shown.iter().map(|point| point.x), true),
+        Scale::Names(names) => Axis::names(names.len()),
+    };
+    let legend = legend(plot, &shown);
+    let bottom = TOP + TALL;
+    let below = slant(&plot.x);
+    let height = bottom + below + 52.0 + legend.len() as f64 * LINE + 8.0;
+    let mut out = start(id, height, &plot.title, &told(plot));
+    let x = |value: f64| LEFT + x_axis.place(value) * (WIDTH - LEFT - RIGHT);
+    let y = |value: f64| bottom - y_axis.place(value) * TALL;
+
+    for tick in &y_axis.ticks {
+        segment(&mut out, (LEFT, y(*tick)), (WIDTH - RIGHT, y(*tick)), "class=\"grid\"");
+        text(&mut out, (LEFT - 8.0, y(*tick) + 4.0), "end", &number(*tick));
+    }
+    let mut free_from = f64::MIN;
+    for tick in &x_axis.ticks {
+        segment(&mut out, (x(*tick), bottom), (x(*tick), bottom + 5.0), "class=\"frame\"");
+        let label = match &plot.x {
+            Scale::Names(names) => cut(names.get(*tick as usize).map_or("", String::as_str), SLANTED_MAX),
+            Scale::Linear | Scale::Logarithmic => number(*tick),
+        };
+        if below > 0.0 {
+            let (x, y) = (x(*tick) + 4.0, bottom + 16.0);
+            let place =
+                format!("x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\" transform=\"rotate(-30 {x:.1} {y:.1})\"");
+            let _ = writeln!(out, "<text {place}>{}</text>", escaped(&label));
+            continue;
+        }
+        let half = 4.0 * label.chars().count() as f64;
+        if x(*tick) - half > free_from {
+            text(&mut out, (x(*tick), bottom + 20.0), "middle", &label);
+            free_from = x(*tick) + half;
+        }
+    }
+    text(&mut out, ((LEFT + WIDTH - RIGHT) / 2.0, bottom + below + 40.0), "middle", &plot.x_title);
+    // Beside the ticks a turned name would need room of its own; above the axis it is read like all others.
+    text(&mut out, (8.0, TOP - 10.0), "start", &plot.y_title);
+
+    if let Some((from, to, what)) = &plot.band {
+        let (from, to) = (x(*from), x(*to));
+        let _ = write!(
+            out,
+            "<rect class=\"band\" x=\"{from:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{TALL}\"><title>{}</title></rect>",
+            (to - from).max(2.0),
+            escaped(what)
+        );
+    }
+    if plot.asked && plot.x == Scale::Linear && !plot.y_logarithmic {
+        let end = x_axis.high.min(y_axis.high);
+        let style = "class=\"asked\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"";
+        segment(&mut out, (x(0.0), y(0.0)), (x(end), y(end)), style);
+    }
+    segment(&mut out, (LEFT, TOP), (LEFT, bottom), "class=\"frame\"");
+    segment(&mut out, (LEFT, bottom), (WIDTH - RIGHT, bottom), "class=\"frame\"");
+    let mut measured = 0;
+    for (at, curve) in plot.curves.iter().enumerate() {
+        let shape = if curve.printed { SHAPES } else { measured % SHAPES };
+        measured += usize::from(!curve.printed);
+        let _ = write!(out, "<g class=\"c{}\">", colour(plot, at));
+        // Side by side, or curves that are alike would hide each other.
+        let count = plot.curves.len() as f64;
+        let aside = (at as f64 - (count - 1.0) / 2.0) * (20.0 / count).min(5.0);
+        draw(&mut out, curve, shape, &plot.x, |value| x(value) + aside, y);
+        out += "</g>\n";
+    }
+    for (row, entries) in legend.iter().enumerate() {
+        let y = bottom + below + 62.0 + row as f64 * LINE;
+        entries.iter().for_each(|(x, entry)| entry.draw(&mut out, *x, y));
+    }
+    out + "</svg>\n"
+}
+
+/// The longest name that is written aslant.
+const SLANTED_MAX: usize = 24;
+
+/// How much more room names take below the axis: none if each has its place between its neighbours; else they are aslant, and
+/// half as high as they are long.
+fn slant(scale: &Scale) -> f64 {
+    let Scale::Names(names) = scale else { return 0.0 };
+    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let room = (WIDTH - LEFT - RIGHT) / names.len().max(1) as f64;
+    if longest as f64 * 7.5 + 8.0 <= room { 0.0 } else { longest.min(SLANTED_MAX) as f64 * 7.2 / 2.0 }
+}
+
+/// Curves that were printed have the colour of the measured one of the same number: they are to be compared.
+fn colour(plot: &Plot, at: usize) -> usize {
+    let printed = plot.curves[at].printed;
+    plot.curves[..at].iter().filter(|curve| curve.printed == printed).count() % COLOURS
+}
+
+/// Whether it has a place: beyond this no figure of a server lies, and a number may not be drawn with.
+fn is_finite(point: &Point) -> bool {
+    [point.x, point.y.low, point.y.median, point.y.high].iter().all(|value| value.abs() <= MOST)
+}
+
+const MOST: f64 = 1e15;
+
+fn draw(out: &mut String, curve: &Curve, shape: usize, scale: &Scale, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) {
+    let mut points: Vec<&Point> = curve.points.iter().filter(|point| is_finite(point)).collect();
+    points.sort_by(|one, other| one.x.total_cmp(&other.x).then(one.mark.cmp(&other.mark)));
+    // What is worth nothing is no part of the curve; and names have no order that a line could follow.
+    let (mut path, mut last) = (String::new(), f64::NAN);
+    for point in points.iter().filter(|point| point.mark != Mark::Invalid && !matches!(scale, Scale::Names(_))) {
+        // Of two at one place the line goes to the first, the better one.
+        if point.x.total_cmp(&last).is_eq() {
+            continue;
+        }
+        last = point.x;
+        let _ = write!(path, "{}{:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, x(point.x), y(point.y.median));
+    }
+    if !path.is_empty() {
+        let dash = if curve.printed { " stroke-dasharray=\"2 4\"" } else { "" };
+        let _ = write!(out, "<path d=\"{path}\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\"{dash}/>");
+    }
+    for Point { x: at, y: Summary { low, median, high, .. }, mark } in &points {
+        // What is worth less stands beside what is worth more.
+        let is_alone = !points.iter().any(|other| other.x.total_cmp(at).is_eq() && other.mark != *mark);
+        let aside = match mark {
+            Mark::AtLeast if !is_alone => 9.0,
+            Mark::Invalid if !is_alone => -9.0,
+            Mark::Kept | Mark::AtLeast | Mark::Invalid => 0.0,
+        };
+        let (place, middle) = (x(*at) + aside, y(*median));
+        let spread = if high > low { format!(" ({} to {})", number(*low), number(*high)) } else { String::new() };
+        let name = match scale {
+            Scale::Names(names) => names.get(*at as usize).cloned().unwrap_or_default(),
+            Scale::Linear | Scale::Logarithmic => number(*at),
+        };
+        let told = format!("{}, {name}: {}{spread}, {}", curve.name, number(*median), mark.name());
+        let _ = write!(out, "<g><title>{}</title>", escaped(&told));
+        if high > low {
+            let ends = format!("M{place:.1} {:.1}V{:.1}", y(*low), y(*high));
+            let caps = [*low, *high].map(|end| format!("M{:.1} {:.1}h8", place - 4.0, y(end))).concat();
+            let _ = write!(out, "<path d=\"{ends}{caps}\" stroke=\"currentColor\" stroke-width=\"1.5\"/>");
+        }
+        marker(out, shape, (place, middle), *mark);
+        out.push_str("</g>");
+    }
+}
+
+/// A mark: filled, open, or open and crossed out.
+fn marker(out: &mut String, shape: usize, (x, y): (f64, f64), mark: Mark) {
+    let fill = if mark == Mark::Kept { "fill=\"currentColor\"" } else { "class=\"open\"" };
+    let path = match shape {
+        0 => format!("M{:.1} {y:.1}a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", x - 4.5),
+        1 => format!("M{:.1} {:.1}h8v8h-8z", x - 4.0, y - 4.0),
+        2 => format!("M{x:.1} {:.1}l5 9h-10z", y - 5.5),
+        3 => format!("M{x:.1} {:.1}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", y - 5.5),
+        _ => format!("M{:.1} {y:.1}h10M{x:.1} {:.1}v10", x - 5.0, y - 5.0),
+    };
+    let _ = write!(out, "<path d=\"{path}\" {fill} stroke=\"currentColor\" stroke-width=\"1.6\"/>");
+    if mark == Mark::Invalid {
+        let cross = format!("M{:.1} {:.1}l14 14m0 -14l-14 14", x - 7.0, y - 7.0);
+        let _ = write!(out, "<path class=\"bad\" d=\"{cross}\" stroke=\"currentColor\" stroke-width=\"2\"/>");
+    }
+}
+
+/// An entry of a legend.
+enum Entry {
+    Curve { name: String, class: usize, shape: usize },
+    Mark(Mark),
+    Band(String),
+    Asked,
+}
+
+impl Entry {
+    fn name(&self) -> String {
+        match self {
+            Entry::Curve { name, .. } | Entry::Band(name) => cut(name, NAME_MAX),
+            Entry::Mark(Mark::AtLeast) => "open: at least, the load came to its end first".to_owned(),
+            Entry::Mark(_) => "crossed out: not the server's figure".to_owned(),
+            Entry::Asked => "as asked".to_owned(),
+        }
+    }
+
+    fn draw(&self, out: &mut String, x: f64, y: f64) {
+        let (middle, end) = (y - 4.0, x + 24.0);
+        match self {
+            Entry::Curve { class, shape, .. } => {
+                let dash = if *shape == SHAPES { " stroke-dasharray=\"2 4\"" } else { "" };
+                let line =
+                    format!("d=\"M{x:.1} {middle:.1}H{end:.1}\" stroke=\"currentColor\" stroke-width=\"2\"{dash}");
+                let _ = write!(out, "<g class=\"c{class}\"><path {line}/>");
+                marker(out, *shape, (x + 12.0, middle), Mark::Kept);
+                out.push_str("</g>");
+            }
+            Entry::Mark(mark) => marker(out, 0, (x + 12.0, middle), *mark),
+            Entry::Band(_) => {
+                let place = format!("x=\"{x:.1}\" y=\"{:.1}\" width=\"24\" height=\"12\"", y - 10.0);
+                let _ = write!(out, "<rect class=\"band\" {place}/>");
+            }
+            Entry::Asked => {
+                segment(
+                    out,
+                    (x, middle),
+                    (end, middle),
+                    "class=\"asked\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"",
+                );
+            }
+        }
+        text(out, (x + 30.0, y), "start", &self.name());
+    }
+}
+
+/// The entries in rows, each with its place.
+fn legend(plot: &Plot, shown: &[Point]) -> Vec<Vec<(f64, Entry)>> {
+    let mut measured = 0;
+    let mut entries: Vec<Entry> = Vec::new();
+    for (at, curve) in plot.curves.iter().enumerate() {
+        let shape = if curve.printed { SHAPES } else { measured % SHAPES };
+        measured += usize::from(!curve.printed);
+        entries.push(Entry::Curve { name: curve.name.clone(), class: colour(plot, at), shape });
+    }
+    if plot.asked {
+        entries.push(Entry::Asked);
+    }
+    entries.extend(plot.band.iter().map(|(.., what)| Entry::Band(what.clone())));
+    for mark in [Mark::AtLeast, Mark::Invalid] {
+        if shown.iter().any(|point| point.mark == mark) {
+            entries.push(Entry::Mark(mark));
+        }
+    }
+    rows(entries, |entry| 30.0 + 7.2 * entry.name().chars().count() as f64 + 16.0)
+}
+
+/// Puts items into rows as wide as the figure.
+fn rows<T>(items: Vec<T>, width: impl Fn(&T) -> f64) -> Vec<Vec<(f64, T)>> {
+    let mut rows: Vec<Vec<(f64, T)>> = Vec::new();
+    let mut x = f64::MAX;
+    for item in items {
+        let wide = width(&item);
+        if x + wide > WIDTH {
+            rows.push(Vec::new());
+            x = LEFT;
+        }
+        if let Some(row) = rows.last_mut() {
+            row.push((x, item));
+        }
+        x += wide;
+    }
+    rows
+}
+
+/// What is drawn, in words.
+fn told(plot: &Plot) -> String {
+    let mut text = format!("{} over {}.", plot.y_title, plot.x_title);
+    for curve in &plot.curves {
+        let mut points: Vec<&Point> = curve.points.iter().filter(|point| is_finite(point)).collect();
+        points.sort_by(|one, other| one.x.total_cmp(&other.x));
+        let most = points.iter().max_by(|one, other| one.y.median.total_cmp(&other.y.median));
+        let (Some(first), Some(last), Some(most)) = (points.first(), points.last(), most) else {
+            let _ = write!(text, " {}: nothing.", curve.name);
+            continue;
+        };
+        let at = |point: &Point| match &plot.x {
+            Scale::Names(names) => {
+                format!("{} at {}", number(point.y.median), names.get(point.x as usize).map_or("", String::as_str))
+            }
+            Scale::Linear | Scale::Logarithmic => format!("{} at {}", number(point.y.median), number(point.x)),
+        };
+        let _ = write!(text, " {}: from {} to {}, at most {}", curve.name, at(first), at(last), at(most));
+        let mut marks: BTreeMap<Mark, usize> = BTreeMap::new();
+        points.iter().for_each(|point| *marks.entry(point.mark).or_default() += 1);
+        for (mark, count) in marks.iter().filter(|(mark, _)| **mark != Mark::Kept) {
+            let _ = write!(text, "; {count} {}", mark.name());
+        }
+        text.push('.');
+    }
+    if let Some((from, to, what)) = &plot.band {
+        let _ = write!(text, " {what}: between {} and {}.", number(*from), number(*to));
+    }
+    text
+}
+
+/// Draws bars of parts.
+pub(super) fn bars(id: &str, bars: &Bars) -> String {
+    const BAR: f64 = 28.0;
+    let longest = bars.bars.iter().map(|(name, _)| name.chars().count().min(NAME_MAX)).max().unwrap_or_default();
+    let left = (7.2 * longest as f64 + 20.0).clamp(LEFT, WIDTH / 2.0);
+    let wholes = bars.bars.iter().map(|(_, parts)| parts.iter().sum::<f64>());
+    let axis = Axis::of(wholes, false);
+    let legend = rows(bars.parts.iter().enumerate().collect(), |(_, name): &(usize, &String)| {
+        20.0 + 7.2 * name.chars().count().min(NAME_MAX) as f64 + 18.0
+    });
+    let bottom = TOP + bars.bars.len() as f64 * BAR;
+    let described: Vec<String> = bars
+        .bars
+        .iter()
+        .map(|(name, parts)| {
+            let most = parts.iter().zip(&bars.parts).max_by(|one, other| one.0.total_cmp(other.0));
+            let most =
+                most.map_or_else(String::new, |(part, name)| format!(", most of it {name} with {}", number(*part)));
+            format!("{name}: {}{most}.", number(parts.iter().sum()))
+        })
+        .collect();
+    let described = format!("{} {}", bars.x_title, described.join(" "));
+    let mut out = start(id, bottom + 52.0 + legend.len() as f64 * LINE + 8.0, &bars.title, &described);
+    let x = |value: f64| left + axis.place(value) * (WIDTH - RIGHT - left);
+    for tick in &axis.ticks {
+        segment(&mut out, (x(*tick), TOP), (x(*tick), bottom), "class=\"grid\"");
+        text(&mut out, (x(*tick), bottom + 18.0), "middle", &number(*tick));
+    }
+    text(&mut out, ((left + WIDTH - RIGHT) / 2.0, bottom + 38.0), "middle", &bars.x_title);
+    for (at, (name, parts)) in bars.bars.iter().enumerate() {
+        let y = TOP + at as f64 * BAR;
+        text(&mut out, (left - 8.0, y + 18.0), "end", &cut(name, NAME_MAX));
+        let mut from = 0.0;
+        for (part, (length, what)) in parts.iter().zip(&bars.parts).enumerate() {
+            let (begin, end) = (x(from), x(from + length));
+            let told = escaped(&format!("{name}, {what}: {}", number(*length)));
+            let _ = write!(
+                out,
+                "<g class=\"c{}\"><rect x=\"{begin:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{}\" fill=\"currentColor\"><title>{told}</title></rect></g>",
+                part % COLOURS,
+                y + 4.0,
+                // A gap between neighbours, whose colours may be alike for somebody.
+                (end - begin - 1.0).max(0.0),
+                BAR - 8.0
+            );
+            from += length;
+        }
+        out.push('\n');
+    }
+    segment(&mut out, (left, TOP), (left, bottom), "class=\"frame\"");
+    for (row, entries) in legend.iter().enumerate() {
+        let y = bottom + 62.0 + row as f64 * LINE;
+        for (x, (part, name)) in entries {
+            let place = format!("x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\"", y - 10.0);
+            let _ = write!(out, "<g class=\"c{}\"><rect {place} fill=\"currentColor\"/></g>", part % COLOURS);
+            text(&mut out, (x + 18.0, y), "start", &cut(name, NAME_MAX));
+        }
+    }
+    out + "</svg>\n"
+}
+
+fn start(id: &str, height: f64, title: &str, described: &str) -> String {
+    let size = format!("width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\"");
+    let names = format!("role=\"img\" aria-labelledby=\"{id}-title {id}-text\"");
+    let mut out = format!("<svg class=\"figure\" {size} {names}><title id=\"{id}-title\">{}</title>", escaped(title));
+    let _ = writeln!(out, "<desc id=\"{id}-text\">{}</desc>", escaped(described));
+    let _ = writeln!(out, "<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>");
+    // Cut where it would leave the figure; the whole of it is in the element above.
+    let shown = escaped(&cut(title, 90));
+    let _ = writeln!(out, "<text x=\"8\" y=\"20\" font-weight=\"bold\">{shown}</text>");
+    out
+}
+
+fn segment(out: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
+    let ((x1, y1), (x2, y2)) = (from, to);
+    let _ = writeln!(out, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" {style}/>");
+}
+
+fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, inside: &str) {
+    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(inside));
+}
+
+/// Text that is text in XML too, wherever it came from: control characters are in no document.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// At most so many characters.
+fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Three digits, and thousands as k, millions as M.
+pub(super) fn number(value: f64) -> String {
+    // Nothing is nothing from below, too.
+    let value = value + 0.0;
+    let size = value.abs();
+    let (scaled, unit) = match size {
+        size if !size.is_finite() => return "–".to_owned(),
+        size if size >= 1e6 => (value / 1e6, "M"),
+        size if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = if scaled == 0.0 { 0 } else { (2 - scaled.abs().log10().floor() as i32).clamp(0, 9) as usize };
+    let text = format!("{scaled:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{unit}")
+}
+
+/// Where a value stands between 0 and 1, and the values that are named.
+struct Axis {
+    low: f64,
+    high: f64,
+    logarithmic: bool,
+    ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// For all these values, from 0 or from the power of ten below.
+    fn of(values: impl Iterator<Item = f64>, logarithmic: bool) -> Axis {
+        let values: Vec<f64> = values.filter(|value| (1.0 / MOST..=MOST).contains(value)).collect();
+        let most = values.iter().copied().fold(0.0, f64::max);
+        if most <= 0.0 {
+            return Axis { low: if logarithmic { 0.1 } else { 0.0 }, high: 1.0, logarithmic, ticks: vec![1.0] };
+        }
+        if logarithmic {
+            let least = values.iter().copied().fold(most, f64::min);
+            let from = (least.log10() + 1e-9).floor() as i32;
+            let to = ((most.log10() - 1e-9).ceil() as i32).max(from + 1);
+            // Between two or three powers of ten there is room for more names.
+            let parts: &[f64] = if to - from <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+            let named = (from..to).flat_map(|power| parts.iter().map(move |part| part * 10f64.powi(power)));
+            let ticks = named.chain([10f64.powi(to)]).collect();
+            return Axis { low: 10f64.powi(from), high: 10f64.powi(to), logarithmic, ticks };
+        }
+        // 1, 2 or 5 of a power of ten, so that there are few.
+        let power = 10f64.powf((most / 5.0).log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|part| part * power).into_iter().find(|step| most / step <= 7.0);
+        let step = step.unwrap_or(most);
+        let count = (most / step - 1e-9).ceil().max(1.0) as usize;
+        let ticks = (0..=count).map(|n| n as f64 * step).collect();
+        Axis { low: 0.0, high: count as f64 * step, logarithmic, ticks }
+    }
+
+    /// For names, each in the middle of its own room.
+    fn names(count: usize) -> Axis {
+        let ticks = (0..count).map(|at| at as f64).collect();
+        Axis { low: -0.5, high: count.max(1) as f64 - 0.5, logarithmic: false, ticks }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        let place = if self.logarithmic {
+            (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        };
+        place.clamp(0.0, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(x: f64, values: &[f64], mark: Mark) -> Point {
+        Point { x, y: Summary::of(values.iter().copied()).unwrap(), mark }
+    }
+
+    fn sample() -> Plot {
+        let points = vec![
+            at(100.0, &[99.0, 100.0], Mark::Kept),
+            at(200.0, &[150.0], Mark::AtLeast),
+            at(300.0, &[120.0], Mark::Invalid),
+        ];
+        Plot {
+            title: "rates".to_owned(),
+            x_title: "asked".to_owned(),
+            y_title: "per second".to_owned(),
+            curves: vec![
+                Curve { name: "replies".to_owned(), points, printed: false },
+                Curve { name: "paper".to_owned(), points: vec![at(100.0, &[90.0], Mark::Kept)], printed: true },
+            ],
+            band: Some((150.0, 200.0, "knee".to_owned())),
+            asked: true,
+            ..Plot::default()
+        }
+    }
+
+    #[test]
+    fn no_point_is_dropped_and_each_shows_its_worth() {
+        let svg = plot("f", &sample());
+        for told in [
+            "replies, 100: 99.5 (99 to 100), valid",
+            "replies, 200: 150, at least",
+            "replies, 300: 120, invalid",
+            "paper, 100: 90, valid",
+            "1 at least; 1 invalid",
+            "open: at least",
+            "crossed out:",
+            "knee: between 150 and 200.",
+        ] {
+            assert!(svg.contains(told), "{told} is not in {svg}");
+        }
+        // Two marks are open besides the two of the legend, and a cross is in both as well.
+        assert_eq!((svg.matches("class=\"open\"").count(), svg.matches("class=\"bad\"").count()), (4, 2));
+        // A curve that ends in nothing does not go there.
+        let path = svg.split("<path d=\"M").find(|part| part.contains("stroke-width=\"2\"/>")).unwrap();
+        assert_eq!(path.split_once('"').unwrap().0.matches('L').count(), 1, "{path}");
+    }
+
+    #[test]
+    fn a_file_of_its_own_carries_its_style() {
+        let inside = plot("f", &sample());
+        assert!(!inside.contains("xmlns") && !inside.contains("<style>"));
+        let own = file(&inside);
+        assert!(
+            own.starts_with("<svg class=\"figure\"") && own.contains("xmlns=\"http://www.w3.org/2000/svg\"><style>")
+        );
+        assert!(own.contains("prefers-color-scheme: dark") && own.matches("<style>").count() == 1);
+    }
+
+    #[test]
+    fn bars_show_all_parts() {
+        let drawn = bars(
+            "b",
+            &Bars {
+                title: "CPU".to_owned(),
+                x_title: "percent".to_owned(),
+                parts: vec!["user".to_owned(), "tcp".to_owned()],
+                bars: vec![("1000/s".to_owned(), vec![25.0, 75.0]), ("2000/s".to_owned(), vec![50.0, 50.0])],
+            },
+        );
+        for told in ["1000/s, user: 25", "1000/s, tcp: 75", "2000/s, tcp: 50", "most of it tcp with 75"] {
+            assert!(drawn.contains(told), "{told} is not in {drawn}");
+        }
+        // Three quarters of the whole are three times as long as a quarter, but for the gaps.
+        let widths: Vec<f64> = drawn
+            .split("<rect x=")
+            .filter(|part| part.contains("<title>"))
+            .map(|part| part.split("width=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(((widths[1] + 1.0) / (widths[0] + 1.0) - 3.0).abs() < 0.01, "{widths:?}");
+    }
+
+    #[test]
+    fn numbers_and_axes_are_round() {
+        for (value, expected) in [
+            (0.0, "0"),
+            (0.01234, "0.0123"),
+            (1.0, "1"),
+            (99.96, "100"),
+            (1234.4, "1234"),
+            (12_345.0, "12.3k"),
+            (2.5e6, "2.5M"),
+            (f64::NAN, "–"),
+        ] {
+            assert_eq!(number(value), expected);
+        }
+        let check = |values: &[f64], logarithmic, expected: &[&str]| {
+            let axis = Axis::of(values.iter().copied(), logarithmic);
+            assert_eq!(axis.ticks.iter().map(|tick| number(*tick)).collect::<Vec<_>>(), expected, "{values:?}");
+        };
+        check(&[3.0, 4.9], false, &["0", "1", "2", "3", "4", "5"]);
+        check(&[10_000.0], false, &["0", "2000", "4000", "6000", "8000", "10k"]);
+        check(&[0.2, 30.0], true, &["0.1", "0.2", "0.5", "1", "2", "5", "10", "20", "50", "100"]);
+        check(&[1.0, 1e5], true, &["1", "10", "100", "1000", "10k", "100k"]);
+        check(&[], false, &["1"]);
+        check(&[f64::INFINITY, -1.0], true, &["1"]);
+    }
+
+    proptest! {
+        /// Whatever names and values there are, the figure is one element, and its texts are texts.
+        #[test]
+        fn any_names_and_values_make_a_figure(
+            name in "\\PC{0,80}|.*</(text|title|svg|script)>.*",
+            values in prop::collection::vec(prop::num::f64::ANY, 0..6),
+            logarithmic: bool,
+        ) {
+            let points = values.iter().map(|value| at(*value, &[*value], Mark::Kept)).collect();
+            let curves = vec![Curve { name: name.clone(), points, printed: false }];
+            let (title, x_title, y_title) = (name.clone(), name.clone(), name.clone());
+            let x = if logarithmic { Scale::Logarithmic } else { Scale::Names(vec![name.clone(); 3]) };
+            let drawn = plot("f", &Plot { title, x_title, y_title, x, curves, y_logarithmic: logarithmic, ..Plot::default() });
+            let drawn_bars = bars("f", &Bars { title: name.clone(), bars: vec![(name.clone(), vec![1.0])], parts: vec![name], ..Bars::default() });
+            for svg in [drawn, drawn_bars] {
+                prop_assert_eq!((svg.matches("<svg").count(), svg.matches("</svg>").count()), (1, 1));
+                prop_assert!(!svg.contains("<script") && !svg.contains("NaN") && !svg.contains("inf"), "{}", svg);
+                // As many ends as beginnings, of the elements that have both.
+                for element in ["g", "text", "title", "desc"] {
+                    let begun = svg.matches(&format!("<{element}>")).count() + svg.matches(&format!("<{element} ")).count();
+                    prop_assert_eq!(begun, svg.matches(&format!("</{element}>")).count(), "{}", element);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The figures of an archive: which points there are, and what each of them is worth.
+//!
+//! A point is the median over the runs of one arm at one step, with its interval. Runs that are valid make one point, runs
+//! that are lower bounds another, which is open; and each run that is worth nothing is a point of its own, crossed out: no
+//! run that came to a figure is left out of the picture, and none is counted for more than it is.
+
+use std::collections::BTreeMap;
+
+use amped_measure::stats::Summary;
+
+use super::figure::{Bars, Curve, Mark, Plot, Point, Scale};
+use crate::archive::{self, Archive, Arm, At, Run, Standing, Step};
+
+/// Of a figure's values, the name, the unit and the meaning of the metric.
+fn metric(name: &str) -> (&'static str, &'static str) {
+    let found = archive::Summary::METRICS.iter().find(|(known, ..)| *known == name);
+    found.map_or(("", "a metric that this program does not know"), |(_, unit, meaning)| (unit, meaning))
+}
+
+/// A metric as the name of an axis or a curve.
+pub(super) fn titled(name: &str) -> String {
+    let (unit, meaning) = metric(name);
+    if unit.is_empty() { meaning.to_owned() } else { format!("{meaning}, {unit}") }
+}
+
+/// The arms that are drawn: all but the repetition of the baseline, which is there for the noise.
+pub(super) fn drawn(archive: &Archive) -> impl Iterator<Item = &Arm> {
+    archive.resolved.arms.iter().filter(|arm| !arm.is_again)
+}
+
+/// The runs of an arm at a step.
+pub(super) fn cell<'a>(archive: &'a Archive, arm: &'a str, step: Step) -> impl Iterator<Item = &'a Run> {
+    archive.runs.iter().filter(move |run| run.plan.arm == arm && run.plan.step == step)
+}
+
+/// What a run comes to in a metric.
+pub(super) fn value(run: &Run, metric: &str) -> Option<f64> {
+    run.summary.as_ref()?.metric(metric).filter(|value| value.is_finite())
+}
+
+/// The median of what the valid runs come to, else of the lower bounds; of neither there is none.
+pub(super) fn median(archive: &Archive, arm: &str, step: Step, metric: &str) -> Option<Summary> {
+    let of = |standing| {
+        let runs = cell(archive, arm, step).filter(move |run| run.standing == standing);
+        Summary::of(runs.filter_map(|run| value(run, metric)))
+    };
+    of(Standing::Valid).or_else(|| of(Standing::Censored))
+}
+
+/// The points of these runs at one x.
+fn points<'a>(runs: impl Iterator<Item = &'a Run>, x: f64, metric: &str) -> Vec<Point> {
+    let mut by_standing: BTreeMap<Mark, Vec<f64>> = BTreeMap::new();
+    for run in runs {
+        let mark = match run.standing {
+            Standing::Valid => Mark::Kept,
+            Standing::Censored => Mark::AtLeast,
+            Standing::Invalid => Mark::Invalid,
+        };
+        by_standing.entry(mark).or_default().extend(value(run, metric));
+    }
+    let mut points = Vec::new();
+    for (mark, values) in by_standing {
+        match mark {
+            Mark::Kept | Mark::AtLeast => points.extend(Summary::of(values).map(|y| Point { x, y, mark })),
+            Mark::Invalid => {
+                points.extend(values.into_iter().filter_map(|value| Some(Point { x, y: Summary::of([value])?, mark })));
+            }
+        }
+    }
+    points
+}
+
+/// A metric of an arm over its steps.
+fn over_steps(archive: &Archive, arm: &Arm, metric: &str) -> Vec<Point> {
+    let steps = archive.resolved.steps.iter();
+    steps.flat_map(|step| points(cell(archive, &arm.id, *step), step.value(), metric)).collect()
+}
+
+/// The name of the axis of steps.
+fn steps_title(archive: &Archive) -> String {
+    match archive.resolved.steps.first() {
+        Some(Step::Clients(_)) => "clients that each wait for their reply".to_owned(),
+        Some(Step::Rate(_)) | None => "connections a second, asked for".to_owned(),
+    }
+}
+
+/// Whether a step asks for as many replies as connections, so that what was asked for can be drawn beside what came.
+fn is_asked(archive: &Archive) -> bool {
+    archive.resolved.requests_per_connection == 1 && matches!(archive.resolved.steps.first(), Some(Step::Rate(_)))
+}
+
+/// Right replies over the load, of all arms; `None` with fewer than two steps. `band`: where the baseline's knee lies.
+pub(super) fn knee(archive: &Archive, band: Option<(f64, f64)>) -> Option<Plot> {
+    (archive.resolved.steps.len() > 1).then(|| Plot {
+        title: "Right replies over the load".to_owned(),
+        x_title: steps_title(archive),
+        y_title: "right replies a second".to_owned(),
+        curves: curves(archive, "rate"),
+        asked: is_asked(archive),
+        band: band.map(|(from, to)| (from, to, "the baseline's knee".to_owned())),
+        ..Plot::default()
+    })
+}
+
+/// What the experiment's own figures do not show over the load: latency, and failures where there are any.
+pub(super) fn beside(archive: &Archive) -> Vec<Plot> {
+    let is_drawn = |name: &str| {
+        let figures = archive.resolved.figures.iter().filter(|figure| figure.x == "rate" || figure.x == "clients");
+        figures.flat_map(|figure| &figure.y).any(|drawn| drawn == name)
+    };
+    let has_failures = archive.runs.iter().any(|run| value(run, "failed-share").is_some_and(|share| share > 0.0));
+    let plot = |title: &str, name: &str, y_logarithmic| Plot {
+        title: title.to_owned(),
+        x_title: steps_title(archive),
+        y_title: titled(name),
+        y_logarithmic,
+        curves: curves(archive, name),
+        ..Plot::default()
+    };
+    let mut plots = Vec::new();
+    if archive.resolved.steps.len() > 1 && !is_drawn("p99") {
+        plots.push(plot("Latency over the load", "p99", true));
+    }
+    if archive.resolved.steps.len() > 1 && has_failures && !is_drawn("failed-share") {
+        plots.push(plot("Failures over the load", "failed-share", false));
+    }
+    plots
+}
+
+fn curves(archive: &Archive, metric: &str) -> Vec<Curve> {
+    let curve = |arm: &Arm| Curve { name: arm_label(arm), points: over_steps(archive, arm, metric), printed: false };
+    drawn(archive).map(curve).collect()
+}
+
+fn arm_label(arm: &Arm) -> String {
+    if arm.label.is_empty() { arm.subject.clone() } else { arm.label.clone() }
+}
+
+/// A figure that the experiment asks for: one; or one for each arm where several metrics of several arms would be in each
+/// other's way.
+pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
+    if figure.x != "rate" && figure.x != "clients" {
+        return vec![over_levels(archive, figure)];
+    }
+    let all: Vec<&Arm> = drawn(archive).collect();
+    let is_split = all.len() > 1 && figure.y.len() > 1;
+    let units: Vec<&str> = figure.y.iter().map(|name| metric(name).0).collect();
+    let plot = |arms: &[&Arm]| {
+        let of = |arm| figure.y.iter().map(move |name| (arm, name));
+        let curve = |(arm, name): (&&Arm, &String)| Curve {
+            name: if arms.len() > 1 { arm_label(arm) } else { metric(name).1.to_owned() },
+            points: over_steps(archive, arm, name),
+            printed: false,
+        };
+        let whose = if is_split { arms.first().map(|arm| format!(": {}", arm_label(arm))) } else { None };
+        Plot {
+            title: format!("{}{}", figure.title, whose.unwrap_or_default()),
+            x_title: steps_title(archive),
+            y_title: axis_title(figure, &units),
+            x: if figure.log_x { Scale::Logarithmic } else { Scale::Linear },
+            y_logarithmic: figure.log_y,
+            curves: arms.iter().flat_map(of).map(curve).chain(printed(figure)).collect(),
+            asked: !figure.log_y && is_asked(archive) && units.iter().all(|unit| *unit == "1/s"),
+            ..Plot::default()
+        }
+    };
+    if is_split { all.chunks(1).map(plot).collect() } else { vec![plot(&all)] }
+}
+
+/// A figure whose axis of x is a factor: of numbers where all levels are such, else of names.
+fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
+    let factor = archive.resolved.factors.iter().find(|factor| factor.name == figure.x);
+    let levels: Vec<String> = factor.map(|factor| factor.levels.clone()).unwrap_or_default();
+    let numbers: Option<Vec<f64>> = levels.iter().map(|level| level.parse().ok()).collect();
+    let numbers = numbers.filter(|numbers| !numbers.is_empty() && numbers.iter().all(|number| number.is_finite()));
+    let x = |arm: &Arm| {
+        let at = levels.iter().position(|level| Some(level) == arm.levels.get(&figure.x))?;
+        Some(numbers.as_ref().map_or(at as f64, |numbers| numbers[at]))
+    };
+    let mut curves = over_factor(archive, figure, x);
+    curves.extend(printed(figure));
+    let units: Vec<&str> = figure.y.iter().map(|name| metric(name).0).collect();
+    Plot {
+        title: figure.title.clone(),
+        x_title: figure.x.clone(),
+        y_title: axis_title(figure, &units),
+        x: match numbers {
+            Some(_) if figure.log_x => Scale::Logarithmic,
+            Some(_) => Scale::Linear,
+            None => Scale::Names(levels),
+        },
+        y_logarithmic: figure.log_y,
+        curves,
+        ..Plot::default()
+    }
+}
+
+/// What the paper drew.
+fn printed(figure: &archive::Figure) -> impl Iterator<Item = Curve> {
+    figure.paper.iter().map(|paper| {
+        let point = |[x, y]: &[f64; 2]| Some(Point { x: *x, y: Summary::of([*y])?, mark: Mark::Kept });
+        let points = paper.points.iter().filter_map(point).collect();
+        Curve { name: format!("paper: {}", paper.name), points, printed: true }
+    })
+}
+
+/// One metric has a name; several of one unit have that.
+fn axis_title(figure: &archive::Figure, units: &[&str]) -> String {
+    match &figure.y[..] {
+        [name] => titled(name),
+        _ if units.iter().all(|unit| *unit == "1/s") => "a second".to_owned(),
+        _ if units.windows(2).all(|pair| pair[0] == pair[1]) => units.first().copied().unwrap_or_default().to_owned(),
+        names => names.iter().map(|name| titled(name)).collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// A metric over the levels of a factor: a curve for each combination of the others' levels that has several of them.
+fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> Option<f64>) -> Vec<Curve> {
+    let mut groups: BTreeMap<Vec<(&str, &str)>, Vec<&Arm>> = BTreeMap::new();
+    for arm in drawn(archive) {
+        let others = arm.levels.iter().filter(|(factor, _)| **factor != figure.x);
+        groups.entry(others.map(|(factor, level)| (&factor[..], &level[..])).collect()).or_default().push(arm);
+    }
+    // One at a time, an arm in which another factor is moved has only the baseline's level of this one.
+    if groups.values().any(|arms| arms.len() > 1) {
+        groups.retain(|_, arms| arms.len() > 1);
+    }
+    let several = groups.len() > 1;
+    let mut curves = Vec::new();
+    for (others, arms) in &groups {
+        let label = others.iter().map(|(factor, level)| format!("{factor} {level}")).collect::<Vec<_>>().join(", ");
+        for name in &figure.y {
+            let points = arms.iter().filter_map(|arm| {
+                let step = step_at(archive, arm, name, figure.at)?;
+                Some(points(cell(archive, &arm.id, step), x(arm)?, name))
+            });
+            let meaning = metric(name).1;
+            let name = match (several, figure.y.len() > 1) {
+                (true, true) => format!("{label}: {meaning}"),
+                (true, false) => label.clone(),
+                (false, _) => meaning.to_owned(),
+            };
+            curves.push(Curve { name, points: points.flatten().collect(), printed: false });
+        }
+    }
+    curves
+}
+
+/// The step that speaks for an arm.
+pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Option<Step> {
+    let known = |step: &&Step| median(archive, &arm.id, **step, metric).is_some();
+    let mut steps = archive.resolved.steps.iter().filter(known);
+    match at {
+        At::First => steps.next().copied(),
+        At::Last => steps.next_back().copied(),
+        At::Peak => {
+            let of = |step: &Step| median(archive, &arm.id, *step, metric).map_or(f64::MIN, |found| found.median);
+            steps.max_by(|one, other| of(one).total_cmp(&of(other))).copied()
+        }
+    }
+}
+
+/// What stands in bars of its own figure: the steps of each arm; or all arms, where there is one step.
+pub(super) fn groups<'a>(archive: &Archive, arms: &'a [&'a Arm]) -> Vec<&'a [&'a Arm]> {
+    if archive.resolved.steps.len() == 1 { vec![arms] } else { arms.chunks(1).collect() }
+}
+
+/// The bars of a group: arm, step, and what it is called.
+fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item = (&'a Arm, Step, String)> {
+    let name = move |arm: &Arm, step| if arms.len() > 1 { arm_label(arm) } else { step_name(step) };
+    arms.iter().flat_map(move |arm| archive.resolved.steps.iter().map(move |step| (*arm, *step, name(arm, *step))))
+}
+
+/// Whose they are, where that is one's.
+fn whose(arms: &[&Arm]) -> String {
+    if let [only] = arms { format!(": {}", arm_label(only)) } else { String::new() }
+}
+
+/// Where the machine's CPU time went, in cores; `None` if that is not known.
+pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
+    let cores = archive.host.machine.cores as f64;
+    let parts = ["server, user code", "server, kernel", "clients", "others", "not told apart", "idle"];
+    let bar = |(arm, step, name): (&Arm, Step, String)| {
+        let of = |name| median(archive, &arm.id, step, name).map(|found| found.median);
+        let (user, system) = (of("server-user")?, of("server-system")?);
+        let others = Summary::of(cell(archive, &arm.id, step).filter_map(|run| run.summary.as_ref()?.host.others));
+        let others = others.map_or(0.0, |others| others.median * cores);
+        let clients = of("client-cpu").unwrap_or(0.0);
+        let busy = of("host-cpu")? / 100.0 * cores;
+        let rest = (busy - user - system - clients - others).max(0.0);
+        let idle = (cores - user - system - clients - others - rest).max(0.0);
+        Some((name, vec![user, system, clients, others, rest, idle]))
+    };
+    let bars: Vec<_> = bars_of(archive, arms).filter_map(bar).collect();
+    (!bars.is_empty()).then(|| Bars {
+        title: format!("CPU time of the machine{}", whose(arms)),
+        x_title: "cores; medians of the runs".to_owned(),
+        parts: parts.map(str::to_owned).to_vec(),
+        bars,
+    })
+}
+
+/// Where the server's CPU time went, by profiles; `None` where none was made. `view`: `contexts` or `categories`.
+pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mut Vec<String>) -> Option<Bars> {
+    /// More have no colours that can be told apart.
+    const PARTS: usize = 7;
+    let mut bars: Vec<(String, BTreeMap<String, f64>)> = Vec::new();
+    for (arm, step, name) in bars_of(archive, arms) {
+        let (mut shares, mut count) = (BTreeMap::<String, f64>::new(), 0.0);
+        for run in cell(archive, &arm.id, step) {
+            let profile = match archive.profile(&run.plan.id) {
+                Ok(Some(profile)) => profile,
+                Ok(None) => continue,
+                Err(why) => {
+                    missing.push(format!("{}: {why}", run.plan.id));
+                    continue;
+                }
+            };
+            let Some(rows) = profile[view].as_array() else { continue };
+            count += 1.0;
+            for row in rows {
+                if let (Some(name), Some(share)) = (row["name"].as_str(), row["share"].as_f64()) {
+                    *shares.entry(name.to_owned()).or_default() += share;
+                }
+            }
+        }
+        if count > 0.0 {
+            shares.values_mut().for_each(|share| *share *= 100.0 / count);
+            bars.push((name, shares));
+        }
+    }
+    let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
+    for (name, share) in bars.iter().flat_map(|(_, shares)| shares) {
+        *sums.entry(name).or_default() += share;
+    }
+    let mut parts: Vec<&str> = sums.keys().copied().collect();
+    parts.sort_by(|one, other| sums[other].total_cmp(&sums[one]));
+    let is_all = parts.len() <= PARTS + 1;
+    parts.truncate(if is_all { PARTS + 1 } else { PARTS });
+    let bar = |(name, shares): &(String, BTreeMap<String, f64>)| {
+        let mut lengths: Vec<f64> = parts.iter().map(|part| shares.get(*part).copied().unwrap_or(0.0)).collect();
+        if !is_all {
+            lengths.push((shares.values().sum::<f64>() - lengths.iter().sum::<f64>()).max(0.0));
+        }
+        (name.clone(), lengths)
+    };
+    let drawn: Vec<_> = bars.iter().map(bar).collect();
+    let more = if is_all { None } else { Some("all others") };
+    let what = if view == "contexts" { "what for" } else { "doing what" };
+    (!drawn.is_empty()).then(|| Bars {
+        title: format!("CPU time of the server, {what}{}", whose(arms)),
+        x_title: "% of the server's samples".to_owned(),
+        parts: parts.into_iter().chain(more).map(str::to_owned).collect(),
+        bars: drawn,
+    })
+}
+
+/// A step, as it is told.
+pub(super) fn step_name(step: Step) -> String {
+    match step {
+        Step::Rate(rate) => format!("{rate}/s"),
+        Step::Clients(clients) => format!("{clients} clients"),
+    }
+}

@@ -1,0 +1,662 @@
+//! `ammeter report`: an archive as one page that opens from a disk without a network, and its figures as SVG.
+//!
+//! A pure function of the archive: the same directory gives the same bytes, years later and on another machine.
+//!
+//! ```text
+//! verdict    what is said first: knees, what still holds of a paper, how the runs stand
+//! figures    from the archive to points, curves and bars: medians, intervals, what each point is worth
+//! figure     from these to SVG
+//! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
+//! ```
+//!
+//! The order of the page: the verdict, what is missing, the knee, what limits it, the experiment's own figures with the
+//! paper's values beside ours, processor time, validation, each run over time, tables, and what the figures depend on.
+//! A run that was not made, or a file that is not there, is named; the rest is drawn.
+
+mod figure;
+mod figures;
+mod series;
+mod verdict;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use amped_measure::Failure;
+use amped_measure::stats::Summary;
+use maud::{Markup, PreEscaped, html};
+use serde::Serialize;
+use serde_json::json;
+
+use self::figure::number;
+use self::verdict::{Counts, Found};
+use crate::archive::{Archive, Arm, Check, Run, Standing, name};
+use crate::compare::{self, Comparison};
+use crate::diagnose::verdict::{Answer, Diagnosis};
+use crate::{diagnose, page};
+
+pub(crate) use self::figure::CSS as FIGURE_CSS;
+
+/// What a report came to.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// The page.
+    pub(crate) html: String,
+    /// Each figure's name, and the SVG of it.
+    pub(crate) figures: Vec<(String, String)>,
+    /// What it says.
+    pub(crate) told: Told,
+}
+
+/// What a report says, without its pictures.
+#[derive(Debug, Serialize)]
+pub(crate) struct Told {
+    /// The experiment's name.
+    pub(crate) experiment: String,
+    /// What stands first.
+    pub(crate) verdict: Vec<String>,
+    /// What limits each arm, as far as it is known.
+    pub(crate) limits: Vec<String>,
+    /// How the runs stand.
+    pub(crate) runs: Counts,
+    /// What became of what the paper found.
+    pub(crate) findings: Vec<Found>,
+    /// The arms against the baseline.
+    pub(crate) against_baseline: Vec<Comparison>,
+    /// What is missing, a line each.
+    pub(crate) missing: Vec<String>,
+    /// The files that were written.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// Writes the page, and if it is asked for each figure into a folder, which is made.
+///
+/// # Errors
+/// When the directory is no archive, or a damaged one; when a file cannot be written.
+pub(crate) fn write(dir: &Path, page: &Path, svg: Option<&Path>) -> Result<Told, Failure> {
+    let Report { html, figures, mut told } = report(&Archive::open(dir)?);
+    let mut write = |path: PathBuf, text: &str| {
+        fs::write(&path, text).map_err(Failure::io(format_args!("write {}", path.display())))?;
+        told.files.push(path);
+        Ok(())
+    };
+    write(page.to_owned(), &html)?;
+    if let Some(folder) = svg {
+        fs::create_dir_all(folder).map_err(Failure::io(format_args!("make {}", folder.display())))?;
+        figures.iter().try_for_each(|(name, svg)| write(folder.join(format!("{name}.svg")), svg))?;
+    }
+    Ok(told)
+}
+
+/// Makes a report of an archive.
+pub(crate) fn report(archive: &Archive) -> Report {
+    let mut missing = missing(archive);
+    let resolved = &archive.resolved;
+    let arms: Vec<&Arm> = figures::drawn(archive).collect();
+    let knee = arms.first().map(|arm| verdict::knee(archive, arm)).unwrap_or_default();
+    let band = knee.borne.zip(knee.not_borne).map(|(borne, not)| (borne.value(), not.value()));
+
+    let mut drawn = Drawn::default();
+    let knee = figures::knee(archive, band).map(|plot| drawn.plot("knee", &plot));
+    let beside: Vec<Markup> = figures::beside(archive).iter().map(|plot| drawn.plot(&plot.title, plot)).collect();
+    let asked: Vec<(Vec<Markup>, &crate::archive::Figure)> = resolved
+        .figures
+        .iter()
+        .map(|figure| {
+            let plots = figures::asked(archive, figure);
+            (plots.iter().map(|plot| drawn.plot(&plot.title, plot)).collect(), figure)
+        })
+        .collect();
+    let (mut cpu, mut profiles) = (Vec::new(), Vec::new());
+    for arms in figures::groups(archive, &arms) {
+        cpu.extend(figures::cpu(archive, arms).map(|bars| drawn.bars(&bars.title, &bars)));
+        for view in ["contexts", "categories"] {
+            let bars = figures::profile(archive, arms, view, &mut missing);
+            profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
+        }
+    }
+    let timelines: Vec<series::Timeline> =
+        archive.runs.iter().map(|run| series::timeline(archive, run, &mut missing)).collect();
+    let findings: Vec<Found> = resolved.findings.iter().map(|finding| verdict::found(archive, finding)).collect();
+    let against_baseline: Vec<Comparison> = match arms.split_first() {
+        Some((baseline, others)) => others.iter().map(|arm| compare::arms(archive, baseline, arm)).collect(),
+        None => Vec::new(),
+    };
+    let counts = verdict::counts(archive);
+    let mut verdict = verdict::sentences(archive, &arms);
+    verdict.extend(findings.iter().map(Found::sentence));
+
+    // What is worth nothing is no evidence either.
+    let is_sound = |run: &&Run| run.standing != Standing::Invalid;
+    let sound = Archive { runs: archive.runs.iter().filter(is_sound).cloned().collect(), ..archive.clone() };
+    let (diagnoses, unknown) = match diagnose::diagnose(&sound) {
+        Ok(found) => (found, None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    };
+
+    let shown = shown_first(archive, &arms);
+    let body = html! {
+        (said(archive, &verdict, &diagnoses, &counts))
+        @if !missing.is_empty() {
+            h2 { "What is missing" }
+            ul.bad { @for line in &missing { li { (line) } } }
+        }
+        @if let Some(knee) = &knee {
+            h2 { "The knee" }
+            (knee)
+            p.faint { "Medians of the repetitions with their intervals. An open point is a lower bound; what is crossed out is not the server's figure, and is counted nowhere." }
+            @for drawn in &beside { (drawn) }
+        }
+        h2 { "What limits it" }
+        @for diagnosis in &diagnoses { (limits(diagnosis, diagnoses.len() > 1)) }
+        @if let Some(why) = &unknown { p.faint { "Not known: " (why) } }
+        @if !asked.is_empty() {
+            h2 { "Figures" }
+            @for (plots, figure) in &asked {
+                @for drawn in plots { (drawn) }
+                @if !figure.paper.is_empty() { (values(figure)) }
+            }
+        }
+        @if !findings.is_empty() {
+            h2 { "What the paper found" }
+            div.scroll { (found(&findings)) }
+        }
+        @if !against_baseline.is_empty() {
+            h2 { "Against the baseline" }
+            p.faint { "Ratios of runs of the same step in the same block, and what pairs of the same thing come to. " (baseline_again(archive)) }
+            @match &against_baseline[..] {
+                [only] => (compared(only)),
+                all => (compared_all(all)),
+            }
+        }
+        @if !cpu.is_empty() || !profiles.is_empty() {
+            h2 { "Processor time" }
+            @for drawn in cpu.iter().chain(&profiles) { (drawn) }
+        }
+        h2 { "What the figures are worth" }
+        (validation(archive))
+        h2 { "Each run over time" }
+        p.faint { "Clients, server and network on one axis: seconds since the measured load began. A run is drawn when it is opened." }
+        @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
+            (over_time(archive, at, run, timeline, Some(&run.plan.id) == shown.as_ref()))
+        }
+        h2 { "Figures by arm and step" }
+        div.scroll { (by_step(archive, &arms)) }
+        h2 { "All runs" }
+        div.scroll { (all_runs(archive)) }
+        h2 { "What they depend on" }
+        (settings(archive))
+    };
+    let heading = if resolved.title.is_empty() { &resolved.name } else { &resolved.title };
+    let below = format!("{}, begun {}", resolved.name, ammeter_load::date(resolved.began_s));
+    let data = json!({ "runs": timelines });
+    let html = page::page(&format!("{heading} - ammeter"), heading, &below, &body, &data, SCRIPT);
+    let told = Told {
+        experiment: resolved.name.clone(),
+        verdict,
+        limits: diagnoses.iter().map(|one| format!("{}: {}", one.arm, one.sentence)).collect(),
+        runs: counts,
+        findings,
+        against_baseline,
+        missing,
+        files: Vec::new(),
+    };
+    Report { html, figures: drawn.files, told }
+}
+
+const SCRIPT: &str = include_str!("../../assets/report.js");
+
+/// Figures as they come: for the page, and as files with names of their own.
+#[derive(Default)]
+struct Drawn {
+    files: Vec<(String, String)>,
+}
+
+impl Drawn {
+    fn plot(&mut self, name: &str, plot: &figure::Plot) -> Markup {
+        let id = self.id(name);
+        let svg = figure::plot(&id, plot);
+        self.add(id, svg)
+    }
+
+    fn bars(&mut self, name: &str, bars: &figure::Bars) -> Markup {
+        let id = self.id(name);
+        let svg = figure::bars(&id, bars);
+        self.add(id, svg)
+    }
+
+    /// A word that no other figure has: letters and digits of the name, and a number where they are not enough.
+    fn id(&self, name: &str) -> String {
+        const LONGEST: usize = 60;
+        let mut word = String::new();
+        for c in name.to_lowercase().chars().take(LONGEST) {
+            if c.is_ascii_alphanumeric() {
+                word.push(c);
+            } else if !word.ends_with('-') && !word.is_empty() {
+                word.push('-');
+            }
+        }
+        let word = if word.is_empty() { "figure" } else { word.trim_end_matches('-') };
+        let is_taken = |id: &str| self.files.iter().any(|(taken, _)| taken == id);
+        let numbered = (2..).map(|number| format!("{word}-{number}"));
+        std::iter::once(word.to_owned()).chain(numbered).find(|id| !is_taken(id)).unwrap_or_default()
+    }
+
+    fn add(&mut self, id: String, svg: String) -> Markup {
+        let shown = html! { figure { (PreEscaped(&svg)) } };
+        self.files.push((id, figure::file(&svg)));
+        shown
+    }
+}
+
+/// What the directory lacks.
+fn missing(archive: &Archive) -> Vec<String> {
+    let mut missing = Vec::new();
+    let Counts { planned, there, .. } = verdict::counts(archive);
+    if there < planned {
+        missing.push(format!(
+            "{} of {planned} runs are not there: the experiment is under way, or was stopped; ammeter run goes on with it",
+            planned - there
+        ));
+    }
+    if archive.clients.is_none() {
+        missing.push("what the clients can do was not measured yet: no clients.json".to_owned());
+    }
+    let blocks = archive.resolved.repetitions as usize;
+    if archive.blocks.len() < blocks {
+        missing.push(format!("of {blocks} blocks {} say how the idle machine was", archive.blocks.len()));
+    }
+    // Of a run without load there is nothing that could be missing.
+    let ran: Vec<&str> = archive.runs.iter().filter(|run| run.summary.is_some()).map(|run| &run.plan.id[..]).collect();
+    for file in [name::LOAD, name::MONITOR] {
+        let without: Vec<&str> = ran.iter().copied().filter(|id| !archive.file(id, file).exists()).collect();
+        match without[..] {
+            [] => {}
+            [first] => missing.push(format!("no {file} of {first}")),
+            [first, .., last] => missing.push(format!("no {file} of {} runs, from {first} to {last}", without.len())),
+        }
+    }
+    missing.extend(archive.runs.iter().filter(|run| run.summary.is_none()).map(|run| {
+        let why = if run.why.is_empty() { "it does not say why".to_owned() } else { run.why.join("; ") };
+        format!("{}: no figures: {why}", run.plan.id)
+    }));
+    missing
+}
+
+/// The run that is open at first: of the baseline at its highest rate.
+fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
+    let peak = arms.first().and_then(|arm| {
+        let step = figures::step_at(archive, arm, "rate", crate::archive::At::Peak)?;
+        figures::cell(archive, &arm.id, step).min_by_key(|run| run.standing as u8)
+    });
+    peak.or(archive.runs.first()).map(|run| run.plan.id.clone())
+}
+
+/// The bottleneck, with what speaks for it and what would speak against it.
+fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
+    let Diagnosis { arm, sentence, confidence, evidence, follows, refuted_by, .. } = diagnosis;
+    let lists = [("Why", evidence), ("What follows from it", follows), ("What would refute it", refuted_by)];
+    html! {
+        @if has_others { h3 { (arm) } }
+        p { strong { (sentence) } " Confidence: " (confidence) "." }
+        @for (heading, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
+            p.faint { (heading) }
+            ul { @for line in *lines { li { (line) } } }
+        }
+    }
+}
+
+fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
+    /// More sentences are no summary.
+    const SENTENCES: usize = 3;
+    let resolved = &archive.resolved;
+    let Counts { planned, there, valid, censored, invalid } = counts;
+    let class = match () {
+        () if there < planned || *valid == 0 && *censored == 0 => "verdict broken",
+        () if *censored > 0 || *invalid > 0 => "verdict at-least",
+        () => "verdict valid",
+    };
+    let mut runs = format!("{there} of {planned} runs: {valid} valid");
+    if *censored > 0 {
+        let _ = write!(runs, ", {censored} lower bound{}", if *censored == 1 { "" } else { "s" });
+    }
+    if *invalid > 0 {
+        let _ = write!(runs, ", {invalid} invalid ({})", reasons(archive));
+    }
+    html! {
+        div class=(class) {
+            @for line in verdict { p { strong { (line) } } }
+            @for diagnosis in diagnoses.iter().filter(|one| one.answer != Answer::Borne).take(SENTENCES) {
+                p { @if diagnoses.len() > 1 { (diagnosis.arm) ": " } (diagnosis.sentence) }
+            }
+            @if verdict.is_empty() { p { strong { "There is no arm to speak of." } } }
+            p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
+        }
+        @if !resolved.about.is_empty() { p { (resolved.about) } }
+    }
+}
+
+/// Which checks invalid runs did not pass, and how many of them.
+fn reasons(archive: &Archive) -> String {
+    let mut reasons: Vec<(&str, usize)> = Vec::new();
+    let invalid = archive.runs.iter().filter(|run| run.standing == Standing::Invalid);
+    for check in invalid.flat_map(|run| &run.checks).filter(|check| check.holds == Some(false)) {
+        match reasons.iter_mut().find(|(name, _)| *name == check.name) {
+            Some((_, count)) => *count += 1,
+            None => reasons.push((&check.name, 1)),
+        }
+    }
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let told: Vec<String> = reasons.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+    if told.is_empty() { "for reasons below".to_owned() } else { told.join(", ") }
+}
+
+/// The paper's values in numbers: a curve shows where they are, not what they are.
+fn values(figure: &crate::archive::Figure) -> Markup {
+    html! {
+        p.faint {
+            "The paper's values: "
+            @for (at, curve) in figure.paper.iter().enumerate() {
+                @if at > 0 { "; " }
+                (curve.name) ": "
+                @for (at, [x, y]) in curve.points.iter().enumerate() {
+                    @if at > 0 { ", " }
+                    (number(*y)) " at " (number(*x))
+                }
+            }
+            "."
+        }
+    }
+}
+
+fn found(findings: &[Found]) -> Markup {
+    html! {
+        table {
+            tr { th.text { "the paper says" } th.text { "of" } th { "its ratio" } th { "here" } th { "interval" } th { "blocks" } th.text { "so it" } }
+            @for Found { says, metric, paper, here, blocks, finding } in findings {
+                tr {
+                    td.text { (says) } td.text { (metric) } td { (number(*paper)) }
+                    @match here {
+                        Some([low, median, high]) => { td { (number(*median)) } td { (number(*low)) " to " (number(*high)) } }
+                        None => { td { "–" } td { "–" } }
+                    }
+                    td { (blocks) } td.text { (finding) }
+                }
+            }
+        }
+    }
+}
+
+fn baseline_again(archive: &Archive) -> &'static str {
+    if archive.resolved.arms.iter().any(|arm| arm.is_again) {
+        "The baseline was measured twice in each block; its repetition is in this noise band and in the tables, and is not drawn."
+    } else {
+        "Nothing was measured twice in a block, so no noise band is known."
+    }
+}
+
+fn compared(comparison: &Comparison) -> Markup {
+    html! {
+        h3 { (comparison.b) " against " (comparison.a) }
+        p { (comparison.sentence()) }
+        @if !comparison.figures.is_empty() {
+            div.scroll { table {
+                tr { th.text { "figure" } th { (comparison.a) } th { (comparison.b) } th { "ratio" } th { "interval" } th { "pairs" } th { "noise band" } th.text { "finding" } }
+                @for figure in &comparison.figures {
+                    tr {
+                        td.text { (figure.name()) } td { (number(figure.a)) } td { (number(figure.b)) }
+                        td { (format!("{:.3}", figure.ratio.median)) }
+                        td { (format!("{:.3} to {:.3}", figure.ratio.low, figure.ratio.high)) }
+                        td { (figure.pairs) }
+                        td { @match figure.noise { Some(band) => { (format!("{:.3} to {:.3}", band.low, band.high)) } None => { "–" } } }
+                        td.text { (figure.told()) }
+                    }
+                }
+            } }
+        }
+        @for line in &comparison.cautions { p.faint { (line) } }
+    }
+}
+
+/// Several arms in a table: the ratio of each figure, and whether it is one.
+fn compared_all(comparisons: &[Comparison]) -> Markup {
+    let mut figures: Vec<String> = Vec::new();
+    let mut cautions: Vec<&String> = Vec::new();
+    for comparison in comparisons {
+        let names = comparison.figures.iter().map(compare::Compared::name).filter(|name| !figures.contains(name));
+        let names: Vec<String> = names.collect();
+        figures.extend(names);
+        cautions.extend(&comparison.cautions);
+    }
+    cautions.sort_unstable();
+    cautions.dedup();
+    html! {
+        div.scroll { table {
+            tr { th.text { "arm" } @for name in &figures { th { (name) } } th { "pairs" } th { "noise band" } }
+            @for comparison in comparisons {
+                @let first = comparison.figures.first();
+                tr {
+                    td.text.word { (comparison.b) }
+                    @for name in &figures {
+                        td { @if let Some(figure) = comparison.figures.iter().find(|figure| figure.name() == *name) {
+                            @let ratio = format!("{:.3}", figure.ratio.median);
+                            @match figure.finding {
+                                compare::Finding::Difference => strong { (ratio) },
+                                compare::Finding::NoDifference => (ratio),
+                                compare::Finding::Undecided => span.faint { (ratio) " ?" },
+                            }
+                            br; span.faint { (format!("{:.3} to {:.3}", figure.ratio.low, figure.ratio.high)) }
+                        } @else { "–" } }
+                    }
+                    td { (first.map_or(0, |figure| figure.pairs)) }
+                    td { @match first.and_then(|figure| figure.noise) { Some(band) => { (format!("{:.3} to {:.3}", band.low, band.high)) } None => { "–" } } }
+                }
+            }
+        } }
+        p.faint { "Bold: a difference. Plain: none that is larger than the noise. With a question mark: too few pairs to tell. Pairs and noise band are those of the first figure." }
+        @for line in cautions { p.faint { (line) } }
+    }
+}
+
+/// What was checked before, during and after.
+fn validation(archive: &Archive) -> Markup {
+    let bad: Vec<&Run> = archive.runs.iter().filter(|run| run.standing != Standing::Valid).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for check in archive.runs.iter().flat_map(|run| &run.checks) {
+        if !names.contains(&&check.name[..]) {
+            names.push(&check.name);
+        }
+    }
+    let count = |name: &str, holds: Option<bool>| {
+        let is_it = |check: &&Check| check.name == name && check.holds == holds;
+        archive.runs.iter().flat_map(|run| &run.checks).filter(is_it).count()
+    };
+    let first_failure = |name: &str| {
+        let fails = |check: &&Check| check.name == name && check.holds == Some(false);
+        archive.runs.iter().find_map(|run| Some(format!("{}: {}", run.plan.id, run.checks.iter().find(fails)?.says)))
+    };
+    html! {
+        @if !names.is_empty() {
+            div.scroll { table {
+                tr { th.text { "check" } th { "held" } th { "did not" } th { "not made" } th.text { "the first that did not" } }
+                @for name in names {
+                    tr {
+                        td.text { (name) } td { (count(name, Some(true))) } td { (count(name, Some(false))) } td { (count(name, None)) }
+                        td.text { (first_failure(name).unwrap_or_default()) }
+                    }
+                }
+            } }
+        }
+        @if !bad.is_empty() {
+            details open[bad.len() <= 12] {
+                summary { (bad.len()) " runs that are not valid, and why" }
+                ul { @for run in bad { li { (run.plan.id) ": " (standing(run.standing)) @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
+            }
+        }
+        @if let Some(clients) = &archive.clients {
+            h3 { "What the clients can do, against a server that does nothing" }
+            @if let Some(why) = &clients.skipped { p { "Not measured: " (why) } }
+            @if !clients.steps.is_empty() {
+                div.scroll { table {
+                    tr { th.text { "load" } th { "begun/s" } th { "right replies/s" } th { "late p99, ms" } th.text { "schedule" } }
+                    @for step in &clients.steps {
+                        tr {
+                            td.text { (figures::step_name(step.step)) } td { (number(step.offered_rate)) } td { (number(step.rate)) }
+                            td { (number(step.lateness_p99_ms)) }
+                            td.text { @if step.is_kept { "kept" } @else { span.bad { "not kept: " (step.why.join("; ")) } } }
+                        }
+                    }
+                } }
+            }
+        }
+        @if !archive.blocks.is_empty() {
+            h3 { "The machine at rest, before each block" }
+            div.scroll { table {
+                tr { th { "block" } th { "CPU in use" } th { "taken by the hypervisor" } th { "packets/s" } th { "disk, KiB/s" } th.text { "busiest" } th.text { "clean" } }
+                @for block in &archive.blocks {
+                    tr {
+                        td { (block.block) } td { (percent(block.busy)) } td { (percent(block.stolen)) }
+                        td { (number(block.packets_per_s)) } td { (number(block.disk_bytes_per_s / 1024.0)) }
+                        td.text { (block.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect::<Vec<_>>().join(", ")) }
+                        td.text { @if block.is_clean { "yes" } @else { span.bad { "no" } } }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timeline, is_open: bool) -> Markup {
+    let label = archive.arm(&run.plan.arm).map_or(&run.plan.arm, |arm| &arm.label);
+    let step = figures::step_name(run.plan.step);
+    let figures = run
+        .summary
+        .as_ref()
+        .map(|summary| format!("{} replies/s, p99 {} ms", number(summary.rate), number(summary.latency.p99_ms)));
+    html! {
+        details.run id=(format!("run-{at}")) open[is_open] {
+            summary {
+                (label) ", " (step) ", block " (run.plan.block) ": " (standing(run.standing))
+                @if let Some(figures) = figures { span.faint { " " (figures) } }
+            }
+            @for line in &run.why { p.bad { (line) } }
+            @if timeline.charts.is_empty() { p.faint { "No series of this run is there." } }
+            @for (chart, drawn) in timeline.charts.iter().enumerate() {
+                figure { div id=(format!("run-{at}-{chart}")) {} figcaption { (drawn.caption) } }
+            }
+        }
+    }
+}
+
+fn standing(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Valid => "valid",
+        Standing::Censored => "at least",
+        Standing::Invalid => "invalid",
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", number(share * 100.0))
+}
+
+/// The columns of the tables: a metric, and how it is headed.
+const COLUMNS: [(&str, &str); 9] = [
+    ("offered-rate", "begun/s"),
+    ("request-rate", "requests/s"),
+    ("rate", "replies/s"),
+    ("failed-share", "failed"),
+    ("p50", "p50 ms"),
+    ("p99", "p99 ms"),
+    ("throughput", "Mbit/s"),
+    ("server-cpu", "server cores"),
+    ("cpu-per-reply", "CPU us a reply"),
+];
+
+fn column(name: &str, value: f64) -> String {
+    if name == "failed-share" { percent(value) } else { number(value) }
+}
+
+fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
+    let cell = |arm: &Arm, step, name: &str| {
+        let Some(Summary { low, median, high, .. }) = figures::median(archive, &arm.id, step, name) else {
+            return "–".to_owned();
+        };
+        let spread =
+            if high > low { format!(" ({} to {})", column(name, low), column(name, high)) } else { String::new() };
+        format!("{}{spread}", column(name, median))
+    };
+    let stand = |arm: &Arm, step| {
+        let of = |standing| figures::cell(archive, &arm.id, step).filter(|run| run.standing == standing).count();
+        let counts = [(Standing::Valid, "valid"), (Standing::Censored, "at least"), (Standing::Invalid, "invalid")];
+        let told = counts.into_iter().map(|(standing, name)| (of(standing), name)).filter(|(count, _)| *count > 0);
+        told.map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    html! {
+        table {
+            tr { th.text { "arm" } th.text { "load" } @for (_, heading) in COLUMNS { th { (heading) } } th.text { "runs" } }
+            @for arm in arms {
+                @for step in &archive.resolved.steps {
+                    tr {
+                        td.text.word { (arm.label) } td.text.word { (figures::step_name(*step)) }
+                        @for (name, _) in COLUMNS { td { (cell(arm, *step, name)) } }
+                        td.text { (stand(arm, *step)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn all_runs(archive: &Archive) -> Markup {
+    html! {
+        table {
+            tr { th.text { "run" } th.text { "arm" } @for (_, heading) in COLUMNS { th { (heading) } } th.text { "failures" } th.text { "standing" } }
+            @for run in &archive.runs {
+                tr {
+                    td.text.word { (run.plan.id) }
+                    td.text.word { (archive.arm(&run.plan.arm).map_or("", |arm| &arm.label)) }
+                    @for (name, _) in COLUMNS {
+                        td { (figures::value(run, name).map_or_else(|| "–".to_owned(), |value| column(name, value))) }
+                    }
+                    td.text { @if let Some(summary) = &run.summary { (summary.failures.iter().map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", ")) } }
+                    td.text.word { (standing(run.standing)) }
+                }
+            }
+        }
+    }
+}
+
+/// The machine, the programs, the arms, and the experiment's file.
+fn settings(archive: &Archive) -> Markup {
+    let (resolved, host) = (&archive.resolved, &archive.host);
+    let machine = &host.machine;
+    let mut rows: Vec<(String, String)> = vec![
+        ("machine".to_owned(), format!("{}, {} cores", machine.cpu, machine.cores)),
+        ("memory".to_owned(), format!("{} MiB", host.memory_bytes >> 20)),
+        ("kernel".to_owned(), format!("{}, {}", machine.kernel, machine.congestion_control)),
+        ("load average before".to_owned(), host.load_average.clone()),
+    ];
+    rows.extend(host.test_bed.iter().map(|line| ("test-bed".to_owned(), line.clone())));
+    rows.extend(host.kernel.iter().map(|(name, value)| (name.clone(), value.clone())));
+    rows.extend(resolved.programs.iter().map(|(name, program)| {
+        let hash = if program.sha256.is_empty() { String::new() } else { format!(", SHA-256 {}", program.sha256) };
+        (name.clone(), format!("{}, {}{hash}", program.path.display(), program.version))
+    }));
+    rows.extend([
+        ("repetitions".to_owned(), resolved.repetitions.to_string()),
+        ("measured, warm-up".to_owned(), format!("{} s, {} s", resolved.duration_s, resolved.warm_up_s)),
+        ("seed".to_owned(), resolved.seed.to_string()),
+    ]);
+    let file = fs::read_to_string(archive.dir.join(name::EXPERIMENT)).unwrap_or_default();
+    html! {
+        table.pairs { @for (name, value) in &rows { tr { td { (name) } td { (value) } } } }
+        @for arm in resolved.arms.iter().filter(|arm| !arm.settings.is_empty()) {
+            details { summary { "Settings of " (arm.label) } pre { (arm.settings) } }
+        }
+        @if !file.is_empty() { details { summary { "The experiment's file" } pre { (file) } } }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

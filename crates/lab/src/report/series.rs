@@ -1,0 +1,209 @@
+//! A run on its time axis: what the clients saw, second by second, and below it what the monitor saw of the server and its
+//! network, all counted from the moment at which the measured load began.
+//!
+//! What is not there is told, a line for each file; what is there is drawn.
+
+use std::path::Path;
+
+use ammeter_monitor::Tick;
+use serde::Serialize;
+
+use crate::archive::{Archive, Run, name};
+
+/// The plots of a run.
+#[derive(Debug, Serialize)]
+pub(super) struct Timeline {
+    /// From when to when, in seconds since the measured load began.
+    pub(super) range: [f64; 2],
+    /// From above to below.
+    pub(super) charts: Vec<Chart>,
+}
+
+/// One of them.
+#[derive(Debug, Serialize)]
+pub(super) struct Chart {
+    /// What it shows, for its caption.
+    #[serde(skip)]
+    pub(super) caption: &'static str,
+    /// The name of its axis.
+    pub(super) title: &'static str,
+    /// Whether that is logarithmic.
+    pub(super) logarithmic: bool,
+    /// Seconds since the measured load began.
+    pub(super) x: Vec<f64>,
+    /// Its curves.
+    pub(super) series: Vec<Series>,
+}
+
+/// A curve.
+#[derive(Debug, Serialize)]
+pub(super) struct Series {
+    pub(super) label: &'static str,
+    /// A colour of `plot.js`.
+    pub(super) hue: &'static str,
+    pub(super) unit: &'static str,
+    /// A value for each x; `None` where there is none.
+    pub(super) values: Vec<Option<f64>>,
+}
+
+/// Reads what there is of a run. What cannot be read goes into `missing`, a line each.
+pub(super) fn timeline(archive: &Archive, run: &Run, missing: &mut Vec<String>) -> Timeline {
+    let mut charts = Vec::new();
+    let id = &run.plan.id;
+    let is_there = |name: &str| archive.file(id, name).exists();
+    if is_there(name::LOAD) {
+        clients(archive, run, &mut charts).unwrap_or_else(|why| missing.push(format!("{id}: {why}")));
+    }
+    if is_there(name::MONITOR) {
+        server(archive, run, &mut charts, missing).unwrap_or_else(|why| missing.push(format!("{id}: {why}")));
+    }
+    let xs = charts.iter().flat_map(|chart| [chart.x.first(), chart.x.last()]).flatten().copied();
+    let (from, to) =
+        xs.fold((0.0, (run.load_ended_s - run.load_began_s).max(0.1)), |(from, to), x| (x.min(from), x.max(to)));
+    Timeline { range: [to_ms(from), to_ms(to)], charts }
+}
+
+/// How a figure is made of a moment; `None` where it is not known.
+type Of<T> = fn(&T) -> Option<f64>;
+
+/// A chart of the same moments in several figures; `None` if none of these is known.
+fn chart<T>(
+    (title, caption, logarithmic): (&'static str, &'static str, bool),
+    x: &[f64],
+    moments: &[T],
+    curves: &[(&'static str, &'static str, &'static str, Of<T>)],
+) -> Option<Chart> {
+    let curve = |(label, hue, unit, of): &(&'static str, &'static str, &'static str, Of<T>)| Series {
+        label,
+        hue,
+        unit,
+        values: moments.iter().map(|moment| of(moment).and_then(rounded)).collect(),
+    };
+    let series: Vec<Series> =
+        curves.iter().map(curve).filter(|curve| curve.values.iter().any(Option::is_some)).collect();
+    let x = x.iter().map(|x| to_ms(*x)).collect();
+    (!series.is_empty()).then_some(Chart { caption, title, logarithmic, x, series })
+}
+
+fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), String> {
+    use crate::archive::LoadSecond as Second;
+    let record = archive.load(&run.plan.id)?;
+    // The last second is cut short: where there are others, a rate of a few milliseconds says nothing.
+    let is_whole = |second: &&Second| second.length_s >= 0.5 || record.series.len() == 1;
+    let seconds: Vec<Second> = record.series.iter().filter(is_whole).copied().collect();
+    let late = record.began_s - run.load_began_s;
+    let x: Vec<f64> = seconds.iter().map(|second| late + second.at_s + second.length_s / 2.0).collect();
+    let rates: [(_, _, _, Of<Second>); 3] = [
+        ("begun", "blue", "/s", |second| Some(second.started as f64 / second.length_s.max(1e-9))),
+        ("answered", "green", "/s", |second| Some(second.ok as f64 / second.length_s.max(1e-9))),
+        ("failed", "red", "/s", |second| Some(second.failed as f64 / second.length_s.max(1e-9))),
+    ];
+    let caption = "Clients: connections begun, right replies and failures, each second.";
+    charts.extend(chart(("per second", caption, false), &x, &seconds, &rates));
+    let times: [(_, _, _, Of<Second>); 4] = [
+        ("max", "red", " ms", |second| known(second, second.max_ms)),
+        ("p99", "orange", " ms", |second| known(second, second.p99_ms)),
+        ("p90", "blue", " ms", |second| known(second, second.p90_ms)),
+        ("p50", "green", " ms", |second| known(second, second.p50_ms)),
+    ];
+    let caption = "Clients: last byte of right replies since the planned instant.";
+    charts.extend(chart(("ms, logarithmic", caption, true), &x, &seconds, &times));
+    Ok(())
+}
+
+/// What was not seen has no time, and what is no time has no logarithm.
+fn known(second: &crate::archive::LoadSecond, ms: f64) -> Option<f64> {
+    (second.ok > 0 && ms > 0.0).then_some(ms)
+}
+
+fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut Vec<String>) -> Result<(), String> {
+    let mut replay = archive.samples(&run.plan.id)?;
+    let (mut ticks, mut before) = (Vec::new(), None);
+    for sample in replay.by_ref() {
+        ticks.extend(before.as_ref().and_then(|before| Tick::between(before, &sample)));
+        before = Some(sample);
+    }
+    if let Some(why) = replay.cut() {
+        let path = archive.file(&run.plan.id, name::MONITOR);
+        missing.push(format!("{} is cut: {why}", shown(&path)));
+    }
+    // A tick stands in its middle, as a second of the clients does.
+    let x: Vec<f64> =
+        ticks.iter().map(|tick| tick.wall_ms as f64 / 1e3 - run.load_began_s - tick.interval_s / 2.0).collect();
+    let processors: [(_, _, _, Of<Tick>); 5] = [
+        ("user", "blue", "", |tick| Some(tick.server_user)),
+        ("kernel", "orange", "", |tick| Some(tick.server_system)),
+        ("waiting for a core", "red", "", |tick| Some(tick.server_wait)),
+        ("busiest thread", "violet", "", |tick| Some(tick.threads.first()?.run)),
+        ("busiest core, by anybody", "grey", "", |tick| Some(tick.busiest_core)),
+    ];
+    let caption = "Server: processors' worth of time in user code and in the kernel, and time in which it could have run and had none.";
+    charts.extend(chart(("cores", caption, false), &x, &ticks, &processors));
+    let queue: [(_, _, _, Of<Tick>); 3] = [
+        ("waiting to be accepted", "blue", "", |tick| sum(tick, |listener| Some(f64::from(listener.depth)))),
+        // Where it is near: else it would press the rest to the ground.
+        ("how many may wait", "grey", "", |tick| {
+            sum(tick, |listener| {
+                Some(f64::from(listener.limit)).filter(|limit| f64::from(listener.depth) * 4.0 >= *limit)
+            })
+        }),
+        ("turned away", "red", "/s", |tick| {
+            sum(tick, |listener| listener.new_drops.map(|drops| f64::from(drops) / tick.interval_s.max(1e-9)))
+        }),
+    ];
+    let caption = "Listen queue: connections that wait to be accepted, and those that were turned away a second.";
+    charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));
+    let network: [(_, _, _, Of<Tick>); 2] = [
+        ("out", "blue", " Mbit/s", |tick| Some(tick.network.as_ref()?.out_bytes_per_s * 8e-6)),
+        ("in", "green", " Mbit/s", |tick| Some(tick.network.as_ref()?.in_bytes_per_s * 8e-6)),
+    ];
+    let caption = "Network: bytes of all devices in the server's namespace.";
+    charts.extend(chart(("Mbit/s", caption, false), &x, &ticks, &network));
+    let segments: [(_, _, _, Of<Tick>); 3] = [
+        ("segments sent again", "orange", "/s", |tick| Some(tick.network.as_ref()?.segments_again_per_s)),
+        ("packets dropped", "red", "/s", |tick| Some(tick.network.as_ref()?.drops_per_s)),
+        ("connections reset", "violet", "/s", |tick| Some(tick.network.as_ref()?.resets_per_s)),
+    ];
+    let caption = "Network: what had to be done again, each second.";
+    charts.extend(chart(("per second", caption, false), &x, &ticks, &segments));
+    let disks: [(_, _, _, Of<Tick>); 2] = [
+        ("read", "blue", " MiB/s", |tick| mib(tick, |disk| disk.read_bytes_per_s)),
+        ("written", "orange", " MiB/s", |tick| mib(tick, |disk| disk.write_bytes_per_s)),
+    ];
+    let caption = "Disks: bytes read and written, all of them together.";
+    charts.extend(chart(("MiB/s", caption, false), &x, &ticks, &disks));
+    Ok(())
+}
+
+fn sum(tick: &Tick, of: impl Fn(&ammeter_monitor::ListenerRate) -> Option<f64>) -> Option<f64> {
+    let known: Vec<f64> = tick.listeners.iter().filter_map(of).collect();
+    (!known.is_empty()).then(|| known.iter().sum())
+}
+
+fn mib(tick: &Tick, of: impl Fn(&ammeter_monitor::DiskRate) -> f64) -> Option<f64> {
+    (!tick.disks.is_empty()).then(|| tick.disks.iter().map(of).sum::<f64>() / (1024.0 * 1024.0))
+}
+
+/// Four digits are more than a plot shows, and half of the page.
+fn rounded(value: f64) -> Option<f64> {
+    if !value.is_finite() {
+        return None;
+    }
+    if value == 0.0 {
+        return Some(0.0);
+    }
+    let scale = 10f64.powi(3 - value.abs().log10().floor() as i32);
+    let rounded = (value * scale).round() / scale;
+    Some(if rounded.is_finite() { rounded } else { value })
+}
+
+/// Seconds, to a millisecond.
+fn to_ms(seconds: f64) -> f64 {
+    if seconds.is_finite() { (seconds * 1e3).round() / 1e3 } else { 0.0 }
+}
+
+/// The last two parts of a path: which run, which file.
+fn shown(path: &Path) -> String {
+    let parts: Vec<_> = path.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();
+    parts.into_iter().rev().collect::<Vec<_>>().join("/")
+}

@@ -1,0 +1,575 @@
+//! Reports of archives that are made here, and what Chromium makes of the page.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use ammeter_monitor::{Head, Listener, Recorder, Sample};
+use amped_measure::host::Machine;
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::archive::{
+    self, At, Block, ClientStep, Clients, Factor, Figure, Finding, Host, HostUse, PaperCurve, Plan, Planned, Program,
+    Resolved, ServerUse, Step, Summary as RunSummary, Times,
+};
+
+/// An experiment in two arms and the baseline again, at three rates in `blocks` blocks. The server bears up to 1100/s, and
+/// needs a tenth more with the log; clients are at their end at the highest rate, and one run is invalid.
+pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
+    let word = str::to_owned;
+    let arm = |id: &str, label: &str, level: &str| Arm {
+        id: word(id),
+        label: word(label),
+        levels: BTreeMap::from([(word("log"), word(level))]),
+        is_again: id == "aa",
+        subject: word("nginx"),
+        settings: word("workers = 1\n"),
+    };
+    let steps = [500.0, 1000.0, 1500.0].map(Step::Rate).to_vec();
+    let resolved = Resolved {
+        form: archive::FORM,
+        name: word("logging"),
+        title: word("What logging costs"),
+        about: word("Arlitt and Williamson, figure 5."),
+        repetitions: blocks,
+        duration_s: 5.0,
+        warm_up_s: 1.0,
+        interval_ms: 100.0,
+        requests_per_connection: 1,
+        factors: vec![Factor { name: word("log"), levels: vec![word("off"), word("on")] }],
+        arms: vec![arm("a0", "log off", "off"), arm("a1", "log on", "on"), arm("aa", "log off, again", "off")],
+        steps: steps.clone(),
+        figures: vec![
+            Figure {
+                title: word("Rates"),
+                x: word("rate"),
+                y: ["offered-rate", "request-rate", "rate"].map(word).to_vec(),
+                paper: vec![PaperCurve { name: word("Apache 1.3"), points: vec![[1000.0, 1000.0], [1500.0, 1250.0]] }],
+                ..Figure::default()
+            },
+            Figure { title: word("Peak"), x: word("log"), y: vec![word("rate")], ..Figure::default() },
+        ],
+        findings: vec![Finding {
+            says: word("Logging costs a tenth."),
+            metric: word("cpu-per-reply"),
+            at: At::First,
+            of: BTreeMap::from([(word("log"), word("on"))]),
+            paper: 1.1,
+            ..Finding::default()
+        }],
+        programs: BTreeMap::from([(word("nginx"), Program { version: word("nginx/1.22"), ..Program::default() })]),
+        began_s: 1_795_000_000.0,
+        ..Resolved::default()
+    };
+    let mut plan = Plan::default();
+    for block in 1..=blocks {
+        for arm in &resolved.arms {
+            for step in &steps {
+                let id = format!("{block}-{}-{}", arm.id, step.value());
+                plan.runs.push(Planned { id, block, arm: arm.id.clone(), step: *step, seed: 1 });
+            }
+        }
+    }
+    let runs = plan.runs.iter().enumerate().map(|(at, planned)| run(at, planned)).collect();
+    let step = |step: &Step| ClientStep {
+        step: *step,
+        offered_rate: step.value(),
+        rate: step.value(),
+        lateness_p99_ms: 0.1,
+        is_kept: true,
+        why: Vec::new(),
+    };
+    let block =
+        |block| Block { block, busy: 0.01, busiest: vec![(word("sshd"), 0.01)], is_clean: true, ..Block::default() };
+    Archive {
+        dir: dir.to_owned(),
+        host: Host {
+            machine: Machine { cpu: word("a processor"), cores: 2, ..Machine::default() },
+            test_bed: vec![word("server on core 0")],
+            ..Host::default()
+        },
+        plan,
+        clients: Some(Clients { steps: steps.iter().map(step).collect(), skipped: None }),
+        blocks: (1..=blocks).map(block).collect(),
+        runs,
+        resolved,
+    }
+}
+
+fn run(at: usize, planned: &Planned) -> Run {
+    // As good as random, and the same always.
+    let noise = 1.0 + ((at * 7919) % 100) as f64 / 10_000.0;
+    let asked = planned.step.value();
+    let rate = asked.min(1100.0 * noise);
+    let cpu_us = 400.0 * noise * if planned.arm == "a1" { 1.1 } else { 1.0 };
+    let (ok, failed) = ((rate * 5.0) as u64, ((asked - rate) * 5.0) as u64);
+    let cpu_s = ok as f64 * cpu_us * 1e-6;
+    let standing = match planned.id.as_str() {
+        "1-a1-1000" => Standing::Invalid,
+        "1-a0-1500" => Standing::Censored,
+        _ => Standing::Valid,
+    };
+    let ms = if asked > 1100.0 { 80.0 } else { 1.0 };
+    let latency = Times {
+        count: ok,
+        mean_ms: ms,
+        p50_ms: ms * noise,
+        p90_ms: 2.0 * ms,
+        p99_ms: 4.0 * ms,
+        p999_ms: 5.0 * ms,
+        max_ms: 9.0 * ms,
+    };
+    let began_s = 1_795_000_000.0 + 10.0 * at as f64;
+    Run {
+        form: archive::FORM,
+        plan: planned.clone(),
+        began_s,
+        load_began_s: began_s + 2.0,
+        load_ended_s: began_s + 7.0,
+        ended_s: began_s + 8.0,
+        standing,
+        why: if standing == Standing::Valid { Vec::new() } else { vec!["1 % of connections began late".to_owned()] },
+        checks: vec![Check {
+            name: "client".to_owned(),
+            holds: Some(standing == Standing::Valid),
+            says: "3 ms late".to_owned(),
+        }],
+        summary: Some(RunSummary {
+            seconds: 5.0,
+            asked_rate: Some(asked),
+            offered_rate: asked,
+            established_rate: rate,
+            request_rate: rate,
+            rate,
+            ok,
+            failed,
+            failures: if failed > 0 { BTreeMap::from([("abandoned".to_owned(), failed)]) } else { BTreeMap::new() },
+            received_bytes: ok * 1300,
+            latency,
+            client_cpu_s: cpu_s / 4.0,
+            server: ServerUse {
+                cpu_s: Some(cpu_s),
+                user_s: Some(cpu_s * 0.3),
+                system_s: Some(cpu_s * 0.7),
+                ..ServerUse::default()
+            },
+            host: HostUse { busy: 0.5, others: Some(0.01), ..HostUse::default() },
+            ..RunSummary::default()
+        }),
+    }
+}
+
+/// Puts an archive on the disk, with the series of its runs.
+fn store(archive: &Archive) {
+    let dir = &archive.dir;
+    for folder in [name::BLOCKS, name::RUNS] {
+        fs::create_dir_all(dir.join(folder)).unwrap();
+    }
+    fs::write(dir.join(name::EXPERIMENT), "title = \"What logging costs\"\n").unwrap();
+    archive::write(&dir.join(name::RESOLVED), &archive.resolved).unwrap();
+    archive::write(&dir.join(name::HOST), &archive.host).unwrap();
+    archive::write(&dir.join(name::PLAN), &archive.plan).unwrap();
+    archive::write(&dir.join(name::CLIENTS), &archive.clients).unwrap();
+    archive.blocks.iter().for_each(|block| archive::write(&archive::block_path(dir, block.block), block).unwrap());
+    for run in &archive.runs {
+        let folder = dir.join(name::RUNS).join(&run.plan.id);
+        fs::create_dir_all(&folder).unwrap();
+        archive::write(&folder.join(name::RUN), run).unwrap();
+        fs::write(folder.join(name::LOAD), load(run).to_string()).unwrap();
+        let mut recorder =
+            Recorder::create(&folder.join(name::MONITOR), &Head { version: Head::VERSION, ..Head::default() }).unwrap();
+        (0..70).for_each(|at| recorder.add(&sample(run, at)).unwrap());
+        recorder.finish().unwrap();
+        let row =
+            |name: &str, share: f64| json!({ "name": name, "samples": 10, "share": share, "low": 0.0, "high": 1.0 });
+        let profile = json!({
+            "contexts": [row("user", 0.3), row("writev", 0.5), row("softirq net_rx", 0.2)],
+            "categories": (0..10).map(|at| row(&format!("category {at}"), 0.1)).collect::<Vec<_>>(),
+        });
+        fs::write(folder.join(name::PROFILE), profile.to_string()).unwrap();
+    }
+}
+
+fn load(run: &Run) -> Value {
+    let second = |at: u64| {
+        let summary = run.summary.as_ref().unwrap();
+        json!({ "at_s": at as f64, "length_s": 1.0, "started": summary.offered_rate as u64 + at, "ok": summary.rate as u64,
+            "failed": summary.failed / 5, "p50_ms": 1.0 + at as f64, "p90_ms": 2.0, "p99_ms": 4.0, "max_ms": 9.0 })
+    };
+    let series: Vec<Value> = (0..5).map(second).collect();
+    json!({ "began_s": run.load_began_s, "series": series, "distribution": { "quantiles": [0.0], "latency_ms": [1.0] } })
+}
+
+fn sample(run: &Run, at: u64) -> Sample {
+    let mut sample =
+        Sample { at_us: at * 100_000, wall_ms: (run.began_s * 1e3) as u64 + at * 100, ..Sample::default() };
+    let depth = if run.plan.step.value() > 1100.0 { 100 + (at % 7) as u32 } else { (at % 3) as u32 };
+    sample.listeners.push(Listener {
+        address: "0.0.0.0:80".to_owned(),
+        inode: 1,
+        depth,
+        limit: 511,
+        drops: Some(3 * at as u32),
+    });
+    sample
+}
+
+/// The data that stand in a page.
+fn data(page: &str) -> Value {
+    let (_, rest) = page.split_once("id=\"data\">").unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
+    let folder = tempfile::tempdir().unwrap();
+    store(&archive(folder.path(), 4));
+    let open = || Archive::open(folder.path()).unwrap();
+    let (one, other) = (report(&open()), report(&open()));
+    assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
+    let Told { verdict, runs, findings, missing, .. } = &one.told;
+    assert!(verdict[0].starts_with("log off bears 1000/s and no longer 1500/s; its highest rate: 11"), "{verdict:?}");
+    assert!(
+        verdict[2].starts_with("Paper: Logging costs a tenth. Here: still holds, and as much (a ratio of 1."),
+        "{verdict:?}"
+    );
+    assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid), (36, 36, 34, 1, 1));
+    assert_eq!((findings[0].finding, findings[0].blocks), ("still holds, and as much", 4));
+    assert!(missing.is_empty(), "{missing:?}");
+    let place = |part: &str| one.html.find(part).unwrap_or_else(|| panic!("{part} is not in the page"));
+    let order = [
+        "log off bears 1000/s",
+        "The knee",
+        "What limits it",
+        "<h2>Figures",
+        "What the paper found",
+        "Against the baseline",
+        "Processor time",
+        "What the figures are worth",
+        "Each run over time",
+        "Figures by arm and step",
+        "All runs",
+        "What they depend on",
+    ];
+    assert!(order.windows(2).all(|pair| place(pair[0]) < place(pair[1])));
+    // What is not valid is there all the same: crossed out, open, and with its reason.
+    for part in [
+        "1-a1-1000: invalid: 1 % of connections began late",
+        "1-a0-1500: at least",
+        "class=\"bad\" d=",
+        "class=\"open\"",
+    ] {
+        place(part);
+    }
+    // Clients, listen queue and processors of each run, on the same axis.
+    let data = data(&one.html);
+    let runs = data["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 36);
+    let labels: Vec<&str> = runs[0]["charts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|chart| chart["series"].as_array().unwrap())
+        .map(|series| series["label"].as_str().unwrap())
+        .collect();
+    for label in ["begun", "answered", "p99", "user", "waiting to be accepted", "turned away"] {
+        assert!(labels.contains(&label), "{label} is not in {labels:?}");
+    }
+    let (x, range) = (&runs[0]["charts"][2]["x"], &runs[0]["range"]);
+    assert_eq!((x[0].as_f64(), range[0].as_f64(), range[1].as_f64()), (Some(-1.95), Some(-1.95), Some(5.0)));
+    let names: Vec<&str> = one.figures.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names[..6],
+        ["knee", "latency-over-the-load", "failures-over-the-load", "rates-log-off", "rates-log-on", "peak"]
+    );
+    assert!(one.figures.iter().all(|(_, svg)| svg.contains("<style>") && svg.contains("xmlns=")));
+    // Two arms, each with the machine's time and two views of a profile.
+    assert_eq!(names.len(), 6 + 2 * 3);
+}
+
+#[test]
+fn what_is_missing_is_named_and_the_rest_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    store(&archive(dir, 2));
+    fs::remove_dir_all(dir.join("runs/2-a1-1500")).unwrap();
+    fs::remove_file(dir.join(name::CLIENTS)).unwrap();
+    fs::remove_file(dir.join("blocks/2.json")).unwrap();
+    fs::remove_file(dir.join("runs/1-a0-500").join(name::MONITOR)).unwrap();
+    fs::write(dir.join("runs/1-a0-1000").join(name::LOAD), "{").unwrap();
+    fs::write(dir.join("runs/1-a1-500").join(name::PROFILE), "[").unwrap();
+    let record = dir.join("runs/2-a0-500").join(name::MONITOR);
+    let bytes = fs::read(&record).unwrap();
+    fs::write(&record, &bytes[..bytes.len() / 2]).unwrap();
+    let made = report(&Archive::open(dir).unwrap());
+    let missing = made.told.missing.join("\n");
+    for part in [
+        "1 of 18 runs are not there",
+        "no clients.json",
+        "of 2 blocks 1 say",
+        "no monitor.zst of 1-a0-500",
+        "1-a0-1000: ",
+        "load.json is not as it was written",
+        "1-a1-500: ",
+        "2-a0-500/monitor.zst is cut",
+    ] {
+        assert!(missing.contains(part), "{part} is not in {missing}");
+        assert!(made.html.contains("What is missing"));
+    }
+    // Nothing but the plan.
+    fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
+    let made = report(&Archive::open(dir).unwrap());
+    assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
+    assert_eq!(made.told.verdict[0], "log off: no run of it counts.");
+    assert!(
+        made.told.verdict[2].ends_with("Here: not known: there are no valid runs of both."),
+        "{:?}",
+        made.told.verdict
+    );
+}
+
+#[test]
+fn of_many_arms_the_baseline_and_the_best_are_told_and_one_table_has_them_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut archive = archive(folder.path(), 4);
+    let long = "a cache of names that is longer than its place on the axis";
+    archive.resolved.factors[0].levels.extend([long.to_owned(), "third".to_owned()]);
+    for (id, level, times) in [("a2", long, 0.9), ("a3", "third", 1.5)] {
+        let like = archive.resolved.arms[1].clone();
+        let levels = BTreeMap::from([("log".to_owned(), level.to_owned())]);
+        archive.resolved.arms.push(Arm { id: id.to_owned(), label: format!("log {level}"), levels, ..like });
+        let of_a1 = archive.runs.iter().filter(|run| run.plan.arm == "a1").cloned();
+        let more = of_a1.map(|mut run| {
+            run.plan.arm = id.to_owned();
+            run.plan.id = run.plan.id.replace("a1", id);
+            run.summary.as_mut().unwrap().rate *= times;
+            run
+        });
+        let more: Vec<Run> = more.collect();
+        archive.runs.extend(more);
+    }
+    let made = report(&archive);
+    let verdict = &made.told.verdict;
+    assert!(verdict.len() == 3 && verdict[0].starts_with("log off bears"), "{verdict:?}");
+    assert!(verdict[1].starts_with("Of 4 arms the one with the most: log third"), "{verdict:?}");
+    assert_eq!(made.told.against_baseline.len(), 3);
+    assert_eq!(made.html.matches("Bold: a difference").count(), 1);
+    // The names of the levels do not stand in each other's way.
+    let (_, peak) = made.figures.iter().find(|(name, _)| name == "peak").unwrap();
+    assert!(peak.contains("rotate(-30") && peak.contains("a cache of names that i…"), "{peak}");
+}
+
+#[test]
+fn a_broken_archive_is_a_clear_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let page = dir.join(name::REPORT);
+    let fails = |part: &str| {
+        let error = write(dir, &page, None).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    fails("is no archive of an experiment");
+    store(&archive(dir, 1));
+    let run = dir.join("runs/1-a0-500/run.json");
+    let whole = fs::read_to_string(&run).unwrap();
+    fs::write(&run, &whole[..whole.len() / 2]).unwrap();
+    fails("run.json is not as it was written");
+    fs::write(&run, whole).unwrap();
+    let told = write(dir, &page, Some(&dir.join("figures"))).unwrap();
+    assert!(told.files.iter().all(|file| fs::metadata(file).unwrap().len() > 100), "{:?}", told.files);
+    fs::write(dir.join(name::RESOLVED), "{\"form\": 99}").unwrap();
+    fails("has form 99");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    /// Whatever an archive calls its things, they are text in the page: no element and no script comes from a name.
+    #[test]
+    fn names_are_text_wherever_they_stand(
+        word in "\\PC{0,20}",
+        bad in prop::sample::select(vec!["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "\"><svg onload=alert(1)>",
+            "</title><b>", "<!--", "]]>", "' onclick='alert(1)", "\u{0}\u{1b}"]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut archive = archive(folder.path(), 1);
+        let name = format!("{word}{bad}");
+        let plain = report(&archive).html;
+        let resolved = &mut archive.resolved;
+        let texts = [&mut resolved.title, &mut resolved.about, &mut resolved.name, &mut archive.host.machine.cpu];
+        texts.into_iter().for_each(|text| text.clone_from(&name));
+        resolved.factors[0].levels[1].clone_from(&name);
+        for arm in &mut resolved.arms {
+            if arm.id == "a1" {
+                arm.levels.insert("log".to_owned(), name.clone());
+            }
+            for text in [&mut arm.label, &mut arm.subject, &mut arm.settings] {
+                text.clone_from(&name);
+            }
+        }
+        for figure in &mut resolved.figures {
+            figure.title.clone_from(&name);
+            figure.paper.iter_mut().for_each(|curve| curve.name.clone_from(&name));
+        }
+        resolved.findings[0].says.clone_from(&name);
+        resolved.programs.insert(name.clone(), Program { version: name.clone(), ..Program::default() });
+        archive.host.kernel.insert(name.clone(), name.clone());
+        archive.blocks[0].busiest[0].0.clone_from(&name);
+        for run in &mut archive.runs {
+            run.why = vec![name.clone()];
+            run.checks[0].name.clone_from(&name);
+            run.checks[0].says.clone_from(&name);
+            run.summary.as_mut().unwrap().failures.insert(name.clone(), 1);
+        }
+        let made = report(&archive);
+        for element in ["<script", "</script", "<img", "<b>", "<!--", "<title", "</title", "<svg"] {
+            let (found, expected) = (made.html.matches(element).count(), plain.matches(element).count());
+            // A run that says why has one more paragraph, but none of these.
+            prop_assert_eq!(found, expected, "{}", element);
+        }
+        for (file, svg) in &made.figures {
+            prop_assert!(file.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !file.is_empty());
+            prop_assert!(!svg.contains("<script") && !svg.contains("<img") && !svg.contains("<!--"), "{}", svg);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
+    /// Wherever a file of an archive is cut, or a byte of it is another, there is a report or an error that names a file.
+    #[test]
+    fn damage_is_told_or_does_no_harm(file: prop::sample::Index, place: prop::sample::Index, byte: Option<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut archive = archive(folder.path(), 1);
+        archive.runs.truncate(2);
+        archive.plan.runs.truncate(2);
+        store(&archive);
+        let mut files = Vec::new();
+        let mut folders = vec![folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { folders.push(path) } else { files.push(path) }
+            }
+        }
+        files.sort();
+        let path = file.get(&files);
+        let mut bytes = fs::read(path).unwrap();
+        let at = place.index(bytes.len());
+        match byte {
+            Some(byte) => bytes[at] = byte,
+            None => bytes.truncate(at),
+        }
+        fs::write(path, bytes).unwrap();
+        match Archive::open(folder.path()) {
+            Ok(archive) => prop_assert!(report(&archive).html.ends_with("</html>")),
+            Err(error) => prop_assert!(error.to_string().contains(folder.path().to_str().unwrap()), "{}", error),
+        }
+    }
+}
+
+/// Put into the page before all else: what goes wrong is written down.
+const WATCH: &str = "<script>
+const troubles = [];
+addEventListener('error', event => troubles.push('error: ' + event.message));
+addEventListener('securitypolicyviolation', event => troubles.push('policy: ' + event.blockedURI));
+for (const kind of ['error', 'warn']) console[kind] = (...words) => troubles.push(kind + ': ' + words.join(' '));
+</script>";
+
+/// And behind all else: every run is opened, every plot looked at.
+const LOOK: &str = "<script>
+addEventListener('load', async () => {
+  for (const run of document.querySelectorAll('details')) run.open = true;
+  await new Promise(done => setTimeout(done, 200));
+  const blank = canvas => {
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    let drawn = 0;
+    for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
+    return drawn < 500;
+  };
+  const canvases = [...document.querySelectorAll('canvas')];
+  const places = [...document.querySelectorAll('.run figure > div')];
+  const seen = {
+    troubles,
+    canvases: canvases.length,
+    places: places.length,
+    empty: places.filter(place => !place.querySelector('canvas')).length,
+    blank: canvases.filter(blank).length,
+    untold: canvases.filter(canvas => !canvas.getAttribute('aria-label')).length,
+    figures: document.querySelectorAll('svg.figure').length,
+    flat: [...document.querySelectorAll('svg.figure')].filter(svg => svg.getBoundingClientRect().height < 50).length,
+    requests: performance.getEntriesByType('resource').map(entry => entry.name),
+    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+  };
+  const told = document.createElement('pre');
+  told.id = 'seen';
+  told.textContent = JSON.stringify(seen);
+  document.body.append(told);
+});
+</script>";
+
+/// Opens a page in Chromium: what was seen there, and what Chromium itself had to say.
+fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String) {
+    let watched =
+        page.replacen("<head>", &format!("<head>{WATCH}"), 1).replacen("</body>", &format!("{LOOK}</body>"), 1);
+    let path = folder.join("watched.html");
+    fs::write(&path, watched).unwrap();
+    let profile = format!("--user-data-dir={}", folder.join("chromium").display());
+    let mut command = Command::new("chromium");
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+    ]);
+    command
+        .args(["--virtual-time-budget=20000", "--enable-logging=stderr", "--v=0", "--dump-dom", &profile])
+        .args(flags);
+    let output = command
+        .arg(format!("file://{}", path.display()))
+        .stdin(Stdio::null())
+        .output()
+        .expect("chromium opens the page, as a reader does: apt-get install chromium, or cargo xtask setup");
+    let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let told = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| Some(rest.split_once("</pre>")?.0));
+    let told = told.unwrap_or_else(|| panic!("Chromium says nothing of the page: {log}"));
+    let told = told.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    (serde_json::from_str(&told).unwrap(), log.into_owned())
+}
+
+#[test]
+fn chromium_draws_every_plot_and_asks_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    store(&archive(dir, 2));
+    let made = report(&Archive::open(dir).unwrap());
+    for flags in
+        [&["--window-size=1200,900"][..], &["--window-size=600,900", "--blink-settings=preferredColorScheme=0"]]
+    {
+        let (seen, log) = seen(&made.html, dir, flags);
+        assert!(!log.contains("CONSOLE"), "{log}");
+        assert_eq!((&seen["troubles"], &seen["requests"]), (&json!([]), &json!([])), "{seen}");
+        let charts: usize = data(&made.html)["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|run| run["charts"].as_array().unwrap().len())
+            .sum();
+        assert_eq!(
+            (seen["canvases"].as_u64(), seen["places"].as_u64()),
+            (Some(charts as u64), Some(charts as u64)),
+            "{seen}"
+        );
+        for count in ["empty", "blank", "untold", "flat"] {
+            assert_eq!(seen[count], 0, "{count}: {seen}");
+        }
+        assert_eq!(seen["figures"].as_u64(), Some(made.figures.len() as u64));
+        assert_eq!(seen["wide"], false, "the page is wider than its window");
+    }
+    // What is watched for is seen: a page in which it happens.
+    let wrong = "<script>undefined.x;</script><img src=\"http://127.0.0.1:9/\"></body>";
+    let (seen, _) = seen(&made.html.replacen("</body>", wrong, 1), dir, &[]);
+    let troubles = seen["troubles"].to_string();
+    assert!(troubles.contains("error: ") && troubles.contains("policy: http://127.0.0.1:9"), "{troubles}");
+}

@@ -1,0 +1,224 @@
+//! `ammeter diagnose` against planted bottlenecks: servers and set-ups with a limit that is known, each of which must be named.
+//!
+//! What is asserted is which resource is named, and no figure of time. Where cores are measured the test runs alone; where
+//! threads sleep, neighbours change little.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{ammeter, said};
+
+/// The program, which is built with the tests.
+fn program() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_ammeter")).with_file_name("examples").join("planted");
+    assert!(program.exists(), "{} is not there: build it (cargo build -p ammeter --examples)", program.display());
+    program
+}
+
+/// A server with a limit. Ended when dropped.
+struct Planted {
+    child: Child,
+    port: String,
+}
+
+impl Planted {
+    fn start(switches: &str) -> Planted {
+        Planted::by("exec \"$0\" \"$@\"", switches, None)
+    }
+
+    /// By this line of a shell.
+    fn by(shell: &str, switches: &str, file: Option<&Path>) -> Planted {
+        let program = program();
+        let mut command = Command::new("sh");
+        command.args(["-c", shell]).arg(program).args(switches.split(' ')).stdout(Stdio::piped());
+        if let Some(file) = file {
+            command.env("PLANTED_FILE", file);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut port = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        Planted { child, port: port.trim().to_owned() }
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// A control group of version 1, removed when dropped: declare it before what is in it.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(controller: &str, settings: &[(&str, &str)]) -> Group {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ammeter-diagnose-{}-{number}", std::process::id());
+        let folder = Path::new("/sys/fs/cgroup").join(controller).join(name);
+        let way_out = "run the tests as root on a machine with control groups of version 1 (cpu, blkio)";
+        fs::create_dir(&folder).unwrap_or_else(|error| panic!("cannot make {}: {error}; {way_out}", folder.display()));
+        let group = Group(folder);
+        for (name, value) in settings {
+            fs::write(group.0.join(name), value).unwrap_or_else(|error| panic!("{name}: {error}; {way_out}"));
+        }
+        group
+    }
+
+    /// A line of a shell that becomes a program in this group.
+    fn joining(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.0.display())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The last process of a group leaves it a moment after it was waited for.
+        for _ in 0..400 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        eprintln!("{} could not be removed", self.0.display());
+    }
+}
+
+/// As short as can be.
+const QUICK: [&str; 5] = ["--duration", "700ms", "--pause", "50ms", "--load-flag=--arrivals=constant"];
+
+/// What is said of a server at these rates.
+fn diagnosed(planted: &Planted, host: &str, rates: &str, more: &[&str]) -> Value {
+    let output = ammeter(&words(planted, host, rates, more).iter().map(String::as_str).collect::<Vec<_>>());
+    read(&output)
+}
+
+fn words(planted: &Planted, host: &str, rates: &str, more: &[&str]) -> Vec<String> {
+    let url = format!("http://{host}:{}/", planted.port);
+    let pid = planted.child.id().to_string();
+    let words = ["diagnose", &url, "--pid", &pid, "--rates", rates, "--json", "--repeat", "1", "--seed", "7"];
+    words.iter().chain(&QUICK).chain(more).map(|&word| word.to_owned()).collect()
+}
+
+fn read(output: &Output) -> Value {
+    let (text, _) = said(output);
+    let whole: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    let found = whole["diagnoses"][0].clone();
+    // The archive alone says the same.
+    let archive = whole["archive"].as_str().unwrap();
+    let (text, _) = said(&ammeter(&["diagnose", archive, "--json"]));
+    let again = serde_json::from_str::<Value>(&text).unwrap()["diagnoses"][0].clone();
+    for part in ["answer", "kind", "sentence", "confidence", "evidence", "follows"] {
+        assert_eq!(again[part], found[part]);
+    }
+    fs::remove_dir_all(archive).unwrap();
+    found
+}
+
+fn check(found: &Value, kind: &str, says: &str) {
+    let sentence = found["sentence"].as_str().unwrap();
+    let shown = format!("{sentence}: {}, follows {}, {}", found["evidence"], found["follows"], found["analysis"]);
+    assert!(found["kind"] == kind && sentence.contains(says), "{shown}");
+    assert!(!found["evidence"].as_array().unwrap().is_empty() && !found["refuted_by"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn alone_one_core_that_computes() {
+    let planted = Planted::start("--compute-us 5000");
+    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
+    check(&found, "thread", "the thread worker-0");
+}
+
+#[test]
+fn a_sleep_under_a_lock() {
+    let planted = Planted::start("--threads 8 --lock-ms 5");
+    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
+    check(&found, "lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it");
+}
+
+/// The server is started by the diagnosis, which gives it one helper more to see what that changes.
+#[test]
+fn two_helpers() {
+    let [address] = super::nginx::free_addresses();
+    let start = format!("{} --port {} --helpers {{helpers}} --sleep-ms 10", program().display(), address.port());
+    let url = format!("http://{address}/");
+    let words = ["diagnose", &url, "--start", &start, "--knob", "helpers=2", "--intervene", "--pairs", "2"];
+    let rates = ["--rates", "20..420/100", "--json", "--repeat", "1", "--seed", "7"];
+    let found = read(&ammeter(&[&words[..], &rates, &QUICK].concat()));
+    check(&found, "pool", "the threads helper limit");
+    let trials = found["trials"].as_array().unwrap();
+    let moved = trials.iter().find(|trial| trial["is_suspect"] == true).unwrap_or_else(|| panic!("{trials:?}"));
+    assert!(moved["capacity"] == 1.5 && moved["elasticity"].as_f64().unwrap() > 0.4, "{trials:?}");
+    assert!(TcpStream::connect(address).is_err(), "it is ended with the diagnosis");
+}
+
+#[test]
+fn a_backlog_of_8() {
+    let planted = Planted::start("--backlog 8 --nap-ms 20");
+    let found = diagnosed(&planted, "127.0.0.1", "50..850/200", &[]);
+    check(&found, "accept-queue", "turned away");
+}
+
+#[test]
+fn sixty_four_descriptors() {
+    let planted = Planted::by("ulimit -n 64; exec \"$0\" \"$@\"", "--hold 1 --sleep-ms 200", None);
+    let found = diagnosed(&planted, "127.0.0.1", "40..640/150", &[]);
+    check(&found, "descriptors", "descriptors of the server");
+}
+
+#[test]
+fn alone_a_quota_of_cpu_time() {
+    let group = Group::new("cpu", &[("cpu.cfs_period_us", "20000"), ("cpu.cfs_quota_us", "4000")]);
+    let planted = Planted::by(&group.joining(), "--compute-us 2000", None);
+    let found = diagnosed(&planted, "127.0.0.1", "10..210/50", &["--intervene", "--pairs", "2"]);
+    check(&found, "quota", "quota of the control group");
+    let trials = found["trials"].as_array().unwrap();
+    assert!(trials[0]["is_suspect"] == true && trials[0]["elasticity"].as_f64().unwrap() > 0.4, "{trials:?}");
+    assert_eq!(fs::read_to_string(group.0.join("cpu.cfs_quota_us")).unwrap().trim(), "4000", "it is put back");
+}
+
+#[test]
+fn a_throttled_disk() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = folder.path().join("file");
+    let mut written = fs::File::create(&file).unwrap();
+    written.write_all(&vec![1; 16 << 20]).unwrap();
+    written.sync_all().unwrap();
+    let device = written.metadata().unwrap().dev();
+    // makedev(3), of small numbers.
+    let line = format!("{}:{} {}", device >> 8 & 0xfff, device & 0xff, 4 << 20);
+    let group = Group::new("blkio", &[("blkio.throttle.read_bps_device", &line)]);
+    let planted = Planted::by(&group.joining(), "--threads 4 --read-bytes 65536", Some(&file));
+    let found = diagnosed(&planted, "127.0.0.1", "8..128/30", &[]);
+    check(&found, "disk-limit", "the limit of the control group on reads");
+}
+
+#[test]
+fn alone_a_path_of_50_mbit() {
+    let planted = Planted::start("--threads 32 --body 100000 --backlog 256");
+    let found = diagnosed(&planted, "10.77.0.1", "10..130/30", &["--bandwidth", "50mbit"]);
+    check(&found, "network", "the path takes no more");
+}
+
+#[test]
+fn alone_a_weak_client() {
+    let group = Group::new("cpu", &[("cpu.cfs_quota_us", "10000")]);
+    let planted = Planted::start("--threads 8 --backlog 1024");
+    let words = words(&planted, "127.0.0.1", "400..2000/400", &[]);
+    let program = env!("CARGO_BIN_EXE_ammeter");
+    let output = Command::new("sh").args(["-c", &group.joining(), program]).args(&words).output().unwrap();
+    let found = read(&output);
+    check(&found, "client", "client-bound");
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,34 @@
+//! `ammeter report` and `ammeter compare` as they are typed.
+
+use std::fs;
+
+use super::{ammeter, said};
+
+#[test]
+fn what_is_no_archive_is_refused_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    for words in [&["report", dir][..], &["compare", dir], &["compare", dir, dir]] {
+        let output = ammeter(words);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains("ammeter run EXPERIMENT --out"), "{words:?}: {text}");
+    }
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is written where there is no archive");
+}
+
+#[test]
+fn wrong_words_are_refused() {
+    for (words, part) in [
+        (&["compare", "a", "b", "--subjects", "x,y"][..], "cannot be used with"),
+        (&["compare", "a", "--subjects", "x"], "are not two names"),
+    ] {
+        let output = ammeter(words);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains(part), "{words:?}: {text}");
+    }
+    // Bare, they say what they are for.
+    for command in ["report", "compare"] {
+        let (text, status) = said(&ammeter(&[command]));
+        assert!(status == 0 && text.contains("Examples:"), "{command}: {status} {text}");
+    }
+}
