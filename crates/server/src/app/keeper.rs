@@ -7,10 +7,10 @@
 //! doubles. Where workers are processes they share the sockets, and a lock (`amped_sys::slots`) tells who has started what.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -229,29 +229,52 @@ impl Kept {
     }
 }
 
-/// A folder of our own, which goes with us.
+/// A folder of our own, which goes with us; that of a server that was killed goes with the next that makes one.
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
     /// Who has made it: those who were split off have it too.
     owner: u32,
+    /// Locked as long as one of them lives.
+    _lock: File,
 }
+
+/// What folders' names begin with, and the file by whose lock one can be told to be in use.
+const PREFIX: &str = "amped-";
+const LOCK: &str = "lock";
 
 impl Folder {
     fn new() -> io::Result<Folder> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let owner = std::process::id();
+        let (owner, parent) = (std::process::id(), std::env::temp_dir());
+        remove_stale(&parent);
         for _ in 0..1000 {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("amped-{owner}-{count}"));
+            let path = parent.join(format!("{PREFIX}{owner}-{count}"));
             match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Folder { path, owner }),
+                Ok(()) => {
+                    let lock = File::create_new(path.join(LOCK))?;
+                    lock.try_lock().map_err(io::Error::from)?;
+                    return Ok(Folder { path, owner, _lock: lock });
+                }
                 // Another's, or of one who was killed and had our number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+/// Removes folders of servers that were killed: ours by their owner, and with a lock that nobody holds.
+fn remove_stale(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let is_ours = || fs::symlink_metadata(&path).is_ok_and(|state| state.is_dir() && process::is_user(state.uid()));
+        if is_named && is_ours() && File::open(path.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(&path);
+        }
     }
 }
 
@@ -288,6 +311,23 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(60), "it was not started again");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn the_folder_of_who_was_killed_goes_with_the_next() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let [left, held, another] = ["amped-1-0", "amped-2-0", "other-1-0"].map(|name| parent.path().join(name));
+        for folder in [&left, &held, &another] {
+            fs::create_dir(folder).expect("made");
+            File::create(folder.join(LOCK)).expect("made");
+        }
+        let lock = File::open(held.join(LOCK)).expect("there");
+        lock.lock().expect("locked");
+        remove_stale(parent.path());
+        assert_eq!([&left, &held, &another].map(|folder| folder.exists()), [false, true, true]);
+        let folder = Folder::new().expect("made");
+        remove_stale(folder.path.parent().expect("in another"));
+        assert!(folder.path.exists());
     }
 
     #[test]
