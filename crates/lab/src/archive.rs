@@ -16,7 +16,7 @@
 //!
 //! Times of day are seconds since 1970 (UTC); names of fields carry the unit. What is not known is absent (`None`), never 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -537,7 +537,7 @@ impl Summary {
             "established-rate" => self.established_rate,
             "request-rate" => self.request_rate,
             "rate" => self.rate,
-            "failed-share" => self.failed as f64 / (self.ok + self.failed).max(1) as f64,
+            "failed-share" => self.failed as f64 / (self.ok as f64 + self.failed as f64).max(1.0),
             "throughput" => per_s(self.received_bytes) * 8.0 / 1e6,
             "mean" => return times(latency, latency.mean_ms),
             "p50" => return times(latency, latency.p50_ms),
@@ -557,7 +557,8 @@ impl Summary {
             "threads" => f64::from(server.threads_max?),
             "memory" => server.memory_max_bytes? as f64 / MIB,
             "listen-depth" => f64::from(server.listen_depth_max?),
-            // Some kernels count every connection among the drops of its listener; what a namespace of its own counts is exact.
+            // A listener with TCP_DEFER_ACCEPT, as Apache's, counts every connection among its drops: the bare ACK is one. What a
+            // namespace of its own counts is exact.
             "listen-drops" if network.is_private => per_s(network.listen_drops?),
             "listen-drops" => per_s(server.listen_drops?),
             "established" => network.established?,
@@ -678,8 +679,8 @@ impl Archive {
                 runs.push(read(&path)?);
             }
         }
-        let last = plan.runs.iter().map(|run| run.block).max().unwrap_or(0);
-        let blocks = (1..=last).map(|block| block_path(dir, block)).filter(|path| path.exists());
+        let begun: BTreeSet<u32> = plan.runs.iter().map(|run| run.block).collect();
+        let blocks = begun.into_iter().map(|block| block_path(dir, block)).filter(|path| path.exists());
         Ok(Archive {
             resolved: read(&dir.join(name::RESOLVED))?,
             host: read(&dir.join(name::HOST))?,

@@ -87,7 +87,8 @@ pub struct Listener {
     pub depth: u32,
     /// How many may wait; the kernel lets one more in.
     pub limit: u32,
-    /// Connections that were turned away since it listens. `None` where the kernel does not say.
+    /// Connections that were turned away since it listens. `None` where the kernel does not say. With `TCP_DEFER_ACCEPT` (as
+    /// Apache listens) each connection adds one: the kernel drops the bare ACK of its handshake, and counts that (Linux 6.18).
     pub drops: Option<u32>,
 }
 

@@ -59,7 +59,7 @@ pub(super) fn throughput(series: &[LoadSecond], seconds: f64) -> Option<f64> {
 
 /// What speaks against the client of a run.
 fn client(run: &Run, summary: &Summary) -> Option<Bound> {
-    let ended = (summary.ok + summary.failed).max(1) as f64;
+    let ended = (summary.ok as f64 + summary.failed as f64).max(1.0);
     let own: u64 = ["local", "unsent"].iter().filter_map(|name| summary.failures.get(*name)).sum();
     let broken = |names: &[&str]| {
         let check = run.checks.iter().find(|check| check.holds == Some(false) && names.contains(&&check.name[..]));
