@@ -67,6 +67,9 @@ pub(crate) enum Failure<F> {
 /// What a request comes to as far as the caches know; where a password is wanted, that goes first.
 pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, caches, scratch, .. } = desk;
+    if !sites.have_guards() {
+        return open_step(now, request, desk);
+    }
     let site = sites.for_host(request.host);
     // OPTIONS tells nothing of what is there, and browsers ask it without a password (Fetch, 3.2.5); but an application may
     // answer it.

@@ -205,6 +205,8 @@ pub struct Sites {
     sites: Vec<Site>,
     /// Whether any of them has applications.
     have_apps: bool,
+    /// Whether any of them has folders for which a password is wanted.
+    have_guards: bool,
 }
 
 impl Sites {
@@ -214,7 +216,13 @@ impl Sites {
             site.number = u16::try_from(number).ok()?;
         }
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
-        (!sites.is_empty()).then_some(Sites { sites, have_apps })
+        let have_guards = sites.iter().any(|site| !site.guards.is_empty());
+        (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards })
+    }
+
+    /// Whether any of them has folders for which a password is wanted.
+    pub fn have_guards(&self) -> bool {
+        self.have_guards
     }
 
     /// Whether any of them has applications.
