@@ -182,7 +182,7 @@ fn wrong_usage_says_the_way_out() {
         ("--queue", "-3", "codel"),
         ("--queue", "codel:0ms,0ms", "RFC 8289"),
         ("--queue", "red:90KB,30KB", "smaller"),
-        ("--spin", "1h", "60us"),
+        ("--spin", "1h", "150us"),
     ] {
         check(&[flag, value, "--", "true"], says);
     }

@@ -95,7 +95,7 @@ struct Up {
     #[arg(long)]
     no_realtime: bool,
     /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
-    #[arg(long, value_name = "TIME", default_value = "60us", value_parser = parse_spin)]
+    #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
     spin: Duration,
 }
 
@@ -226,7 +226,7 @@ struct RouterFlags {
     #[arg(long)]
     no_realtime: bool,
     /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
-    #[arg(long, value_name = "TIME", default_value = "60us", value_parser = parse_spin)]
+    #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
     spin: Duration,
     /// How late 1 % of the packets may leave before the run counts as the router's own and not the path's (path-bound)
     /// [default: 1ms; of `selftest` 5us with SCHED_FIFO and a spin, 100us with SCHED_FIFO alone, and 1ms for TCP]
@@ -494,7 +494,7 @@ impl RouterFlags {
 fn parse_spin(text: &str) -> Result<Duration, String> {
     let spin = parse_duration(text).map_err(|error| error.to_string())?;
     if spin > Duration::from_millis(100) {
-        return Err("longer than 100ms nobody is late for; write for example 60us".to_owned());
+        return Err("longer than 100ms nobody is late for; write for example 150us".to_owned());
     }
     Ok(spin)
 }
