@@ -223,8 +223,6 @@ impl Disk {
         content_file_max: u64,
         revalidate: Duration,
     ) -> Result<Disk, (PathBuf, io::Error)> {
-        let start = Instant::now();
-        let accounts = AccountFiles::default();
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
@@ -240,21 +238,24 @@ impl Disk {
             Err(error) => Err((root.path.clone(), error)),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
-        let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
-        let (users, forgotten_ns) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Disk {
+        Ok(Disk::new(sites, roots, content_file_max, revalidate))
+    }
+
+    /// With what is open and nothing learnt, in which the residency test is the usual one and nobody needs a password.
+    fn new(sites: Arc<Sites>, roots: Vec<Root>, content_file_max: u64, revalidate: Duration) -> Disk {
+        Disk {
             sites,
             roots,
-            users,
+            users: Mutex::default(),
             content_file_max,
             revalidate,
-            residency,
-            mapped,
-            forgotten_ns,
-            start,
+            residency: Arc::new(Residency::Nowait),
+            mapped: MappedWindows::new(0),
+            forgotten_ns: AtomicU64::new(0),
+            start: Instant::now(),
             notes: OnceLock::new(),
-            accounts,
-        })
+            accounts: AccountFiles::default(),
+        }
     }
 
     /// With these lists of accounts.
@@ -303,24 +304,8 @@ impl Disk {
             .unzip();
         let Rules { accounts, content_file_max, revalidate } = rules;
         let accounts = AccountFiles::new(accounts, revalidate).ok()?;
-        let sites = Arc::new(Sites::new(sites)?);
-        let (residency, mapped) = (Arc::new(Residency::Nowait), MappedWindows::new(0));
-        let (users, notes) = (Mutex::default(), OnceLock::new());
-        let (forgotten_ns, start) = (AtomicU64::new(0), Instant::now());
-        let disk = Disk {
-            sites,
-            roots,
-            users,
-            content_file_max,
-            revalidate,
-            residency,
-            mapped,
-            forgotten_ns,
-            start,
-            notes,
-            accounts,
-        };
-        Some(disk)
+        let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, content_file_max, revalidate);
+        Some(disk.with_accounts(accounts))
     }
 
     /// A helper of another process has brought this: what it read is in memory.
