@@ -486,20 +486,13 @@ fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, inside: &str) {
 
 /// Text that is text in XML too, wherever it came from: control characters are in no document.
 fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            c if c.is_control() => out.push(' '),
-            c => out.push(c),
-        }
-    }
-    out
+    let plain = |c: char| match c {
+        '\u{fffe}' | '\u{ffff}' => '\u{fffd}',
+        c if c.is_control() => ' ',
+        c => c,
+    };
+    let text: String = text.chars().map(plain).collect();
+    maud::html! { (text) }.into_string()
 }
 
 /// At most so many characters.
