@@ -162,9 +162,11 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     }
     let light: Vec<&Observed> = runs.iter().filter(|run| run.asked <= lowest && lowest < highest).collect();
     let throughputs = || above.iter().map(|run| run.throughput);
+    let active = runs.iter().flat_map(|run| labels(&run.under).into_keys()).collect();
     let rest = rest(
         runs.iter().flat_map(|run| &run.before),
         runs.iter().filter(|run| run.asked <= lowest).flat_map(|run| &run.under),
+        &active,
     );
 
     // Each run's resources, once.

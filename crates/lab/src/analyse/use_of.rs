@@ -8,7 +8,7 @@
 //! waits for a disk, rests where it does when nothing is asked, or sleeps somewhere else, which is to say that it waits in the
 //! midst of a request. `rest` says which place is which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ammeter_monitor::{ThreadRate, Tick};
 use serde::Serialize;
@@ -73,11 +73,16 @@ pub(crate) fn pool_of(thread: &ThreadRate) -> String {
 pub(crate) type Rest = BTreeMap<String, String>;
 
 /// Where threads of each pool sleep most when nothing is asked (`idle` windows); of pools that are not there then, in the
-/// windows with the least load (`light`).
-pub(crate) fn rest<'a>(idle: impl Iterator<Item = &'a Tick>, light: impl Iterator<Item = &'a Tick>) -> Rest {
+/// windows with the least load (`light`). Threads that are not among the `active` ones are left out: nginx's master has the name
+/// of its workers, and sleeps elsewhere.
+pub(crate) fn rest<'a>(
+    idle: impl Iterator<Item = &'a Tick>,
+    light: impl Iterator<Item = &'a Tick>,
+    active: &BTreeSet<u32>,
+) -> Rest {
     let places = |ticks: &mut dyn Iterator<Item = &'a Tick>| {
         let mut places: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
-        for thread in ticks.flat_map(|tick| &tick.threads) {
+        for thread in ticks.flat_map(|tick| &tick.threads).filter(|thread| active.contains(&thread.tid)) {
             if let ('S', Some(place)) = (thread.state, &thread.sleeps_in) {
                 *places.entry(pool_of(thread)).or_default().entry(place.clone()).or_default() += 1;
             }
@@ -264,13 +269,19 @@ mod tests {
     #[test]
     fn rest_is_where_they_sleep_when_nothing_is_asked() {
         let tick = |place: &str| Tick {
-            threads: vec![thread("a1", 1, 'S', Some(place), 0.0), thread("b", 2, 'R', None, 1.0)],
+            threads: vec![
+                thread("a1", 1, 'S', Some(place), 0.0),
+                thread("b", 2, 'R', None, 1.0),
+                // One that never does anything.
+                thread("a", 3, 'S', Some("sigsuspend"), 0.0),
+            ],
             ..Tick::default()
         };
+        let active = BTreeSet::from([1, 2]);
         let (idle, light) = ([tick("ep_poll"), tick("ep_poll"), tick("pipe")], [tick("futex")]);
-        let found = rest(idle.iter(), light.iter());
+        let found = rest(idle.iter(), light.iter(), &active);
         assert_eq!(found, Rest::from([("a".to_owned(), "ep_poll".to_owned())]));
-        assert_eq!(rest([].iter(), light.iter())["a"], "futex");
+        assert_eq!(rest([].iter(), light.iter(), &active)["a"], "futex");
         let check = |thread: ThreadRate, expected: Doing| assert_eq!(doing(&thread, &found), expected);
         check(thread("a9", 9, 'S', Some("ep_poll"), 0.0), Doing::Nothing);
         check(thread("a9", 9, 'S', Some("futex"), 0.0), Doing::Asleep("futex".to_owned()));
