@@ -1,8 +1,9 @@
 //! All that is known at one moment, and the sampler that looks again and again.
 //!
 //! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's threads,
-//! its listeners, and, when its own interval is over, the census of connections, whose cost grows with them. Threads come
-//! and go: they are listed anew each second, and who belongs to the server every five or when one has gone.
+//! its listeners. The census of connections, whose cost grows with them, has intervals of its own, and comes at another moment
+//! of each. Threads come and go: they are listed anew each second, and who belongs to the server every five or when one has
+//! gone.
 //!
 //! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
 
@@ -32,7 +33,9 @@ pub struct Settings {
     pub target: Target,
     /// How often to look, at the most.
     pub interval: Duration,
-    /// How often to count connections, at the most.
+    /// How often to count connections, at the most: once in each such interval, each time at another moment of it. What comes
+    /// and goes with a period of its own, as a server does whose CPU quota is used up twenty times a second, would else be
+    /// seen in the same state again and again.
     pub census_interval: Duration,
     /// The share of one processor that the monitor may use: 0.005 is 0.5 %.
     pub budget: f64,
@@ -206,9 +209,32 @@ pub struct Sampler {
     cpu_at_tick: Option<Duration>,
     threads_due: Instant,
     server_due: Instant,
-    census_due: Instant,
+    moments: Moments,
     census: Option<Census>,
     published: Option<Published>,
+}
+
+/// When the censuses are: one in each interval, each at another moment of it.
+#[derive(Debug)]
+struct Moments {
+    /// When the interval of the next one begins, and when in it that comes.
+    from: Instant,
+    due: Instant,
+    /// Where in its interval that is, from 0 to 1.
+    phase: f64,
+}
+
+impl Moments {
+    /// The golden ratio less one, whose multiples are spread most evenly over an interval (Knuth, The Art of Computer
+    /// Programming, volume 3, section 6.4).
+    const STEP: f64 = 0.618_033_988_749_895;
+
+    /// One is done, and the interval of the next is so long.
+    fn go_on(&mut self, now: Instant, interval: Duration) {
+        self.from = (self.from + interval).max(now);
+        self.phase = (self.phase + Self::STEP).fract();
+        self.due = self.from + interval.mul_f64(self.phase);
+    }
 }
 
 /// What all of the machine or the namespace is read from.
@@ -276,7 +302,7 @@ impl Sampler {
             cpu_at_tick: None,
             threads_due: now + THREADS_INTERVAL,
             server_due: now + SERVER_INTERVAL,
-            census_due: now,
+            moments: Moments { from: now, due: now, phase: 0.0 },
             census: None,
             published: None,
         };
@@ -312,28 +338,28 @@ impl Sampler {
             let interval = self.budget.tick_interval(self.settings.interval);
             self.due = (self.due + interval).max(Instant::now());
         }
-        let left = self.due.saturating_duration_since(Instant::now());
-        if stop.wait(left.min(patience)) {
-            return Ok(Next::Stopped);
+        loop {
+            let left = self.due.min(self.moments.due).saturating_duration_since(Instant::now());
+            if stop.wait(left.min(patience)) {
+                return Ok(Next::Stopped);
+            }
+            if left > patience {
+                return Ok(Next::Waiting);
+            }
+            if self.due <= self.moments.due {
+                return Ok(self.look()?.map_or(Next::Ended, Next::Sample));
+            }
+            self.take_census()?;
         }
-        if left > patience {
-            return Ok(Next::Waiting);
-        }
-        Ok(self.look()?.map_or(Next::Ended, Next::Sample))
     }
 
     /// Takes a sample at once, whatever the budget says; `None`: the server has ended.
     pub(crate) fn look(&mut self) -> Result<Option<Box<Sample>>, Failure> {
-        let mut before = clock::cpu_time();
-        let Some(mut sample) = self.take()? else { return Ok(None) };
-        if Instant::now() >= self.census_due {
-            let begun = clock::cpu_time();
-            self.count()?;
-            let cost = clock::cpu_time().saturating_sub(begun);
-            before += cost;
-            self.budget.pay_for_census(cost);
-            self.census_due = Instant::now() + self.budget.census_interval(self.settings.census_interval);
+        if Instant::now() >= self.moments.due {
+            self.take_census()?;
         }
+        let before = clock::cpu_time();
+        let Some(mut sample) = self.take()? else { return Ok(None) };
         self.cpu_at_tick = Some(before);
         sample.census = self.census.clone();
         sample.own = Own {
@@ -342,6 +368,15 @@ impl Sampler {
             census_interval_us: micros(self.budget.census_interval(self.settings.census_interval)),
         };
         Ok(Some(sample))
+    }
+
+    /// Counts the connections, and says when that is done next.
+    fn take_census(&mut self) -> Result<(), Failure> {
+        let begun = clock::cpu_time();
+        self.count()?;
+        self.budget.pay_for_census(clock::cpu_time().saturating_sub(begun));
+        self.moments.go_on(Instant::now(), self.budget.census_interval(self.settings.census_interval));
+        Ok(())
     }
 
     /// `None`: the server has ended.
@@ -621,4 +656,26 @@ fn micros(duration: Duration) -> u64 {
 
 fn nanos(duration: Duration) -> u64 {
     duration.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_and_goes_with_a_period_of_its_own_is_seen_as_often_as_it_is_there() {
+        let begin = Instant::now();
+        for (period_ms, share) in [(1, 0.5), (10, 0.2), (50, 0.1), (100, 0.4), (200, 0.5), (300, 0.7)] {
+            let mut moments = Moments { from: begin, due: begin, phase: 0.0 };
+            let is_there =
+                |at: Instant| (at - begin).as_secs_f64() * 1e3 % f64::from(period_ms) < f64::from(period_ms) * share;
+            let count = 600;
+            let seen = (0..count).filter(|_| {
+                moments.go_on(moments.due, Duration::from_millis(100));
+                is_there(moments.due)
+            });
+            let found = seen.count() as f64 / f64::from(count);
+            assert!((found - share).abs() < 0.03, "each {period_ms} ms for {share} of it: seen in {found}");
+        }
+    }
 }
