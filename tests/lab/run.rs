@@ -275,6 +275,72 @@ fn a_server_that_cannot_be_measured_makes_runs_that_say_so() {
     assert!(broken.contains("no port left") && broken.contains("exit status: 3"), "{broken}");
     let run = &runs(home.path())["1-a0-100"];
     assert!(run["standing"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
+    // It is the server's own doing: that is a result, and stays.
+    let again = self::run(home.path(), text, &["--retry"]);
+    assert_eq!((again.status.code(), runs(home.path()).len()), (Some(1), 1));
+    let err = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(err.contains("1 of 1 runs are there already, and none of them is invalid for no fault"), "{err}");
+}
+
+/// One who uses a core. Ended when dropped.
+struct Busy(Child);
+
+impl Busy {
+    fn on_each_core() -> Vec<Busy> {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let spin = || Busy(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+        (0..cores).map(|_| spin()).collect()
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn alone_what_others_disturbed_is_made_once_more_and_again_when_that_is_wished() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n{}[load]\nrate = 50\nduration = \"600ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n\
+         timeout = \"30s\"\n{}",
+        null_server(),
+        PATIENT.replacen("others-max = \"1000%\"", "others-max = \"60%\"", 1)
+    );
+    let made = || runs(home.path()).into_keys().collect::<Vec<_>>();
+    let others = Busy::on_each_core();
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!((output.status.code(), made()), (Some(1), vec!["1-a0-50".to_owned(), "1-a0-50-2".to_owned()]), "{err}");
+    assert!(err.contains("block 1: others had the machine in 1 of its runs: once more"), "{err}");
+    assert_eq!((&result["points"][0]["invalid"], &result["points"][0]["again"]), (&1.into(), &1.into()), "{result}");
+    // Once: the same command finds nothing to do.
+    run(home.path(), &text, &[]);
+    assert_eq!(made().len(), 2);
+    drop(others);
+    let texts =
+        || ["1-a0-50", "1-a0-50-2"].map(|id| fs::read(home.path().join("out/runs").join(id).join("run.json")).unwrap());
+    let before = texts();
+    let output = run(home.path(), &text, &["--retry"]);
+    let (result, err) = told(&output);
+    assert!(err.contains("1 of 1 runs are there already, 1 of them invalid for no fault of the server"), "{err}");
+    assert_eq!(texts(), before, "an attempt that is there is never changed");
+    let runs = runs(home.path());
+    assert!(["1-a0-50", "1-a0-50-2"].iter().all(|id| check(&runs[*id], "others") == false), "{runs:?}");
+    // Who else is here has the machine as well, and then it is as before.
+    let is_invalid = check(&runs["1-a0-50-3"], "others") == false;
+    assert_eq!(output.status.code(), Some(i32::from(is_invalid)), "{result}\n{err}");
+    let counted = [&result["points"][0]["invalid"], &result["points"][0]["again"]];
+    assert_eq!(counted, [&Value::from(u8::from(is_invalid)), &2.into()], "{result}");
+    let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
+    assert!(page.contains("before these 2 attempts were invalid and made again"), "the page tells of attempts");
+    // What counts now is left as it is.
+    if !is_invalid {
+        run(home.path(), &text, &["--retry"]);
+        assert_eq!(made().len(), 3);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! DIR/clients.json       what the clients can do, against a server that does nothing                  Clients
 //! DIR/blocks/N.json      the machine at rest, before block N                                          Block
 //! DIR/runs/ID/run.json   a run: what was asked, what came of it, what it is worth                     Run
+//! DIR/runs/ID-2/...      another attempt at it, where the one before was invalid for no fault of the server; the last counts
 //! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and what the programs printed
 //! ```
 //!
@@ -274,6 +275,21 @@ pub(crate) struct Planned {
     pub(crate) seed: u64,
 }
 
+impl Planned {
+    /// An attempt at it, from 1. The first has its name, and those after it a number behind that; all have the same arrivals.
+    pub(crate) fn attempt(&self, number: usize) -> Planned {
+        match number {
+            0 | 1 => self.clone(),
+            _ => Planned { id: format!("{}-{number}", self.id), ..self.clone() },
+        }
+    }
+
+    /// Whether both are attempts at the same.
+    pub(crate) fn is_same(&self, other: &Planned) -> bool {
+        (self.block, &self.arm, self.step) == (other.block, &other.arm, other.step)
+    }
+}
+
 /// What the clients did against a server that does nothing (Arlitt and Williamson, 4.4.2).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Clients {
@@ -360,6 +376,24 @@ pub(crate) struct Run {
     pub(crate) checks: Vec<Check>,
     /// What came of it; absent if there was no load, as the server did not start or ended.
     pub(crate) summary: Option<Summary>,
+}
+
+impl Run {
+    /// One that began now and has come to nothing yet.
+    pub(crate) fn begun(plan: Planned, began_s: f64) -> Run {
+        Run {
+            form: FORM,
+            plan,
+            began_s,
+            load_began_s: began_s,
+            load_ended_s: began_s,
+            ended_s: began_s,
+            standing: Standing::Invalid,
+            why: Vec::new(),
+            checks: Vec::new(),
+            summary: None,
+        }
+    }
 }
 
 /// One check of a run.
@@ -646,7 +680,7 @@ pub(crate) struct Archive {
     pub(crate) clients: Option<Clients>,
     /// The machine at rest, for each block that was begun.
     pub(crate) blocks: Vec<Block>,
-    /// The runs that are there, in the order of the plan.
+    /// The runs that are there, in the order of the plan, with all attempts at each in theirs.
     pub(crate) runs: Vec<Run>,
 }
 
@@ -674,8 +708,8 @@ impl Archive {
         let plan: Plan = read(&dir.join(name::PLAN))?;
         let mut runs = Vec::new();
         for planned in &plan.runs {
-            let path = dir.join(name::RUNS).join(&planned.id).join(name::RUN);
-            if path.exists() {
+            let attempts = (1..).map(|number| dir.join(name::RUNS).join(planned.attempt(number).id).join(name::RUN));
+            for path in attempts.take_while(|path| path.exists()) {
                 runs.push(read(&path)?);
             }
         }
@@ -690,6 +724,13 @@ impl Archive {
             runs,
             dir: dir.to_owned(),
         })
+    }
+
+    /// The attempts that count: the last of each run. Those before it are invalid, and are drawn and told as such.
+    pub(crate) fn last_attempts(&self) -> impl Iterator<Item = &Run> {
+        let next = |at: usize| self.runs.get(at + 1);
+        let all = self.runs.iter().enumerate();
+        all.filter(move |(at, run)| next(*at).is_none_or(|next| !next.plan.is_same(&run.plan))).map(|(_, run)| run)
     }
 
     /// A file of a run, by its [`name`]; it need not be there.

@@ -176,7 +176,7 @@ fn taken(archive: &Archive, place: impl Fn(&Arm) -> (Side, String)) -> Vec<Taken
             figures: METRICS.into_iter().filter_map(value).collect(),
         })
     };
-    archive.runs.iter().filter_map(take).collect()
+    archive.last_attempts().filter_map(take).collect()
 }
 
 /// What came of it.

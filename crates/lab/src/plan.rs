@@ -2,13 +2,14 @@
 //!
 //! Randomised complete blocks: each block has every point once, arm by arm at a step, with the steps and the arms in an order of
 //! their own that the seed gives. So what changes with time on the machine meets all arms alike, and what is compared was
-//! measured within a minute or so. The baseline is in every block, twice where there is something to compare.
+//! measured within a minute or so. The baseline is in every block, twice where there is something to compare. What is measured
+//! again (`left`) has the same arrivals, and comes at its block's end, so that it stays within it.
 //!
 //! Pure: nothing here looks at a clock.
 
 use amped_measure::stats::Random;
 
-use crate::archive::{Plan, Planned, Resolved, Step};
+use crate::archive::{Plan, Planned, Resolved, Run, Step};
 
 /// What a run takes besides load: to start the server and the monitor, and to stop them, in seconds.
 pub(crate) const AROUND_S: f64 = 1.5;
@@ -34,6 +35,17 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
     let expected_s =
         runs.len() as f64 * run_s(resolved) + clients_s(resolved) + f64::from(resolved.repetitions) * IDLE_S;
     Plan { runs, expected_s }
+}
+
+/// What of these is to be made: what is not among the runs that were made, and another attempt at what is, where `again` says so
+/// of how many attempts there were, and of the last.
+pub(crate) fn left(planned: &[Planned], made: &[Run], again: impl Fn(usize, &Run) -> bool) -> Vec<Planned> {
+    let next = |planned: &Planned| {
+        let attempts: Vec<&Run> = made.iter().filter(|run| run.plan.is_same(planned)).collect();
+        let is_left = attempts.last().is_none_or(|last| again(attempts.len(), last));
+        is_left.then(|| planned.attempt(attempts.len() + 1))
+    };
+    planned.iter().filter_map(next).collect()
 }
 
 /// How long a run is expected to take, in seconds.
@@ -98,7 +110,7 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archive::Arm;
+    use crate::archive::{Arm, Standing};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -149,6 +161,29 @@ mod tests {
         for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {
             assert_eq!(told(seconds), expected);
         }
+    }
+
+    #[test]
+    fn what_was_made_is_made_again_where_that_is_wanted_and_under_another_name() {
+        let plan = plan(&resolved(2, 1, 1, 1)).runs;
+        let made = |number: usize, standing| Run { standing, ..Run::begun(plan[0].attempt(number), 0.0) };
+        let ids = |made: &[Run], again: &dyn Fn(usize, &Run) -> bool| {
+            left(&plan, made, again).into_iter().map(|run| run.id).collect::<Vec<_>>()
+        };
+        let (one, other) = (&plan[0].id[..], &plan[1].id[..]);
+        let is_invalid = |_: usize, last: &Run| last.standing == Standing::Invalid;
+        assert_eq!(ids(&[], &is_invalid), [one, other]);
+        assert_eq!(ids(&[made(1, Standing::Valid)], &is_invalid), [other]);
+        let mut all = vec![made(1, Standing::Invalid)];
+        assert_eq!(ids(&all, &|_, _| false), [other]);
+        assert_eq!(ids(&all, &is_invalid), [format!("{one}-2"), other.to_owned()]);
+        all.push(made(2, Standing::Invalid));
+        assert_eq!(ids(&all, &is_invalid), [format!("{one}-3"), other.to_owned()]);
+        assert_eq!(ids(&all, &|attempts, last| attempts == 1 && is_invalid(attempts, last)), [other]);
+        all.push(made(3, Standing::Valid));
+        assert_eq!(ids(&all, &is_invalid), [other], "the last counts");
+        let again = left(&plan, &all[..1], is_invalid);
+        assert!(again[0].seed == plan[0].seed && again[0].is_same(&plan[0]) && !again[0].is_same(&plan[1]));
     }
 
     #[test]

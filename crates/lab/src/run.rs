@@ -27,8 +27,8 @@ use amped_measure::{Failure, Verdict, Worth};
 use serde::Deserialize;
 
 use crate::archive::{
-    self, Block, Check, ClientStep, Clients, FORM, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
-    Standing, Step, Summary, Times, name,
+    self, Block, Check, ClientStep, Clients, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
+    Summary, Times, name,
 };
 use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
 use crate::experiment::{Load, Settings, Subject, Workload};
@@ -136,20 +136,8 @@ fn apart<T: Send>(
 /// A run, in its namespace.
 fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let Order { settings, planned, into, interval, .. } = order;
-    let began_s = now_s();
     let folder = bed.folder()?;
-    let mut run = Run {
-        form: FORM,
-        plan: planned.clone(),
-        began_s,
-        load_began_s: began_s,
-        load_ended_s: began_s,
-        ended_s: began_s,
-        standing: Standing::Invalid,
-        why: Vec::new(),
-        checks: Vec::new(),
-        summary: None,
-    };
+    let mut run = Run::begun(planned.clone(), now_s());
     // What load and instruments use is no doing of others.
     let instruments = if bed.has_groups { Some(Group::counter()?) } else { None };
     let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);

@@ -4,11 +4,15 @@
 //! Pure: figures come in, checks and a standing go out. A check that cannot be made says why; it weighs nothing. What the
 //! clients could not do makes a run a lower bound ("censored"); all else that does not hold makes it invalid. That the machine
 //! was not at rest before a block is told and weighs nothing by itself, since what others do during a run is seen in it.
+//!
+//! What is invalid may be measured again, and who did that until the figures please would have a result of his own. So what the
+//! server did itself stays ([`is_worth_another`]), and without being asked for, only that others had the machine is a reason
+//! ([`is_disturbed`]): it does not depend on what was measured.
 
 use amped_measure::stats::median;
 use amped_measure::{Verdict, Worth};
 
-use crate::archive::{Check, ClientStep, Rules, Standing, Step, Summary};
+use crate::archive::{Check, ClientStep, Rules, Run, Standing, Step, Summary};
 
 /// All that is known of a run.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,20 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<Strin
     (checks, standing, why)
 }
 
+/// Whether a run is invalid, and not by the server's own doing: it ended, or gave no right reply.
+pub(crate) fn is_worth_another(run: &Run) -> bool {
+    run.standing == Standing::Invalid && !is_broken(run, "server")
+}
+
+/// Whether others, a hypervisor among them, had the machine while it was measured.
+pub(crate) fn is_disturbed(run: &Run) -> bool {
+    is_worth_another(run) && is_broken(run, "others")
+}
+
+fn is_broken(run: &Run, name: &str) -> bool {
+    run.checks.iter().any(|check| check.name == name && check.holds == Some(false))
+}
+
 fn check(name: &str, holds: impl Into<Option<bool>>, says: impl Into<String>) -> Check {
     Check { name: name.to_owned(), holds: holds.into(), says: says.into() }
 }
@@ -120,7 +138,13 @@ fn others(evidence: &Evidence<'_>) -> Check {
         None => check("others", None, "who used the CPU is not known without control groups"),
         Some(share) => {
             let max = evidence.rules.others_max;
-            let says = format!("others used {:.1} % of the CPU time, {:.0} % may be", share * 100.0, max * 100.0);
+            // What a hypervisor took is in both.
+            let stolen = match evidence.summary.host.stolen {
+                stolen if stolen >= 0.001 => format!(", {:.1} % of it a hypervisor", stolen * 100.0),
+                _ => String::new(),
+            };
+            let says =
+                format!("others used {:.1} % of the CPU time{stolen}, {:.0} % may be", share * 100.0, max * 100.0);
             check("others", share <= max, says)
         }
     }
@@ -269,7 +293,7 @@ fn server(evidence: &Evidence<'_>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archive::{NetworkUse, ServerUse, Times};
+    use crate::archive::{NetworkUse, Planned, ServerUse, Times};
 
     const RULES: Rules = Rules { others_max: 0.1, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 };
 
@@ -379,6 +403,25 @@ mod tests {
             Invalid,
             &["client", "others"],
         );
+    }
+
+    #[test]
+    fn what_may_be_measured_again() {
+        let check = |broken: &[&str], standing, expected: (bool, bool)| {
+            let planned = Planned { id: "1-a0-1".into(), block: 1, arm: "a0".into(), step: Step::Rate(1.0), seed: 1 };
+            let checks = ["others", "counts", "server"].map(|name| check(name, !broken.contains(&name), ""));
+            let run = Run { standing, checks: checks.to_vec(), ..Run::begun(planned, 0.0) };
+            assert_eq!((is_worth_another(&run), is_disturbed(&run)), expected, "{broken:?}");
+        };
+        check(&[], Standing::Valid, (false, false));
+        check(&[], Standing::Censored, (false, false));
+        check(&["counts"], Standing::Invalid, (true, false));
+        check(&["others"], Standing::Invalid, (true, true));
+        check(&["others", "counts"], Standing::Invalid, (true, true));
+        check(&["server"], Standing::Invalid, (false, false));
+        check(&["server", "others"], Standing::Invalid, (false, false));
+        // A program of the lab's own that failed.
+        check(&[], Standing::Invalid, (true, false));
     }
 
     #[test]

@@ -13,10 +13,10 @@ use amped_measure::{Failure, Verdict, Worth};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Clients, Resolved, Run, Standing, Step, block_path, name};
+use crate::archive::{self, Archive, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
-use crate::{exhibits, plan, report, run as runs, say, subject, terminal};
+use crate::{exhibits, plan, report, run as runs, say, subject, terminal, validate};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// From which orders and arrivals are drawn [default: the file's, or 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Measure again what is invalid for no fault of the server; what was measured stays in the archive as an attempt
+    #[arg(long)]
+    retry: bool,
     /// Print what would be done and how long it takes, and do nothing
     #[arg(long)]
     plan: bool,
@@ -60,8 +63,9 @@ An experiment of one's own, mine.toml (examples/experiment.toml in the sources h
 
 Each point is measured in each of 3 blocks, in an order that the seed gives, on a server that was just started. A run is valid,
 invalid (and why), or censored: a lower bound, as the clients reached their own end first. Ctrl-C keeps what was measured; the
-same command goes on from there. Exit status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for
-wrong usage.";
+same command goes on from there. A run in which others had the machine is measured once more at its block's end, and with
+--retry so is what is there and invalid, unless the server itself is why; all attempts are kept, and the last counts. Exit
+status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (file, text) = read(&args.experiment)?;
@@ -80,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let _lock = take(&dir)?;
     let bed = Bed::new()?;
     begin(&bed, &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    let measured = measure(&bed, &dir, &experiment, &stop);
+    let measured = measure(&bed, &dir, &experiment, args.retry, &stop);
     drop(bed);
     // Of what there is, also where it was stopped; why it was is told first.
     let reported = report::write(&dir, &dir.join(name::REPORT), None);
@@ -144,23 +148,34 @@ fn begin(bed: &Bed, dir: &Path, text: &str, mut resolved: Resolved, settings: &[
     archive::write(&place, &resolved)
 }
 
-/// Makes the runs that are not there yet.
-fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Result<(), Failure> {
+/// Makes the runs that are not there yet; and with `retry` again those that are invalid for no fault of the server.
+fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, retry: bool, stop: &Stop) -> Result<(), Failure> {
     // What was under way when somebody was killed.
     for entry in fs::read_dir(dir.join(name::RUNS)).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with('.') {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-    let Archive { resolved, plan, runs: done, clients, .. } = Archive::open(dir)?;
-    let left: Vec<_> = plan.runs.iter().filter(|run| done.iter().all(|made| made.plan.id != run.id)).collect();
-    if !done.is_empty() {
-        say::plain(&format!("{} of {} runs are there already", done.len(), plan.runs.len()));
+    let Archive { resolved, plan, runs: mut made, clients, .. } = Archive::open(dir)?;
+    let is_retried = |_: usize, last: &Run| retry && validate::is_worth_another(last);
+    // Once: a machine that others always use would never be done with.
+    let is_disturbed = |attempts: usize, last: &Run| attempts == 1 && validate::is_disturbed(last);
+    let there = plan.runs.len() - plan::left(&plan.runs, &made, |_, _| false).len();
+    let again = plan::left(&plan.runs, &made, is_retried).len() + there - plan.runs.len();
+    if there > 0 {
+        let retried = match (retry, again) {
+            (false, _) => String::new(),
+            (true, 0) => ", and none of them is invalid for no fault of the server".to_owned(),
+            (true, _) => format!(", {again} of them invalid for no fault of the server, and measured again"),
+        };
+        say::plain(&format!("{there} of {} runs are there already{retried}", plan.runs.len()));
     }
-    if left.is_empty() {
+    if plan::left(&plan.runs, &made, |attempts, last| is_retried(attempts, last) || is_disturbed(attempts, last))
+        .is_empty()
+    {
         return Ok(());
     }
-    let progress = Progress::new(plan.runs.len(), done.len(), plan::run_s(&resolved));
+    let progress = Progress::new(plan.runs.len() + again, there, plan::run_s(&resolved));
     let baseline = &experiment.settings[0];
     let clients = match clients {
         Some(clients) => clients,
@@ -173,24 +188,49 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
         }
     };
     let lab = runs::Lab { bed, dir, resolved: &resolved, clients: &clients, stop };
-    let mut block = archive::Block::default();
-    for planned in left {
+    for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
+        make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, &progress)?;
+        let disturbed = plan::left(block, &made, is_disturbed);
+        if !disturbed.is_empty() {
+            progress.add(disturbed.len());
+            let count = disturbed.len();
+            let block = disturbed[0].block;
+            progress.say(&format!("block {block}: others had the machine in {count} of its runs: once more"));
+            make(&lab, experiment, &disturbed, &mut made, &progress)?;
+        }
+    }
+    progress.finish();
+    Ok(())
+}
+
+/// Makes runs of a block, in this order, when it was seen how the machine is at rest; they are among those that were made then.
+fn make(
+    lab: &runs::Lab<'_>,
+    experiment: &Experiment,
+    runs: &[Planned],
+    made: &mut Vec<Run>,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let Some(first) = runs.first() else { return Ok(()) };
+    let runs::Lab { dir, resolved, stop, .. } = lab;
+    let block = runs::look_at_rest(first.block, &resolved.rules, stop)?;
+    if !block.is_clean {
+        let who: Vec<String> = block.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
+        progress.say(&format!(
+            "block {}: the machine is not at rest, {:.0} % of its CPU time is used (cores: {})",
+            block.block,
+            block.busy * 100.0,
+            who.join(", ")
+        ));
+    }
+    // Of one that is gone on with, how it was before its first run; each run has what was seen before itself.
+    let path = block_path(dir, block.block);
+    if !path.exists() {
+        archive::write(&path, &block)?;
+    }
+    for planned in runs {
         if stop.is_stopped() {
             return Err(bed::interrupted());
-        }
-        if block.block != planned.block {
-            let found = runs::look_at_rest(planned.block, &resolved.rules, stop)?;
-            if !found.is_clean {
-                let who: Vec<String> = found.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
-                progress.say(&format!(
-                    "block {}: the machine is not at rest, {:.0} % of its CPU time is used (cores: {})",
-                    planned.block,
-                    found.busy * 100.0,
-                    who.join(", ")
-                ));
-            }
-            archive::write(&block_path(dir, planned.block), &found)?;
-            block = found;
         }
         let at = resolved.arms.iter().position(|arm| arm.id == planned.arm);
         let (Some(arm), Some(settings)) =
@@ -199,10 +239,10 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, stop: &Stop) -> Resul
             return Err(Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm)));
         };
         progress.begin(&format!("{} at {}", arm.label, planned.step.value()));
-        let run = runs::make(&lab, settings, planned, &block)?;
+        let run = runs::make(lab, settings, planned, &block)?;
         progress.end(&run, &arm.label);
+        made.push(run);
     }
-    progress.finish();
     Ok(())
 }
 
@@ -221,7 +261,7 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
 /// How far it is: a bar in a terminal, a line for each run elsewhere.
 struct Progress {
     bar: Option<ProgressBar>,
-    count: usize,
+    count: std::cell::Cell<usize>,
     at: std::cell::Cell<usize>,
 }
 
@@ -236,7 +276,15 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Progress { bar, count, at: done.into() }
+        Progress { bar, count: count.into(), at: done.into() }
+    }
+
+    /// So many more are to be made.
+    fn add(&self, count: usize) {
+        self.count.set(self.count.get() + count);
+        if let Some(bar) = &self.bar {
+            bar.inc_length(count as u64);
+        }
     }
 
     fn say(&self, text: &str) {
@@ -267,7 +315,7 @@ impl Progress {
         let line = format!(
             "{:>3}/{}  {:<24} {arm}{}  {standing}{why}",
             self.at.get(),
-            self.count,
+            self.count.get(),
             run.plan.id,
             figures.unwrap_or_default()
         );
@@ -298,10 +346,12 @@ struct Point {
     arm: String,
     label: String,
     step: Step,
-    /// Runs of each standing.
+    /// Runs of each standing, by their last attempts.
     valid: usize,
     censored: usize,
     invalid: usize,
+    /// Attempts that were invalid and were made again.
+    again: usize,
     /// Medians of those that are not invalid.
     offered_rate: Option<f64>,
     rate: Option<f64>,
@@ -318,12 +368,13 @@ struct Told {
 
 /// Prints what came of it, and judges: a point without a run that counts was not measured.
 fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
-    let Archive { resolved, runs, .. } = Archive::open(dir)?;
+    let archive = Archive::open(dir)?;
+    let (resolved, runs) = (&archive.resolved, archive.last_attempts().collect::<Vec<_>>());
     let mut points = Vec::new();
     for arm in &resolved.arms {
         for step in &resolved.steps {
-            let of_point: Vec<&Run> =
-                runs.iter().filter(|run| run.plan.arm == arm.id && run.plan.step == *step).collect();
+            let is_of_point = |run: &&Run| run.plan.arm == arm.id && run.plan.step == *step;
+            let of_point: Vec<&Run> = runs.iter().copied().filter(is_of_point).collect();
             let count = |standing: Standing| of_point.iter().filter(|run| run.standing == standing).count();
             let median = |metric: &str| {
                 let counted = of_point.iter().filter(|run| run.standing != Standing::Invalid);
@@ -337,6 +388,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
                 valid: count(Standing::Valid),
                 censored: count(Standing::Censored),
                 invalid: count(Standing::Invalid),
+                again: archive.runs.iter().filter(is_of_point).count() - of_point.len(),
                 offered_rate: median("offered-rate"),
                 rate: median("rate"),
                 p99_ms: median("p99"),
@@ -358,7 +410,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     if args.json {
         say::json(&told)?;
     } else {
-        say::out(&table(&resolved, &told))?;
+        say::out(&table(resolved, &told))?;
     }
     Ok(told.verdict)
 }
@@ -386,6 +438,10 @@ fn table(resolved: &Resolved, told: &Told) -> String {
             point.invalid
         );
     }
+    let again: usize = told.points.iter().map(|point| point.again).sum();
+    if again > 0 {
+        text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");
+    }
     let report = told.directory.join(name::REPORT);
     text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
     match &told.verdict.broken[..] {
@@ -394,7 +450,7 @@ fn table(resolved: &Resolved, told: &Told) -> String {
             let (missing, count, all) = (missing.join("\n  "), missing.len(), told.points.len());
             text + &format!(
                 "verdict  {count} of {all} points are not measured; with --quick or on a busy machine that is often so, and the \
-                 same command in a new folder tries again\n  {missing}"
+                 same command with --retry tries again, but for what is the server's own doing\n  {missing}"
             )
         }
     }

@@ -310,7 +310,7 @@ fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: 
     /// More sentences are no summary.
     const SENTENCES: usize = 3;
     let resolved = &archive.resolved;
-    let Counts { planned, there, valid, censored, invalid } = counts;
+    let Counts { planned, there, again, valid, censored, invalid } = counts;
     let class = match () {
         () if there < planned || *valid == 0 && *censored == 0 => "verdict broken",
         () if *censored > 0 || *invalid > 0 => "verdict at-least",
@@ -322,6 +322,13 @@ fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: 
     }
     if *invalid > 0 {
         let _ = write!(runs, ", {invalid} invalid ({})", reasons(archive));
+    }
+    if *again > 0 {
+        let _ = write!(
+            runs,
+            "; before these {again} attempt{} invalid and made again",
+            if *again == 1 { " was" } else { "s were" }
+        );
     }
     html! {
         div class=(class) {
@@ -339,7 +346,7 @@ fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: 
 /// Which checks invalid runs did not pass, and how many of them.
 fn reasons(archive: &Archive) -> String {
     let mut reasons: Vec<(&str, usize)> = Vec::new();
-    let invalid = archive.runs.iter().filter(|run| run.standing == Standing::Invalid);
+    let invalid = archive.last_attempts().filter(|run| run.standing == Standing::Invalid);
     for check in invalid.flat_map(|run| &run.checks).filter(|check| check.holds == Some(false)) {
         match reasons.iter_mut().find(|(name, _)| *name == check.name) {
             Some((_, count)) => *count += 1,
@@ -461,6 +468,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
 /// What was checked before, during and after.
 fn validation(archive: &Archive) -> Markup {
     let bad: Vec<&Run> = archive.runs.iter().filter(|run| run.standing != Standing::Valid).collect();
+    let is_last = |run: &Run| archive.last_attempts().any(|last| last.plan.id == run.plan.id);
     let mut names: Vec<&str> = Vec::new();
     for check in archive.runs.iter().flat_map(|run| &run.checks) {
         if !names.contains(&&check.name[..]) {
@@ -490,7 +498,7 @@ fn validation(archive: &Archive) -> Markup {
         @if !bad.is_empty() {
             details open[bad.len() <= 12] {
                 summary { (bad.len()) " runs that are not valid, and why" }
-                ul { @for run in bad { li { (run.plan.id) ": " (standing(run.standing)) @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
+                ul { @for run in bad { li { (run.plan.id) ": " (standing(run.standing)) @if !is_last(run) { ", made again" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
             }
         }
         @if let Some(clients) = &archive.clients {

@@ -215,6 +215,38 @@ fn sample(run: &Run, at: u64) -> Sample {
     sample
 }
 
+#[test]
+fn what_was_made_again_is_told_and_drawn_and_its_last_attempt_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut archive = archive(folder.path(), 2);
+    let at = archive.runs.iter().position(|run| run.plan.id == "1-a1-1000").unwrap();
+    let (mut second, mut third) = (archive.runs[at].clone(), archive.runs[at].clone());
+    (second.plan, third.plan) = (second.plan.attempt(2), third.plan.attempt(3));
+    (third.standing, third.why) = (Standing::Valid, Vec::new());
+    third.summary.as_mut().unwrap().rate = 987.0;
+    archive.runs.splice(at + 1..=at, [second, third]);
+    store(&archive);
+    let again = Archive::open(folder.path()).unwrap();
+    let ids = |archive: &Archive| archive.runs.iter().map(|run| run.plan.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&again), ids(&archive), "attempts are read in their order");
+    let made = report(&again);
+    let Counts { planned, there, again, valid, censored, invalid } = made.told.runs;
+    assert_eq!((planned, there, again, valid, censored, invalid), (18, 18, 2, 17, 1, 0));
+    for part in [
+        "before these 2 attempts were invalid and made again",
+        "1-a1-1000: invalid, made again: 1 % of connections began late",
+        "1-a1-1000-2: invalid, made again: ",
+    ] {
+        assert!(made.html.contains(part), "{part} is not in the page");
+    }
+    // Each is over time and among all runs; one counts, and the others are crossed out where they are drawn.
+    assert_eq!(data(&made.html)["runs"].as_array().unwrap().len(), 20);
+    let (_, knee) = &made.figures[0];
+    // Two, and the legend's.
+    assert_eq!(knee.matches("class=\"bad\" d=").count(), 3, "{knee}");
+    assert!(made.told.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000"))));
+}
+
 /// The data that stand in a page.
 fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"data\">").unwrap();
@@ -234,7 +266,7 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
         verdict[2].starts_with("Paper: Logging costs a tenth. Here: still holds, and as much (a ratio of 1."),
         "{verdict:?}"
     );
-    assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid), (36, 36, 34, 1, 1));
+    assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
     assert_eq!((findings[0].finding, findings[0].blocks), ("still holds, and as much", 4));
     assert!(missing.is_empty(), "{missing:?}");
     let place = |part: &str| one.html.find(part).unwrap_or_else(|| panic!("{part} is not in the page"));

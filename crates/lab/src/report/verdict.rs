@@ -23,7 +23,9 @@ pub(crate) struct Counts {
     pub(crate) planned: usize,
     /// Those that are there.
     pub(crate) there: usize,
-    /// Of these, those of each standing.
+    /// Attempts before these, which were invalid and were made again.
+    pub(crate) again: usize,
+    /// Of those that are there, how many have each standing.
     pub(crate) valid: usize,
     /// See there.
     pub(crate) censored: usize,
@@ -32,10 +34,12 @@ pub(crate) struct Counts {
 }
 
 pub(super) fn counts(archive: &Archive) -> Counts {
-    let of = |standing| archive.runs.iter().filter(|run| run.standing == standing).count();
+    let of = |standing| archive.last_attempts().filter(|run| run.standing == standing).count();
+    let there = archive.last_attempts().count();
     Counts {
         planned: archive.plan.runs.len(),
-        there: archive.runs.len(),
+        there,
+        again: archive.runs.len() - there,
         valid: of(Standing::Valid),
         censored: of(Standing::Censored),
         invalid: of(Standing::Invalid),
