@@ -310,10 +310,22 @@ pub(crate) struct ClientStep {
     pub(crate) rate: f64,
     /// How late 1 % of connections or more began, in milliseconds.
     pub(crate) lateness_p99_ms: f64,
+    /// From established to the last byte, in milliseconds, in the mean: what the clients take for themselves, since such a server
+    /// takes nothing. 0 in archives that do not have it.
+    #[serde(default)]
+    pub(crate) own_ms: f64,
     /// Whether the schedule was kept.
     pub(crate) is_kept: bool,
     /// Why not.
     pub(crate) why: Vec<String>,
+}
+
+impl ClientStep {
+    /// One at which nothing came of it.
+    pub(crate) fn of(step: Step) -> ClientStep {
+        let (offered_rate, rate, lateness_p99_ms, own_ms) = (0.0, 0.0, 0.0, 0.0);
+        ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept: false, why: Vec::new() }
+    }
 }
 
 /// The machine at rest before a block (Arlitt and Williamson, 4.4.1).

@@ -77,8 +77,9 @@ impl Group {
         }
         if let Some(share) = limits.cpu {
             // Short, so that who has used up his part does not stand still for long; the kernel takes no quota below 1 ms, and
-            // no period above 1 s.
-            let period_us = (1000.0 / share).clamp(40_000.0, 1_000_000.0);
+            // no period above 1 s. No part of the monitor's interval goes into it, or each look would meet the same moment of it:
+            // with 50 ms, of 20 connections in the mean 9 were seen.
+            let period_us = (1033.0 / share).clamp(41_300.0, 1_000_000.0);
             let quota_us = (period_us * share).round();
             if is_v1() {
                 group.set("cpu.cfs_period_us", "", &format!("{period_us:.0}"))?;

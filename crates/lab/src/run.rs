@@ -631,8 +631,9 @@ pub(crate) struct Seen {
     /// Connections that were established, census by census, while there was load.
     established: Vec<f64>,
     /// With those whose last bytes are on their way: the server has closed, and the client has not acknowledged all. A server
-    /// that closes a connection as soon as it has written the reply would else have none of the time on the path.
-    in_flight: Vec<f64>,
+    /// that closes a connection as soon as it has written the reply would else have none of the time on the path. Until the last
+    /// of all, each with the seconds since the one before.
+    in_flight: Vec<(f64, f64)>,
 }
 
 impl Seen {
@@ -643,6 +644,7 @@ impl Seen {
     pub(crate) fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
         let mut before: Option<Sample> = None;
+        let mut counted_s = from_s;
         for sample in ammeter_monitor::replay(record)? {
             let at_s = sample.wall_ms as f64 / 1e3;
             if at_s <= from_s || before.is_none() {
@@ -661,17 +663,23 @@ impl Seen {
                 if let (Some(from), Some(to)) = (out_bytes(before), out_bytes(&sample)) {
                     seen.ticks.push(to.saturating_sub(from) as f64 / seconds.max(1e-9));
                 }
-                let is_new = |census: &ammeter_monitor::Census| {
-                    before.census.as_ref().is_none_or(|old| old.at_us < census.at_us)
+            }
+            let is_new = |census: &&ammeter_monitor::Census| {
+                let old = before.as_ref().and_then(|before| before.census.as_ref());
+                old.is_none_or(|old| old.at_us < census.at_us)
+            };
+            if at_s > from_s
+                && let Some(census) = sample.census.as_ref().filter(is_new)
+            {
+                let count = |names: &[&str]| -> u32 {
+                    let counted = census.states.iter().filter(|(name, _)| names.contains(&name.as_str()));
+                    counted.map(|(_, count)| *count).sum()
                 };
-                if let Some(census) = sample.census.as_ref().filter(|census| is_new(census)) {
-                    let count = |names: &[&str]| {
-                        let counted = census.states.iter().filter(|(name, _)| names.contains(&name.as_str()));
-                        counted.map(|(_, count)| f64::from(*count)).sum::<f64>()
-                    };
-                    seen.established.push(count(&["established"]));
-                    seen.in_flight.push(count(&["established", "fin_wait_1", "closing"]));
+                if at_s <= to_s {
+                    seen.established.push(f64::from(count(&["established"])));
                 }
+                seen.in_flight.push((at_s - counted_s, f64::from(count(&["established", "fin_wait_1", "closing"]))));
+                counted_s = at_s;
             }
             before = Some(sample);
         }
@@ -835,10 +843,7 @@ fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) 
     })?;
     let told = match tried {
         Ok(told) => told,
-        Err(why) => {
-            let (offered_rate, rate, lateness_p99_ms) = (0.0, 0.0, 0.0);
-            return Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept: false, why: vec![why] });
-        }
+        Err(why) => return Ok(ClientStep { why: vec![why], ..ClientStep::of(step) }),
     };
     let mut why = told.verdict.evidence.clone();
     let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
@@ -847,7 +852,8 @@ fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) 
     }
     let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
     let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
-    Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, is_kept, why })
+    let own_ms = (told.latency.mean_ms - told.connected.mean_ms).max(0.0);
+    Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept, why })
 }
 
 /// Looks at the machine while nothing is asked of it; again for a while, if it is not at rest.

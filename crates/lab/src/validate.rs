@@ -35,8 +35,9 @@ pub(crate) struct Evidence<'a> {
     pub(crate) summary: &'a Summary,
     /// Bytes a second that the server's namespace sent, tick by tick, while there was load.
     pub(crate) ticks: &'a [f64],
-    /// Connections between established and wholly answered, on the server's side, as they were counted again and again.
-    pub(crate) in_flight: &'a [f64],
+    /// Connections between established and wholly answered, on the server's side, as they were counted again and again from the
+    /// load's begin until the last reply was there; before each count the seconds since the one before.
+    pub(crate) in_flight: &'a [(f64, f64)],
     /// What the router says of itself; `None` where there is none.
     pub(crate) path: Option<&'a Verdict>,
     /// How the server ended before its time, if it did.
@@ -186,7 +187,9 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
 
 /// N = X R (Little 1961). In a closed loop N is the number of clients, and R holds the time that they think. In an open one
 /// with a request a connection, N is what the kernel counted from established to acknowledged, half a round trip behind the
-/// client at both ends, and R the client's time between the two.
+/// client at both ends, and R the client's time between the two, in which it has to find the time to look: how much that is was
+/// seen against a server that does nothing. Over a time that begins and ends with nobody the law holds whatever happens in it, so
+/// an overload is counted until its last reply.
 fn little(evidence: &Evidence<'_>) -> Check {
     let Summary { rate, latency, connected, failed, ok, .. } = evidence.summary;
     let max = evidence.rules.little_max;
@@ -212,12 +215,21 @@ fn little(evidence: &Evidence<'_>) -> Check {
                 );
             }
             let count = counted.len() as f64;
-            let n = counted.iter().sum::<f64>() / count;
-            let variance = counted.iter().map(|one| (one - n).powi(2)).sum::<f64>() / (count - 1.0);
-            let error = (variance / count).sqrt();
-            let xr = evidence.summary.established_rate * (latency.mean_ms - connected.mean_ms).max(0.0) / 1e3;
-            let says = format!("{n:.2} connections were counted (standard error {error:.2}), and X R = {xr:.2}");
-            check("little", (n - xr).abs() <= max * n.max(xr) + 4.0 * error + 0.5, says)
+            let mean = counted.iter().map(|(_, one)| one).sum::<f64>() / count;
+            let variance = counted.iter().map(|(_, one)| (one - mean).powi(2)).sum::<f64>() / (count - 1.0);
+            // As a mean over the time in which connections were begun, which is what X is for.
+            let seconds = evidence.summary.seconds.max(1e-9);
+            let n = counted.iter().fold(0.0, |sum, (s, one)| sum + s * one) / seconds;
+            let error = (variance / count).sqrt() * counted.iter().map(|(s, _)| s).sum::<f64>() / seconds;
+            let of = |ms: f64| evidence.summary.established_rate * ms.max(0.0) / 1e3;
+            let xr = of(latency.mean_ms - connected.mean_ms);
+            let own = evidence.clients.map_or(0.0, |step| of(step.own_ms)).min(xr);
+            let says = format!(
+                "{n:.2} connections were counted (standard error {error:.2}), and X R = {xr:.2}, at most {own:.2} of it the \
+                 clients' own"
+            );
+            let allowed = max * n.max(xr) + 4.0 * error + 0.5;
+            check("little", xr - own - allowed <= n && n <= xr + allowed, says)
         }
     }
 }
@@ -324,9 +336,9 @@ mod tests {
     fn with(change: impl FnOnce(&mut Evidence<'_>, &mut Summary)) -> (Vec<Check>, Standing, Vec<String>) {
         let mut figures = summary();
         let valid = Verdict::valid();
-        let (ticks, in_flight): (Vec<f64>, Vec<f64>) = (
+        let (ticks, in_flight): (Vec<f64>, Vec<(f64, f64)>) = (
             (0..50).map(|at| 1e6 + f64::from(at * 7919 % 13) * 1e4).collect(),
-            (0..50).map(|at| f64::from(at % 5)).collect(),
+            (0..50).map(|at| (0.2, f64::from(at % 5))).collect(),
         );
         let scratch = summary();
         let mut evidence = Evidence {
@@ -373,6 +385,7 @@ mod tests {
             offered_rate: 1.0,
             rate: 1.0,
             lateness_p99_ms: 9.0,
+            own_ms: 0.0,
             is_kept: false,
             why: Vec::new(),
         };
@@ -403,6 +416,26 @@ mod tests {
             Invalid,
             &["client", "others"],
         );
+    }
+
+    /// Requests of 2 ms, 1000 a second, of which half are the clients' own; and an overload, which is over when nobody is left.
+    #[test]
+    fn what_the_clients_take_for_themselves_and_what_an_overload_leaves_is_in_the_law() {
+        let of = |own_ms: f64, counted: &[(f64, f64)], latency_ms: f64| {
+            let step = ClientStep { is_kept: true, own_ms, ..ClientStep::of(Step::Rate(1000.0)) };
+            let (checks, ..) = with(|evidence, figures| {
+                evidence.clients = Some(Box::leak(Box::new(step)));
+                evidence.in_flight = Box::leak(counted.to_vec().into_boxed_slice());
+                figures.latency.mean_ms = latency_ms;
+            });
+            checks.into_iter().find(|check| check.name == "little").unwrap().holds
+        };
+        let steady = |n: f64| vec![(0.1, n); 100];
+        assert_eq!((of(0.0, &steady(1.0), 2.5), of(1.0, &steady(1.0), 2.5)), (Some(false), Some(true)));
+        assert_eq!((of(1.0, &steady(0.0), 2.5), of(9.0, &steady(3.0), 2.5)), (Some(false), Some(false)));
+        // It rises for ten seconds and falls for as long: 100 in the mean of the ten in which they came, and 100 ms each.
+        let overload: Vec<(f64, f64)> = (0..200).map(|at| (0.1, f64::from(at.min(200 - at)))).collect();
+        assert_eq!((of(0.0, &overload, 100.5), of(0.0, &overload[..100], 100.5)), (Some(true), Some(false)));
     }
 
     #[test]

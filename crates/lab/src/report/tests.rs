@@ -77,6 +77,7 @@ pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
         offered_rate: step.value(),
         rate: step.value(),
         lateness_p99_ms: 0.1,
+        own_ms: 0.0,
         is_kept: true,
         why: Vec::new(),
     };
