@@ -163,6 +163,44 @@ fn two_helpers() {
     assert!(TcpStream::connect(address).is_err(), "it is ended with the diagnosis");
 }
 
+/// An experiment in which each server has another limit.
+#[test]
+fn each_arm_of_an_experiment_has_its_limit() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
+    let subject = |name: &str, switches: &str| {
+        let words: Vec<String> = switches.split(' ').map(|word| format!("{word:?}")).collect();
+        let start = format!("[{:?}, \"--port\", \"@port@\", {}]", program(), words.join(", "));
+        format!("[[subject]]\nname = {name:?}\nkind = \"command\"\nstart = {start}\n")
+    };
+    // Rules that hold on a machine that others use too.
+    let text = format!(
+        "repetitions = 1\nagain = false\n{}{}[load]\nrate = [20, 120, 220, 320, 420]\narrivals = \"constant\"\nduration = \"700ms\"\n\
+         timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\n\
+         drift-max = \"1000%\"\nlittle-max = \"1000%\"\ncounts-max = \"1000%\"\n",
+        subject("one-lock", "--threads 8 --lock-ms 5"),
+        subject("two-helpers", "--helpers 2 --sleep-ms 10")
+    );
+    fs::write(&file, text).unwrap();
+    let dir = out.to_str().unwrap();
+    let output = ammeter(&["run", file.to_str().unwrap(), "--out", dir]);
+    let runs = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (text, _) = said(&ammeter(&["diagnose", dir, "--json"]));
+    let told: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
+    let found = told["diagnoses"].as_array().unwrap();
+    assert_eq!(found.len(), 2, "{text}");
+    check(&found[0], "lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it");
+    check(&found[1], "pool", "the threads helper limit");
+    // Where the knee is told, what makes it is told as well.
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    let (_, verdict) = page.split_once("<div class=\"verdict").unwrap();
+    let (verdict, _) = verdict.split_once("</div>").unwrap();
+    for found in found {
+        let (arm, sentence) = (found["arm"].as_str().unwrap(), found["sentence"].as_str().unwrap());
+        assert!(verdict.contains(&format!("{arm}: {sentence}")), "{arm}: {sentence} is not in {verdict}");
+    }
+}
+
 #[test]
 fn a_backlog_of_8() {
     let planted = Planted::start("--backlog 8 --nap-ms 20");

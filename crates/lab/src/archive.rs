@@ -43,6 +43,8 @@ pub(crate) mod name {
     pub(crate) const RUN: &str = "run.json";
     /// What `ammeter load --json` printed.
     pub(crate) const LOAD: &str = "load.json";
+    /// Likewise of the load before, which is not counted.
+    pub(crate) const WARM_UP: &str = "warm-up.json";
     /// What `ammeter load --hlog` wrote.
     pub(crate) const HLOG: &str = "load.hlog";
     /// What `ammeter monitor --record` wrote.

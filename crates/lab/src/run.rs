@@ -180,7 +180,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     };
     let patience = |duration: Duration| duration + settings.load.timeout + Duration::from_secs(30);
     if !settings.load.warm_up.is_zero() {
-        let streams = Streams::to(Some(&into.join("warm-up.json")), &into.join("warm-up.log"))?;
+        let streams = Streams::to(Some(&into.join(name::WARM_UP)), &into.join("warm-up.log"))?;
         let words = load(settings.load.warm_up, planned.seed ^ 1, None);
         Running::start("the warm-up", &words, streams)?.wait(patience(settings.load.warm_up), stop)?;
     }

@@ -18,7 +18,7 @@ use ammeter_load::knee::{Bend, bend};
 use ammeter_monitor::Tick;
 use demand::{Demand, demand};
 use serde::Serialize;
-use use_of::{Doing, Kind, Resource, Rest, Use, doing, group_name, labels, pool_of, rest, uses};
+use use_of::{Doing, Kind, Labels, Resource, Rest, Use, doing, group_name, labels, pool_of, rest, uses};
 
 /// A run at one load, as it was seen from both sides.
 #[derive(Clone, Debug, Default)]
@@ -162,7 +162,8 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     }
     let light: Vec<&Observed> = runs.iter().filter(|run| run.asked <= lowest && lowest < highest).collect();
     let throughputs = || above.iter().map(|run| run.throughput);
-    let active = runs.iter().flat_map(|run| labels(&run.under).into_keys()).collect();
+    let labels: Vec<Labels> = runs.iter().map(|run| labels(&run.under)).collect();
+    let active = labels.iter().flat_map(Labels::keys).copied().collect();
     let rest = rest(
         runs.iter().flat_map(|run| &run.before),
         runs.iter().filter(|run| run.asked <= lowest).flat_map(|run| &run.under),
@@ -170,7 +171,8 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     );
 
     // Each run's resources, once.
-    let seen: Vec<BTreeMap<Resource, Mean>> = runs.iter().map(|run| means(run, &rest)).collect();
+    let seen: Vec<BTreeMap<Resource, Mean>> =
+        runs.iter().zip(&labels).map(|(run, labels)| means(run, &rest, labels)).collect();
     let of = |chosen: &dyn Fn(&Observed) -> bool, resource: &Resource| {
         let mut all = Mean::default();
         for (run, seen) in runs.iter().zip(&seen).filter(|(run, _)| chosen(run)) {
@@ -188,10 +190,8 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     let mut resources: Vec<Found> = names
         .into_iter()
         .map(|resource| {
-            let (below_all, above_all) = (
-                of(&|run| light.iter().any(|one| std::ptr::eq(*one, run)), resource),
-                of(&|run| above.iter().any(|one| std::ptr::eq(*one, run)), resource),
-            );
+            let (below_all, above_all) =
+                (of(&|run| is_in(&light, run), resource), of(&|run| is_in(&above, run), resource));
             let line: Vec<(f64, f64)> = runs
                 .iter()
                 .zip(&seen)
@@ -229,11 +229,15 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
         above: above.len(),
         client_bound: above.iter().filter_map(|run| run.client.clone()).collect(),
         resources,
-        pools: pools(&above, &rest),
+        pools: pools(runs.iter().zip(&labels).filter(|(run, _)| is_in(&above, run)), &rest),
         waiting: waiting(&under),
         windows: under.len(),
         window_s: under.iter().map(|tick| tick.interval_s).sum::<f64>() / under.len().max(1) as f64,
     }
+}
+
+fn is_in(these: &[&Observed], run: &Observed) -> bool {
+    these.iter().any(|one| std::ptr::eq(*one, run))
 }
 
 /// Sums of a resource over windows.
@@ -258,11 +262,10 @@ impl Mean {
 }
 
 /// What each resource did in a run. A quota counts periods rather than windows, which may be shorter than one.
-fn means(run: &Observed, rest: &Rest) -> BTreeMap<Resource, Mean> {
-    let labels = labels(&run.under);
+fn means(run: &Observed, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Mean> {
     let mut means: BTreeMap<Resource, Mean> = BTreeMap::new();
     for tick in &run.under {
-        let uses = uses(tick, rest, &labels);
+        let uses = uses(tick, rest, labels);
         let is_open = !uses.iter().any(|((kind, _), one)| *kind == Kind::Descriptors && one.full > 0.0);
         for (resource, Use { share, full }) in uses {
             let mean = means.entry(resource).or_default();
@@ -285,13 +288,12 @@ fn means(run: &Observed, rest: &Rest) -> BTreeMap<Resource, Mean> {
     means
 }
 
-/// Where the threads of each pool were.
-fn pools(above: &[&Observed], rest: &Rest) -> Vec<Pool> {
+/// Where the threads of each pool were, in these runs.
+fn pools<'a>(above: impl Iterator<Item = (&'a Observed, &'a Labels)> + Clone, rest: &Rest) -> Vec<Pool> {
     let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
     let mut asleep: BTreeMap<(String, String), f64> = BTreeMap::new();
-    let windows = above.iter().map(|run| run.under.len()).sum::<usize>().max(1) as f64;
-    for run in above {
-        let labels = labels(&run.under);
+    let windows = above.clone().map(|(run, _)| run.under.len()).sum::<usize>().max(1) as f64;
+    for (run, labels) in above {
         // Threads of the first and the last window: who is in both was there all the time.
         let ends = |tick: Option<&Tick>| -> BTreeSet<u32> {
             tick.map(|tick| tick.threads.iter().map(|thread| thread.tid).collect()).unwrap_or_default()

@@ -125,9 +125,12 @@ pub(crate) fn is_lock(place: &str) -> bool {
     ["futex", "semtimedop", "flock", "posix_lock"].iter().any(|lock| place.contains(lock))
 }
 
+/// Names of the threads of a run, by their numbers.
+pub(crate) type Labels = BTreeMap<u32, String>;
+
 /// Names of the threads that did something in a run, by which they are known in the next one too, when the server was started
 /// anew: their own, and for those of one name their order.
-pub(crate) fn labels(under: &[Tick]) -> BTreeMap<u32, String> {
+pub(crate) fn labels(under: &[Tick]) -> Labels {
     let threads = under.iter().flat_map(|tick| &tick.threads).filter(|thread| thread.run > 0.0);
     let active: BTreeMap<u32, &str> = threads.map(|thread| (thread.tid, &thread.name[..])).collect();
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
@@ -145,7 +148,7 @@ pub(crate) fn group_name(path: &str) -> &str {
 }
 
 /// What every resource did in this window, with the [`labels`] of the run's threads.
-pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &BTreeMap<u32, String>) -> BTreeMap<Resource, Use> {
+pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Use> {
     let mut uses: BTreeMap<Resource, Use> = BTreeMap::new();
     let mut add = |kind, name: &str, share: Option<f64>, full: f64| {
         // Of several by one name the fullest counts.

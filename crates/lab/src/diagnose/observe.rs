@@ -4,7 +4,7 @@ use ammeter_monitor::{Sample, Tick};
 use amped_measure::Failure;
 
 use crate::analyse::{Bound, Observed};
-use crate::archive::{Archive, LoadSecond, Run, Standing, Summary, name};
+use crate::archive::{self, Archive, LoadRecord, LoadSecond, Run, Standing, Summary, name};
 
 /// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
 const MARGIN_S: f64 = 0.05;
@@ -16,7 +16,13 @@ const MARGIN_S: f64 = 0.05;
 pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure> {
     let summary = run.summary.clone().unwrap_or_default();
     let load = archive.load(&run.plan.id)?;
-    let idle_until_s = run.load_began_s - archive.resolved.warm_up_s - MARGIN_S;
+    // A server that is overloaded has requests of the warm-up for a while after that has ended.
+    let warm_up = archive.file(&run.plan.id, name::WARM_UP);
+    let asked_from_s = match warm_up.exists() {
+        true => archive::read::<LoadRecord>(&warm_up)?.began_s,
+        false => run.load_began_s,
+    };
+    let idle_until_s = asked_from_s - MARGIN_S;
     let ended_s = run.load_began_s + summary.seconds;
     let mut observed = Observed {
         asked: run.plan.step.value(),
