@@ -26,7 +26,11 @@ pub fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<
 /// Likewise, with this reply to the request of that number.
 fn answering(reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    (listener.local_addr().unwrap(), serving(listener, reply))
+}
+
+/// Serves on; how many requests there were.
+fn serving(listener: TcpListener, reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> Arc<AtomicU64> {
     let (reply, count) = (Arc::new(reply), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&count);
     thread::spawn(move || {
@@ -35,7 +39,7 @@ fn answering(reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> (So
             thread::spawn(move || serve(stream.unwrap(), |number| reply(number), &count));
         }
     });
-    (address, counted)
+    counted
 }
 
 /// Answers requests, which come one at a time and whole: that is how they are sent.
@@ -274,8 +278,29 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--sweep", "9..1/1"], 2, "FROM..TO/STEP");
     check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
-    // Nobody listens there.
-    check(&[url, "--rate", "100", "--duration", "200ms"], 1, "is a web server listening at 127.0.0.1:1?");
+    // Nobody listens there: that is told at once, or after the run if it is to be made all the same.
+    let asked = [url, "--rate", "100", "--duration"];
+    check(&[&asked[..], &["1h"]].concat(), 1, "is a web server listening at 127.0.0.1:1? Connection refused");
+    check(&[url, "--sweep", "10..50/10", "--duration", "1h"], 1, "--wait 10s");
+    check(&[url, "--clients", "5", "--duration", "1h", "--wait", "60ms"], 1, "waiting for a server at 127.0.0.1:1");
+    check(&[&asked[..], &["200ms", "--wait", "0s"]].concat(), 1, "no right reply came; is a web server listening");
+}
+
+#[test]
+fn a_server_that_comes_later_is_waited_for() {
+    let [address] = super::nginx::free_addresses();
+    let url = url(address);
+    let words = ["load", &url, "--rate", "50", "--duration", "200ms", "--wait", "10m", "--json"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let mut child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(said.next(), Some(format!("waiting for a server at {address}: Connection refused (os error 111)")));
+    let count = serving(TcpListener::bind(address).unwrap(), |_| OK);
+    let output = child.wait_with_output().unwrap();
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Nothing was begun before, and whom it looked for was asked nothing by that.
+    assert_eq!((outcome["failures"].as_array().map(Vec::len), output.status.code()), (Some(0), Some(0)), "{outcome}");
+    assert!(count.load(Ordering::Relaxed) > 0 && outcome["ok"] == count.load(Ordering::Relaxed), "{outcome}");
 }
 
 #[test]

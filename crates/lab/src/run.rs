@@ -333,6 +333,8 @@ fn load_words(
     say("--pipeline", pipeline.to_string());
     say("--connect-timeout", micros(*connect_timeout));
     say("--timeout", micros(*timeout));
+    // It was waited for, and one connection more would be one that the kernel counts and the clients do not.
+    say("--wait", micros(Duration::ZERO));
     say("--generators", generators.to_string());
     parked.iter().for_each(|parked| say("--parked", parked.clone()));
     site.manifest.iter().for_each(|manifest| say("--workload", manifest.display().to_string()));

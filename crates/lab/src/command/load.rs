@@ -6,12 +6,14 @@ mod html;
 mod screen;
 
 use std::fmt::Write;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::client::Plan;
 use ammeter_load::condition::Condition;
@@ -78,6 +80,9 @@ pub(crate) struct Args {
     /// How long a reply may take, from the planned instant of its request
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     timeout: Duration,
+    /// How long to wait for a server that does not listen yet; 0s: begin all the same [default: if nobody listens, say so]
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "calibrate")]
+    wait: Option<Duration>,
     /// Requests on a connection, one after the other; 0: no end [default: 1, with --clients 0]
     #[arg(long, value_name = "K")]
     requests_per_connection: Option<u64>,
@@ -494,6 +499,12 @@ struct Ears {
     screen: Option<screen::Live>,
     /// A line each, if there is no screen.
     lines: bool,
+    /// Whether the first run has begun.
+    has_begun: AtomicBool,
+    settings: Settings,
+    /// How long to wait for the server, if that is said.
+    wait: Option<Duration>,
+    stop: Stop,
 }
 
 /// A log, and what became of it.
@@ -519,11 +530,56 @@ impl Ears {
             log: Mutex::new(None),
             screen: args.screen.then(|| screen::Live::begin(stop)).transpose()?,
             lines: !args.screen && !args.json && std::io::stderr().is_terminal(),
+            has_begun: AtomicBool::new(false),
+            settings: asked.settings.clone(),
+            wait: args.wait,
+            stop: stop.clone(),
         })
+    }
+
+    /// Looks whether anybody listens, by one connection on which nothing is asked: else that would be told after a whole run. Who
+    /// does not answer may be overloaded, and is measured.
+    fn find_server(&self) -> Result<(), Failure> {
+        /// Between two looks for a server that is to come.
+        const PAUSE: Duration = Duration::from_millis(50);
+        let (Target::Tcp(address), patience) = (&self.settings.target, self.wait.unwrap_or_default()) else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        let mut is_told = false;
+        loop {
+            let nobody = [ErrorKind::ConnectionRefused, ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            let error = match TcpStream::connect_timeout(address, self.settings.connect_timeout) {
+                Err(error) if nobody.contains(&error.kind()) => error,
+                Ok(_) | Err(_) => return Ok(()),
+            };
+            if self.stop.is_stopped() {
+                return Err(Failure::failed("interrupted while nobody listened yet: the load had not begun"));
+            }
+            if begin.elapsed() >= patience {
+                return Err(Failure::failed(format!(
+                    "is a web server listening at {address}? {error}; start it first, wait for it with --wait 10s, or give --wait 0s \
+                     to begin all the same"
+                )));
+            }
+            if !is_told {
+                let text = format!("waiting for a server at {address}: {error}");
+                match &self.screen {
+                    Some(screen) => screen.next_run(text, Duration::ZERO),
+                    None => say::plain(&text),
+                }
+                is_told = true;
+            }
+            pause(PAUSE, &self.stop);
+        }
     }
 
     /// A run begins.
     fn begin(&self, title: &str, length: Duration) -> Result<(), Failure> {
+        // Of several, whoever has gone meanwhile is no reason to lose those before.
+        if !self.has_begun.swap(true, Ordering::Relaxed) && self.wait != Some(Duration::ZERO) {
+            self.find_server()?;
+        }
         if let Some(screen) = &self.screen {
             screen.next_run(title.to_owned(), length);
         } else if self.lines {
@@ -911,8 +967,8 @@ fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure
 }
 
 fn pause(time: Duration, stop: &Stop) {
-    let until = std::time::Instant::now() + time;
-    while !stop.is_stopped() && std::time::Instant::now() < until {
+    let until = Instant::now() + time;
+    while !stop.is_stopped() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10).min(time));
     }
 }
