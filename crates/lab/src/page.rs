@@ -4,6 +4,9 @@
 //! `ammeter load --html` and `ammeter report` write such pages; what differs are the body, the data that stand in it, and
 //! the script that has `assets/plot.js` draw them.
 
+#[cfg(test)]
+pub(crate) mod chromium;
+
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 

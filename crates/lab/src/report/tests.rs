@@ -1,7 +1,6 @@
 //! Reports of archives that are made here, and what Chromium makes of the page.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use ammeter_monitor::{Head, Listener, Recorder, Sample};
 use amped_measure::host::Machine;
@@ -13,6 +12,7 @@ use crate::archive::{
     self, At, Block, ClientStep, Clients, Factor, Figure, Finding, Host, HostUse, PaperCurve, Plan, Planned, Program,
     Resolved, ServerUse, Step, Summary as RunSummary, Times,
 };
+use crate::page::chromium::{self, Seen};
 
 /// An experiment in two arms and the baseline again, at three rates in `blocks` blocks. The server bears up to 1100/s, and
 /// needs a tenth more with the log; clients are at their end at the highest rate, and one run is invalid.
@@ -501,74 +501,65 @@ proptest! {
     }
 }
 
-/// Put into the page before all else: what goes wrong is written down.
-const WATCH: &str = "<script>
-const troubles = [];
-addEventListener('error', event => troubles.push('error: ' + event.message));
-addEventListener('securitypolicyviolation', event => troubles.push('policy: ' + event.blockedURI));
-for (const kind of ['error', 'warn']) console[kind] = (...words) => troubles.push(kind + ': ' + words.join(' '));
-</script>";
+/// All places in a document, as JSON pointers (RFC 6901).
+fn places(value: &Value, at: &str, into: &mut Vec<String>) {
+    into.push(at.to_owned());
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| places(value, &format!("{at}/{}", name.replace('/', "~1")), into));
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(number, value)| places(value, &format!("{at}/{number}"), into));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
 
-/// And behind all else: every run is opened, every plot looked at.
-const LOOK: &str = "<script>
-addEventListener('load', async () => {
-  for (const run of document.querySelectorAll('details')) run.open = true;
-  await new Promise(done => setTimeout(done, 200));
-  const blank = canvas => {
-    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-    let drawn = 0;
-    for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
-    return drawn < 500;
-  };
-  const canvases = [...document.querySelectorAll('canvas')];
-  const places = [...document.querySelectorAll('.run figure > div')];
-  const seen = {
-    troubles,
-    canvases: canvases.length,
-    places: places.length,
-    empty: places.filter(place => !place.querySelector('canvas')).length,
-    blank: canvases.filter(blank).length,
-    untold: canvases.filter(canvas => !canvas.getAttribute('aria-label')).length,
-    figures: document.querySelectorAll('svg.figure').length,
-    flat: [...document.querySelectorAll('svg.figure')].filter(svg => svg.getBoundingClientRect().height < 50).length,
-    requests: performance.getEntriesByType('resource').map(entry => entry.name),
-    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
-  };
-  const told = document.createElement('pre');
-  told.id = 'seen';
-  told.textContent = JSON.stringify(seen);
-  document.body.append(told);
-});
-</script>";
-
-/// Opens a page in Chromium: what was seen there, and what Chromium itself had to say.
-fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String) {
-    let watched =
-        page.replacen("<head>", &format!("<head>{WATCH}"), 1).replacen("</body>", &format!("{LOOK}</body>"), 1);
-    let path = folder.join("watched.html");
-    fs::write(&path, watched).unwrap();
-    let profile = format!("--user-data-dir={}", folder.join("chromium").display());
-    let mut command = Command::new("chromium");
-    command.args([
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-    ]);
-    command
-        .args(["--virtual-time-budget=20000", "--enable-logging=stderr", "--v=0", "--dump-dom", &profile])
-        .args(flags);
-    let output = command
-        .arg(format!("file://{}", path.display()))
-        .stdin(Stdio::null())
-        .output()
-        .expect("chromium opens the page, as a reader does: apt-get install chromium, or cargo xtask setup");
-    let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let told = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| Some(rest.split_once("</pre>")?.0));
-    let told = told.unwrap_or_else(|| panic!("Chromium says nothing of the page: {log}"));
-    let told = told.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    (serde_json::from_str(&told).unwrap(), log.into_owned())
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    /// Whatever else stands in a place of an archive, or in a few: it is no such archive, or there is a report of it, in whose figures
+    /// everything has a place.
+    #[test]
+    fn whatever_an_archive_says_there_is_a_report(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
+    ) {
+        let odd = [
+            json!(null), json!(0), json!(-1), json!(1e308), json!(-1e308), json!(5e-324), json!(u64::MAX), json!(i64::MIN), json!(true),
+            json!(""), json!("aa"), json!("rate"), json!([]), json!({}), json!([[1e308, -1e308]]),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let Archive { resolved, host, plan, clients, blocks, runs, dir } = archive(folder.path(), 1);
+        let mut whole = json!({
+            "resolved": resolved, "host": host, "plan": plan, "clients": clients, "blocks": blocks, "runs": runs,
+        });
+        for (place, value) in changes {
+            let mut all = Vec::new();
+            places(&whole, "", &mut all);
+            if let Some(found) = whole.pointer_mut(&all[place.index(all.len())]) {
+                found.clone_from(value.get(&odd));
+            }
+        }
+        fn part<T: serde::de::DeserializeOwned>(whole: &Value, name: &str) -> Option<T> {
+            serde_json::from_value(whole.get(name)?.clone()).ok()
+        }
+        let read = || Some(Archive {
+            resolved: part(&whole, "resolved")?,
+            host: part(&whole, "host")?,
+            plan: part(&whole, "plan")?,
+            clients: part(&whole, "clients")?,
+            blocks: part(&whole, "blocks")?,
+            runs: part(&whole, "runs")?,
+            dir,
+        });
+        if let Some(archive) = read() {
+            let made = report(&archive);
+            prop_assert!(made.html.ends_with("</html>"));
+            for (name, svg) in &made.figures {
+                let places = svg.split(['"', ' ']).filter(|word| word.starts_with("NaN") || word.ends_with("inf"));
+                prop_assert_eq!(places.collect::<Vec<_>>(), Vec::<&str>::new(), "{}", name);
+            }
+        }
+    }
 }
 
 #[test]
@@ -577,32 +568,14 @@ fn chromium_draws_every_plot_and_asks_nobody() {
     let dir = folder.path();
     store(&archive(dir, 2));
     let made = report(&Archive::open(dir).unwrap());
-    for flags in
-        [&["--window-size=1200,900"][..], &["--window-size=600,900", "--blink-settings=preferredColorScheme=0"]]
-    {
-        let (seen, log) = seen(&made.html, dir, flags);
-        assert!(!log.contains("CONSOLE"), "{log}");
-        assert_eq!((&seen["troubles"], &seen["requests"]), (&json!([]), &json!([])), "{seen}");
-        let charts: usize = data(&made.html)["runs"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|run| run["charts"].as_array().unwrap().len())
-            .sum();
-        assert_eq!(
-            (seen["canvases"].as_u64(), seen["places"].as_u64()),
-            (Some(charts as u64), Some(charts as u64)),
-            "{seen}"
-        );
-        for count in ["empty", "blank", "untold", "flat"] {
-            assert_eq!(seen[count], 0, "{count}: {seen}");
-        }
-        assert_eq!(seen["figures"].as_u64(), Some(made.figures.len() as u64));
-        assert_eq!(seen["wide"], false, "the page is wider than its window");
-    }
+    let runs = &data(&made.html)["runs"];
+    let charts: usize = runs.as_array().unwrap().iter().map(|run| run["charts"].as_array().unwrap().len()).sum();
+    assert_eq!(chromium::sound(&made.html, dir), Seen { plots: charts, figures: made.figures.len() });
     // What is watched for is seen: a page in which it happens.
-    let wrong = "<script>undefined.x;</script><img src=\"http://127.0.0.1:9/\"></body>";
-    let (seen, _) = seen(&made.html.replacen("</body>", wrong, 1), dir, &[]);
+    let wrong = "<script>undefined.x;</script><img src=\"http://127.0.0.1:9/\"><svg width=\"90\" height=\"60\"><text y=\"30\">one</text>\
+                 <text y=\"30\" x=\"4\">other</text><text y=\"30\" x=\"80\">outside</text></svg></body>";
+    let (seen, _) = chromium::seen(&made.html.replacen("</body>", wrong, 1), dir, &[]);
     let troubles = seen["troubles"].to_string();
     assert!(troubles.contains("error: ") && troubles.contains("policy: http://127.0.0.1:9"), "{troubles}");
+    assert_eq!((&seen["overlapping"], &seen["outside"]), (&json!(["one / other"]), &json!(["outside"])));
 }

@@ -85,6 +85,8 @@ fn views(profile: &Profile) -> [(&'static str, &[Row]); 3] {
     ]
 }
 
+/// With room for the longest label behind the longest bar.
+const WIDTH: usize = 890;
 const ROW: usize = 22;
 const LEFT: f64 = 240.0;
 const SCALE: f64 = 420.0;
@@ -94,8 +96,8 @@ pub fn svg(profile: &Profile) -> String {
     let rows: usize = views(profile).iter().map(|(_, rows)| rows.len() + 2).sum();
     let height = (rows + 1) * ROW;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"{height}\" viewBox=\"0 0 800 {height}\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect class=\"paper\" width=\"800\" height=\"{height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"13\">\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\" \
          fill=\"white\"/>\n"
     );
     let mut y = ROW;
@@ -146,7 +148,7 @@ const STYLE: &str = "\
 body { font-family: sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 svg { max-width: 100%; height: auto }
 td, th { vertical-align: top; text-align: left; padding-right: 1em }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   body { background: #16181c; color: #e4e6ea }
   svg .paper { fill: #16181c }
   svg text { fill: #e4e6ea }

@@ -280,8 +280,10 @@ fn page(title: &str, heading: &str, first: &Outcome, body: &Markup, data: &Value
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::chromium::{self, Seen};
     use ammeter_load::drive::{self, Settings, Stop, Target};
     use ammeter_load::null::Null;
+    use ammeter_load::outcome::Fault;
     use ammeter_load::schedule::{Arrivals, Schedule};
     use ammeter_load::workload::Requests;
     use ammeter_load::{Version, client::Plan};
@@ -334,6 +336,21 @@ mod tests {
             assert!(!page.contains(loads), "{loads}");
         }
         assert!(page.contains("default-src 'none'"));
+    }
+
+    #[test]
+    fn chromium_draws_every_plot_and_asks_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut one = outcome(200.0);
+        one.failures.push((Fault::TimedOut, 3));
+        one.series[0].failed = 3;
+        let mut pages = vec![run(&head(), &one)];
+        let mut runs: Vec<Outcome> = [100.0, 200.0, 300.0, 200.0].map(outcome).into();
+        runs[1].verdict.weaken(Worth::ClientBound, "late");
+        pages.extend(sweep(&head(), &Swept { runs, capacity: None, verdict: Verdict::valid() }));
+        for (page, plots) in pages.iter().zip([5, 3]) {
+            assert_eq!(chromium::sound(page, folder.path()), Seen { plots, figures: 0 });
+        }
     }
 
     #[test]
