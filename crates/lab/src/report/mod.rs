@@ -292,16 +292,27 @@ fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     peak.or(archive.runs.first()).map(|run| run.plan.id.clone())
 }
 
-/// The bottleneck, with what speaks for it and what would speak against it.
+/// The bottleneck, with what speaks for it and what would speak against it: of several arms to be opened.
 fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
     let Diagnosis { arm, sentence, confidence, evidence, follows, refuted_by, .. } = diagnosis;
-    let lists = [("Why", evidence), ("What follows from it", follows), ("What would refute it", refuted_by)];
-    html! {
-        @if has_others { h3 { (arm) } }
-        p { strong { (sentence) } " Confidence: " (confidence) "." }
+    let last = if diagnosis.answer == Answer::Bottleneck { "What would refute it" } else { "What to try" };
+    let lists = [("Why", evidence), ("What follows from it", follows), (last, refuted_by)];
+    let said = html! {
+        strong { (sentence) "." }
+        @if diagnosis.answer != Answer::Borne { " Confidence: " (confidence) "." }
+    };
+    let reasons = html! {
         @for (heading, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
             p.faint { (heading) }
             ul { @for line in *lines { li { (line) } } }
+        }
+    };
+    html! {
+        @if has_others {
+            details { summary { (arm) ": " (said) } (reasons) }
+        } @else {
+            p { (said) }
+            (reasons)
         }
     }
 }
