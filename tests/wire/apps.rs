@@ -6,6 +6,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use super::harness::*;
@@ -29,7 +31,7 @@ fn scripts_of(server: &Server) -> Vec<u32> {
 }
 
 /// How many descriptors the server has open, once all its loops run.
-fn descriptors(server: &Server) -> usize {
+pub(super) fn descriptors(server: &Server) -> usize {
     wait_until("all loops", || {
         let before = server.said().len();
         server.signal("USR2");
@@ -46,6 +48,8 @@ fn a_script_answers() {
     let site = Site::new();
     site.file("a.txt", "static");
     script(&site, "hello", "printf 'Content-Type: text/x-test\\nX-Own: a\\n\\nhello'");
+    // No shell reads its name.
+    script(&site, "odd;name `touch x` $(touch x)", "printf 'Content-Type: a/b\\n\\n'; ls");
     site.file("cgi-bin/data", "no script");
     site.file("cgi-bin/folder/inner", "#!/bin/sh\necho");
     let server = serve(&site, "");
@@ -61,6 +65,8 @@ fn a_script_answers() {
         assert_eq!((response.status, response.field("Content-Type")), (200, Some("text/x-test")));
         assert_eq!(client.get("/a.txt").text(), "static");
     }
+    let odd = client.get("/cgi-bin/odd;name%20%60touch%20x%60%20$(touch%20x)?;touch%20x").text();
+    assert_eq!(odd, "data\nfolder\nhello\nodd;name `touch x` $(touch x)\n");
     for (target, status) in [
         ("/cgi-bin/none", 404),
         ("/cgi-bin/data/x", 403),
@@ -239,7 +245,11 @@ fn what_goes_wrong_with_a_script() {
     script(&site, "slow", "sleep 1000");
     script(&site, "stops", "printf 'Content-Type: a/b\\n\\nhello'; sleep 1000");
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; head -c 2000000 /dev/zero");
-    script(&site, "complains", "echo 'a \\033[31mred line' >&2; echo another >&2; printf 'Content-Type: a/b\\n\\nok'");
+    script(
+        &site,
+        "complains",
+        "echo 'a \\033[31mred line' >&2; echo another >&2; printf 'Content-Type: a/b\\n\\n'; printf $UNIQUE_ID",
+    );
     let path = script(&site, "no-program", "");
     fs::write(&path, "#!/there/is/none\n").unwrap();
     let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
@@ -255,9 +265,12 @@ fn what_goes_wrong_with_a_script() {
     for name in ["cut", "short", "stops", "much"] {
         assert!(server.connect().try_get(&format!("/cgi-bin/{name}")).is_none(), "{name}");
     }
-    assert_eq!(server.get("/cgi-bin/complains").text(), "ok");
-    server.wait_for("/cgi-bin/complains: a \\u{1b}[31mred line");
-    server.wait_for("/cgi-bin/complains: another");
+    // Each line has the number that the script was told.
+    for _ in 0..2 {
+        let id = server.get("/cgi-bin/complains").text();
+        server.wait_for(&format!("[{id}] /cgi-bin/complains: a \\u{{1b}}[31mred line\n"));
+        server.wait_for(&format!("[{id}] /cgi-bin/complains: another\n"));
+    }
     server.wait_for("/cgi-bin/dies: the application ended with status 3");
     server.wait_for("the program in its first line is not there");
     wait_until("all scripts to end", || scripts_of(&server).is_empty());
@@ -285,9 +298,89 @@ fn who_leaves_takes_the_whole_group_along() {
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
 }
 
+/// Whatever ends a script, what it has started does not outlive it.
+#[test]
+fn a_limit_and_the_end_of_a_script_take_the_whole_group_along() {
+    let site = Site::new();
+    let told = site.path().join("told");
+    fs::create_dir(&told).unwrap();
+    let starts =
+        format!("sleep 1000 >/dev/null 2>&1 & sleep 1000 & echo $$ $! > {0}/new; mv {0}/new {0}/$$; ", told.display());
+    for (name, text) in [
+        ("says-nothing", "wait"),
+        ("stops", "printf 'Content-Type: a/b\\n\\nhello'; wait"),
+        ("much", "printf 'Content-Type: a/b\\n\\n'; head -c 2000000 /dev/zero; wait"),
+        ("no-head", "printf '<html>\\n\\n'; wait"),
+        ("dies", "kill -9 $$"),
+    ] {
+        script(&site, name, &format!("{starts}{text}"));
+    }
+    // With nothing open to the server, or it would wait for that.
+    script(
+        &site,
+        "ends",
+        &format!("{} printf 'Content-Type: a/b\\n\\nok'", starts.replace("1000 &", "1000 >&- 2>&- &")),
+    );
+    let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
+    let before = descriptors(&server);
+    for (name, status) in
+        [("says-nothing", Some(504)), ("stops", None), ("much", None), ("no-head", Some(502)), ("ends", Some(200))]
+    {
+        let response = server.connect().try_get(&format!("/cgi-bin/{name}"));
+        assert_eq!(response.map(|response| response.status), status, "{name}");
+    }
+    // What it leaves holds its answer open, so that this is not known to be over before `time`.
+    assert!(server.connect().try_get("/cgi-bin/dies").is_none_or(|response| response.status >= 502));
+    let files: Vec<_> = fs::read_dir(&told).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 6);
+    for file in files {
+        let text = fs::read_to_string(file).unwrap();
+        for pid in text.split_whitespace().map(|pid| pid.parse().unwrap()) {
+            wait_until("its processes to end", || parent_of(pid).is_none());
+        }
+    }
+    wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
+}
+
+#[test]
+fn scripts_are_killed_under_load() {
+    let site = Site::new();
+    script(&site, "works", "sleep 0.01; printf 'Content-Type: a/b\\n\\nhello '; sleep 0.01; printf you");
+    let server = serve(&site, "processes = 4");
+    let before = descriptors(&server);
+    let (done, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    // One that is killed behind its head is seen to be cut off.
+                    let response = server.connect().try_get("/cgi-bin/works");
+                    if let Some(response) = response.filter(|response| response.status != 502) {
+                        assert_eq!((response.status, response.text().as_str()), (200, "hello you"));
+                    }
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for _ in 0..10 {
+            let so_far = answers.load(Ordering::Relaxed);
+            wait_until("scripts", || !scripts_of(&server).is_empty());
+            for pid in scripts_of(&server) {
+                // It may have ended meanwhile; its number is not another's so soon.
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
+            }
+            wait_until("more answers", || answers.load(Ordering::Relaxed) > so_far + 6);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(server.get("/cgi-bin/works").text(), "hello you");
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
+}
+
 #[test]
 fn more_requests_than_processes() {
-    let (clients, processes) = if is_pool() { (40, 8) } else { (200, 20) };
+    let (clients, processes) = (200, 20);
     let site = Site::new();
     let count = site.path().join("running");
     fs::create_dir(&count).unwrap();

@@ -1,6 +1,7 @@
 """An application by FastCGI, for tests: it tells its process and how many requests and connections it has had.
 
-Its query says what it does: `sleep` for long (it makes a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`.
+Its query says what it does: `sleep` for long (it makes a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`,
+`flood` without end; `deaf`: it takes nothing of the body.
 """
 import os
 import socket
@@ -27,6 +28,8 @@ def read(stream):
         stream.read(padding)
         if kind == 1:
             keep = content[2] & 1
+        elif kind == 4 and not content and value(params, b"QUERY_STRING") == "deaf":
+            time.sleep(1000)
         elif kind == 4:
             params += content
         elif kind == 5 and content:
@@ -76,6 +79,8 @@ while True:
         for at in range(0, len(answer), 60000):
             out += record(6, answer[at : at + 60000])
         connection.sendall(out)
+        while query == "flood":
+            connection.sendall(record(6, bytes(60000)))
         if query == "half":
             os._exit(3)
         connection.sendall(record(6, b"") + record(3, bytes(8)))

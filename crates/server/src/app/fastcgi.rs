@@ -167,6 +167,10 @@ impl Backend {
             end: None,
             is_told: !has_body,
             is_broken: false,
+            connecting: match self.at {
+                At::Tcp(address) if !is_used => Some(address),
+                At::Tcp(_) | At::Unix(_) | At::Kept(_) => None,
+            },
         })
     }
 }
@@ -199,6 +203,8 @@ pub struct Talk {
     is_told: bool,
     /// Nothing can be written to it any more.
     is_broken: bool,
+    /// Whether somebody is there is not known yet: the address, to tell of.
+    connecting: Option<SocketAddr>,
 }
 
 impl Talk {
@@ -222,11 +228,16 @@ impl Talk {
     pub fn flush(&mut self) -> bool {
         while self.out_at < self.out.len() && !self.is_broken {
             match socket::send(&self.socket, &self.out[self.out_at..], false) {
-                Ok(count) => self.out_at += count,
+                Ok(count) => (self.out_at, self.connecting) = (self.out_at + count, None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // What it has said before may still be read.
-                Err(_) => self.is_broken = true,
+                Err(error) => {
+                    self.is_broken = true;
+                    if let Some(address) = self.connecting.take() {
+                        say!("cannot reach the application at {address}: {error}");
+                    }
+                }
             }
         }
         true
