@@ -96,7 +96,17 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     if let Some(connection) = response.field("Connection") {
         assert!(["close", "keep-alive"].contains(&connection), "{connection}");
     }
-    assert_eq!(response.field("Transfer-Encoding"), None, "every length is known here");
+    // Only an application does not know beforehand how much it will say.
+    let is_app = response.field("X-App").is_some();
+    if let Some(coding) = response.field("Transfer-Encoding") {
+        assert!(coding == "chunked" && is_app && !head_only, "every length is known here");
+        assert!(![204, 304].contains(&status) && response.field("Content-Length").is_none());
+        let (body, length) = read_chunks(&bytes[response.end..]);
+        response.complete = length.is_some();
+        response.end = length.map_or(bytes.len(), |length| response.end + length);
+        response.body = body;
+        return Some(response);
+    }
     // RFC 9110, 15: what each status must bring.
     let must = match status {
         206 if !response.field("Content-Type").is_some_and(|kind| kind.starts_with("multipart/byteranges")) => {
@@ -104,6 +114,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
         }
         206 | 304 => &["ETag"],
         301 => &["Location"],
+        401 => &["WWW-Authenticate"],
         405 => &["Allow"],
         416 => &["Content-Range"],
         _ => &[],
@@ -122,6 +133,9 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
             0
         }
         (304, _) => 0,
+        (_, None) if is_app && head_only => 0,
+        // Up to the end of the connection, for clients that know no chunks.
+        (_, None) if is_app && response.closes() => usize::MAX,
         (_, None) => panic!("no length: {response:?}"),
         (_, Some(_)) if head_only => 0,
         (_, Some(length)) => length,
@@ -131,6 +145,30 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     response.body = rest[..expected.min(rest.len())].to_vec();
     response.end += response.body.len();
     Some(response)
+}
+
+/// The data of chunks, and how long they are with their framing, if the last one is there.
+fn read_chunks(bytes: &[u8]) -> (Vec<u8>, Option<usize>) {
+    let (mut data, mut at) = (Vec::new(), 0);
+    loop {
+        let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") else {
+            return (data, None);
+        };
+        let size = std::str::from_utf8(&bytes[at..at + line]).expect("ASCII");
+        assert!(size.bytes().all(|b| b.is_ascii_hexdigit()) && !size.is_empty(), "a chunk of {size:?} bytes");
+        let size = usize::from_str_radix(size, 16).expect("a number");
+        at += line + 2;
+        let rest = &bytes[at..];
+        data.extend_from_slice(&rest[..size.min(rest.len())]);
+        if rest.len() < size + 2 {
+            return (data, None);
+        }
+        assert_eq!(&rest[size..size + 2], b"\r\n", "a chunk ends with its line");
+        at += size + 2;
+        if size == 0 {
+            return (data, Some(at));
+        }
+    }
 }
 
 /// Bytes as a person wants to see them in a failure.

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_core::app::{Input, Output};
 use amped_core::cache::Budgets;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
@@ -22,6 +23,7 @@ use amped_core::site::{Site, Sites, Types};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
+use crate::application::{self, Application, Play};
 use crate::client::{self, Response};
 use crate::files::{FakeFile, Files, WALL_START};
 use crate::seed::{Dice, RngExt};
@@ -34,6 +36,10 @@ pub(crate) struct World {
     pub(crate) disk: Disk,
     pub(crate) sessions: Vec<Session>,
     pub(crate) dice: Dice,
+    /// What each application that is asked for does, by the number in the query.
+    pub(crate) plays: Vec<Play>,
+    /// How often each was begun.
+    pub(crate) begun: Vec<usize>,
     /// What happens at fixed moments.
     script: Vec<(Time, Deed)>,
 }
@@ -107,6 +113,14 @@ pub(crate) struct Session {
     /// Whether the client takes nothing at the moment.
     pub(crate) stalled: bool,
     outbox: VecDeque<Piece>,
+    /// The application that has its request.
+    pub(crate) app: Option<Application>,
+    /// The last one that was refused at once: what was said to it in the same breath is for nobody.
+    refused: Ticket,
+    /// That of the reply that was given last, if its body is open: it goes out with the end.
+    open: Option<Box<Record>>,
+    /// It was when the connection was closed, which a driver shows by a reset.
+    pub(crate) broken: bool,
     /// All that the client got, and when.
     pub(crate) received: Vec<u8>,
     arrivals: Vec<(usize, Time)>,
@@ -153,6 +167,8 @@ impl World {
             },
             sessions: Vec::new(),
             dice,
+            plays: Vec::new(),
+            begun: Vec::new(),
             script: Vec::new(),
         }
     }
@@ -174,6 +190,10 @@ impl World {
             ended: false,
             stalled: false,
             outbox: VecDeque::new(),
+            app: None,
+            refused: Ticket::default(),
+            open: None,
+            broken: false,
             received: Vec::new(),
             arrivals: Vec::new(),
             deliveries: Vec::new(),
@@ -207,6 +227,8 @@ impl World {
         session.closed = session.closed.or(Some(self.now));
         session.conn = Conn::new(self.now);
         session.outbox.clear();
+        session.app = None;
+        session.open = None;
     }
 
     /// Something happens at a fixed moment.
@@ -261,6 +283,14 @@ impl World {
             let more = session.read < session.upload.len() || (session.half_closes && !session.ended);
             if more && session.conn.wants_bytes() {
                 events.push((session.read_at, Next::Read(n)));
+            } else if session.half_closes && !session.ended && session.app.is_some() {
+                // The kernel tells of the end before what was sent is read.
+                events.push((session.read_at, Next::Leave(n)));
+            }
+            if let Some(app) = &session.app
+                && app.can_act(session.conn.wants_output())
+            {
+                events.push((app.act_at, Next::App(n)));
             }
             if !session.outbox.is_empty() && !session.stalled {
                 events.push((session.write_at, Next::Write(n)));
@@ -299,6 +329,11 @@ impl World {
                 let due = session.conn.next_due(&self.desk.limits);
                 assert!(session.closed.is_some() || due > self.now, "a deadline changed nothing: {:?}", session.conn);
             }
+            Next::Leave(n) => {
+                self.sessions[n].ended = true;
+                self.handle(n, Event::Ended);
+            }
+            Next::App(n) => self.app_goes_on(n),
             Next::Disk(n) => self.disk_goes_on(n),
             Next::Deed(n) => (self.script.swap_remove(n).1)(self),
         }
@@ -381,24 +416,28 @@ impl World {
         if session.closed.is_some() {
             assert!(actions.is_empty(), "after the end: {actions:?}");
         }
-        let count = actions.len();
-        for (at, action) in actions.into_iter().enumerate() {
+        let mut at = 0;
+        // The list grows while it is worked off: an application may answer at once.
+        while at < actions.len() {
+            let action = std::mem::replace(&mut actions[at], Action::Close);
+            at += 1;
             let session = &mut self.sessions[n];
             assert!(session.closed.is_none(), "after closing: {action:?}");
             match action {
                 Action::Send(reply) => {
                     assert!(session.half_closed.is_none(), "a reply after the half close");
+                    assert!(session.open.is_none(), "a reply within another one");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
                     let mut head = Vec::new();
                     reply.head.get().write(&mut head, &self.desk.wall.date, reply.connection, 1);
-                    if session.outbox.is_empty() {
-                        session.write_at = self.now;
-                    }
+                    session.put(self.now, Piece::Bytes(head, 0));
                     let outbox = &mut session.outbox;
-                    outbox.push_back(Piece::Bytes(head, 0));
                     match reply.body {
                         Body::Empty => {}
-                        Body::Open => panic!("no application is here"),
+                        Body::Open => {
+                            session.open = Some(reply.record);
+                            continue;
+                        }
                         Body::Text(text) => outbox.push_back(Piece::Bytes(text, 0)),
                         Body::Shared(text) => outbox.push_back(Piece::Bytes(text.to_vec(), 0)),
                         Body::Content(content, range) => outbox.push_back(piece(&content.store, range)),
@@ -412,19 +451,102 @@ impl World {
                     }
                     outbox.push_back(Piece::Record(reply.record));
                 }
-                Action::Interim(bytes) => session.outbox.push_back(Piece::Bytes(bytes.to_vec(), 0)),
+                Action::Interim(bytes) => {
+                    assert!(session.open.is_none(), "an interim reply within another one");
+                    session.put(self.now, Piece::Bytes(bytes.to_vec(), 0));
+                }
+                Action::Piece(bytes, framed) => {
+                    assert!(session.open.is_some() && framed <= bytes.len() && !bytes.is_empty());
+                    session.put(self.now, Piece::Bytes(bytes, 0));
+                }
+                Action::PieceEnd => {
+                    let record = session.open.take().expect("a body that is open");
+                    session.put(self.now, Piece::Record(record));
+                }
                 Action::HalfClose => {
                     assert!(session.outbox.is_empty() && session.half_closed.is_none());
+                    assert!(session.app.is_none() && session.open.is_none(), "an application is left behind");
                     session.half_closed = Some(self.now);
                 }
-                Action::Close => session.closed = Some(self.now),
-                Action::App(..) | Action::Piece(..) | Action::PieceEnd => panic!("no application is here"),
+                Action::Close => {
+                    assert!(session.app.is_none(), "an application is left behind");
+                    session.broken = session.open.is_some();
+                    session.closed = Some(self.now);
+                }
+                Action::App(ticket, input) => {
+                    if let Some(output) = self.tell_app(n, ticket, input) {
+                        let conn = &mut self.sessions[n].conn;
+                        conn.handle(self.now, Event::App(ticket, output), &mut self.desk, &mut actions);
+                    }
+                }
                 Action::Disk(ticket, work) => {
-                    assert_eq!(at + 1, count, "a connection that waits for the disk does nothing else");
+                    assert_eq!(at, actions.len(), "a connection that waits for the disk does nothing else");
                     self.ask_disk(n, ticket, work);
                 }
             }
         }
+    }
+
+    /// A connection has something for an application; what that says at once.
+    fn tell_app(&mut self, n: usize, ticket: Ticket, input: Input) -> Option<Output<'static>> {
+        let World { sessions, plays, begun, dice, .. } = self;
+        let session = &mut sessions[n];
+        if let Input::Start(work) = input {
+            assert!(session.app.is_none(), "two applications for one connection");
+            let number = application::number(&work);
+            begun.resize(plays.len(), 0);
+            begun[number] += 1;
+            let mut app = Application::new(plays[number].clone(), ticket, self.now, work.has_body);
+            if let Some(trouble) = app.play.refused
+                && dice.random_bool(0.5)
+            {
+                session.refused = ticket;
+                return Some(Output::Failed(trouble));
+            }
+            app.act_at = self.now;
+            session.app = Some(app);
+            return None;
+        }
+        let Some(app) = &mut session.app else {
+            assert_eq!(
+                session.refused, ticket,
+                "of all that have ended only one that never began may still be spoken to"
+            );
+            return None;
+        };
+        assert_eq!(app.ticket, ticket);
+        match input {
+            Input::Start(_) => unreachable!("seen to above"),
+            Input::Body(bytes) => {
+                assert!(!app.input_ended && !bytes.is_empty());
+                app.input.extend_from_slice(&bytes);
+                // What it is given ahead, and on top of that what had been read before, or a read brings.
+                let bound = 2 * 64 * 1024 + session.link.read_max.min(session.upload.len());
+                assert!(app.input.len() <= bound, "{} bytes are held for it", app.input.len());
+                return (app.reads_at_once() && dice.random_bool(0.5)).then(|| app.take_all());
+            }
+            Input::End => {
+                assert!(!std::mem::replace(&mut app.input_ended, true), "the end of a body comes once");
+            }
+            Input::Leave => session.app = None,
+        }
+        None
+    }
+
+    fn app_goes_on(&mut self, n: usize) {
+        let session = &mut self.sessions[n];
+        let wants_output = session.conn.wants_output();
+        let mut app = session.app.take().expect("it can act");
+        let mut buffer = Vec::new();
+        let output = app.act(&mut self.dice, wants_output, &mut buffer);
+        let nanos = app.play.pause_max.as_nanos() as u64;
+        app.act_at = self.now + Duration::from_nanos(self.dice.random_range(0..=nanos));
+        let ticket = app.ticket;
+        // One that has ended is gone before its connection hears of it.
+        if !matches!(output, Output::Ended | Output::Failed(_)) {
+            session.app = Some(app);
+        }
+        self.handle(n, Event::App(ticket, output));
     }
 
     fn ask_disk(&mut self, n: usize, ticket: Ticket, work: Work) {
@@ -491,6 +613,8 @@ impl World {
 enum Next {
     Read(usize),
     Write(usize),
+    Leave(usize),
+    App(usize),
     Deadline(usize),
     Disk(usize),
     Deed(usize),
@@ -504,15 +628,27 @@ fn piece(store: &Stored<FakeFile>, range: Range<u64>) -> Piece {
 }
 
 impl Session {
+    /// Puts something behind what is to be sent.
+    fn put(&mut self, now: Time, piece: Piece) {
+        if self.outbox.is_empty() {
+            self.write_at = now;
+        }
+        self.outbox.push_back(piece);
+    }
+
     /// What holds of a connection at every moment.
     fn check(&mut self, limits: &Limits) {
         let heap = self.conn.heap_bytes();
         self.heap_max = self.heap_max.max(heap);
+        if self.closed.is_some() {
+            assert!(self.app.is_none(), "an application whose client has gone");
+        }
         if self.closed.is_some() && self.conn.is_closed() {
             assert_eq!(heap, 0, "a closed connection holds memory");
         }
         if self.conn.is_idle() {
-            assert!(self.outbox.is_empty(), "idle while a reply is under way");
+            assert!(self.outbox.is_empty() && self.open.is_none(), "idle while a reply is under way");
+            assert!(self.app.is_none(), "idle while an application has its request");
             assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
         }
         // What was read ahead, which may have come on top of 64 KiB less one byte, and a head; twice that, as vectors grow.

@@ -1,14 +1,16 @@
 //! Folders that want a password: who comes in, what the others are told, and that there is no way round.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use argon2::password_hash::PasswordHasher;
 use argon2::password_hash::phc::PasswordHash;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::harness::{Response, Server, Site, let_files_settle, wait_until};
+use super::harness::{Client, Response, Server, Site, let_files_settle, pattern, wait_until};
 
 /// `ann` has the password `open sesame`, `bob` has `geheim`, by argon2id.
 fn accounts(site: &Site) -> PathBuf {
@@ -99,7 +101,7 @@ fn who_has_a_password_comes_in_and_nobody_else() {
     }
     let head = server.connect().request("HEAD", "/private/page.html", &[]);
     assert_eq!((head.status, head.body.len()), (401, 0));
-    assert_eq!(server.connect().request("OPTIONS", "/private/page.html", &[]).status, 204);
+    assert_eq!(server.connect().request("OPTIONS", "/private/page.html", &[]).status, 401);
     // Everything else as ever: codings, conditions, ranges, listings.
     let mut client = server.connect();
     let pass = basic("ann", "open sesame");
@@ -183,4 +185,85 @@ fn an_error_page_of_the_site_says_that_a_password_is_wanted() {
     let response = server.get("/private/page.html");
     assert_eq!((response.status, response.text().as_str()), (401, "who are you?"));
     assert_eq!(response.field("WWW-Authenticate"), Some("Basic realm=\"Staff\", charset=\"UTF-8\""));
+}
+
+/// A body goes to an application once it is known who sends it, and not before.
+#[test]
+fn a_body_waits_for_the_password() {
+    let site = tree();
+    let text = "touch ran; printf 'Content-Type: text/plain\\n\\n%s %s [%s]\\n' \"$AUTH_TYPE\" \"$REMOTE_USER\" \
+                \"$HTTP_AUTHORIZATION\"; cat";
+    let path = site.file("private/echo.cgi", format!("#!/bin/sh\n{text}\n"));
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = serve(&site, "[[site.app]]\nmatch = '*.cgi'\ncgi = true", "");
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let (good, bad) = (basic("ann", "open sesame"), basic("ann", "wrong"));
+    let (good, bad) = (("Authorization", &*good), ("Authorization", &*bad));
+    let refused = |response: &Response| {
+        assert_eq!(response.status, 401, "{}", response.text());
+        assert_eq!(response.field("WWW-Authenticate"), Some("Basic realm=\"Staff\", charset=\"UTF-8\""));
+    };
+    let (short, long) = (("Content-Length", "30"), ("Content-Length", "3000000"));
+    let chunks = ("Transfer-Encoding", "chunked");
+    let (expect, other) = (("Expect", "100-continue"), ("X-Other", "a"));
+    for pass in [bad, other] {
+        // What is short is thrown away, and the connection goes on behind it.
+        let mut client = server.connect();
+        for _ in 0..2 {
+            client.send_request("POST", "/private/echo.cgi", &[pass, short]);
+            client.send("GET /private/page.html HTTP/1.");
+            refused(&client.response("POST"));
+            client.send_request("PUT", "/private/echo.cgi", &[pass, chunks]);
+            client.send("5\r\nhello\r\n0\r\n\r\n");
+            refused(&client.response("PUT"));
+        }
+        assert_eq!(client.get("/index.html").text(), "for all");
+        // Whoever waits to be asked for it is not asked, and what is long is not waited for.
+        for length in [short, long, chunks] {
+            let mut client = server.connect();
+            client.send_request("POST", "/private/echo.cgi", &[pass, length, expect]);
+            let response = client.response("POST");
+            refused(&response);
+            assert_eq!(response.field("Connection"), Some("close"));
+            assert!(client.is_closed());
+        }
+        let mut client = server.connect();
+        client.send_request("POST", "/private/echo.cgi", &[pass, long]);
+        refused(&client.response("POST"));
+        let mut client = server.connect();
+        client.send_request("POST", "/private/echo.cgi", &[pass, chunks]);
+        client.send(format!("200000\r\n{}", "x".repeat(0x20_0000)));
+        refused(&client.response("POST"));
+        let mut client = server.connect();
+        client.send_request("POST", "/private/echo.cgi", &[pass, chunks]);
+        client.send("x\r\n");
+        assert_eq!(client.response("POST").status, 400);
+    }
+    assert!(!site.path().join("private/ran").exists(), "it ran for somebody without a password");
+
+    // Who has one is asked for his body, and the application has all of it, and his name instead of his password.
+    let mut client = server.connect();
+    for size in [0, 5, 70_000, 3_000_000] {
+        for expects in [false, true] {
+            let (length, body) = (size.to_string(), pattern(size));
+            let fields = [good, ("Content-Length", &length), if expects { expect } else { other }];
+            let mut sender = Client::on(client.stream());
+            let response = thread::scope(|scope| {
+                sender.send_request("POST", "/private/echo.cgi", &fields);
+                if expects && size > 0 {
+                    assert_eq!(client.response("POST").status, 100);
+                }
+                scope.spawn(|| sender.send(&body));
+                client.response("POST")
+            });
+            let told = b"Basic ann []\n";
+            assert_eq!((response.status, response.field("Cache-Control")), (200, Some("private")));
+            assert!(response.body.starts_with(told) && response.body[told.len()..] == body, "{size} bytes, {expects}");
+        }
+    }
+    client.send_request("POST", "/private/echo.cgi", &[good, chunks]);
+    client.send("3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+    assert_eq!(client.response("POST").text(), "Basic ann []\nabcde");
+    assert_eq!(client.get("/index.html").text(), "for all");
 }

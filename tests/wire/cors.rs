@@ -1,6 +1,7 @@
 //! Pages of other origins: which may read what, and what browsers are told beforehand.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use super::harness::{Client, Response, Server, Site, let_files_settle};
 
@@ -114,4 +115,73 @@ fn a_preflight_is_told_what_a_page_may_do() {
     // Without the question it is OPTIONS as ever.
     let plain = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &[]);
     assert_eq!((plain.field("Access-Control-Allow-Methods"), plain.field("Allow")), (None, Some("GET, HEAD, OPTIONS")));
+}
+
+/// Browsers ask beforehand without a password; nobody else gets anything without.
+#[test]
+fn a_preflight_needs_no_password_and_everything_else_does() {
+    let site = tree();
+    let script = "#!/bin/sh\n[ -z \"$QUERY_STRING\" ] || printf 'Access-Control-Allow-Origin: %s\\n' \"$QUERY_STRING\"\n\
+                  printf 'Content-Type: text/plain\\n\\n%s' $REQUEST_METHOD\n";
+    for name in ["private/api.cgi", "closed/api.cgi", "open/api.cgi"] {
+        let path = site.file(name, script);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    site.file("private/page.html", "for some");
+    let users = site.path().with_extension("users");
+    fs::write(&users, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
+    let auth = |folder: &str| format!("[[site.auth]]\nfolder = '/{folder}/'\naccounts = {users:?}\n");
+    let tables = format!(
+        "[[site.app]]\nmatch = '*.cgi'\ncgi = true\n{}{}\
+         [[site.cors]]\nmatch = '/private/**'\norigins = ['{A}']\nmethods = ['PUT']\n",
+        auth("private"),
+        auth("closed")
+    );
+    let server = Server::with_site(&site, &tables);
+    let mut client = server.connect();
+    let asked = ("Access-Control-Request-Method", "PUT");
+    let pass = ("Authorization", "Basic YW5uOnBhc3M=");
+    for target in ["/private/api.cgi", "/private/api.cgi/more", "/private/page.html", "/private/none", "/private/"] {
+        let allowed = ask(&mut client, "OPTIONS", target, Some(A), &[asked]);
+        assert_eq!((allowed.status, told(&allowed)), (204, (Some(A), Some("Origin"))), "{target}");
+        assert_eq!(allowed.field("Access-Control-Allow-Methods"), Some("PUT"));
+        let refused = ask(&mut client, "OPTIONS", target, Some(B), &[asked]);
+        assert_eq!((refused.status, told(&refused)), (204, (None, Some("Origin"))), "{target}");
+        // A body, which no browser sends, changes nothing.
+        client.send_request("OPTIONS", target, &[("Origin", A), asked, ("Content-Length", "5")]);
+        client.send("GET /");
+        assert_eq!(client.response("OPTIONS").status, 204);
+        // What looks like one and is none.
+        for (method, origin, fields) in [
+            ("OPTIONS", Some(A), &[][..]),
+            ("OPTIONS", None, &[asked]),
+            ("PUT", Some(A), &[asked]),
+            ("GET", Some(A), &[asked]),
+        ] {
+            let response = ask(&mut client, method, target, origin, fields);
+            assert_eq!(response.status, 401, "{method} {target} {origin:?}");
+        }
+    }
+    // Where no rule has an answer there is only the application's.
+    let closed = ask(&mut client, "OPTIONS", "/closed/api.cgi", Some(A), &[asked]);
+    assert_eq!(closed.status, 401);
+    let open = ask(&mut client, "OPTIONS", "/open/api.cgi", Some(A), &[asked]);
+    assert_eq!((open.status, open.text().as_str(), told(&open)), (200, "OPTIONS", (None, None)));
+    let own = ask(&mut client, "OPTIONS", "/closed/api.cgi?x", Some(A), &[asked, pass]);
+    assert_eq!((own.status, told(&own)), (200, (Some("x"), None)));
+    // With the password the application answers, and the rule says who may read it, unless that is said.
+    let answered = ask(&mut client, "OPTIONS", "/private/api.cgi", Some(A), &[pass]);
+    assert_eq!((answered.status, answered.text().as_str()), (200, "OPTIONS"));
+    for (target, origin, expected) in [
+        ("/private/api.cgi", Some(A), (Some(A), Some("Origin"))),
+        ("/private/api.cgi", Some(B), (None, Some("Origin"))),
+        ("/private/api.cgi", None, (None, Some("Origin"))),
+        ("/private/api.cgi?its-own", Some(A), (Some("its-own"), None)),
+    ] {
+        let response = ask(&mut client, "GET", target, origin, &[pass]);
+        assert_eq!((response.status, response.text().as_str()), (200, "GET"));
+        assert_eq!(told(&response), expected, "{target} {origin:?}");
+        assert_eq!(response.field("Cache-Control"), Some("private"));
+    }
+    fs::remove_file(users).unwrap();
 }

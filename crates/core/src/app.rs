@@ -16,6 +16,7 @@ use amped_http::uri::{self, Target};
 use amped_units::Bytes;
 
 use crate::glob::Glob;
+use crate::routes::Routed;
 use crate::site::{Site, Sites};
 
 /// Paths that an application answers.
@@ -112,8 +113,14 @@ impl Claim {
         sites.get(self.site)?.apps.get(usize::from(self.rule))
     }
 
-    /// What the application is asked.
-    pub(crate) fn work(&self, generation: u32, request: &Request<'_>, head: &[u8], framing: Framing) -> AppWork {
+    /// What the application is asked. `user`: who was found to ask, where a password is wanted.
+    pub(crate) fn work(
+        &self,
+        generation: u32,
+        (request, head): (&Request<'_>, &[u8]),
+        framing: Framing,
+        user: Option<&[u8]>,
+    ) -> AppWork {
         AppWork {
             generation,
             site: self.site,
@@ -121,12 +128,13 @@ impl Claim {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
-            variables: variables(request, head, framing),
+            variables: variables(request, head, framing, user),
         }
     }
 }
 
-/// The application that a request is for, if it is for one.
+/// The application that a request is for, if it is for one, by its path or by the one that this stands for. What a rule of
+/// the site answers to browsers that ask beforehand is none's.
 pub(crate) fn claim(request: &Request<'_>, sites: &Sites, scratch: &mut Vec<u8>) -> Option<Claim> {
     // RFC 9110, 9.3.6 and 9.3.8: these two are about connections, and no application's business.
     if !sites.have_apps() || matches!(request.method, None | Some(Method::Connect | Method::Trace)) {
@@ -137,10 +145,14 @@ pub(crate) fn claim(request: &Request<'_>, sites: &Sites, scratch: &mut Vec<u8>)
     };
     let site = sites.for_host(request.host);
     let path = uri::clean_path(path, scratch).ok()?;
-    if !site.dotfiles && uri::hidden(path) {
+    let is_open = |path: &[u8]| site.dotfiles || !uri::hidden(path);
+    if !is_open(path) || site.preflight(path, request).is_some() {
         return None;
     }
-    claim_of(site, path)
+    claim_of(site, path).or_else(|| match site.routed(path)? {
+        Routed::Rewrite(meant) if is_open(&meant) => claim_of(site, &meant),
+        Routed::Rewrite(_) | Routed::Redirect(..) | Routed::Nowhere => None,
+    })
 }
 
 /// The application that answers this clean path on this site: by the first rule that matches it, or what it begins with.
@@ -155,8 +167,12 @@ pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Option<Claim> {
 
 /// The meta-variables that follow from a head (RFC 3875, 4.1), and REQUEST_URI, which is in no standard and asked for by
 /// everybody.
-fn variables(request: &Request<'_>, head: &[u8], framing: Framing) -> Variables {
+fn variables(request: &Request<'_>, head: &[u8], framing: Framing, user: Option<&[u8]>) -> Variables {
     let mut variables = cgi::field_variables(request::fields(head));
+    if user.is_some() {
+        // 4.1.18: what the server has verified it keeps, with the password.
+        variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
+    }
     let query = match request.target {
         Target::Origin { query, .. } | Target::Absolute { query, .. } => query,
         Target::Asterisk | Target::Authority(_) => None,
@@ -175,6 +191,11 @@ fn variables(request: &Request<'_>, head: &[u8], framing: Framing) -> Variables 
     put("QUERY_STRING", query.unwrap_or_default());
     if !request.host.is_empty() {
         put("SERVER_NAME", request.host);
+    }
+    // 4.1.1 and 4.1.11.
+    if let Some(user) = user {
+        put("AUTH_TYPE", b"Basic");
+        put("REMOTE_USER", user);
     }
     // 4.1.2: of chunks nobody knows how many there will be; such a body ends where the stream does.
     if let Framing::Length(length) = framing {
@@ -248,26 +269,33 @@ mod tests {
 
     #[test]
     fn variables_of_a_head() {
-        let head =
-            b"POST /x?a=b HTTP/1.1\r\nHost: h:8080\r\nContent-Length: 7\r\nContent-Type: t/u\r\nProxy: p\r\n\r\n";
+        let head = b"POST /x?a=b HTTP/1.1\r\nHost: h:8080\r\nContent-Length: 7\r\nContent-Type: t/u\r\nProxy: p\r\n\
+            Authorization: Basic YTpi\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
-        let found = variables(&request, head, request.framing);
         let text = |(name, value): &(Vec<u8>, Vec<u8>)| {
             alloc::format!("{}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(value))
         };
-        let expected = vec![
-            "HTTP_HOST=h:8080",
-            "CONTENT_TYPE=t/u",
-            "GATEWAY_INTERFACE=CGI/1.1",
-            "SERVER_SOFTWARE=amped",
-            "SERVER_PROTOCOL=HTTP/1.1",
-            "REQUEST_METHOD=POST",
-            "REQUEST_URI=/x?a=b",
-            "QUERY_STRING=a=b",
-            "SERVER_NAME=h",
-            "CONTENT_LENGTH=7",
-        ];
-        assert_eq!(found.iter().map(text).collect::<Vec<_>>(), expected);
+        let check = |user: Option<&[u8]>, own: &[&str]| {
+            let expected = vec![
+                "HTTP_HOST=h:8080",
+                "CONTENT_TYPE=t/u",
+                "GATEWAY_INTERFACE=CGI/1.1",
+                "SERVER_SOFTWARE=amped",
+                "SERVER_PROTOCOL=HTTP/1.1",
+                "REQUEST_METHOD=POST",
+                "REQUEST_URI=/x?a=b",
+                "QUERY_STRING=a=b",
+                "SERVER_NAME=h",
+                "CONTENT_LENGTH=7",
+            ];
+            let found = variables(&request, head, request.framing, user);
+            let mut found: Vec<String> = found.iter().map(text).collect();
+            found.retain(|text| !own.contains(&text.as_str()));
+            assert_eq!(found, expected, "{user:?}");
+        };
+        // Who is verified here is told to the application, and his password is not; else that is its own business.
+        check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
+        check(Some(b"a"), &["AUTH_TYPE=Basic", "REMOTE_USER=a"]);
     }
 }

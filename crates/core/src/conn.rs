@@ -26,14 +26,14 @@ use amped_units::Time;
 
 use crate::app::Input;
 use crate::cache::path::Known;
-use crate::conn::asked::{APPS_BUSY, Asked, BODY_TOO_LONG, GIVEN_MAX};
+use crate::conn::asked::{APPS_BUSY, Asked, BODY_TOO_LONG, GIVEN_MAX, Stage};
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::desk::Desk;
 use crate::event::{Action, Answer, Delay, Event, Ticket};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::record::Outcome;
-use crate::reply::{self, Reply};
+use crate::reply::{self, Reply, ScriptFraming};
 
 /// Bytes of light replies that one batch may gather before they are sent.
 const BATCH_BYTES: u64 = 256 * 1024;
@@ -95,12 +95,16 @@ struct Unread {
     reader: BodyReader,
     /// Bytes of data that may still come: the limit less what has come.
     left: u64,
+    /// What the request is refused with when it is gone, and why, where that is known.
+    refusal: Option<(Status, &'static str)>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     head: Vec<u8>,
     began: Time,
+    /// As in [`Hand`].
+    unread: bool,
     ticket: Ticket,
     /// When the disk was asked, and under which configuration.
     asked: Time,
@@ -135,6 +139,8 @@ struct Hand<'a> {
     request: Request<'a>,
     head: &'a [u8],
     began: Time,
+    /// Its body, or the rest of it, is still to be taken from the connection.
+    unread: bool,
 }
 
 impl Conn {
@@ -170,21 +176,7 @@ impl Conn {
         let call = &mut Call { now, desk, actions };
         match event {
             Event::Bytes(bytes) => self.take_bytes(call, bytes),
-            Event::Ended => {
-                self.ended = true;
-                match self.state {
-                    State::Reading if !self.unsent && !self.blocked(&call.desk.limits) => self.close(call),
-                    State::Body(_) if !self.unsent => self.close(call),
-                    State::Lingering => self.close(call),
-                    // Of two who wait for an application for minutes, one has left and one has only closed its side; they
-                    // cannot be told apart, and the first is the usual one.
-                    State::App(_) => {
-                        self.leave_app(call);
-                        self.close(call);
-                    }
-                    State::Reading | State::Body(_) | State::Waiting(_) | State::Closing { .. } | State::Closed => {}
-                }
-            }
+            Event::Ended => self.ended = true,
             Event::Disk(ticket, answer) => self.take_answer(call, ticket, answer),
             Event::App(ticket, output) => self.take_output(call, ticket, output),
             Event::Late(ticket, delay) => self.take_delay(call, ticket, delay),
@@ -207,6 +199,30 @@ impl Conn {
                     self.close(call);
                 }
             }
+        }
+        if self.ended {
+            self.take_leave(call);
+        }
+    }
+
+    /// The client will send nothing more: whatever that leaves without a purpose ends.
+    fn take_leave<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        match &self.state {
+            State::Reading if !self.unsent && !self.blocked(&call.desk.limits) => self.close(call),
+            State::Body(_) if !self.unsent => self.close(call),
+            State::Lingering => self.close(call),
+            // Of two who wait for an application for minutes, one has left and one has only closed its side; they cannot be
+            // told apart, and the first is the usual one. What was given before has been promised to either.
+            State::App(asked) => {
+                let is_cut = matches!(asked.stage, Stage::Body { framing, .. } if framing != ScriptFraming::None);
+                self.leave_app(call);
+                if self.unsent && !is_cut {
+                    self.state = State::Closing { linger: false };
+                } else {
+                    self.close(call);
+                }
+            }
+            State::Reading | State::Body(_) | State::Waiting(_) | State::Closing { .. } | State::Closed => {}
         }
     }
 
@@ -329,19 +345,14 @@ impl Conn {
                         }
                         Ok(Some((request, length))) => {
                             let began = if mem::take(&mut self.partial) { self.began } else { call.now };
-                            let hand = Hand { request, head: &bytes[at..at + length], began };
+                            let unread = request.framing != Framing::None;
+                            let hand = Hand { request, head: &bytes[at..at + length], began, unread };
                             at += length;
                             self.requests += 1;
                             self.detours = 0;
                             call.desk.counts.requests += 1;
                             call.desk.lap.note_head();
-                            match hand.request.framing {
-                                Framing::None => self.answer(call, &hand),
-                                _ => match decide::claim_with_body(&hand.request, call.desk) {
-                                    Some(claim) => self.run(call, &hand, claim, hand.request.framing),
-                                    None => self.begin_body(call, &hand, at < bytes.len()),
-                                },
-                            }
+                            self.begin(call, &hand, at < bytes.len());
                         }
                     }
                 }
@@ -351,6 +362,8 @@ impl Conn {
                             unread.left -= piece.data.len() as u64;
                             at += piece.used;
                         }
+                        // It is told what it was refused for, at once: so much is not waited for.
+                        Ok(_) if unread.refusal.is_some() => self.last = true,
                         Ok(_) => {
                             let why = "the body is longer than this server reads";
                             self.refuse_body(call, Status::CONTENT_TOO_LARGE, why);
@@ -363,11 +376,14 @@ impl Conn {
                         }
                     }
                     if let State::Body(unread) = &mut self.state
-                        && unread.reader.is_done()
+                        && (unread.reader.is_done() || self.last)
                     {
-                        let (head, began) = (mem::take(&mut unread.head), unread.began);
+                        let (head, began, refusal) = (mem::take(&mut unread.head), unread.began, unread.refusal);
                         self.state = State::Reading;
-                        self.take_up(call, &head, began, |conn, call, hand| conn.answer(call, hand));
+                        self.take_up(call, &head, (began, false), |conn, call, hand| match refusal {
+                            Some((status, why)) => conn.fail(call, hand, status, why),
+                            None => conn.answer(call, hand),
+                        });
                     } else if at == bytes.len() {
                         return at;
                     }
@@ -412,13 +428,28 @@ impl Conn {
         self.heavy || self.batched as usize >= limits.pipelined || self.batched_bytes > BATCH_BYTES
     }
 
-    /// A request with a body: no file takes one, so it is thrown away, within a limit, to find the next request. `more`:
-    /// some of it is there already.
+    /// A request whose head is there. `more`: some of what follows it, too.
+    fn begin<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, more: bool) {
+        // An application's body stays where it is until nothing stands between the two: a password may have to be verified.
+        if hand.unread && !decide::is_for_app(&hand.request, call.desk) {
+            self.begin_body(call, hand, more);
+        } else {
+            self.answer(call, hand);
+        }
+    }
+
+    /// Throws a body away, within a limit, to find the next request.
+    fn drop_body<F>(&mut self, call: &Call<'_, F>, hand: &Hand<'_>, refusal: Option<(Status, &'static str)>) {
+        let (reader, left) = (BodyReader::new(hand.request.framing), call.desk.limits.body.0);
+        let (head, began) = (hand.head.to_vec(), hand.began);
+        self.state = State::Body(Box::new(Unread { head, began, reader, left, refusal }));
+        self.began = call.now;
+    }
+
+    /// A request with a body that no application gets: no file takes one. `more`: some of it is there already.
     fn begin_body<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, more: bool) {
         let limit = call.desk.limits.body.0;
-        let reader = BodyReader::new(hand.request.framing);
-        self.state = State::Body(Box::new(Unread { head: hand.head.to_vec(), began: hand.began, reader, left: limit }));
-        self.began = call.now;
+        self.drop_body(call, hand, None);
         if matches!(hand.request.framing, Framing::Length(length) if length > limit) {
             let why = "the body is longer than this server reads";
             return self.refuse_body(call, Status::CONTENT_TOO_LARGE, why);
@@ -441,12 +472,12 @@ impl Conn {
         &mut self,
         call: &mut Call<'_, F>,
         head: &[u8],
-        began: Time,
+        (began, unread): (Time, bool),
         then: impl FnOnce(&mut Conn, &mut Call<'_, F>, &Hand<'_>),
     ) {
         let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX };
         match request::parse(head, &whole) {
-            Ok(Some((request, _))) => then(self, call, &Hand { request, head, began }),
+            Ok(Some((request, _))) => then(self, call, &Hand { request, head, began, unread }),
             // It was read once from the same bytes.
             Ok(None) | Err(_) => {
                 debug_assert!(false, "a head that was good is not good any more");
@@ -466,13 +497,35 @@ impl Conn {
             Step::Reply(made) => self.give(call, hand, made),
             Step::Ask(question) => self.ask(call, hand, question, Purpose::Target),
             Step::AskForFallback(question) => self.ask(call, hand, question, Purpose::Fallback),
-            // Its body, if it had one, has been thrown away by now.
-            Step::Run(claim) => self.run(call, hand, claim, Framing::None),
-            Step::Fail(status, why) => match decide::failure(call.now, &hand.request, status, why, call.desk) {
-                Failure::Reply(made) => self.give(call, hand, made),
-                Failure::AskForPage(question) => self.ask(call, hand, question, Purpose::ErrorPage(status, why)),
-            },
+            Step::Run(claim) => self.run(call, hand, claim),
+            Step::Fail(status, why) if hand.unread && !self.last => self.fail_unread(call, hand, status, why),
+            Step::Fail(status, why) => self.fail(call, hand, status, why),
         }
+    }
+
+    fn fail<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, status: Status, why: &'static str) {
+        match decide::failure(call.now, &hand.request, status, why, call.desk) {
+            Failure::Reply(made) => self.give(call, hand, made),
+            Failure::AskForPage(question) => self.ask(call, hand, question, Purpose::ErrorPage(status, why)),
+        }
+    }
+
+    /// An error in place of an application that was to get the body. A client that is sending it may not listen until it has
+    /// sent it all, so it is thrown away first, as that of any other request; but one that waits to be asked for it, or is
+    /// about to send more than is thrown away, is told at once.
+    fn fail_unread<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        hand: &Hand<'_>,
+        status: Status,
+        why: &'static str,
+    ) {
+        let limit = call.desk.limits.body.0;
+        let is_long = matches!(hand.request.framing, Framing::Length(length) if length > limit);
+        if is_long || hand.request.expectation == Expectation::Continue {
+            return self.fail(call, hand, status, why);
+        }
+        self.drop_body(call, hand, Some((status, why)));
     }
 
     fn ask<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, question: Question, purpose: Purpose) {
@@ -483,6 +536,7 @@ impl Conn {
         self.state = State::Waiting(Box::new(Waiting {
             head: hand.head.to_vec(),
             began: hand.began,
+            unread: hand.unread,
             ticket,
             asked: call.now,
             generation: work.generation(),
@@ -505,13 +559,13 @@ impl Conn {
         let State::Waiting(waiting) = mem::replace(&mut self.state, State::Reading) else {
             return;
         };
-        let Waiting { head, began, generation, purpose, late, .. } = *waiting;
+        let Waiting { head, began, unread, generation, purpose, late, .. } = *waiting;
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
         // An answer from under another configuration may be another site's file, with another media type; and a head made
         // of it would be kept. The question is put anew.
         let holds = generation == call.desk.caches.generation();
-        self.take_up(call, &head, began, |conn, call, hand| match purpose {
-            _ if !holds || matches!(answer, Answer::Outdated) => conn.answer(call, hand),
+        self.take_up(call, &head, (began, unread), |conn, call, hand| match purpose {
+            _ if !holds || matches!(answer, Answer::Outdated) => conn.begin(call, hand, !conn.pending.is_empty()),
             Purpose::Target => {
                 let step = decide::step_after(call.now, &hand.request, answer, outcome, call.desk);
                 conn.take_step(call, hand, step);
@@ -547,9 +601,9 @@ impl Conn {
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < stale_max) else {
             return;
         };
-        let (head, began) = (mem::take(&mut waiting.head), waiting.began);
+        let (head, began, unread) = (mem::take(&mut waiting.head), waiting.began, waiting.unread);
         let mut given = false;
-        self.take_up(call, &head, began, |conn, call, hand| {
+        self.take_up(call, &head, (began, unread), |conn, call, hand| {
             let answer = Answer::Name(known.meaning, Vec::new());
             if let Step::Reply(made) = decide::step_after(call.now, &hand.request, answer, Outcome::Stale, call.desk) {
                 given = true;
@@ -569,6 +623,8 @@ impl Conn {
     fn give<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, made: Made<F>) {
         let Made { head, body, outcome } = made;
         let request = &hand.request;
+        // What follows is its body, which nobody will read.
+        self.last |= hand.unread;
         let (persists, connection) = self.prospect(call, request);
         // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
         // the reply away before it is read (RFC 9112, 9.6).
@@ -651,16 +707,10 @@ impl Conn {
                 if !self.pending.is_empty() {
                     self.resume(call);
                 }
-                if matches!(self.state, State::Reading) && !self.unsent {
-                    if self.ended {
-                        self.close(call);
-                    } else if self.finishing {
-                        self.half_close(call);
-                    }
+                if matches!(self.state, State::Reading) && !self.unsent && self.finishing && !self.ended {
+                    self.half_close(call);
                 }
             }
-            // The rest of the body will not come.
-            State::Body(_) if self.ended => self.close(call),
             State::Body(_) | State::Waiting(_) | State::App(_) | State::Lingering | State::Closed => {}
         }
     }
@@ -705,9 +755,9 @@ impl Conn {
         let State::Waiting(waiting) = mem::replace(&mut self.state, State::Reading) else {
             return;
         };
-        let Waiting { head, began, .. } = *waiting;
+        let Waiting { head, began, unread, .. } = *waiting;
         call.desk.counts.shed += 1;
-        self.take_up(call, &head, began, |conn, call, hand| {
+        self.take_up(call, &head, (began, unread), |conn, call, hand| {
             let why = "the disk does not answer; try again in a while";
             let made = decide::plain_failure(&hand.request, Status::SERVICE_UNAVAILABLE, why, call.desk);
             conn.give(call, hand, made);

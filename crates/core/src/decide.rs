@@ -8,8 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::auth::Credentials;
-use amped_http::h1::request::{Framing, Request};
-use amped_http::method::Method;
+use amped_http::h1::request::Request;
 use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
@@ -71,11 +70,11 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
         return open_step(now, request, desk);
     }
     let site = sites.for_host(request.host);
-    // OPTIONS tells nothing of what is there, and browsers ask it without a password (Fetch, 3.2.5); but an application may
-    // answer it.
-    if !site.guards.is_empty()
-        && (request.method != Some(Method::Options) || !site.apps.is_empty())
-        && let Some(guard) = site.guard(plan::rules_path(request, scratch))
+    let path = plan::rules_path(request, scratch);
+    // What browsers ask beforehand they ask without a password (Fetch, 3.2.5); what a rule answers tells nothing of what is
+    // there.
+    if site.preflight(path, request).is_none()
+        && let Some(guard) = site.guard(path)
     {
         let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
             return Step::Fail(Status::UNAUTHORIZED, "this folder is for those who have a password");
@@ -93,22 +92,15 @@ pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Opti
     desk.sites.for_host(request.host).guard(plan::rules_path(request, &mut desk.scratch)).map(|_| credentials)
 }
 
-/// The application that gets a request's body, as it comes. None does while a password has to be verified first.
-pub(crate) fn claim_with_body<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Option<Claim> {
-    let claim = app::claim(request, &desk.sites, &mut desk.scratch)?;
-    let site = desk.sites.for_host(request.host);
-    site.guard(claim.path()).is_none().then_some(claim)
+/// Whether an application gets the request's body, as it comes.
+pub(crate) fn is_for_app<F>(request: &Request<'_>, desk: &mut Desk<F>) -> bool {
+    app::claim(request, &desk.sites, &mut desk.scratch).is_some()
 }
 
 /// What a request comes to that nobody has to be asked for a password for any more.
 fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
     if let Some(claim) = app::claim(request, sites, scratch) {
-        // See `claim_with_body`: it is gone.
-        if request.framing != Framing::None {
-            let why = "where a password is wanted, applications take no bodies";
-            return Step::Fail(Status::NOT_IMPLEMENTED, why);
-        }
         return Step::Run(claim);
     }
     let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
@@ -123,12 +115,6 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
         Plan::Look(look) => look,
     };
     let Look { site, path, .. } = look;
-    // A path that stands for another one may stand for a script.
-    if !site.routes.is_empty()
-        && let Some(claim) = app::claim_of(site, path)
-    {
-        return Step::Run(claim);
-    }
     let known = caches.find(now, site.number, path);
     if let Some(Known { meaning, age }) = &known
         && *age < caches.budgets.revalidate

@@ -398,7 +398,14 @@ fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
 
 /// The head of what an application answers. `framing`: how its end is told, where it has a body; its own word for the
 /// length goes for a body of that length, and to HEAD and 304, which have none.
-pub fn script(site: &Site, path: &[u8], status: Status, said: &ScriptHead<'_>, framing: ScriptFraming) -> Head {
+pub fn script(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    status: Status,
+    said: &ScriptHead<'_>,
+    framing: ScriptFraming,
+) -> Head {
     let mut head = Head::new(status);
     for (name, value) in &said.fields {
         head.field(name, value);
@@ -413,6 +420,14 @@ pub fn script(site: &Site, path: &[u8], status: Status, said: &ScriptHead<'_>, f
         _ => {}
     }
     let is_said = |name: &str| said.fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name));
+    if !is_said("Cache-Control") && site.guard(path).is_some() {
+        head.field("Cache-Control", "private");
+    }
+    // One that says itself whose pages may read its answer is believed.
+    if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
+        vary(&mut head, site, path, Vary::NOTHING);
+        rule.allow(&mut head, site.asker(path, request));
+    }
     custom_but(&mut head, site, path, is_said);
     head
 }
@@ -569,7 +584,7 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     vary(&mut head, site, path, Vary::NOTHING);
     let asker = site.asker(path, request);
     custom(&mut head, site, path, asker);
-    if let Some(rule) = site.cors(path).filter(|rule| request.is_preflight && rule.allows(asker)) {
+    if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(asker)) {
         rule.preflight(&mut head);
     }
     (ReplyHead::Made(Box::new(head)), Body::Empty)

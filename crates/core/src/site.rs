@@ -8,6 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use amped_http::h1::request::Request;
+use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
@@ -102,6 +103,12 @@ impl Site {
     /// The rule about other origins' pages for this path.
     pub fn cors(&self, path: &[u8]) -> Option<&CorsRule> {
         self.cors.iter().rev().find(|rule| rule.pattern.matches(path))
+    }
+
+    /// That rule, if the request is one that browsers ask before a page's own (Fetch, 3.2.2): it is the rule's to answer.
+    pub fn preflight(&self, path: &[u8], request: &Request<'_>) -> Option<&CorsRule> {
+        let is_one = request.method == Some(Method::Options) && request.origin.is_some() && request.is_preflight;
+        is_one.then(|| self.cors(path))?
     }
 
     /// Which origin of that rule asks.

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
+use amped_http::auth::Credentials;
 use amped_http::cgi::{self, Answer, BadScript};
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::request::{Expectation, Framing, Version};
@@ -19,7 +20,7 @@ use amped_units::Time;
 
 use super::{Call, Conn, Hand, State};
 use crate::app::{self, AppTrouble, Claim, Input, Output};
-use crate::decide::{Made, Step};
+use crate::decide::{self, Made, Step};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
 use crate::record::Outcome;
@@ -74,15 +75,18 @@ impl Asked {
 }
 
 impl Conn {
-    /// Has an application answer a request. A body that is framed so follows.
-    pub(super) fn run<F: FileHandle>(
-        &mut self,
-        call: &mut Call<'_, F>,
-        hand: &Hand<'_>,
-        claim: Claim,
-        framing: Framing,
-    ) {
+    /// Has an application answer a request. Its body, unless that has been thrown away, follows.
+    pub(super) fn run<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, claim: Claim) {
+        if self.ended {
+            // Nobody waits for what it would say.
+            self.state = State::Closing { linger: false };
+            if !self.unsent {
+                self.close(call);
+            }
+            return;
+        }
         let request = &hand.request;
+        let framing = if hand.unread { request.framing } else { Framing::None };
         // What comes behind a head that is refused here is its body, which nobody will read.
         let has_body = framing != Framing::None;
         if request.expectation == Expectation::Unknown {
@@ -98,18 +102,21 @@ impl Conn {
             self.last = true;
             return self.take_step(call, hand, Step::Fail(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         }
+        let (time, body, output) = (rule.time, rule.body.0, rule.output.0);
         self.last_ticket = self.last_ticket.wrapping_add(1);
         let ticket = Ticket(self.last_ticket);
-        let work = claim.work(call.desk.caches.generation(), request, hand.head, framing);
+        let user = decide::claimed_name(request, call.desk);
+        let user = user.as_ref().map(Credentials::name);
+        let work = claim.work(call.desk.caches.generation(), (request, hand.head), framing, user);
         self.state = State::App(Box::new(Asked {
             head: hand.head.to_vec(),
             began: hand.began,
             ticket,
             reader: BodyReader::new(framing),
-            left: rule.body.0,
+            left: body,
             given: 0,
-            time: rule.time,
-            output_left: rule.output.0,
+            time,
+            output_left: output,
             begun: false,
             stage: Stage::Head(Vec::new()),
             claim,
@@ -186,7 +193,7 @@ impl Conn {
                 return;
             }
         };
-        self.take_up(call, &head, began, |conn, call, hand| {
+        self.take_up(call, &head, (began, false), |conn, call, hand| {
             let State::App(asked) = &mut conn.state else {
                 return;
             };
@@ -199,7 +206,7 @@ impl Conn {
                 (_, _, None) => ScriptFraming::UntilClose,
             };
             let site = call.desk.sites.get(asked.claim.site).unwrap_or(call.desk.sites.first());
-            let head = reply::script(site, asked.claim.path(), status, said, framing);
+            let head = reply::script(site, request, asked.claim.path(), status, said, framing);
             let head = ReplyHead::Made(Box::new(head));
             let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
             conn.last |= framing == ScriptFraming::UntilClose;
@@ -245,7 +252,7 @@ impl Conn {
                 let began = asked.began;
                 self.detours += 1;
                 self.state = State::Reading;
-                self.take_up(call, &instead, began, |conn, call, hand| conn.answer(call, hand));
+                self.take_up(call, &instead, (began, false), |conn, call, hand| conn.answer(call, hand));
                 self.resume(call);
             }
             // It was told without a body.
@@ -297,7 +304,7 @@ impl Conn {
         let State::App(asked) = mem::replace(&mut self.state, State::Reading) else {
             return;
         };
-        self.take_up(call, &asked.head, asked.began, |conn, call, hand| {
+        self.take_up(call, &asked.head, (asked.began, false), |conn, call, hand| {
             conn.take_step(call, hand, Step::Fail(status, why));
         });
         self.resume(call);

@@ -1,0 +1,364 @@
+//! Applications: whatever one does, and whenever, its client has its reply, or sees that it is not whole, and so do those who
+//! have asked for something else behind it.
+
+use std::time::Duration;
+
+use amped_core::app::{AppRule, AppTrouble};
+use amped_core::auth::Guard;
+use amped_core::cache::Budgets;
+use amped_core::event::{Answer, Event};
+use amped_core::glob::Glob;
+use amped_core::limits::Limits;
+use amped_core::site::Site;
+use amped_units::{Bytes, Time};
+
+use crate::application::{End, Play};
+use crate::seed::{Dice, RngExt, each_seed, one_of};
+use crate::world::{Link, World, site};
+
+/// Longest body of a request that applications take, and most that one may say.
+const BODY_MAX: usize = 90_000;
+const OUTPUT_MAX: usize = 100_000;
+
+/// Longest body of a request that is thrown away.
+const DROPPED_MAX: u64 = 20_000;
+
+/// A site with applications, of which some want a password.
+fn apps() -> Site {
+    let (body, output) = (Bytes(BODY_MAX as u64), Bytes(OUTPUT_MAX as u64));
+    let rule = |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output };
+    let guard = Guard { folder: "/private/".into(), realm: "x".into(), accounts: 0 };
+    Site { apps: vec![rule("/app"), rule("/private/app")], guards: vec![guard], ..site() }
+}
+
+fn world(dice: Dice) -> World {
+    let limits = Limits { body: Bytes(DROPPED_MAX), ..Limits::default() };
+    let mut world = World::with(dice, vec![apps()], limits, Budgets::default());
+    world.files.replace(world.now, "/a.html", "a file");
+    world
+}
+
+/// The field by which clients know that they need to send a password: the one that the disk takes for good.
+const PASS: &str = "Authorization: Basic YTpzZWNyZXQ=\r\n";
+
+/// A request, and what is to come of it.
+#[derive(Clone, Debug)]
+struct Wanted {
+    bytes: Vec<u8>,
+    head_only: bool,
+    /// The reply has one of these statuses.
+    statuses: Vec<u16>,
+    /// Its body is this, or the beginning of it if it is cut.
+    body: Option<Vec<u8>>,
+    is_cut: bool,
+    /// Its end is that of the connection.
+    until_close: bool,
+    /// The connection may end behind it: part of a body was left unread, or is not to be read.
+    may_end: bool,
+    /// The part that it asks for.
+    play: Option<usize>,
+    /// How often that is begun.
+    begun: usize,
+}
+
+/// A head that a script may say, a body behind it, and how long it says that this is.
+fn answer(number: usize, length: Option<usize>, body: &[u8]) -> Vec<u8> {
+    let length = length.map_or(String::new(), |length| format!("Content-Length: {length}\n"));
+    [format!("Content-Type: a/b\nX-App: {number}\n{length}\n").as_bytes(), body].concat()
+}
+
+/// A body of a request: the fields that say how long it is, the bytes that are sent, and the data among them.
+fn body(dice: &mut Dice, length: usize) -> (String, Vec<u8>, Vec<u8>) {
+    let data: Vec<u8> = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n".bytes().cycle().take(length).collect();
+    let expect = one_of(dice, &["", "", "Expect: 100-continue\r\n"]);
+    if dice.random_bool(0.5) {
+        return (format!("{expect}Content-Length: {length}\r\n"), data.clone(), data);
+    }
+    let mut chunked = Vec::new();
+    for chunk in data.chunks(1 << dice.random_range(4..17)) {
+        chunked.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+        chunked.extend_from_slice(chunk);
+        chunked.extend_from_slice(b"\r\n");
+    }
+    chunked.extend_from_slice(b"0\r\n\r\n");
+    (format!("{expect}Transfer-Encoding: chunked\r\n"), chunked, data)
+}
+
+/// A request for a file, which comes behind those for applications.
+fn of_file() -> Wanted {
+    Wanted {
+        bytes: b"GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+        head_only: false,
+        statuses: vec![200],
+        body: Some(b"a file".to_vec()),
+        is_cut: false,
+        until_close: false,
+        may_end: false,
+        play: None,
+        begun: 0,
+    }
+}
+
+/// A request that an application is to answer, with the part that it plays.
+fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
+    let number = plays.len();
+    let size = [0, 1, 100, 5_000, 40_000][dice.random_range(0..5)];
+    let text: Vec<u8> = format!("part {number} ").bytes().cycle().take(size).collect();
+    let has_body = dice.random_bool(0.5);
+    let size = [0, 1, 300, 30_000, 80_000][dice.random_range(0..5)];
+    let (fields, sent, data) = if has_body { body(dice, size) } else { (String::new(), Vec::new(), Vec::new()) };
+    let is_old = dice.random_bool(0.05);
+    let head_only = !has_body && dice.random_bool(0.1);
+    let length = dice.random_bool(0.4).then_some(text.len());
+    let pause_max = Duration::from_micros(dice.random_range(0..3_000));
+    let mut play = Play { pause_max, ..Play::says(answer(number, length, &text)) };
+    let mut wanted = Wanted { body: Some(text.clone()), play: Some(number), begun: 1, head_only, ..of_file() };
+    let (mut pass, mut path) = ("", "/app");
+    // As many bytes as an answer has before its body.
+    let head = answer(number, length, b"").len();
+    match dice.random_range(0..16) {
+        0 => {
+            play.refused = Some(
+                [AppTrouble::Busy, AppTrouble::Absent, AppTrouble::Forbidden, AppTrouble::Failed]
+                    [dice.random_range(0..4)],
+            );
+            (wanted.statuses, wanted.body, wanted.may_end) = (vec![503, 404, 403, 502], None, has_body);
+        }
+        // It ends, or is ended, before its answer is complete.
+        1 => {
+            let count = dice.random_range(0..play.says.len());
+            play.says.truncate(count);
+            play.end = [End::Whole, End::Dies, End::Stalls][dice.random_range(0..3)];
+            (play.reads, wanted.may_end) = (dice.random_bool(0.5), has_body);
+            if count < head {
+                let status = if play.end == End::Stalls { 504 } else { 502 };
+                (wanted.statuses, wanted.body) = (vec![status], None);
+            } else if play.end == End::Whole && length.is_none() {
+                // Nobody can know that it had more to say.
+                wanted.body = Some(text[..count - head].to_vec());
+            } else {
+                wanted.is_cut = true;
+            }
+        }
+        // It says more than it has announced, or nothing that is an answer.
+        2 => {
+            play.says = answer(number, Some(text.len()), &[&text[..], b" and more"].concat());
+        }
+        3 => {
+            let bad =
+                ["<html>\n\n", "\n", "Status: 99\n\n", "A: b\n c\n\n", "Location: /a b\n\n", "HTTP/1.1 200 OK\n\n"];
+            play.says = one_of(dice, &bad).into();
+            (wanted.statuses, wanted.body, wanted.may_end) = (vec![502], None, has_body);
+        }
+        // It takes nothing of the body.
+        4 => {
+            play.reads = false;
+            wanted.may_end = has_body;
+        }
+        5 => {
+            play.says = answer(number, None, b"");
+            play.echoes = true;
+            wanted.body = Some(data.clone());
+        }
+        // It leads elsewhere.
+        6 => {
+            play.says = b"Location: /a.html\n\nand more".to_vec();
+            (wanted.body, wanted.may_end) = (Some(b"a file".to_vec()), has_body);
+        }
+        7 => {
+            play.says = format!("Location: /app?{number}\n\n").into_bytes();
+            (wanted.statuses, wanted.body, wanted.may_end, wanted.begun) = (vec![502], None, has_body, 11);
+        }
+        // It says more than it may.
+        8 => {
+            let much = vec![b'm'; OUTPUT_MAX + 1];
+            play.says = answer(number, None, &much);
+            (wanted.body, wanted.is_cut) = (Some(much), true);
+        }
+        9 => {
+            play.says = format!("Status: 204 None\nX-App: {number}\n\nnot for anybody").into_bytes();
+            (wanted.statuses, wanted.body) = (vec![204], Some(Vec::new()));
+        }
+        10 if has_body => {
+            let data = vec![b'b'; BODY_MAX + 1];
+            let head = format!("POST /app?{number} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", data.len());
+            plays.push(play);
+            let bytes = [head.into_bytes(), data].concat();
+            return Wanted { bytes, statuses: vec![413], body: None, may_end: true, begun: 0, ..wanted };
+        }
+        11 | 12 => (pass, path) = (PASS, "/private/app"),
+        13 => {
+            pass = one_of(dice, &["", "Authorization: Basic YTpi\r\n"]);
+            path = "/private/app";
+            (wanted.statuses, wanted.body, wanted.begun) = (vec![401], None, 0);
+            wanted.may_end = data.len() as u64 > DROPPED_MAX || fields.contains("Expect");
+        }
+        _ => {}
+    }
+    if head_only {
+        // Whatever comes behind its head is for nobody.
+        wanted.is_cut = false;
+        wanted.body = wanted.body.map(|_| Vec::new());
+    }
+    let method = if head_only { "HEAD" } else { one_of(dice, &["GET", "POST", "PUT"]) };
+    let version = if is_old { "1.0" } else { "1.1" };
+    // The last version but one knows no chunks, and nobody waits to be asked.
+    let fields = if is_old && has_body { format!("Content-Length: {}\r\n", data.len()) } else { fields };
+    let sent = if is_old { data } else { sent };
+    wanted.may_end |= is_old;
+    wanted.until_close = is_old;
+    let head = format!("{method} {path}?{number} HTTP/{version}\r\nHost: a\r\n{pass}{fields}\r\n");
+    wanted.bytes = [head.into_bytes(), sent].concat();
+    plays.push(play);
+    wanted
+}
+
+fn requests(dice: &mut Dice, plays: &mut Vec<Play>, count: usize) -> Vec<Wanted> {
+    (0..count).map(|_| if dice.random_bool(0.3) { of_file() } else { of_app(dice, plays) }).collect()
+}
+
+/// Checks the replies of a connection. `left`: its client has closed its side behind the last request.
+fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
+    let session = &world.sessions[n];
+    let heads: Vec<bool> = requests.iter().map(|wanted| wanted.head_only).collect();
+    let mut responses = session.responses(&heads);
+    responses.retain(|response| response.status >= 200);
+    for (at, (wanted, response)) in requests.iter().zip(&responses).enumerate() {
+        let request = String::from_utf8_lossy(&wanted.bytes[..wanted.bytes.len().min(200)]).into_owned();
+        let play = wanted.play.map(|number| &world.plays[number]);
+        let told = || format!("request {at} {request:?} of {play:?} got {} {:?}", response.status, response.fields);
+        assert!(wanted.statuses.contains(&response.status), "{}", told());
+        let ends = response.field("Content-Length").is_none() && wanted.until_close && !wanted.head_only;
+        if ends && response.status == 200 {
+            assert!(session.broken || !wanted.is_cut || session.cut, "what is cut looks whole: {}", told());
+            assert!(!session.broken || wanted.is_cut || session.cut || left, "{}", told());
+        } else {
+            let is_left = left && wanted.play.is_some();
+            assert!(response.complete || wanted.is_cut || session.cut || is_left, "{}", told());
+        }
+        assert!(!(response.complete && wanted.is_cut), "what is cut looks whole: {}", told());
+        if let Some(body) = &wanted.body {
+            let is_whole = response.complete || (ends && !session.broken);
+            let held = if is_whole { *body == response.body } else { body.starts_with(&response.body) };
+            assert!(held, "{} bytes instead of {}: {}", response.body.len(), body.len(), told());
+        }
+    }
+    if session.cut {
+        return;
+    }
+    if let Some(missing) = requests.get(responses.len()) {
+        let last = responses.len().checked_sub(1).map(|at| (&requests[at], &responses[at]));
+        let is_end = last.is_some_and(|(wanted, response)| wanted.may_end || response.closes() || !response.complete);
+        let told = last.map(|(wanted, response)| {
+            (wanted.play.map(|number| &world.plays[number]), wanted.head_only, response.status, &response.fields)
+        });
+        // Whoever closes his side while an application is at it has left, also when it has said all that its client reads.
+        let is_app = missing.play.is_some() || last.is_some_and(|(wanted, _)| wanted.play.is_some());
+        assert!(is_end || (left && is_app), "no reply to request {} behind {told:?}", responses.len());
+    } else if !left {
+        for wanted in requests {
+            let Some(number) = wanted.play else { continue };
+            let begun = world.begun.get(number).copied().unwrap_or_default();
+            assert_eq!(begun, wanted.begun, "{:?} for {:?}", world.plays[number], wanted.statuses);
+        }
+    }
+}
+
+/// Clients with requests of all kinds, at random.
+fn muddle(dice: Dice, interrupted: bool) {
+    let mut world = world(dice);
+    let mut dice = world.dice.clone();
+    world.disk.late = dice.random_range(0.0..1.0);
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        let mut plays = std::mem::take(&mut world.plays);
+        let requests = requests(&mut dice, &mut plays, 12);
+        world.plays = plays;
+        let link = Link::random(&mut dice);
+        let link = Link { read_max: link.read_max.max(64), write_max: link.write_max.max(1024), ..link };
+        let bytes: Vec<u8> = requests.iter().flat_map(|wanted| wanted.bytes.iter().copied()).collect();
+        let n = world.connect(link, bytes);
+        world.sessions[n].half_closes = dice.random_bool(0.3);
+        all.push(requests);
+    }
+    if interrupted {
+        interrupt(&mut world, &mut dice);
+    }
+    world.pass_until_closed();
+    for (n, requests) in all.iter().enumerate() {
+        check(&world, n, requests, world.sessions[n].half_closes);
+    }
+}
+
+/// What may happen at any moment: the server is told to stop, has another configuration, loses a client, or one takes nothing.
+fn interrupt(world: &mut World, dice: &mut Dice) {
+    for n in 0..world.sessions.len() {
+        let when = Time::from_millis(dice.random_range(0..300));
+        match dice.random_range(0..6) {
+            0 => world.at(when, move |world| world.stop(n)),
+            1 => world.at(when, move |world| world.reset(n)),
+            2 => world.at(when, move |world| {
+                world.sessions[n].stalled = true;
+                world.sessions[n].cut = true;
+            }),
+            3 => world.at(when, move |world| {
+                if world.sessions[n].closed.is_none() {
+                    world.handle(n, Event::Retire);
+                    world.sessions[n].cut = true;
+                }
+            }),
+            _ => {}
+        }
+    }
+    for _ in 0..dice.random_range(0..3) {
+        let when = Time::from_millis(dice.random_range(0..300));
+        let limits = Limits { pipelined: dice.random_range(1..40), ..world.desk.limits.clone() };
+        world.at(when, move |world| world.renew(vec![apps()], limits, Budgets::default()));
+    }
+}
+
+#[test]
+fn each_request_has_its_reply_whatever_applications_do() {
+    each_seed(60, |dice| muddle(dice, false));
+}
+
+#[test]
+fn interruptions_leave_no_application_behind() {
+    each_seed(60, |dice| muddle(dice, true));
+}
+
+/// A password is verified first, however long that takes: of the body no more is taken than a client may send ahead.
+#[test]
+fn a_body_waits_for_the_password() {
+    each_seed(10, |mut dice| {
+        let mut world = world(dice.clone());
+        world.disk.silent = true;
+        world.plays = vec![Play { echoes: true, ..Play::says(answer(0, None, b"")) }];
+        let data = vec![b'x'; 80_000];
+        let head = format!(
+            "POST /private/app?0 HTTP/1.1\r\nHost: a\r\n{PASS}Content-Length: {}\r\n{}\r\n",
+            data.len(),
+            one_of(&mut dice, &["", "Expect: 100-continue\r\n"])
+        );
+        let link = Link { read_max: 5_000, ..Link::WHOLE };
+        let n = world.connect(link, [head.as_bytes(), &data, b"GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n"].concat());
+        world.settle();
+        assert!(world.begun.is_empty() && world.sessions[n].received.is_empty(), "nobody has said that he may");
+        assert!(!world.sessions[n].conn.wants_bytes() && world.sessions[n].heap_max < 160 * 1024);
+        world.disk.silent = false;
+        let good = dice.random_bool(0.5);
+        world.handle(n, Event::Disk(world.disk.last_ticket, Answer::Verified(good)));
+        world.settle();
+        let mut responses = world.sessions[n].responses(&[false; 2]);
+        responses.retain(|response| response.status >= 200);
+        let statuses: Vec<u16> = responses.iter().map(|response| response.status).collect();
+        if good {
+            assert_eq!((&statuses[..], &responses[0].body), (&[200, 200][..], &data));
+        } else {
+            // So much is not thrown away: the connection ends, and nothing in the body is read as a request.
+            assert_eq!(statuses, [401]);
+            assert!(responses[0].closes() && world.sessions[n].half_closed.is_some());
+        }
+        assert_eq!(world.begun.len(), usize::from(good));
+    });
+}
