@@ -526,6 +526,7 @@ impl<'de> Deserialize<'de> for Lasting {
 /// Reads a file, noting what is wrong with its shape. What was wrong is missing in the result.
 pub(super) fn read(source: &Source, findings: &mut Findings) -> File {
     let Some(mut tree) = grammar(&source.text, findings) else { return File::default() };
+    refuse_homeless(&source.text, tree.get_mut(), findings);
     loop {
         let fault = match File::deserialize(toml::de::Deserializer::from(tree.clone())) {
             Ok(file) => return file,
@@ -539,6 +540,26 @@ pub(super) fn read(source: &Source, findings: &mut Findings) -> File {
         let (message, help) = explain(fault.message(), &place);
         findings.at(span, message, help);
     }
+}
+
+/// Of a site's table above the first `[[site]]`, such as `[[site.app]]`, TOML makes a table `site` that is no list; what is
+/// wrong with it then would be told of everything in it.
+fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
+    let Some((key, value)) = tree.iter().find(|(key, _)| key.get_ref() == "site") else { return };
+    let rest = &text[key.span().end..];
+    if !matches!(value.get_ref(), DeValue::Table(_)) || !rest.trim_start().starts_with('.') {
+        return;
+    }
+    let line = text[key.span().start..].lines().next().unwrap_or_default();
+    let name = line.split([']', '=', '#']).next().unwrap_or_default().trim();
+    let message = format!("`{name}` is of no site: there is no `[[site]]` above it");
+    findings.at(
+        key.span().start..key.span().start + name.len(),
+        message,
+        "write `[[site]]`, with its `root`, above it",
+    );
+    let key = key.clone();
+    tree.remove(&key);
 }
 
 /// The tree of a text that is TOML; else its faults are noted. No tree is made then: with a bracket missing it would be
@@ -556,8 +577,14 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
     for _ in 0..FAULTS_MAX {
         let Some(fault) = faults.iter().min_by_key(|fault| fault.span().map_or(0, |span| span.start)) else { break };
         let span = fault.span().unwrap_or(0..0);
-        let help = if fault.message() == "duplicate key" { "take one of them out" } else { "" };
-        findings.at(span.clone(), fault.message(), help);
+        let is_double = fault.message() == "duplicate key";
+        if is_double && text[..span.start].ends_with("[[") && text.get(span.clone()) == Some("site") {
+            // Above it there was one, of what belongs to it.
+            let help = "write it above the first table that belongs to it, such as `[[site.app]]` or `[site.types]`";
+            findings.at(span.clone(), "this `[[site]]` stands below a table of a site", help);
+        } else {
+            findings.at(span.clone(), fault.message(), if is_double { "take one of them out" } else { "" });
+        }
         let start = rest.get(..span.start)?.rfind('\n').map_or(0, |end| end + 1);
         let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
         let unclosed = ["unclosed array", "unclosed inline table"];
@@ -617,6 +644,9 @@ fn set_aside_within(value: &mut DeValue<'_>, span: &Range<usize>) -> Option<Vec<
     }
 }
 
+/// Tables of which there may be several: each is written with two brackets each side.
+const LISTED: [&str; 8] = ["site", "headers", "cors", "route", "fallback", "auth", "negotiation", "app"];
+
 /// A complaint of serde in the words of someone who writes the file, and the way out.
 fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     let complaint = complaint.lines().next().unwrap_or_default();
@@ -667,18 +697,14 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         "a string" => "text in quotes",
         "a boolean" => "true or false, without quotes",
         "usize" | "u16" | "u32" | "u64" => "a whole number, without quotes",
-        "a sequence" if matches!(key, "site" | "headers" | "cors" | "route" | "fallback" | "auth" | "negotiation") => {
-            "a list of tables"
-        }
+        "a sequence" if LISTED.contains(&key) => "a list of tables",
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
         "a sequence" => "a list such as [\"a\", \"b\"]",
         "a map" => "a table",
         other => other,
     };
     let help = match key {
-        "site" | "headers" | "cors" | "route" | "fallback" | "auth" | "negotiation" => {
-            format!("write `[[{}]]`, with two brackets each side", keys.join("."))
-        }
+        key if LISTED.contains(&key) => format!("write `[[{}]]`, with two brackets each side", keys.join(".")),
         _ => format!("write {expected}"),
     };
     (format!("`{key}` cannot be {found}"), help)
