@@ -115,8 +115,8 @@ pub(crate) struct Session {
     outbox: VecDeque<Piece>,
     /// The application that has its request.
     pub(crate) app: Option<Application>,
-    /// The last one that was refused at once: what was said to it in the same breath is for nobody.
-    refused: Ticket,
+    /// The last one that has ended by itself: what was said to it in the same breath is for nobody.
+    gone: Ticket,
     /// That of the reply that was given last, if its body is open: it goes out with the end.
     open: Option<Box<Record>>,
     /// It was when the connection was closed, which a driver shows by a reset.
@@ -191,7 +191,7 @@ impl World {
             stalled: false,
             outbox: VecDeque::new(),
             app: None,
-            refused: Ticket::default(),
+            gone: Ticket::default(),
             open: None,
             broken: false,
             received: Vec::new(),
@@ -500,7 +500,7 @@ impl World {
             if let Some(trouble) = app.play.refused
                 && dice.random_bool(0.5)
             {
-                session.refused = ticket;
+                session.gone = ticket;
                 return Some(Output::Failed(trouble));
             }
             app.act_at = self.now;
@@ -508,10 +508,7 @@ impl World {
             return None;
         }
         let Some(app) = &mut session.app else {
-            assert_eq!(
-                session.refused, ticket,
-                "of all that have ended only one that never began may still be spoken to"
-            );
+            assert_eq!(session.gone, ticket, "another one is spoken to");
             return None;
         };
         assert_eq!(app.ticket, ticket);
@@ -528,7 +525,7 @@ impl World {
             Input::End => {
                 assert!(!std::mem::replace(&mut app.input_ended, true), "the end of a body comes once");
             }
-            Input::Leave => session.app = None,
+            Input::Leave(_) => session.app = None,
         }
         None
     }
@@ -543,8 +540,9 @@ impl World {
         app.act_at = self.now + Duration::from_nanos(self.dice.random_range(0..=nanos));
         let ticket = app.ticket;
         // One that has ended is gone before its connection hears of it.
-        if !matches!(output, Output::Ended | Output::Failed(_)) {
-            session.app = Some(app);
+        match output {
+            Output::Ended | Output::Failed(_) => session.gone = ticket,
+            Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
         }
         self.handle(n, Event::App(ticket, output));
     }

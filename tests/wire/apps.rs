@@ -237,6 +237,7 @@ fn bodies_go_both_ways() {
 fn what_goes_wrong_with_a_script() {
     let site = Site::new();
     script(&site, "dies", "exit 3");
+    script(&site, "silent", "");
     script(&site, "killed", "kill -9 $$");
     script(&site, "half", "printf 'Content-Type: text/pl'");
     script(&site, "no-head", "printf '<html>\\n\\n'");
@@ -253,9 +254,15 @@ fn what_goes_wrong_with_a_script() {
     let path = script(&site, "no-program", "");
     fs::write(&path, "#!/there/is/none\n").unwrap();
     let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
-    for (name, status) in
-        [("dies", 502), ("killed", 502), ("half", 502), ("no-head", 502), ("slow", 504), ("no-program", 502)]
-    {
+    for (name, status) in [
+        ("dies", 502),
+        ("killed", 502),
+        ("half", 502),
+        ("silent", 502),
+        ("no-head", 502),
+        ("slow", 504),
+        ("no-program", 502),
+    ] {
         let mut client = server.connect();
         for _ in 0..2 {
             assert_eq!(client.get(&format!("/cgi-bin/{name}")).status, status, "{name}");
@@ -273,6 +280,18 @@ fn what_goes_wrong_with_a_script() {
     }
     server.wait_for("/cgi-bin/dies: the application ended with status 3");
     server.wait_for("the program in its first line is not there");
+    // Whatever makes an answer none is told to who looks after the script.
+    for (name, why) in [
+        ("half", "the application has ended without an answer"),
+        ("silent", "the application has ended without an answer"),
+        ("no-head", "a line of its head is no header field"),
+        ("short", "the application has ended before its answer was complete"),
+        ("slow", "the application does not answer"),
+        ("stops", "the application does not answer"),
+        ("much", "the application says more than it may"),
+    ] {
+        server.wait_for(&format!("/cgi-bin/{name}: {why}\n"));
+    }
     wait_until("all scripts to end", || scripts_of(&server).is_empty());
 }
 

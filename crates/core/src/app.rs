@@ -61,8 +61,9 @@ pub enum Input {
     Body(Vec<u8>),
     /// The body is complete.
     End,
-    /// Nobody wants its answer any more.
-    Leave,
+    /// Nobody wants its answer any more. Where that is its own doing, this is why, for whoever looks after it; else empty.
+    /// It may have ended already.
+    Leave(&'static str),
 }
 
 /// What an application says, or does.

@@ -215,7 +215,7 @@ impl Conn {
             // told apart, and the first is the usual one. What was given before has been promised to either.
             State::App(asked) => {
                 let is_cut = matches!(asked.stage, Stage::Body { framing, .. } if framing != ScriptFraming::None);
-                self.leave_app(call);
+                self.leave_app(call, "");
                 if self.unsent && !is_cut {
                     self.state = State::Closing { linger: false };
                 } else {
@@ -720,7 +720,7 @@ impl Conn {
             return;
         }
         if self.unsent {
-            self.leave_app(call);
+            self.leave_app(call, "");
             return self.close(call);
         }
         match self.state {

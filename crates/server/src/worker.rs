@@ -900,6 +900,7 @@ impl Worker {
             }
         };
         let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
+        connection.app.take_if(|app| app.is_over());
         if let Some(timing) = &mut connection.timing {
             timing.rest();
         }

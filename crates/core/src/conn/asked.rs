@@ -236,7 +236,9 @@ impl Conn {
         }
         match (mem::replace(&mut asked.stage, Stage::Head(Vec::new())), trouble) {
             (Stage::Head(_), None | Some(AppTrouble::Failed)) => {
-                self.fail_app(call, Status::BAD_GATEWAY, "the application has ended without an answer");
+                let why = "the application has ended without an answer";
+                self.leave_app(call, why);
+                self.fail_app(call, Status::BAD_GATEWAY, why);
             }
             (Stage::Head(_), Some(AppTrouble::Busy)) => {
                 call.desk.counts.shed += 1;
@@ -261,6 +263,7 @@ impl Conn {
             }
             (Stage::Body { framing: ScriptFraming::Length(1..), .. }, _) | (Stage::Body { .. }, Some(_)) => {
                 // The client must see that what it has is not all.
+                self.leave_app(call, "the application has ended before its answer was complete");
                 self.close(call);
             }
             (Stage::Body { framing, persists, linger }, None) => {
@@ -287,7 +290,8 @@ impl Conn {
 
     /// There is no answer, or no end of one, and the application is to go.
     pub(super) fn give_up_on_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
-        self.leave_app(call);
+        let is_its_own = matches!(status, Status::BAD_GATEWAY | Status::GATEWAY_TIMEOUT);
+        self.leave_app(call, if is_its_own { why } else { "" });
         let State::App(asked) = &mut self.state else {
             return;
         };
@@ -310,10 +314,10 @@ impl Conn {
         self.resume(call);
     }
 
-    /// Lets the application know, if there is one, that nobody waits for it.
-    pub(super) fn leave_app<F>(&mut self, call: &mut Call<'_, F>) {
+    /// Lets the application know, if there is one, that nobody waits for it, and why.
+    pub(super) fn leave_app<F>(&mut self, call: &mut Call<'_, F>, why: &'static str) {
         if let State::App(asked) = &self.state {
-            call.actions.push(Action::App(asked.ticket, Input::Leave));
+            call.actions.push(Action::App(asked.ticket, Input::Leave(why)));
         }
     }
 }

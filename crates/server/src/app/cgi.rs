@@ -113,7 +113,9 @@ impl Job {
                 }
                 _ => {
                     let hint = match error.kind() {
-                        io::ErrorKind::NotFound => " (the program in its first line is not there)",
+                        io::ErrorKind::NotFound => {
+                            " (the program in its first line is not there, or the line ends in CR LF)"
+                        }
                         _ => "",
                     };
                     say!("{} cannot start {}: {error}{hint}", place.id, script.display());

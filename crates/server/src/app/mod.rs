@@ -206,9 +206,10 @@ impl AppSide {
                 exchange.flush();
                 None
             }
-            Input::Leave => {
-                if exchange.as_ref().is_some_and(|exchange| exchange.ticket == ticket) {
-                    self.abandon(exchange.take());
+            Input::Leave(why) => {
+                if let Some(mut exchange) = exchange.take_if(|exchange| exchange.ticket == ticket) {
+                    exchange.complaints.note(why);
+                    self.abandon(Some(exchange));
                 }
                 None
             }
@@ -432,9 +433,8 @@ impl AppSide {
             return Some((ticket, output));
         }
         let came = exchange.turn(now, wants_output, buffer, |when| self.ending.push_back((when, token)));
-        if matches!(came, Came::Ended | Came::Failed(_))
-            && let Some(mut exchange) = slot.take()
-        {
+        // It stays for as long as the connection's turn: that may have something to say of it.
+        if matches!(came, Came::Ended | Came::Failed(_)) {
             let until = now + exchange.time;
             self.look_again = Time::START;
             match std::mem::replace(&mut exchange.stage, Stage::Over) {
@@ -443,9 +443,9 @@ impl AppSide {
                     let _ = self.epoll.remove(&talk.socket);
                     match talk.into_again() {
                         Ok((again, pass)) => {
-                            let output = self.begin(&mut exchange, token, again, (pass, None));
-                            if !matches!(output, Some(Output::Failed(_))) {
-                                *slot = Some(exchange);
+                            let output = self.begin(exchange, token, again, (pass, None));
+                            if matches!(output, Some(Output::Failed(_))) {
+                                exchange.stage = Stage::Over;
                             }
                             return output.map(|output| (ticket, output));
                         }
@@ -487,6 +487,11 @@ impl Exchange {
     /// Which question it answers.
     pub fn ticket(&self) -> Ticket {
         self.ticket
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
     }
 
     /// Something may have happened to it.
@@ -653,6 +658,14 @@ impl Complaints {
         self.say_line();
         if ending != Ending::Status(0) {
             say!("{}: the application {ending}", self.name);
+        }
+    }
+
+    /// Why its answer is of no use, if that is so.
+    fn note(&mut self, why: &str) {
+        if !why.is_empty() {
+            self.say_line();
+            say!("{}: {why}", self.name);
         }
     }
 }
