@@ -265,6 +265,9 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
+    check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "announces a body");
+    check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "announces a body");
+    check(&[url, "--rate", "1", "--duration", "1ms", "--arrivals", "constant"], 1, "give a longer --duration");
     check(&[url, "--rate", "nan"], 2, "above 0");
     check(&[url, "--rate", "-5"], 2, "above 0");
     check(&[url, "--rate", "5", "--duration", "0s"], 2, "30s");
@@ -301,6 +304,43 @@ fn a_server_that_comes_later_is_waited_for() {
     // Nothing was begun before, and whom it looked for was asked nothing by that.
     assert_eq!((outcome["failures"].as_array().map(Vec::len), output.status.code()), (Some(0), Some(0)), "{outcome}");
     assert!(count.load(Ordering::Relaxed) > 0 && outcome["ok"] == count.load(Ordering::Relaxed), "{outcome}");
+}
+
+/// What `ammeter` sends as the first request of a load.
+fn first_request(words: &[&str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = url(listener.local_addr().unwrap());
+    let asked = thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        let mut buffer = [0; 2048];
+        let length = stream.read(&mut buffer).unwrap();
+        stream.write_all(OK.as_bytes()).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    });
+    let once = ["load", &url, "--rate", "20", "--arrivals", "constant", "--duration", "80ms"];
+    ammeter(&[&once[..], &PATIENT, words].concat());
+    asked.join().unwrap()
+}
+
+#[test]
+fn a_host_field_stands_in_place_of_that_of_the_url() {
+    let hosts = |words: &[&str]| -> Vec<String> {
+        let request = first_request(words);
+        let is_host = |line: &&str| line.to_ascii_lowercase().starts_with("host:");
+        request.lines().filter(is_host).map(|line| line.split_once(':').unwrap().1.trim().to_owned()).collect()
+    };
+    assert!(hosts(&[])[0].starts_with("127.0.0.1:"));
+    // Two would be refused by every server (RFC 9112, 3.2).
+    assert_eq!(hosts(&["-H", "host:  example.org", "-H", "X-A: b"]), ["example.org"]);
+    assert!(first_request(&["-H", "host: a", "-H", "X-A: b"]).contains("\r\nX-A: b\r\n"));
+}
+
+#[test]
+fn more_than_was_asked_for_is_told() {
+    let (address, _) = answering(|_| "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokay");
+    let words = ["load", &url(address), "--rate", "50", "--duration", "500ms"];
+    let (text, _) = said(&ammeter(&[&words[..], &PATIENT].concat()));
+    assert!(text.contains("more came than was asked for"), "{text}");
 }
 
 #[test]

@@ -146,6 +146,8 @@ impl Connection {
                     bytes = &bytes[used..];
                     let next = self.take(now, whole, plan, tally);
                     if next == Next::Close {
+                        // More than was asked for, behind the last reply.
+                        tally.stray += u64::from(!bytes.is_empty());
                         return next;
                     }
                     if self.answered == self.group && bytes.is_empty() {
@@ -436,6 +438,21 @@ mod tests {
         let closing = ONE.replace("Content", "Connection: close\r\nContent");
         check(&plan(3, 1, None), &closing, 1, &[]);
         check(&plan(3, 3, None), &closing, 1, &[(Fault::Closed, 2)]);
+    }
+
+    #[test]
+    fn bytes_that_answer_nothing_are_counted() {
+        // Of one request, of the last of several, and of one that others were to follow.
+        for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
+            let plan = plan(per_connection, 1, None);
+            let (mut tally, mut connection) = (Tally::new(1), Connection::new(Time::START));
+            for base in 0..=before {
+                connection.ask(Time::START, base, &plan, &mut Vec::new());
+                let (reply, next) = if base < before { (ONE, Next::Ask) } else { (&*format!("{ONE}de"), Next::Close) };
+                assert_eq!(connection.handle_bytes(Time::START, reply.as_bytes(), &plan, &mut tally), next);
+            }
+            assert_eq!((tally.ok(), tally.stray), (before + 1, 1), "{per_connection} requests");
+        }
     }
 
     #[test]

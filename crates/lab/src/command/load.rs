@@ -92,7 +92,7 @@ pub(crate) struct Args {
     /// Speak HTTP/1.0
     #[arg(long)]
     http10: bool,
-    /// A header field to send with each request; may be given again
+    /// A header field to send with each request; may be given again. Host goes before that of the URL
     #[arg(long, short = 'H', value_name = "NAME: VALUE")]
     header: Vec<String>,
     /// A socket in the file system to connect to, in place of the URL's host
@@ -349,16 +349,25 @@ struct Asked {
 impl Asked {
     fn new(args: &Args, text: &str) -> Result<Asked, Failure> {
         let url = Url::parse(text).map_err(Failure::usage)?;
-        let mut fields = String::new();
+        let (mut fields, mut authority) = (String::new(), url.authority.as_str());
         for field in &args.header {
-            let fits = field.split_once(':').is_some_and(|(name, _)| {
+            let parts = field.split_once(':').filter(|(name, _)| {
                 !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()) && !field.contains(['\r', '\n'])
             });
-            if !fits {
+            let Some((name, value)) = parts else {
                 return Err(Failure::usage(format!("--header {field:?} is no field: write 'Name: value'")));
+            };
+            if name.eq_ignore_ascii_case("Host") {
+                // In place of the URL's: a server refuses a request with two (RFC 9112, 3.2).
+                authority = value.trim();
+            } else if ["Content-Length", "Transfer-Encoding"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
+                return Err(Failure::usage(format!(
+                    "--header {field:?} announces a body, for which the server would wait: requests here have none"
+                )));
+            } else {
+                fields.push_str(field);
+                fields.push_str("\r\n");
             }
-            fields.push_str(field);
-            fields.push_str("\r\n");
         }
         if args.replay.is_some() && args.speed != Spacing::Max {
             let pace = [
@@ -427,9 +436,9 @@ impl Asked {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
         let requests = requests(args, &url, seed)?;
-        let plan = Plan::new(requests, version, &url.authority, &fields, per_connection, args.pipeline);
+        let plan = Plan::new(requests, version, authority, &fields, per_connection, args.pipeline);
         let same = Requests::same(url.target.as_bytes());
-        let parked_plan = Plan::new(same, version, &url.authority, &fields, u64::MAX, 1);
+        let parked_plan = Plan::new(same, version, authority, &fields, u64::MAX, 1);
         let settings = Settings {
             target,
             tls,
@@ -696,6 +705,11 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
         };
         let most = outcome.failures.iter().max_by_key(|(_, count)| *count).map(|(fault, _)| *fault);
         outcome.verdict.broken.push(match (&outcome.tls, most) {
+            _ if outcome.planned == 0 => {
+                "nothing was asked: no connection was planned for so short a time at so low a rate; \
+                                          give a longer --duration or a higher --rate"
+                    .to_owned()
+            }
             (Some(why), _) => format!("no right reply came: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
                 format!("no right reply came, but wrong ones: look at one (curl -i {})", asked.url)
@@ -751,6 +765,13 @@ fn summary(url: &str, outcome: &Outcome) -> String {
     let _ = writeln!(text, "answered    {ok}, {rate}/s; failed {}{failures}", outcome.failed());
     if outcome.unasked > 0 {
         let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
+    }
+    if outcome.stray > 0 {
+        let _ = writeln!(
+            text,
+            "stray       on {} connections more came than was asked for: bodies are longer than Content-Length says?",
+            outcome.stray
+        );
     }
     for parked in &outcome.parked {
         let _ = writeln!(text, "parked      {parked}");
