@@ -36,6 +36,14 @@ const LINE_MAX: usize = 64 << 10;
 /// Bytes that are read at once.
 const BUFFER: usize = 256 << 10;
 
+/// What files begin with that other programs than gzip have compressed, those programs, and how they unpack.
+const PACKED: [(&[u8], &str, &str); 4] = [
+    (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstd -dc"),
+    (b"\xfd7zXZ\0", "xz", "xz -dc"),
+    (b"BZh", "bzip2", "bzip2 -dc"),
+    (&[0x1f, 0x9d], "compress", "gzip -dc"),
+];
+
 /// A line taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
@@ -167,7 +175,9 @@ fn number(digits: &[u8]) -> Option<u64> {
 /// What a logged request asks for, as it must be written to ask for it again: path and query (RFC 9112, 3.2.1).
 ///
 /// What the log escaped is put back, and then whatever a target may not hold is encoded (RFC 3986, 2.1), so that a name with
-/// a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for.
+/// a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for. A path without its first
+/// slash is taken from the root, as servers of the time did: logs whose names were made unknowable (Calgary's, SDSC's) have
+/// no other.
 ///
 /// # Errors
 /// [`Odd::Nothing`], [`Odd::Method`] or [`Odd::Target`].
@@ -185,7 +195,10 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
     let last = rest.iter().rposition(|byte| *byte == b' ').map_or(0, |at| at + 1);
     let target = if rest[last..].starts_with(b"HTTP/") { rest[..last].trim_ascii() } else { rest };
 
-    let target = encoded(&unescaped(target));
+    let mut target = encoded(&unescaped(target));
+    if is_relative(&target) {
+        target.insert(0, b'/');
+    }
     match Target::parse(&target, false) {
         Some(Target::Origin { .. }) => Ok(target),
         Some(Target::Absolute { path, query, .. }) => {
@@ -194,6 +207,13 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
         }
         Some(Target::Asterisk | Target::Authority(_)) | None => Err(Odd::Target),
     }
+}
+
+/// Whether it is a path that begins with a name and could be nothing else (RFC 3986, 4.2, `path-noscheme`): a colon in its
+/// first segment would make that a scheme, or a host with its port.
+fn is_relative(target: &[u8]) -> bool {
+    let first = target.split(|byte| b"/?".contains(byte)).next().unwrap_or_default();
+    !first.is_empty() && first != b"*" && !first.contains(&b':')
 }
 
 /// Apache and nginx write quotes, backslashes, control bytes and what is above 0x7e as `\"`, `\\`, `\n`, `\t`, `\xhh`.
@@ -345,12 +365,19 @@ impl Log {
             Ok(file)
         };
         let file = open().map_err(Failure::io(format_args!("read the log {place}")))?;
+        let packed = PACKED.iter().find(|(magic, ..)| file.buffer().starts_with(magic));
         let log = if file.buffer().starts_with(&[0x1f, 0x8b]) {
             Log::read_from(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(file)))
         } else {
             Log::read_from(file)
         };
         let Tally { lines, odd, cut, .. } = log.tally();
+        if let (true, Some((_, name, unpack))) = (log.entries.is_empty(), packed) {
+            return Err(Failure::failed(format!(
+                "the log {place} is compressed by {name}, and only gzip is read here: unpack it first, `{unpack} {place} > \
+                 access.log`"
+            )));
+        }
         if log.entries.is_empty() {
             let why = match (cut, odd.iter().max_by_key(|(_, count)| **count)) {
                 (Some(cut), _) => format!("it cannot be read: {cut}"),
@@ -636,7 +663,11 @@ mod tests {
         check(r"GET /\xg0 HTTP/1.0", Ok("/%5Cxg0"));
         check("GET /\u{e9}|", Ok("/%C3%A9%7C"));
         check("GET HTTP/1.0", Err(Odd::Target));
-        check("GET a HTTP/1.0", Err(Odd::Target));
+        check("GET a HTTP/1.0", Ok("/a"));
+        check("GET index.html?b:c", Ok("/index.html?b:c"));
+        check("GET ?b HTTP/1.0", Err(Odd::Target));
+        check("GET host:443 HTTP/1.0", Err(Odd::Target));
+        check("GET ftp://host/a HTTP/1.0", Err(Odd::Target));
         check("GET * HTTP/1.0", Err(Odd::Target));
         check("GET http:///a HTTP/1.0", Err(Odd::Target));
         check("HEAD /a HTTP/1.0", Ok("/a"));
@@ -656,7 +687,7 @@ mod tests {
         assert_eq!((*lines, cut), (EXCERPT.split(|byte| *byte == b'\n').count() as u64 - 1, &None));
         let kinds: Vec<(Odd, u64)> = odd.iter().map(|(kind, count)| (*kind, *count)).collect();
         let expected =
-            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 2), (Odd::Target, 2)];
+            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 2), (Odd::Target, 1)];
         assert_eq!(kinds, expected);
         assert_eq!(lines - odd.values().sum::<u64>(), log.len() as u64);
         assert_eq!(statuses.values().sum::<u64>(), log.len() as u64);
@@ -683,10 +714,15 @@ mod tests {
         let torn = read("torn", &packed[..packed.len() / 2]).expect("some of it");
         assert!(torn.tally().cut.is_some() && torn.len() < whole.len() && !torn.is_empty());
 
-        let fails = |name, bytes| read(name, bytes).expect_err(name).to_string();
+        let fails = |name: &str, bytes: &[u8]| read(name, bytes).expect_err(name).to_string();
         assert!(fails("empty", b"").contains("it is empty"));
         assert!(fails("text", b"hello\nworld\n").contains("of its 2 lines 2 are odd: without client and time"));
         assert!(fails("garbled", &packed[..12]).contains("it cannot be read"));
+        for (magic, name, unpack) in PACKED {
+            let file = [magic, b"\0\n\xff"].concat();
+            let told = fails(name, &file);
+            assert!(told.contains(&format!("compressed by {name}")) && told.contains(unpack), "{told}");
+        }
         let missing = Log::read(&folder.path().join("missing")).expect_err("not there");
         assert!(missing.to_string().contains("missing: No such file"), "{missing}");
     }
