@@ -39,7 +39,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     fs::write(path("amped.toml"), text).unwrap();
     let flags = cli::Serve { config: Some(path("amped.toml")), ..cli::Serve::default() };
     let settings = config::load(&flags).unwrap();
-    let address = listen::bind(settings.listen[0], 1).unwrap();
+    let address = listen::bind(settings.listen[0], 1, std::iter::empty()).unwrap();
     let bound = address.bound;
     let (sites, budgets) = (Arc::clone(&settings.sites), &settings.budgets);
     let disk = Disk::open(sites, &settings.roots, budgets.content_file_max.0, budgets.revalidate).unwrap();

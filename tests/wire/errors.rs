@@ -92,6 +92,21 @@ fn a_root_that_may_not_be_entered_is_named_with_the_command_that_helps() {
 }
 
 #[test]
+fn a_server_that_is_to_listen_twice_on_an_address_is_told_so() {
+    let site = Site::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let [one, all] = ["127.0.0.1", "*"].map(|host| format!("{host}:{port}"));
+    for (first, flag, second) in [(&one, "--listen", &one), (&all, "--listen", &one), (&one, "--metrics-listen", &one)]
+    {
+        let ended = run(&["serve", path(&site), "--listen", first, flag, second]);
+        assert_says(&ended, 1, &[&format!("cannot listen on {second}"), "this server itself listens on", "give one"]);
+        assert!(!ended.stderr.contains("another program"), "{}", ended.stderr);
+    }
+    let ended = run(&["serve", path(&site), "--listen", "[fe80::1]:8080"]);
+    assert_says(&ended, 1, &["cannot listen on [fe80::1]:8080", "[fe80::1%2]:8080"]);
+}
+
+#[test]
 fn a_port_in_use_is_named_with_the_command_that_tells_by_whom() {
     let site = Site::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

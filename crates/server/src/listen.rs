@@ -1,7 +1,7 @@
 //! Stop 1 of 8: sockets that listen, and the connections that come in on them.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use amped_sys::socket;
@@ -39,12 +39,16 @@ impl Address {
     }
 }
 
-/// Binds an address for so many loops.
+/// Binds an address for so many loops, beside those that this server has already.
 ///
 /// # Errors
 /// What was wrong and the way out.
-pub fn bind(asked: SocketAddr, loops: usize) -> Result<Address, String> {
-    let explain = |error: io::Error| explain(asked, &error);
+pub fn bind<'a>(
+    asked: SocketAddr,
+    loops: usize,
+    own: impl Iterator<Item = &'a Address> + Clone,
+) -> Result<Address, String> {
+    let explain = |error: io::Error| explain(asked, &error, own.clone());
     // Sockets that share an address also share it with another server of the same user, which would take half of the
     // connections without a word. So the address is taken once for us alone first.
     let first = match socket::listen(asked, BACKLOG, false) {
@@ -65,19 +69,34 @@ pub fn bind(asked: SocketAddr, loops: usize) -> Result<Address, String> {
     Ok(Address { asked, bound, listeners })
 }
 
-fn explain(address: SocketAddr, error: &io::Error) -> String {
-    let way_out = match error.kind() {
-        io::ErrorKind::AddrInUse => format!(
+fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<Item = &'a Address>) -> String {
+    let ours = own.find(|own| own.bound.port() == address.port());
+    let way_out = match (error.kind(), ours) {
+        // `*:80` is `127.0.0.1:80` too.
+        (io::ErrorKind::AddrInUse, Some(ours)) => format!(
+            "; this server itself listens on {}, and cannot on both: give one of the two, or another port; to change from \
+             one to the other, start it anew",
+            ours.bound
+        ),
+        (io::ErrorKind::AddrInUse, None) => format!(
             "; another program listens there (`ss -ltnp 'sport = :{}'` names it): stop it, or give another port with \
              --listen",
             address.port()
         ),
-        io::ErrorKind::PermissionDenied if address.port() < 1024 => {
+        (io::ErrorKind::PermissionDenied, _) if address.port() < 1024 => {
             "; ports below 1024 are for root: start as root with --user NAME, or give the program CAP_NET_BIND_SERVICE"
                 .to_owned()
         }
-        io::ErrorKind::AddrNotAvailable => {
+        (io::ErrorKind::AddrNotAvailable, _) => {
             "; this machine has no such address (`ip address` lists those it has)".to_owned()
+        }
+        // fe80::/10, RFC 4291, 2.5.6: it is there on every link.
+        (io::ErrorKind::InvalidInput, _) if matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) => {
+            format!(
+                "; on which link? Give the number of its interface (`ip address` begins with it), as in `[{}%2]:{}`",
+                address.ip(),
+                address.port()
+            )
         }
         _ => String::new(),
     };

@@ -142,14 +142,17 @@ impl Server {
             }
             HelperKind::Processes | HelperKind::Threads => None,
         };
-        let addresses: Vec<Address> =
-            settings.listen.iter().map(|&asked| bind(asked, &settings)).collect::<Result<_, _>>()?;
+        let mut addresses: Vec<Address> = Vec::new();
+        for &asked in &settings.listen {
+            let address = bind(asked, &settings, addresses.iter())?;
+            addresses.push(address);
+        }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
-        let exporter = settings.metrics.listen.map(exporter).transpose()?;
+        let exporter = settings.metrics.listen.map(|asked| exporter(asked, addresses.iter())).transpose()?;
         let front =
             Front::new(control, exporter, &signals).map_err(|error| format!("cannot hear of signals: {error}"))?;
         let board = board_of(&settings)?.map(Arc::new);
@@ -357,7 +360,7 @@ impl Server {
             let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
             addresses.push(match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(asked, &settings).map_err(line)?,
+                None => bind(asked, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
             });
         }
         let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
@@ -571,14 +574,18 @@ fn cannot_share(error: io::Error) -> String {
 }
 
 /// Binds an address: with a listener for each worker, or one for all of a pool.
-fn bind(asked: SocketAddr, settings: &Settings) -> Result<Address, String> {
+fn bind<'a>(
+    asked: SocketAddr,
+    settings: &Settings,
+    own: impl Iterator<Item = &'a Address> + Clone,
+) -> Result<Address, String> {
     let pool = arch::form(settings.architecture).pool;
-    listen::bind(asked, if pool { 1 } else { settings.workers })
+    listen::bind(asked, if pool { 1 } else { settings.workers }, own)
 }
 
 /// Listens at the metrics' address.
-fn exporter(asked: SocketAddr) -> Result<Exporter, String> {
-    let listened = listen::bind(asked, 1).and_then(|mut address| {
+fn exporter<'a>(asked: SocketAddr, own: impl Iterator<Item = &'a Address> + Clone) -> Result<Exporter, String> {
+    let listened = listen::bind(asked, 1, own).and_then(|mut address| {
         let listener = address.listeners.pop().ok_or("nobody listens")?;
         Exporter::new(listener).map_err(|error| format!("cannot listen on {asked}: {error}"))
     });
