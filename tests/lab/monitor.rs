@@ -3,6 +3,7 @@
 //!
 //! Sockets live in a network namespace of their own, so that counters begin at nothing and nobody else is counted.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -736,6 +737,75 @@ fn alone_a_profile_says_what_for_and_doing_what() {
     let stacks = fs::read_to_string(&folded).unwrap();
     let counted: u64 = stacks.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
     assert_eq!(counted, sum("contexts"));
+}
+
+/// Samples of this process by their innermost context, as `perf record -a -g` takes them for so many seconds: a program that
+/// is not ours, of whose chains the plain rule of their functions' names is enough for what `Busy` does.
+fn sampled_by_perf(folder: &tempfile::TempDir, seconds: &str) -> BTreeMap<String, u64> {
+    let data = folder.path().join("perf.data");
+    let perf = |words: &[&str], more: &[&str]| {
+        let output = Command::new("perf").args(words).arg(&data).args(more).output().expect("perf (linux-perf)");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    // In step with nothing, the profile of the same seconds included.
+    let record = ["record", "-q", "-a", "-g", "--kernel-callchains", "-e", "cpu-clock", "-F", "991", "-o"];
+    perf(&record, &["--", "sleep", seconds]);
+    let pid = std::process::id().to_string();
+    let text = perf(&["script", "-F", "pid,ip,sym", "--pid", &pid, "-i"], &[]);
+    let mut samples = BTreeMap::new();
+    // A line with the process, one for each function from the innermost on, and an empty one.
+    for sample in text.split("\n\n").filter(|sample| !sample.trim().is_empty()) {
+        let chain = sample.lines().skip(1).filter_map(|line| line.trim().split_once(' '));
+        // The kernel's half of the addresses.
+        let chain: Vec<&str> =
+            chain.filter(|(at, _)| at.len() == 16 && at.starts_with('f')).map(|pair| pair.1).collect();
+        let mut receives = false;
+        let entered = chain.iter().find_map(|function| {
+            receives |= *function == "net_rx_action";
+            let call = ["__x64_sys_", "__arm64_sys_", "__sys_"].iter().find_map(|begin| function.strip_prefix(begin));
+            match call {
+                Some(call) => Some(call),
+                None if ["handle_softirqs", "__do_softirq"].contains(function) && receives => Some("softirq net_rx"),
+                None => None,
+            }
+        });
+        let name = entered.unwrap_or(if chain.is_empty() { "user" } else { "other" });
+        *samples.entry(name.to_owned()).or_default() += 1;
+    }
+    samples
+}
+
+#[test]
+fn alone_a_profile_agrees_with_that_of_perf() {
+    let busy = Busy::start();
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["profile", "--port", &busy.port, "--duration", "4s", "--frequency", "997", "--budget", "100%"];
+    // By chains, as perf has no numbers of system calls.
+    let words = [&words[..], &["--bpf", "off", "--json"]].concat();
+    let (theirs, output) = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| sampled_by_perf(&folder, "4"));
+        let output = ammeter(&words);
+        (theirs.join().unwrap(), output)
+    });
+    let (text, status) = said(&output);
+    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let profile: Value = serde_json::from_str(&text).unwrap();
+    let rows = profile["contexts"].as_array().unwrap();
+    let count = |row: &Value| row["samples"].as_u64().unwrap();
+    let ours: BTreeMap<&str, u64> = rows.iter().map(|row| (row["name"].as_str().unwrap(), count(row))).collect();
+    let (our_sum, their_sum) = (ours.values().sum::<u64>() as f64, theirs.values().sum::<u64>() as f64);
+    assert!(our_sum > 500.0 && their_sum > 500.0, "{ours:?} {theirs:?}");
+    for name in ["user", "sendto", "recvfrom", "softirq net_rx"] {
+        let share = |found: Option<&u64>, sum: f64| found.copied().unwrap_or_default() as f64 / sum;
+        let (our, their) = (share(ours.get(name), our_sum), share(theirs.get(name), their_sum));
+        println!("{name}: {our:.3} and by perf {their:.3}");
+        // Four standard errors of the difference of two shares, and three points for what the two see of each other.
+        let both = (our + their) / 2.0;
+        let error = (both * (1.0 - both) * (1.0 / our_sum + 1.0 / their_sum)).sqrt();
+        assert!((our - their).abs() < 4.0 * error + 0.03, "{name}: {our} and {their}: {ours:?} {theirs:?}");
+    }
+    assert!(theirs["sendto"] as f64 / their_sum > 0.05 && theirs["recvfrom"] > 0, "{theirs:?}");
 }
 
 /// A program that does nothing but write, to nowhere.

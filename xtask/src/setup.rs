@@ -32,6 +32,7 @@ struct Needed {
 const NEEDED: &[Needed] = &[
     Needed { program: "curl", package: "curl", why: "a client that is not ours" },
     Needed { program: "strace", package: "strace", why: "counts the system calls of a request" },
+    Needed { program: "perf", package: "linux-perf", why: "a profile that is not ours" },
     Needed { program: "ip", package: "iproute2", why: "sets up network namespaces" },
     Needed {
         program: "python3",
