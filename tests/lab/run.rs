@@ -116,6 +116,24 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
     }
     let output = ammeter(&["compare", out.to_str().unwrap(), "--subjects", "log off,log on"]);
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("A  log off"), "{output:?}");
+    // It can be held against claims that were not thought of then, by a file that measures the same.
+    let claimed = format!(
+        "{text}[[claim]]\nsays = \"Both answer\"\nmetric = \"rate\"\nof = {{ log = true }}\nagainst = {{}}\nabove = 0.01\n"
+    );
+    let held = |text: &str| {
+        let file = home.path().join("claims.toml");
+        fs::write(&file, text).unwrap();
+        ammeter(&["report", out.to_str().unwrap(), "--claims", file.to_str().unwrap(), "--json"])
+    };
+    let (judged, _) = told(&held(&claimed));
+    assert_eq!(
+        (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
+        (&Value::from("Both answer"), &Value::from(1))
+    );
+    assert_eq!(judged["claims"][0]["fate"], "cannot-be-told", "of a single block: {judged}");
+    let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
+    let why = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");
     // The same again is there already, and something else is not mixed with it.
     let again = run(home.path(), &text, &[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs are there already"));
@@ -438,7 +456,10 @@ fn exhibits_are_listed_and_planned() {
         assert!(file.contains("[load]") && file.contains("about = "), "{file}");
         let (plan, status) = said(&ammeter(&["run", name, "--quick", "--plan"]));
         assert!(
-            status == 0 && plan.contains(name) && plan.contains("block 1:") && plan.contains("runs, about"),
+            status == 0
+                && plan.contains(exhibit["experiment"].as_str().unwrap())
+                && plan.contains("block 1:")
+                && plan.contains("runs, about"),
             "{plan}"
         );
     }

@@ -17,6 +17,7 @@
 //!
 //! Times of day are seconds since 1970 (UTC); names of fields carry the unit. What is not known is absent (`None`), never 0.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -91,12 +92,50 @@ pub(crate) struct Resolved {
     pub(crate) rules: Rules,
     /// What is to be drawn; never empty.
     pub(crate) figures: Vec<Figure>,
-    /// What the paper found, to be held against what is found here.
-    pub(crate) findings: Vec<Finding>,
+    /// What a paper found, or its user expects, to be held against what is found here.
+    #[serde(default)]
+    pub(crate) claims: Vec<Claim>,
     /// The programs that took part, by their names: `ammeter`, and the subjects'.
     pub(crate) programs: BTreeMap<String, Program>,
     /// When it was begun.
     pub(crate) began_s: f64,
+}
+
+impl Resolved {
+    /// Whether the other measures the same: all is alike but what is said of it, which figures are drawn, which claims are
+    /// held against it, when it was begun, and by which programs.
+    pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
+        let measured = |resolved: &Resolved| Resolved {
+            name: String::new(),
+            title: String::new(),
+            about: String::new(),
+            figures: Vec::new(),
+            claims: Vec::new(),
+            programs: BTreeMap::new(),
+            began_s: 0.0,
+            ..resolved.clone()
+        };
+        let settings = |resolved: &Resolved| {
+            let arms = resolved.arms.iter().map(|arm| arm.settings.parse::<toml::Table>().map(without_words));
+            arms.collect::<Result<Vec<_>, _>>()
+        };
+        let (mut one, mut two) = (measured(self), measured(other));
+        // A settings text holds the title too.
+        let alike = settings(&one).is_ok() && settings(&one) == settings(&two);
+        if alike {
+            [&mut one, &mut two]
+                .into_iter()
+                .flat_map(|resolved| &mut resolved.arms)
+                .for_each(|arm| arm.settings.clear());
+        }
+        one == two
+    }
+}
+
+/// The settings of an arm without what says nothing of what is measured.
+fn without_words(mut settings: toml::Table) -> toml::Table {
+    ["title", "about", "claim", "finding", "figure", "exhibits"].into_iter().for_each(|key| drop(settings.remove(key)));
+    settings
 }
 
 /// A program.
@@ -218,23 +257,36 @@ pub(crate) enum At {
     First,
     /// The highest.
     Last,
+    /// The one with this value.
+    Step(f64),
 }
 
-/// What a paper found, as a ratio that can be measured again.
+/// What a paper says, as a figure that can be measured again, and the bound within which it still holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Finding {
-    /// What the paper says.
+pub(crate) struct Claim {
+    /// What it says, and where.
     pub(crate) says: String,
-    /// The metric.
+    /// What is measured.
+    pub(crate) of: Term,
+    /// What it is divided by, within a block; `None`: nothing, the figure itself is meant.
+    pub(crate) against: Option<Term>,
+    /// It holds where the figure, or the ratio, is above this.
+    pub(crate) above: Option<f64>,
+    /// And below this.
+    pub(crate) below: Option<f64>,
+    /// The paper's own figure or ratio, where it prints one.
+    pub(crate) paper: Option<f64>,
+}
+
+/// A figure of one arm at one step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Term {
+    /// Its name, one of those that [`Summary::metric`] knows.
     pub(crate) metric: String,
+    /// The arm: factor and label. Factors that are not named are at their baseline.
+    pub(crate) levels: BTreeMap<String, String>,
     /// At which step.
     pub(crate) at: At,
-    /// The arms whose levels are these: factor and label. Factors that are not named are at their baseline.
-    pub(crate) of: BTreeMap<String, String>,
-    /// Likewise, what it is compared with; empty: the baseline.
-    pub(crate) against: BTreeMap<String, String>,
-    /// The paper's ratio of the two.
-    pub(crate) paper: f64,
 }
 
 /// The machine.
@@ -458,6 +510,14 @@ pub(crate) struct Summary {
     pub(crate) host: HostUse,
     /// What its kernel counted in the server's network namespace.
     pub(crate) network: NetworkUse,
+    /// Bytes of all files that could be asked for, where they are a set.
+    #[serde(default)]
+    pub(crate) set_bytes: Option<u64>,
+    /// Parts of wholes: where the server's CPU time went, by [`name::PROFILE`] (`category NAME` and `context NAME`, of its
+    /// samples), and what was asked for, by [`name::LOAD`] (`asked CLASS`, of all requests that were answered or failed). They are
+    /// read with these files, and stand in no other.
+    #[serde(skip)]
+    pub(crate) shares: BTreeMap<String, f64>,
 }
 
 /// A distribution of times, in milliseconds.
@@ -495,6 +555,13 @@ pub(crate) struct ServerUse {
     pub(crate) replies: Option<u64>,
     /// Bytes that it counted as sent.
     pub(crate) sent_bytes: Option<u64>,
+    /// What a request took in the server by its own clock, the mean of those that it timed: to read and to understand it, in
+    /// milliseconds.
+    pub(crate) parsing_ms: Option<f64>,
+    /// Likewise to find the file and to send it.
+    pub(crate) processing_ms: Option<f64>,
+    /// Likewise to log it.
+    pub(crate) logging_ms: Option<f64>,
 }
 
 /// What the machine did while load was measured.
@@ -545,6 +612,7 @@ impl Summary {
         ("established-rate", "1/s", "connections established"),
         ("request-rate", "1/s", "requests sent"),
         ("rate", "1/s", "responses"),
+        ("failed-rate", "1/s", "failed"),
         ("failed-share", "", "failed, of all"),
         ("throughput", "Mbit/s", "received by clients"),
         ("mean", "ms", "latency, mean"),
@@ -558,6 +626,7 @@ impl Summary {
         ("server-cpu", "cores", "CPU of the server"),
         ("server-user", "cores", "CPU of the server in user code"),
         ("server-system", "cores", "CPU of the server in the kernel"),
+        ("user-share", "%", "CPU time of the server that is in user code"),
         ("cpu-per-reply", "us", "CPU of the server for a response"),
         ("client-cpu", "cores", "CPU of the clients"),
         ("host-cpu", "%", "CPU of the machine"),
@@ -571,7 +640,37 @@ impl Summary {
         ("retransmitted", "1/s", "segments sent again"),
         ("disk-read", "MiB/s", "read from disks"),
         ("disk-transfers", "1/s", "reads and writes of disks"),
+        ("parsing", "ms", "in the server, parsing"),
+        ("processing", "ms", "in the server, processing"),
+        ("logging", "ms", "in the server, logging"),
+        ("in-server", "ms", "in the server, all of it"),
+        ("set-size", "MiB", "files that are asked for"),
     ];
+
+    /// Wholes whose parts are metrics as well, such as `category:timers`, or `category:timers+locking` for two of them together:
+    /// the word before the colon, what the whole is, and whether it is a profile's.
+    pub(crate) const SHARES: &'static [(&'static str, &'static str, bool)] = &[
+        ("category", "CPU time of the server", true),
+        ("context", "CPU time of the server", true),
+        ("kernel", "time of the server in the kernel", true),
+        ("asked", "requests", false),
+    ];
+
+    /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES); `None` if it is none.
+    pub(crate) fn described(name: &str) -> Option<(&'static str, Cow<'static, str>)> {
+        if let Some((_, unit, meaning)) = Summary::METRICS.iter().find(|(known, ..)| *known == name) {
+            return Some((unit, Cow::Borrowed(meaning)));
+        }
+        let (whole, parts) = name.split_once(':').filter(|(_, parts)| !parts.is_empty())?;
+        let (_, whole, _) = Summary::SHARES.iter().find(|(known, ..)| *known == whole)?;
+        Some(("%", Cow::Owned(format!("{whole}: {}", parts.replace('+', " and ")))))
+    }
+
+    /// Whether a metric is a part of a profile.
+    pub(crate) fn is_of_profile(name: &str) -> bool {
+        let whole = name.split_once(':').map(|(whole, _)| whole);
+        Summary::SHARES.iter().any(|(known, _, is_of_profile)| Some(*known) == whole && *is_of_profile)
+    }
 
     /// The value of a metric of [`METRICS`](Summary::METRICS), in its unit; `None` where it is not known, or no metric.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
@@ -585,6 +684,7 @@ impl Summary {
             "established-rate" => self.established_rate,
             "request-rate" => self.request_rate,
             "rate" => self.rate,
+            "failed-rate" => per_s(self.failed),
             "failed-share" => self.failed as f64 / (self.ok as f64 + self.failed as f64).max(1.0),
             "throughput" => per_s(self.received_bytes) * 8.0 / 1e6,
             "mean" => return times(latency, latency.mean_ms),
@@ -598,6 +698,7 @@ impl Summary {
             "server-cpu" => server.cpu_s? / seconds.max(1e-9),
             "server-user" => server.user_s? / seconds.max(1e-9),
             "server-system" => server.system_s? / seconds.max(1e-9),
+            "user-share" => 100.0 * server.user_s? / server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?,
             "cpu-per-reply" if self.ok > 0 => server.cpu_s? * 1e6 / self.ok as f64,
             "client-cpu" => self.client_cpu_s / seconds.max(1e-9),
             "host-cpu" => host.busy * 100.0,
@@ -614,9 +715,29 @@ impl Summary {
             "retransmitted" => per_s(network.segments_again?),
             "disk-read" => per_s(host.disk_read_bytes?) / MIB,
             "disk-transfers" => per_s(host.disk_transfers?),
-            _ => return None,
+            "parsing" => server.parsing_ms?,
+            "processing" => server.processing_ms?,
+            "logging" => server.logging_ms?,
+            "set-size" => self.set_bytes? as f64 / MIB,
+            "in-server" => server.parsing_ms? + server.processing_ms? + server.logging_ms?,
+            name => return self.share(name),
         };
         Some(value)
+    }
+
+    /// The value of a metric of [`SHARES`](Summary::SHARES), in percent; `None` where its whole is not known. A part that was
+    /// never seen is 0.
+    fn share(&self, name: &str) -> Option<f64> {
+        let (whole, parts) = name.split_once(':')?;
+        let view = if whole == "kernel" { "category" } else { whole };
+        let is_view = |key: &str| key.strip_prefix(view).is_some_and(|rest| rest.starts_with(' '));
+        if !self.shares.keys().any(|key| is_view(key)) {
+            return None;
+        }
+        let of = |part: &str| self.shares.get(&format!("{view} {part}")).copied().unwrap_or(0.0);
+        let sum: f64 = parts.split('+').map(of).sum();
+        let all = if whole == "kernel" { (1.0 - of("user")).max(1e-9) } else { 1.0 };
+        Some(100.0 * sum / all)
     }
 }
 
@@ -722,9 +843,13 @@ impl Archive {
         let plan: Plan = read(&dir.join(name::PLAN))?;
         let mut runs = Vec::new();
         for planned in &plan.runs {
-            let attempts = (1..).map(|number| dir.join(name::RUNS).join(planned.attempt(number).id).join(name::RUN));
-            for path in attempts.take_while(|path| path.exists()) {
-                runs.push(read(&path)?);
+            let attempts = (1..).map(|number| dir.join(name::RUNS).join(planned.attempt(number).id));
+            for folder in attempts.take_while(|folder| folder.join(name::RUN).exists()) {
+                let mut run: Run = read(&folder.join(name::RUN))?;
+                if let Some(summary) = &mut run.summary {
+                    summary.shares = shares(&folder);
+                }
+                runs.push(run);
             }
         }
         let begun: BTreeSet<u32> = plan.runs.iter().map(|run| run.block).collect();
@@ -783,6 +908,32 @@ impl Archive {
     }
 }
 
+/// The parts of wholes that files of a run tell; nothing of one that is not there or damaged, as its own reader tells.
+fn shares(run: &Path) -> BTreeMap<String, f64> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Parts {
+        contexts: Vec<Row>,
+        categories: Vec<Row>,
+        classes: Vec<LoadClass>,
+    }
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        share: f64,
+    }
+    let parts =
+        |file: &str| Some(run.join(file)).filter(|path| path.exists()).and_then(|path| read::<Parts>(&path).ok());
+    let (profile, load) = (parts(name::PROFILE).unwrap_or_default(), parts(name::LOAD).unwrap_or_default());
+    let named = |view: &'static str, rows: Vec<Row>| {
+        rows.into_iter().map(move |row| (format!("{view} {}", row.name), row.share))
+    };
+    let asked = |class: &LoadClass| class.ok.saturating_add(class.failed) as f64;
+    let all = load.classes.iter().map(asked).sum::<f64>().max(1.0);
+    let classes = load.classes.iter().map(|class| (format!("asked {}", class.class), asked(class) / all));
+    named("context", profile.contexts).chain(named("category", profile.categories)).chain(classes).collect()
+}
+
 #[derive(Deserialize)]
 struct Form {
     form: u32,
@@ -825,4 +976,61 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         .and_then(|()| File::open(&beside)?.sync_all())
         .and_then(|()| fs::rename(&beside, path))
         .map_err(Failure::io(format_args!("write {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_measures_the_same_differs_in_words_only() {
+        let made = crate::report::tests::archive(Path::new("dir"), 2).resolved;
+        let check = |change: &dyn Fn(&mut Resolved), expected: bool| {
+            let mut other = made.clone();
+            change(&mut other);
+            assert_eq!(made.measures_as(&other), expected, "{other:?}");
+        };
+        check(&|_| {}, true);
+        check(&|other| other.title = "another".to_owned(), true);
+        check(&|other| other.claims.clear(), true);
+        check(&|other| other.figures.truncate(1), true);
+        check(&|other| other.arms[0].settings += "title = \"another\"\n", true);
+        check(&|other| other.arms[0].settings += "seed = 3\n", false);
+        check(&|other| other.duration_s = 9.0, false);
+        check(&|other| other.steps.truncate(1), false);
+        check(&|other| other.quick = true, false);
+    }
+
+    #[test]
+    fn parts_of_wholes_are_figures() {
+        let folder = tempfile::tempdir().unwrap();
+        let (profile, load) = (folder.path().join(name::PROFILE), folder.path().join(name::LOAD));
+        let row = |name: &str, share: f64| serde_json::json!({ "name": name, "share": share });
+        let rows = [row("user", 0.2), row("timers", 0.4), row("high-level file system", 0.1)];
+        let told = serde_json::json!({ "contexts": [row("accept4", 0.05)], "categories": rows });
+        fs::write(&profile, told.to_string()).unwrap();
+        let classes = [("class0", 30), ("class1", 60)]
+            .map(|(class, ok)| serde_json::json!({ "class": class, "ok": ok, "failed": 5 }));
+        fs::write(&load, serde_json::json!({ "classes": classes }).to_string()).unwrap();
+        let check = |name: &str, expected: Option<f64>| {
+            let summary = Summary { shares: shares(folder.path()), ..Summary::default() };
+            let found = summary.metric(name).map(|value| (value * 1e6).round() / 1e6);
+            assert_eq!(found, expected, "{name}");
+        };
+        check("category:timers", Some(40.0));
+        check("category:timers+high-level file system", Some(50.0));
+        // Of what is left when user code is taken out.
+        check("kernel:timers", Some(50.0));
+        check("context:accept4", Some(5.0));
+        check("context:never seen", Some(0.0));
+        check("asked:class0", Some(35.0));
+        check("moon:class0", None);
+        fs::write(&profile, "{").unwrap();
+        check("category:timers", None);
+        check("asked:class1", Some(65.0));
+        fs::remove_file(&load).unwrap();
+        check("asked:class1", None);
+        assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("requests: a and b")));
+        assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
+    }
 }

@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
+use ammeter_load::workload::manifest::Manifest;
 use ammeter_wan::place::{self, Mark};
 use amped_measure::Failure;
 use amped_measure::host::Machine;
@@ -244,6 +245,12 @@ pub(crate) struct Site {
 }
 
 impl Site {
+    /// How large the set is; `None` if it is none.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        let manifest = Manifest::read(self.manifest.as_ref()?).ok()?;
+        Some(manifest.files.iter().map(|file| file.bytes).sum())
+    }
+
     /// Has the kernel forget what it holds of these files in memory, so that they are read from the disk.
     pub(crate) fn cool(&self) {
         // dd(1), `nocache`: of the whole file, if nothing is copied.

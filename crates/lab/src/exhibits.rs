@@ -1,6 +1,12 @@
-//! The experiments that are built in: exhibits of the papers, each a folder of `experiments/` with the file that makes it.
+//! The experiments that are built in, each a folder of `experiments/` with the file that makes it. Where one makes several
+//! exhibits of a paper, its table `[exhibits]` names each of them with what it shows, and it is found by these names too.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use amped_measure::Failure;
+use serde::Deserialize;
 
 /// One of them.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +22,20 @@ impl Exhibit {
     pub(crate) fn file(&self) -> String {
         format!("experiments/{}/experiment.toml", self.name)
     }
+
+    /// The exhibits that it makes, each with what it shows, in the order of their numbers; none where it is one itself.
+    pub(crate) fn makes(&self) -> Vec<(String, String)> {
+        #[derive(Deserialize)]
+        struct File {
+            #[serde(default)]
+            exhibits: BTreeMap<String, String>,
+        }
+        let file: File = toml::from_str(self.text).unwrap_or(File { exhibits: BTreeMap::new() });
+        let mut exhibits: Vec<(String, String)> = file.exhibits.into_iter().collect();
+        let number = |name: &str| name.rsplit('-').next().and_then(|number| number.parse::<u32>().ok());
+        exhibits.sort_by_key(|(name, _)| number(name));
+        exhibits
+    }
 }
 
 macro_rules! exhibits {
@@ -29,16 +49,22 @@ macro_rules! exhibits {
 }
 
 exhibits![
+    "hu-tables-1-2",
     "hu-figures-1-4",
+    "hu-figure-5",
     "hu-figures-6-10",
     "hu-figure-12",
+    "hu-figure-13",
     "yates-figure-1",
     "yates-figure-2",
+    "yates-figure-6",
     "flash-single-file",
+    "flash-traces",
     "flash-data-set-size",
     "flash-breakdown",
     "flash-concurrent-clients",
-    "banga-figures-5-6",
+    "banga-figure-5",
+    "banga-figure-6",
     "banga-figure-7",
     "banga-figure-8",
     "banga-figures-9-10",
@@ -55,18 +81,38 @@ exhibits![
     "arlitt-figure-11",
 ];
 
-/// The one of this name.
+/// The one of this name, or that makes the exhibit of this name.
 ///
 /// # Errors
-/// There is none; the names that there are.
+/// There is none; the name that comes nearest, or all that there are.
 pub(crate) fn find(name: &str) -> Result<Exhibit, Failure> {
-    ALL.iter().find(|exhibit| exhibit.name == name).copied().ok_or_else(|| {
-        let names: Vec<&str> = ALL.iter().map(|exhibit| exhibit.name).collect();
-        Failure::usage(format!(
-            "there is no file {name}, and no experiment of that name is built in; there are: {}",
-            names.join(", ")
-        ))
-    })
+    let made = |exhibit: &Exhibit| exhibit.makes().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let is_it = |exhibit: &&Exhibit| exhibit.name == name || made(exhibit).iter().any(|made| made == name);
+    if let Some(exhibit) = ALL.iter().find(is_it) {
+        return Ok(*exhibit);
+    }
+    let names = ALL.iter().flat_map(|exhibit| [vec![exhibit.name.to_owned()], made(exhibit)].concat());
+    let names: Vec<String> = names.collect();
+    let nearest = names.iter().min_by_key(|known| strsim::osa_distance(name, known));
+    // A name of which more than a third is wrong was meant for nothing here.
+    let nearest = nearest.filter(|known| strsim::osa_distance(name, known) * 3 <= name.len());
+    let way_out =
+        nearest.map_or_else(|| format!("there are: {}", names.join(", ")), |known| format!("did you mean {known}?"));
+    Err(Failure::usage(format!("there is no file {name}, and no experiment of that name is built in; {way_out}")))
+}
+
+/// The file of this name, or the experiment that is built in: its name and its text.
+///
+/// # Errors
+/// There is neither.
+pub(crate) fn read(experiment: &str) -> Result<(String, String), Failure> {
+    let path = Path::new(experiment);
+    if path.is_file() {
+        let text = fs::read_to_string(path).map_err(Failure::io(format_args!("read {experiment}")))?;
+        return Ok((experiment.to_owned(), text));
+    }
+    let exhibit = find(experiment)?;
+    Ok((exhibit.file(), exhibit.text.to_owned()))
 }
 
 #[cfg(test)]
@@ -74,6 +120,7 @@ mod tests {
     use super::*;
     use crate::experiment::{self, Wish};
     use crate::plan;
+    use std::collections::BTreeSet;
 
     #[test]
     fn all_of_them_can_be_read_and_the_short_ones_are_short() {
@@ -88,8 +135,45 @@ mod tests {
                 );
                 let expected_s = plan::plan(&resolved).expected_s;
                 assert!(!quick || expected_s < 600.0, "{} takes {expected_s} s", exhibit.name);
+                // What it names was checked with the rest of it: arms, loads, and what is measured.
+                assert!(!resolved.claims.is_empty(), "{} claims nothing", exhibit.name);
+                assert!(!quick || resolved.repetitions > 1, "{}: nothing can be told from one block", exhibit.name);
             }
         }
-        assert!(find("arlitt-figure-5").is_ok() && find("x").unwrap_err().to_string().contains("arlitt-figure-5"));
+    }
+
+    #[test]
+    fn each_exhibit_has_one_name_and_an_unknown_name_a_neighbour() {
+        let mut names = BTreeSet::new();
+        for exhibit in ALL {
+            assert_eq!(find(exhibit.name).unwrap().name, exhibit.name);
+            let made = exhibit.makes();
+            for (name, shows) in &made {
+                assert!(find(name).unwrap().name == exhibit.name && !shows.is_empty(), "{name}");
+                assert!(names.insert(name.clone()), "two experiments make {name}");
+            }
+            assert!(!made.is_empty() || names.insert(exhibit.name.to_owned()), "{}", exhibit.name);
+        }
+        // The exhibits of the papers that are to be there.
+        for (paper, figures) in
+            [("hu", 1..=10), ("hu", 12..=13), ("yates", 1..=6), ("arlitt", 2..=11), ("banga", 5..=10)]
+        {
+            for figure in figures {
+                assert!(names.contains(&format!("{paper}-figure-{figure}")), "{paper}, figure {figure}");
+            }
+        }
+        for name in ["hu-table-1", "hu-table-2", "yates-table-3", "banga-section-5-6", "flash-data-set-size"] {
+            assert!(names.contains(name), "{name}");
+        }
+        let makes: Vec<String> = find("hu-figures-6-10").unwrap().makes().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(makes.first().map(String::as_str), Some("hu-figure-6"));
+        assert_eq!(makes.last().map(String::as_str), Some("hu-figure-10"));
+        let check = |name: &str, part: &str| {
+            let error = find(name).unwrap_err();
+            assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
+        };
+        check("arlit-figure-5", "did you mean arlitt-figure-5?");
+        check("yates-tabel-3", "did you mean yates-table-3?");
+        check("x", "there are: ");
     }
 }

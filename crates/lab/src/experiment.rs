@@ -21,7 +21,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::archive::{Arm, At, Factor, Figure, Finding, PaperCurve, Resolved, Rules, Step, Summary};
+use crate::archive::{Arm, At, Claim, Factor, Figure, PaperCurve, Resolved, Rules, Step, Summary, Term};
 use crate::subject::{Kind, Template};
 
 /// What a user says besides the file.
@@ -257,6 +257,37 @@ impl<'de> Deserialize<'de> for Ladder {
     }
 }
 
+/// Which step speaks for an arm: `peak`, `first`, `last`, or its value.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtFile(At);
+
+impl<'de> Deserialize<'de> for AtFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AtFile, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = AtFile;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"peak\", \"first\", \"last\", or a load of the ladder")
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<AtFile, E> {
+                Ok(AtFile(At::Step(value as f64)))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<AtFile, E> {
+                Ok(AtFile(At::Step(value)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<AtFile, E> {
+                Ok(AtFile(match text {
+                    "peak" => At::Peak,
+                    "first" => At::First,
+                    "last" => At::Last,
+                    _ => return Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }))
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
 /// The value of a server's setting: whatever is put into the place that a configuration has for it.
 #[derive(Clone, Debug, PartialEq)]
 struct Setting(String);
@@ -325,7 +356,10 @@ struct File {
     #[serde(default)]
     figure: Vec<FigureFile>,
     #[serde(default)]
-    finding: Vec<FindingFile>,
+    claim: Vec<Spanned<ClaimFile>>,
+    #[serde(default)]
+    #[expect(dead_code, reason = "they are read by `exhibits.rs`, and may stand in every file")]
+    exhibits: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -447,8 +481,7 @@ struct FigureFile {
     title: String,
     x: Option<Spanned<String>>,
     y: Vec<Spanned<String>>,
-    #[serde(default)]
-    at: At,
+    at: Option<Spanned<AtFile>>,
     #[serde(default)]
     log_x: bool,
     #[serde(default)]
@@ -466,16 +499,22 @@ struct PaperFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct FindingFile {
+struct ClaimFile {
     says: String,
     metric: Spanned<String>,
     #[serde(default)]
-    at: At,
-    of: BTreeMap<Spanned<String>, Spanned<Setting>>,
-    #[serde(default)]
-    against: BTreeMap<Spanned<String>, Spanned<Setting>>,
-    paper: f64,
+    of: LevelsFile,
+    at: Option<Spanned<AtFile>>,
+    against: Option<LevelsFile>,
+    against_at: Option<Spanned<AtFile>>,
+    against_metric: Option<Spanned<String>>,
+    above: Option<f64>,
+    below: Option<f64>,
+    paper: Option<f64>,
 }
+
+/// An arm, by the levels of it that are not the baseline's.
+type LevelsFile = BTreeMap<Spanned<String>, Spanned<Setting>>;
 
 /// Something wrong, and where.
 struct Wrong {
@@ -590,7 +629,6 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         arms.push(again);
         settings.push(settings[0].clone());
     }
-    let axis = steps[0].axis();
     let load = &settings[0].load;
     let stem = own_name(name);
     let rule = |share: &Option<Text<Share>>, usual: f64| share.as_ref().map_or(usual, |Text(Share(share))| *share);
@@ -619,8 +657,8 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
             counts_max: rule(&validity.counts_max, 0.01),
             little_max: rule(&validity.little_max, 0.05),
         },
-        figures: figures(&file, &factors, axis)?,
-        findings: findings(&file, &factors)?,
+        figures: figures(&file, &factors, &steps)?,
+        claims: claims(&file, &factors, &steps, &arms)?,
         factors,
         arms,
         steps,
@@ -805,7 +843,7 @@ fn subject_name(subject: &SubjectFile) -> String {
 /// The tree of an arm as a file of its own, without what is no part of an arm.
 fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     let mut table = toml::Table::deserialize(toml::de::Deserializer::from(tree.clone()))?;
-    for key in ["factor", "figure", "finding", "design", "again", "quick", "about"] {
+    for key in ["factor", "figure", "claim", "exhibits", "design", "again", "quick", "about"] {
         table.remove(key);
     }
     if let Some(toml::Value::Array(subjects)) = table.get_mut("subject") {
@@ -1010,7 +1048,8 @@ fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
 }
 
 /// Those of the file, or the paper's usual one (Arlitt and Williamson, figure 2) with latency and CPU time beside it.
-fn figures(file: &File, factors: &[Factor], axis: &str) -> Result<Vec<Figure>, Wrong> {
+fn figures(file: &File, factors: &[Factor], steps: &[Step]) -> Result<Vec<Figure>, Wrong> {
+    let axis = steps[0].axis();
     let mut figures = Vec::new();
     for figure in &file.figure {
         let x = figure.x.as_ref().map_or(axis, |x| x.get_ref().as_str());
@@ -1025,13 +1064,13 @@ fn figures(file: &File, factors: &[Factor], axis: &str) -> Result<Vec<Figure>, W
             ));
         }
         for y in &figure.y {
-            metric(y)?;
+            metric(y, file.monitor.profile)?;
         }
         figures.push(Figure {
             title: figure.title.clone(),
             x: x.to_owned(),
             y: figure.y.iter().map(|y| y.get_ref().clone()).collect(),
-            at: figure.at,
+            at: at(figure.at.as_ref(), steps)?,
             log_x: figure.log_x,
             log_y: figure.log_y,
             paper: figure
@@ -1057,20 +1096,43 @@ fn figures(file: &File, factors: &[Factor], axis: &str) -> Result<Vec<Figure>, W
     Ok(figures)
 }
 
-fn metric(name: &Spanned<String>) -> Result<(), Wrong> {
-    let known: Vec<&str> = Summary::METRICS.iter().map(|(name, _, _)| *name).collect();
-    if known.contains(&name.get_ref().as_str()) {
-        return Ok(());
+/// That something of this name is measured.
+fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
+    let text = name.get_ref().as_str();
+    match Summary::described(text) {
+        Some(_) if has_profile || !Summary::is_of_profile(text) => Ok(()),
+        Some(_) => Err(wrong(
+            name.span(),
+            format!("{text:?} is of a profile, and none is made"),
+            "write [monitor], profile = true",
+        )),
+        None => {
+            let known: Vec<&str> = Summary::METRICS.iter().map(|(name, _, _)| *name).collect();
+            let shares: Vec<String> = Summary::SHARES.iter().map(|(whole, ..)| format!("{whole}:NAME")).collect();
+            Err(wrong(
+                name.span(),
+                format!("nothing is measured that is called {text:?}"),
+                format!("there are: {}; and parts of wholes: {}", known.join(", "), shares.join(", ")),
+            ))
+        }
     }
-    Err(wrong(
-        name.span(),
-        format!("nothing is measured that is called {:?}", name.get_ref()),
-        format!("there are: {}", known.join(", ")),
-    ))
 }
 
-fn findings(file: &File, factors: &[Factor]) -> Result<Vec<Finding>, Wrong> {
-    let chosen = |levels: &BTreeMap<Spanned<String>, Spanned<Setting>>| {
+/// Which step, if it is one.
+fn at(at: Option<&Spanned<AtFile>>, steps: &[Step]) -> Result<At, Wrong> {
+    let Some(at) = at else { return Ok(At::default()) };
+    let AtFile(chosen) = *at.get_ref();
+    match chosen {
+        At::Step(value) if !steps.iter().any(|step| step.value() == value) => {
+            let known: Vec<String> = steps.iter().map(|step| step.value().to_string()).collect();
+            Err(wrong(at.span(), format!("the ladder has no {value}"), format!("it has: {}", known.join(", "))))
+        }
+        chosen => Ok(chosen),
+    }
+}
+
+fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Result<Vec<Claim>, Wrong> {
+    let chosen = |levels: &LevelsFile, whole: &Range<usize>| {
         let mut chosen = BTreeMap::new();
         for (name, label) in levels {
             let Some(factor) = factors.iter().find(|factor| factor.name == *name.get_ref()) else {
@@ -1089,20 +1151,45 @@ fn findings(file: &File, factors: &[Factor]) -> Result<Vec<Finding>, Wrong> {
             }
             chosen.insert(factor.name.clone(), text.to_owned());
         }
+        let mut all = arms[0].levels.clone();
+        all.extend(chosen.clone());
+        if !arms.iter().any(|arm| arm.levels == all) {
+            let what = "no arm has these levels together";
+            return Err(wrong(whole.clone(), what, "name levels of one factor, or write design = \"full\""));
+        }
         Ok(chosen)
     };
-    let of_file = |finding: &FindingFile| {
-        metric(&finding.metric)?;
-        Ok(Finding {
-            says: finding.says.clone(),
-            metric: finding.metric.get_ref().clone(),
-            at: finding.at,
-            of: chosen(&finding.of)?,
-            against: chosen(&finding.against)?,
-            paper: finding.paper,
-        })
+    let of_file = |claim: &Spanned<ClaimFile>| {
+        let (whole, claim) = (claim.span(), claim.get_ref());
+        let is_sound = match (claim.above, claim.below) {
+            (None, None) => false,
+            (Some(above), Some(below)) => above < below,
+            _ => true,
+        };
+        if !is_sound {
+            let way_out = "write above = ..., below = ..., or both, the first of them the smaller one";
+            return Err(wrong(whole, "a claim has a bound within which it holds", way_out));
+        }
+        metric(&claim.metric, file.monitor.profile)?;
+        let of_at = at(claim.at.as_ref(), steps)?;
+        let ClaimFile { against, against_at, against_metric, .. } = claim;
+        let against = match (against, against_at, against_metric) {
+            (None, None, None) => None,
+            (levels, step, name) => {
+                name.as_ref().map_or(Ok(()), |name| metric(name, file.monitor.profile))?;
+                Some(Term {
+                    metric: name.as_ref().unwrap_or(&claim.metric).get_ref().clone(),
+                    // What is not said of it is as it is in the figure that it divides.
+                    levels: chosen(levels.as_ref().unwrap_or(&claim.of), &whole)?,
+                    at: if step.is_some() { at(step.as_ref(), steps)? } else { of_at },
+                })
+            }
+        };
+        let of = Term { metric: claim.metric.get_ref().clone(), levels: chosen(&claim.of, &whole)?, at: of_at };
+        let ClaimFile { says, above, below, paper, .. } = claim;
+        Ok(Claim { says: says.clone(), of, against, above: *above, below: *below, paper: *paper })
     };
-    file.finding.iter().map(of_file).collect()
+    file.claim.iter().map(of_file).collect()
 }
 
 #[cfg(test)]
@@ -1248,11 +1335,16 @@ mod tests {
         check(&format!("{SHORT}[[factor]]\nname = \"a\"\nlevels = [1, 2]\n"), "13:11", "set =");
         check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\nx = \"moon\"\ny = [\"rate\"]\n"), "13:5", "one of: rate");
         check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\ny = [\"speed\"]\n"), "13:6", "cpu-per-reply");
-        check(
-            &format!("{SHORT}[[finding]]\nsays = \"a\"\nmetric = \"rate\"\npaper = 1.0\nof = {{ log = true }}\n"),
-            "15:8",
-            "no factor",
-        );
+        let claim = |rest: &str| format!("{SHORT}[[claim]]\nsays = \"a\"\nmetric = \"rate\"\n{rest}\n");
+        check(&claim("above = 1\nof = { log = true }"), "15:8", "no factor");
+        check(&claim("of = {}"), "11:1", "a bound within which it holds");
+        check(&claim("above = 2\nbelow = 1"), "11:1", "the smaller one");
+        check(&claim("above = 1\nat = 1500"), "15:6", "it has: 1000, 2000, 3000");
+        check(&claim("above = 1\nagainst-at = \"top\""), "15:14", "or a load of the ladder");
+        check(&claim("above = 1\nagainst-metric = \"context:user\""), "15:18", "profile = true");
+        let two = "[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 2]\n";
+        let both = claim("above = 1\nof = { log = true, pipeline = 2 }") + two;
+        check(&both, "11:1", "no arm has these levels");
         check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "names no cores");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");

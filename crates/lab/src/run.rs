@@ -231,6 +231,7 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     run.load_began_s = told.began_s;
     let seen = Seen::read(&record, told.began_s, told.began_s + told.seconds)?;
     let mut summary = told.summary(planned.step);
+    summary.set_bytes = order.site.bytes();
     summary.network = seen.network(bed.is_private || path_verdict.is_some());
     summary.server = seen.server();
     summary.server.memory_max_bytes = memory_max_bytes.or(summary.server.memory_max_bytes);
@@ -714,8 +715,27 @@ impl Seen {
             listen_drops: drops(last).zip(drops(first)).map(|(to, from)| to.saturating_sub(from)),
             replies: counter("requests"),
             sent_bytes: counter("sent_bytes"),
+            parsing_ms: self.phases_ms(&["parsing"]),
+            processing_ms: self.phases_ms(&["processing", "sending"]),
+            logging_ms: self.phases_ms(&["logging"]),
             ..ServerUse::default()
         }
+    }
+
+    /// What these phases of a request took, the mean of all that the server timed while there was load, in milliseconds.
+    fn phases_ms(&self, names: &[&str]) -> Option<f64> {
+        // Elapsed nanoseconds of the phases, and how many requests were timed.
+        let so_far = |sample: &Sample| {
+            let classes = &sample.module.as_ref()?.classes;
+            let phases =
+                classes.iter().flat_map(|class| &class.phases).filter(|phase| names.contains(&&phase.name[..]));
+            Some((
+                phases.map(|phase| phase.elapsed_ns).sum::<u64>(),
+                classes.iter().map(|class| class.timed).sum::<u64>(),
+            ))
+        };
+        let ((from_ns, from), (to_ns, to)) = (so_far(&self.first)?, so_far(&self.last)?);
+        (to > from).then(|| to_ns.saturating_sub(from_ns) as f64 / (to - from) as f64 / 1e6)
     }
 
     /// What its network namespace counted.
@@ -951,8 +971,7 @@ impl Rest {
 
 /// Whether an archive was begun by the same experiment; else why it cannot be gone on with.
 pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
-    let strip = |resolved: &Resolved| Resolved { began_s: 0.0, programs: BTreeMap::new(), ..resolved.clone() };
-    if strip(old) != strip(new) {
+    if !old.measures_as(new) {
         return Err("another experiment was begun there, or this one with other settings, --seed or --quick".to_owned());
     }
     let changed: Vec<&str> = new

@@ -1,4 +1,4 @@
-//! `ammeter list`: the experiments that are built in, one a line.
+//! `ammeter list`: the exhibits that are built in, one a line, each with the experiment that makes it where that makes several.
 
 use amped_measure::{Failure, Verdict};
 use serde::Serialize;
@@ -28,8 +28,12 @@ Examples:
 
 #[derive(Serialize)]
 struct Line {
+    /// What it is run by.
     name: String,
+    /// What it shows.
     title: String,
+    /// The experiment that makes it, and others with it; its own name where it makes one.
+    experiment: &'static str,
     /// How long it takes, in seconds.
     quick_s: f64,
     /// Likewise at length.
@@ -48,7 +52,12 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             Ok::<_, Failure>((plan::plan(&experiment.resolved).expected_s, experiment.resolved.title))
         };
         let ((quick_s, title), (whole_s, _)) = (of(true)?, of(false)?);
-        lines.push(Line { name: exhibit.name.to_owned(), title, quick_s, whole_s });
+        let mut makes = exhibit.makes();
+        if makes.is_empty() {
+            makes.push((exhibit.name.to_owned(), title));
+        }
+        let line = |(name, title)| Line { name, title, experiment: exhibit.name, quick_s, whole_s };
+        lines.extend(makes.into_iter().map(line));
     }
     if args.json {
         say::json(&lines)?;
@@ -56,8 +65,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         let width = lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
         let text: Vec<String> = lines
             .iter()
-            .map(|Line { name, title, quick_s, whole_s }| {
-                format!("{name:width$}  {title} (--quick {}, whole {})", plan::told(*quick_s), plan::told(*whole_s))
+            .map(|Line { name, title, experiment, quick_s, whole_s }| {
+                let by = if name == experiment { String::new() } else { format!("by {experiment}, ") };
+                format!("{name:width$}  {title} ({by}--quick {}, whole {})", plan::told(*quick_s), plan::told(*whole_s))
             })
             .collect();
         say::out(&text.join("\n"))?;

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use amped_measure::{Failure, Verdict};
 
-use crate::archive::name;
+use crate::archive::{Archive, name};
+use crate::experiment::{self, Wish};
 use crate::report::{self, Told};
-use crate::say;
+use crate::{exhibits, say};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -20,6 +21,9 @@ pub(crate) struct Args {
     /// Each figure as a file into this folder, which is made
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+    /// An experiment (file or name) whose figures and claims are taken in place of the archive's own; it must measure the same
+    #[arg(long, value_name = "EXPERIMENT")]
+    claims: Option<String>,
     /// What it says as JSON, in one line
     #[arg(long)]
     json: bool,
@@ -29,19 +33,43 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ammeter report logging                     writes logging/report.html, which opens without a network
   ammeter report logging --svg figures       and each figure as an SVG file
+  ammeter report old --claims arlitt-figure-5       by the figures and claims of today's experiment of that name
 
 The page is a function of the archive alone: made again years later it is the same. Of an experiment that is under way, or
 lacks files, it shows what there is and names what is missing.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let page = args.html.clone().unwrap_or_else(|| args.dir.join(name::REPORT));
-    let told = report::write(&args.dir, &page, args.svg.as_deref())?;
+    let mut archive = Archive::open(&args.dir)?;
+    if let Some(experiment) = &args.claims {
+        adopt(&mut archive, experiment)?;
+    }
+    let told = report::write(&archive, &page, args.svg.as_deref())?;
     if args.json {
         say::json(&told)?
     } else {
         say::out(&text(&told))?
     }
     Ok(Verdict::valid())
+}
+
+/// Takes what an experiment says, draws and claims in place of what the archive does.
+///
+/// # Errors
+/// There is no such experiment, or it measures something else.
+fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
+    let (file, text) = exhibits::read(experiment)?;
+    let old = &mut archive.resolved;
+    let new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;
+    if !old.measures_as(&new) {
+        return Err(Failure::usage(format!(
+            "{} was measured by other settings than {experiment} has; measure it again: ammeter run {experiment} --out DIR",
+            archive.dir.display()
+        )));
+    }
+    (old.name, old.title, old.about) = (new.name, new.title, new.about);
+    (old.figures, old.claims) = (new.figures, new.claims);
+    Ok(())
 }
 
 fn text(told: &Told) -> String {

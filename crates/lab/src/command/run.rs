@@ -16,7 +16,8 @@ use serde::Serialize;
 use crate::archive::{self, Archive, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
-use crate::{exhibits, plan, report, run as runs, say, subject, terminal, validate};
+use crate::report::{self, Judged};
+use crate::{exhibits, plan, run as runs, say, subject, terminal, validate};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -68,7 +69,7 @@ same command goes on from there. A run in which others had the machine is measur
 status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    let (file, text) = read(&args.experiment)?;
+    let (file, text) = exhibits::read(&args.experiment)?;
     let wish = Wish { quick: args.quick, seed: args.seed };
     let experiment = experiment::parse(&file, &text, wish)?;
     let plan = plan::plan(&experiment.resolved);
@@ -87,20 +88,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let measured = measure(&bed, &dir, &experiment, args.retry, &stop);
     drop(bed);
     // Of what there is, also where it was stopped; why it was is told first.
-    let reported = report::write(&dir, &dir.join(name::REPORT), None);
+    let reported = Archive::open(&dir).and_then(|archive| report::write(&archive, &dir.join(name::REPORT), None));
     measured.and(reported)?;
     tell(args, &dir)
-}
-
-/// The file, or an experiment that is built in: its name and its text.
-fn read(experiment: &str) -> Result<(String, String), Failure> {
-    let path = Path::new(experiment);
-    if path.is_file() {
-        let text = fs::read_to_string(path).map_err(Failure::io(format_args!("read {experiment}")))?;
-        return Ok((experiment.to_owned(), text));
-    }
-    let exhibit = exhibits::find(experiment)?;
-    Ok((exhibit.file(), exhibit.text.to_owned()))
 }
 
 /// Makes the directory and holds it: two at once would write over each other.
@@ -363,12 +353,15 @@ struct Point {
 struct Told {
     directory: PathBuf,
     points: Vec<Point>,
+    /// What became of what the experiment claims.
+    claims: Vec<Judged>,
     verdict: Verdict,
 }
 
 /// Prints what came of it, and judges: a point without a run that counts was not measured.
 fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     let archive = Archive::open(dir)?;
+    let claims = report::claims(&archive);
     let (resolved, runs) = (&archive.resolved, archive.last_attempts().collect::<Vec<_>>());
     let mut points = Vec::new();
     for arm in &resolved.arms {
@@ -406,7 +399,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
         verdict.broken.push(format!("no run of {} at {} counts: {why}", point.label, point.step.value()));
     }
-    let told = Told { directory: dir.to_owned(), points, verdict };
+    let told = Told { directory: dir.to_owned(), points, claims, verdict };
     if args.json {
         say::json(&told)?;
     } else {
@@ -442,6 +435,7 @@ fn table(resolved: &Resolved, told: &Told) -> String {
     if again > 0 {
         text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");
     }
+    report::fates(&told.claims).iter().for_each(|line| text += &format!("{line}\n"));
     let report = told.directory.join(name::REPORT);
     text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
     match &told.verdict.broken[..] {

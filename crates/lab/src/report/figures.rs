@@ -4,6 +4,7 @@
 //! that are lower bounds another, which is open; and each run that is worth nothing is a point of its own, crossed out: no
 //! run that came to a figure is left out of the picture, and none is counted for more than it is.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use amped_measure::stats::Summary;
@@ -12,15 +13,14 @@ use super::figure::{Bars, Curve, Mark, Plot, Point, Scale};
 use crate::archive::{self, Archive, Arm, At, Run, Standing, Step};
 
 /// Of a figure's values, the name, the unit and the meaning of the metric.
-fn metric(name: &str) -> (&'static str, &'static str) {
-    let found = archive::Summary::METRICS.iter().find(|(known, ..)| *known == name);
-    found.map_or(("", "a metric that this program does not know"), |(_, unit, meaning)| (unit, meaning))
+fn metric(name: &str) -> (&'static str, Cow<'static, str>) {
+    archive::Summary::described(name).unwrap_or(("", Cow::Borrowed("a metric that this program does not know")))
 }
 
 /// A metric as the name of an axis or a curve.
 pub(super) fn titled(name: &str) -> String {
     let (unit, meaning) = metric(name);
-    if unit.is_empty() { meaning.to_owned() } else { format!("{meaning}, {unit}") }
+    if unit.is_empty() { meaning.into_owned() } else { format!("{meaning}, {unit}") }
 }
 
 /// The arms that are drawn: all but the repetition of the baseline, which is there for the noise.
@@ -148,7 +148,7 @@ pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     let plot = |arms: &[&Arm]| {
         let of = |arm| figure.y.iter().map(move |name| (arm, name));
         let curve = |(arm, name): (&&Arm, &String)| Curve {
-            name: if arms.len() > 1 { arm_label(arm) } else { metric(name).1.to_owned() },
+            name: if arms.len() > 1 { arm_label(arm) } else { metric(name).1.into_owned() },
             points: over_steps(archive, arm, name),
             printed: false,
         };
@@ -238,7 +238,7 @@ fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> 
             let name = match (several, figure.y.len() > 1) {
                 (true, true) => format!("{label}: {meaning}"),
                 (true, false) => label.clone(),
-                (false, _) => meaning.to_owned(),
+                (false, _) => meaning.into_owned(),
             };
             curves.push(Curve { name, points: points.flatten().collect(), printed: false });
         }
@@ -253,6 +253,7 @@ pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Opt
     match at {
         At::First => steps.next().copied(),
         At::Last => steps.next_back().copied(),
+        At::Step(value) => steps.find(|step| step.value() == value).copied(),
         At::Peak => {
             let of = |step: &Step| median(archive, &arm.id, *step, metric).map_or(f64::MIN, |found| found.median);
             steps.max_by(|one, other| of(one).total_cmp(&of(other))).copied()

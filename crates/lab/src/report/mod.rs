@@ -29,7 +29,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::figure::number;
-use self::verdict::{Counts, Found};
+use self::verdict::Counts;
+pub(crate) use self::verdict::{Judged, fates};
 use crate::archive::{Archive, Arm, Check, Run, Standing, name};
 use crate::compare::{self, Comparison};
 use crate::diagnose::verdict::{Answer, Diagnosis};
@@ -59,12 +60,14 @@ pub(crate) struct Told {
     pub(crate) limits: Vec<String>,
     /// How the runs stand.
     pub(crate) runs: Counts,
-    /// What became of what the paper found.
-    pub(crate) findings: Vec<Found>,
+    /// What became of what the experiment claims.
+    pub(crate) claims: Vec<Judged>,
     /// The arms against the baseline.
     pub(crate) against_baseline: Vec<Comparison>,
     /// What is missing, a line each.
     pub(crate) missing: Vec<String>,
+    /// The figures that the experiment asks for, as their files are called, without `.svg`.
+    pub(crate) figures: Vec<String>,
     /// The files that were written.
     pub(crate) files: Vec<PathBuf>,
 }
@@ -72,9 +75,9 @@ pub(crate) struct Told {
 /// Writes the page, and if it is asked for each figure into a folder, which is made.
 ///
 /// # Errors
-/// When the directory is no archive, or a damaged one; when a file cannot be written.
-pub(crate) fn write(dir: &Path, page: &Path, svg: Option<&Path>) -> Result<Told, Failure> {
-    let Report { html, figures, mut told } = report(&Archive::open(dir)?);
+/// When a file cannot be written.
+pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Result<Told, Failure> {
+    let Report { html, figures, mut told } = report(archive);
     let mut write = |path: PathBuf, text: &str| {
         fs::write(&path, text).map_err(Failure::io(format_args!("write {}", path.display())))?;
         told.files.push(path);
@@ -99,6 +102,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let mut drawn = Drawn::default();
     let knee = figures::knee(archive, band).map(|plot| drawn.plot("knee", &plot));
     let beside: Vec<Markup> = figures::beside(archive).iter().map(|plot| drawn.plot(&plot.title, plot)).collect();
+    let before = drawn.files.len();
     let asked: Vec<(Vec<Markup>, &crate::archive::Figure)> = resolved
         .figures
         .iter()
@@ -107,6 +111,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
             (plots.iter().map(|plot| drawn.plot(&plot.title, plot)).collect(), figure)
         })
         .collect();
+    let own_figures = drawn.files[before..].iter().map(|(id, _)| id.clone()).collect();
     let (mut cpu, mut profiles) = (Vec::new(), Vec::new());
     for arms in figures::groups(archive, &arms) {
         cpu.extend(figures::cpu(archive, arms).map(|bars| drawn.bars(&bars.title, &bars)));
@@ -117,14 +122,14 @@ pub(crate) fn report(archive: &Archive) -> Report {
     }
     let timelines: Vec<series::Timeline> =
         archive.runs.iter().map(|run| series::timeline(archive, run, &mut missing)).collect();
-    let findings: Vec<Found> = resolved.findings.iter().map(|finding| verdict::found(archive, finding)).collect();
+    let claims = claims(archive);
     let against_baseline: Vec<Comparison> = match arms.split_first() {
         Some((baseline, others)) => others.iter().map(|arm| compare::arms(archive, baseline, arm)).collect(),
         None => Vec::new(),
     };
     let counts = verdict::counts(archive);
     let mut verdict = verdict::sentences(archive, &arms);
-    verdict.extend(findings.iter().map(Found::sentence));
+    verdict.extend(fates(&claims));
 
     // What is worth nothing is no evidence either.
     let is_sound = |run: &&Run| run.standing != Standing::Invalid;
@@ -157,9 +162,10 @@ pub(crate) fn report(archive: &Archive) -> Report {
                 @if !figure.paper.is_empty() { (values(figure)) }
             }
         }
-        @if !findings.is_empty() {
-            h2 { "What the paper found" }
-            div.scroll { (found(&findings)) }
+        @if !claims.is_empty() {
+            h2 { "What still holds" }
+            div.scroll { (judged(&claims)) }
+            p.faint { "Each figure is one within a block; the interval is over the blocks, and holds the true median with the probability that stands beside it. A claim still holds where all of the interval is within the bound, and no longer where all of it is outside." }
         }
         @if !against_baseline.is_empty() {
             h2 { "Against the baseline" }
@@ -196,9 +202,10 @@ pub(crate) fn report(archive: &Archive) -> Report {
         verdict,
         limits: diagnoses.iter().map(|one| format!("{}: {}", one.arm, one.sentence)).collect(),
         runs: counts,
-        findings,
+        claims,
         against_baseline,
         missing,
+        figures: own_figures,
         files: Vec::new(),
     };
     Report { html, figures: drawn.files, told }
@@ -387,18 +394,24 @@ fn values(figure: &crate::archive::Figure) -> Markup {
     }
 }
 
-fn found(findings: &[Found]) -> Markup {
+/// What became of the claims of an experiment.
+pub(crate) fn claims(archive: &Archive) -> Vec<Judged> {
+    archive.resolved.claims.iter().map(|claim| verdict::judged(archive, claim)).collect()
+}
+
+fn judged(claims: &[Judged]) -> Markup {
     html! {
         table {
-            tr { th.text { "the paper says" } th.text { "of" } th { "its ratio" } th { "here" } th { "interval" } th { "blocks" } th.text { "so it" } }
-            @for Found { says, metric, paper, here, blocks, finding } in findings {
+            tr { th.text { "claim" } th.text { "what is compared" } th { "holds" } th { "the paper" } th { "here" } th { "interval" } th { "blocks" } th { "sure to" } th.text { "so it" } }
+            @for claim in claims {
                 tr {
-                    td.text { (says) } td.text { (metric) } td { (number(*paper)) }
-                    @match here {
-                        Some([low, median, high]) => { td { (number(*median)) } td { (number(*low)) " to " (number(*high)) } }
+                    td.text { (claim.says) } td.text { (claim.compared) } td { (claim.holds) }
+                    td { (claim.paper.map_or_else(|| "–".to_owned(), number)) }
+                    @match claim.here {
+                        Some([low, median, high]) => { td { (number(median)) } td { (number(low)) " to " (number(high)) } }
                         None => { td { "–" } td { "–" } }
                     }
-                    td { (blocks) } td.text { (finding) }
+                    td { (claim.blocks) } td { (percent(claim.coverage)) } td.text { (claim.fate.ends()) }
                 }
             }
         }

@@ -7,10 +7,11 @@ use amped_measure::host::Machine;
 use proptest::prelude::*;
 use serde_json::Value;
 
+use super::verdict::Fate;
 use super::*;
 use crate::archive::{
-    self, At, Block, ClientStep, Clients, Factor, Figure, Finding, Host, HostUse, PaperCurve, Plan, Planned, Program,
-    Resolved, ServerUse, Step, Summary as RunSummary, Times,
+    self, At, Block, Claim, ClientStep, Clients, Factor, Figure, Host, HostUse, PaperCurve, Plan, Planned, Program,
+    Resolved, ServerUse, Step, Summary as RunSummary, Term, Times,
 };
 use crate::page::chromium::{self, Seen};
 
@@ -50,13 +51,17 @@ pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
             },
             Figure { title: word("Peak"), x: word("log"), y: vec![word("rate")], ..Figure::default() },
         ],
-        findings: vec![Finding {
-            says: word("Logging costs a tenth."),
-            metric: word("cpu-per-reply"),
-            at: At::First,
-            of: BTreeMap::from([(word("log"), word("on"))]),
-            paper: 1.1,
-            ..Finding::default()
+        claims: vec![Claim {
+            says: word("Logging costs a tenth (5.1.2)."),
+            of: Term {
+                metric: word("cpu-per-reply"),
+                levels: BTreeMap::from([(word("log"), word("on"))]),
+                at: At::First,
+            },
+            against: Some(Term { metric: word("cpu-per-reply"), at: At::First, ..Term::default() }),
+            above: Some(1.02),
+            paper: Some(1.1),
+            ..Claim::default()
         }],
         programs: BTreeMap::from([(word("nginx"), Program { version: word("nginx/1.22"), ..Program::default() })]),
         began_s: 1_795_000_000.0,
@@ -261,14 +266,11 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
     let open = || Archive::open(folder.path()).unwrap();
     let (one, other) = (report(&open()), report(&open()));
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
-    let Told { verdict, runs, findings, missing, .. } = &one.told;
+    let Told { verdict, runs, claims, missing, .. } = &one.told;
     assert!(verdict[0].starts_with("log off bears 1000/s and no longer 1500/s; its highest rate: 11"), "{verdict:?}");
-    assert!(
-        verdict[2].starts_with("Paper: Logging costs a tenth. Here: still holds, and as much (a ratio of 1."),
-        "{verdict:?}"
-    );
+    assert!(verdict[2].starts_with("Still holds: Logging costs a tenth (5.1.2) (1.1"), "{verdict:?}");
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
-    assert_eq!((findings[0].finding, findings[0].blocks), ("still holds, and as much", 4));
+    assert_eq!((claims[0].fate, claims[0].blocks, claims[0].coverage), (Fate::StillHolds, 4, 0.875));
     assert!(missing.is_empty(), "{missing:?}");
     let place = |part: &str| one.html.find(part).unwrap_or_else(|| panic!("{part} is not in the page"));
     let order = [
@@ -276,7 +278,7 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
         "The knee",
         "What limits it",
         "<h2>Figures",
-        "What the paper found",
+        "What still holds",
         "Against the baseline",
         "Processor time",
         "What the figures are worth",
@@ -355,11 +357,7 @@ fn what_is_missing_is_named_and_the_rest_is_drawn() {
     let made = report(&Archive::open(dir).unwrap());
     assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
     assert_eq!(made.told.verdict[0], "log off: no run of it counts.");
-    assert!(
-        made.told.verdict[2].ends_with("Here: not known: there are no valid runs of both."),
-        "{:?}",
-        made.told.verdict
-    );
+    assert!(made.told.verdict[2].ends_with("(no runs that count; the paper 1.1)."), "{:?}", made.told.verdict);
 }
 
 #[test]
@@ -399,7 +397,7 @@ fn a_broken_archive_is_a_clear_error() {
     let dir = folder.path();
     let page = dir.join(name::REPORT);
     let fails = |part: &str| {
-        let error = write(dir, &page, None).unwrap_err().to_string();
+        let error = Archive::open(dir).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
     fails("is no archive of an experiment");
@@ -409,7 +407,7 @@ fn a_broken_archive_is_a_clear_error() {
     fs::write(&run, &whole[..whole.len() / 2]).unwrap();
     fails("run.json is not as it was written");
     fs::write(&run, whole).unwrap();
-    let told = write(dir, &page, Some(&dir.join("figures"))).unwrap();
+    let told = write(&Archive::open(dir).unwrap(), &page, Some(&dir.join("figures"))).unwrap();
     assert!(told.files.iter().all(|file| fs::metadata(file).unwrap().len() > 100), "{:?}", told.files);
     fs::write(dir.join(name::RESOLVED), "{\"form\": 99}").unwrap();
     fails("has form 99");
@@ -444,7 +442,7 @@ proptest! {
             figure.title.clone_from(&name);
             figure.paper.iter_mut().for_each(|curve| curve.name.clone_from(&name));
         }
-        resolved.findings[0].says.clone_from(&name);
+        resolved.claims[0].says.clone_from(&name);
         resolved.programs.insert(name.clone(), Program { version: name.clone(), ..Program::default() });
         archive.host.kernel.insert(name.clone(), name.clone());
         archive.blocks[0].busiest[0].0.clone_from(&name);
