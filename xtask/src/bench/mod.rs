@@ -18,6 +18,7 @@ mod classes;
 mod curves;
 mod disks;
 mod exhibit;
+mod exhibits;
 mod files;
 mod generator;
 mod group;
@@ -56,6 +57,8 @@ pub(crate) enum Args {
     Ablation(Ablation),
     /// Where the CPU time of amped and nginx goes, by the size of files (Hu, Nanda and Yang, figures 6 to 10)
     Classes(classes::Args),
+    /// The papers' exhibits by `ammeter run`, and one table of what still holds
+    Exhibits(exhibits::Args),
     /// What a request costs `ammeter load` itself, beside wrk
     Load(generator::Args),
     /// What a request costs `amped`, other servers, and a loop that only moves bytes
@@ -131,6 +134,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match args {
         Args::Ablation(args) => ablation(args),
         Args::Classes(args) => classes::run(args),
+        Args::Exhibits(args) => exhibits::run(args),
         Args::Load(args) => generator::run(args),
         Args::Server(args) => speed::run(args),
         Args::Metrics(args) => metrics::run(args),
