@@ -650,10 +650,10 @@ impl Summary {
     /// Wholes whose parts are metrics as well, such as `category:timers`, or `category:timers+locking` for two of them together:
     /// the word before the colon, what the whole is, and whether it is a profile's.
     pub(crate) const SHARES: &'static [(&'static str, &'static str, bool)] = &[
-        ("category", "CPU time of the server", true),
-        ("context", "CPU time of the server", true),
-        ("kernel", "time of the server in the kernel", true),
-        ("asked", "requests", false),
+        ("category", "the server's CPU time", true),
+        ("context", "the server's CPU time", true),
+        ("kernel", "the server's time in the kernel", true),
+        ("asked", "all requests", false),
     ];
 
     /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES); `None` if it is none.
@@ -663,7 +663,8 @@ impl Summary {
         }
         let (whole, parts) = name.split_once(':').filter(|(_, parts)| !parts.is_empty())?;
         let (_, whole, _) = Summary::SHARES.iter().find(|(known, ..)| *known == whole)?;
-        Some(("%", Cow::Owned(format!("{whole}: {}", parts.replace('+', " and ")))))
+        // What tells them apart comes first: a legend has no room for more.
+        Some(("%", Cow::Owned(format!("{}, of {whole}", parts.replace('+', " and ")))))
     }
 
     /// Whether a metric is a part of a profile.
@@ -1030,7 +1031,7 @@ mod tests {
         check("asked:class1", Some(65.0));
         fs::remove_file(&load).unwrap();
         check("asked:class1", None);
-        assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("requests: a and b")));
+        assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("a and b, of all requests")));
         assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
     }
 }

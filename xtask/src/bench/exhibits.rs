@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Measure nothing: draw what the archives at hand tell
     #[arg(long)]
     redraw: bool,
+    /// One that is there, with its `amped` beside it [default: both are built]
+    #[arg(long, value_name = "FILE")]
+    ammeter: Option<PathBuf>,
 }
 
 /// A line of `ammeter list --json`.
@@ -94,11 +97,15 @@ enum Found {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    run_command(&mut cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"]))?;
+    if args.ammeter.is_none() {
+        run_command(&mut cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"]))?;
+    }
+    // Programs are started from the root, wherever this one was.
+    let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
     let lab = Lab {
-        ammeter: target_dir().join("release/ammeter"),
-        out: args.out.clone().unwrap_or_else(|| target_dir().join("exhibits")),
-        into: args.into.clone().unwrap_or_else(|| root().join("experiments")),
+        ammeter: args.ammeter.as_ref().map_or_else(|| target_dir().join("release/ammeter"), whole),
+        out: args.out.as_ref().map_or_else(|| target_dir().join("exhibits"), whole),
+        into: args.into.as_ref().map_or_else(|| root().join("experiments"), whole),
         is_whole: args.whole,
     };
     let mut experiments = experiments(&output(program(&lab.ammeter).args(["list", "--json"]))?, &args.only)?;

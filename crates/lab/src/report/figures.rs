@@ -167,12 +167,26 @@ pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     if is_split { all.chunks(1).map(plot).collect() } else { vec![plot(&all)] }
 }
 
-/// A figure whose axis of x is a factor: of numbers where all levels are such, else of names.
-fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
+/// The levels of the factor on a figure's axis of x, and what they are as numbers where all of them are such.
+fn levels(archive: &Archive, figure: &archive::Figure) -> (Vec<String>, Option<Vec<f64>>) {
     let factor = archive.resolved.factors.iter().find(|factor| factor.name == figure.x);
     let levels: Vec<String> = factor.map(|factor| factor.levels.clone()).unwrap_or_default();
     let numbers: Option<Vec<f64>> = levels.iter().map(|level| level.parse().ok()).collect();
     let numbers = numbers.filter(|numbers| !numbers.is_empty() && numbers.iter().all(|number| number.is_finite()));
+    (levels, numbers)
+}
+
+/// The level that stands at an x by its number; `None` where the axis has numbers of its own.
+pub(super) fn level(archive: &Archive, figure: &archive::Figure, x: f64) -> Option<String> {
+    match levels(archive, figure) {
+        (levels, None) => levels.get(x.round().max(0.0) as usize).cloned(),
+        (_, Some(_)) => None,
+    }
+}
+
+/// A figure whose axis of x is a factor: of numbers where all levels are such, else of names.
+fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
+    let (levels, numbers) = levels(archive, figure);
     let x = |arm: &Arm| {
         let at = levels.iter().position(|level| Some(level) == arm.levels.get(&figure.x))?;
         Some(numbers.as_ref().map_or(at as f64, |numbers| numbers[at]))

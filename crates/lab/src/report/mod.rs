@@ -159,7 +159,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
             h2 { "Figures" }
             @for (plots, figure) in &asked {
                 @for drawn in plots { (drawn) }
-                @if !figure.paper.is_empty() { (values(figure)) }
+                @if !figure.paper.is_empty() { (values(archive, figure)) }
             }
         }
         @if !claims.is_empty() {
@@ -377,16 +377,17 @@ fn reasons(archive: &Archive) -> String {
 }
 
 /// The paper's values in numbers: a curve shows where they are, not what they are.
-fn values(figure: &crate::archive::Figure) -> Markup {
+fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
+    let x = |x: f64| figures::level(archive, figure, x).unwrap_or_else(|| number(x));
     html! {
         p.faint {
             "The paper's values: "
             @for (at, curve) in figure.paper.iter().enumerate() {
                 @if at > 0 { "; " }
                 (curve.name) ": "
-                @for (at, [x, y]) in curve.points.iter().enumerate() {
+                @for (at, [place, y]) in curve.points.iter().enumerate() {
                     @if at > 0 { ", " }
-                    (number(*y)) " at " (number(*x))
+                    (number(*y)) " at " (x(*place))
                 }
             }
             "."

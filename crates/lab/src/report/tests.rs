@@ -49,7 +49,13 @@ pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
                 paper: vec![PaperCurve { name: word("Apache 1.3"), points: vec![[1000.0, 1000.0], [1500.0, 1250.0]] }],
                 ..Figure::default()
             },
-            Figure { title: word("Peak"), x: word("log"), y: vec![word("rate")], ..Figure::default() },
+            Figure {
+                title: word("Peak"),
+                x: word("log"),
+                y: vec![word("rate")],
+                paper: vec![PaperCurve { name: word("Apache 1.3"), points: vec![[0.0, 5700.0], [1.0, 5200.0]] }],
+                ..Figure::default()
+            },
         ],
         claims: vec![Claim {
             says: word("Logging costs a tenth (5.1.2)."),
@@ -288,6 +294,9 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
         "What they depend on",
     ];
     assert!(order.windows(2).all(|pair| place(pair[0]) < place(pair[1])));
+    // The paper's values stand at the levels' names.
+    place("Apache 1.3: 5700 at off, 5200 at on.");
+    place("Apache 1.3: 1000 at 1000, 1250 at 1500.");
     // What is not valid is there all the same: crossed out, open, and with its reason.
     for part in [
         "1-a1-1000: invalid: 1 % of connections began late",
