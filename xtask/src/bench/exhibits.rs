@@ -322,11 +322,9 @@ impl Claim {
         let here = self.here.map_or_else(
             || "no runs that count".to_owned(),
             |[low, median, high]| {
-                let numbers = [median, low, high].map(number);
-                format!(
-                    "**{}**{unit} ({} to {}; {} blocks), {}",
-                    numbers[0], numbers[1], numbers[2], self.blocks, self.compared
-                )
+                let [median, low, high] = [median, low, high].map(number);
+                let blocks = if self.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", self.blocks) };
+                format!("**{median}**{unit} ({low} to {high}; {blocks}), {}", self.compared)
             },
         );
         let fate = match self.fate.as_str() {
