@@ -194,6 +194,27 @@ fn the_same_seed_asks_at_the_same_instants() {
 }
 
 #[test]
+fn slices_share_a_plan() {
+    let (address, count) = server(|_| {});
+    let plan = ["--rate", "300", "--duration", "500ms", "--seed", "4"];
+    let slice = |words: &[&str], which: &str| load(address, &[words, &["--slice", which]].concat());
+    let whole = load(address, &plan);
+    let asked = count.load(Ordering::Relaxed);
+    let parts = ["1/3", "2/3", "3/3"].map(|which| slice(&plan, which));
+    let planned = |outcome: &Value| outcome["planned"].as_u64().unwrap();
+    assert_eq!(parts.iter().map(planned).sum::<u64>(), planned(&whole), "{parts:?}");
+    assert_eq!(count.load(Ordering::Relaxed), 2 * asked, "all of them ask what one did");
+    let of = |outcome: &Value, what: &str| outcome["asked"]["open"][what].clone();
+    for part in &parts {
+        assert_eq!((of(part, "shape"), of(part, "seed")), (of(&whole, "shape"), of(&whole, "seed")));
+        assert!((figure(part, "/asked/open/rate") - 100.0).abs() < 1e-6, "{part}");
+    }
+    let closed = ["--clients", "3", "--duration", "200ms", "--seed", "4"];
+    let clients = ["1/2", "2/2"].map(|which| slice(&closed, which)["asked"]["closed"]["clients"].clone());
+    assert_eq!(clients, [2, 1]);
+}
+
+#[test]
 fn a_result_in_words() {
     let (address, count) = server(|_| {});
     let url = url(address);
@@ -279,6 +300,9 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--rate", "1", "--unix", "/dev/null"], 1, "is no socket");
     check(&[url, "--rate", "1", "--unix", &"x".repeat(200)], 1, "xxx");
     check(&[url, "--sweep", "9..1/1"], 2, "FROM..TO/STEP");
+    check(&[url, "--rate", "5", "--slice", "3/2"], 2, "write I/N");
+    check(&[url, "--rate", "5", "--slice", "1/2"], 2, "the same --seed");
+    check(&[url, "--clients", "1", "--slice", "2/2", "--seed", "1"], 2, "fewer slices");
     check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
     // Nobody listens there: that is told at once, or after the run if it is to be made all the same.

@@ -12,13 +12,13 @@ use amped_measure::host::Machine;
 use amped_measure::{Verdict, Worth};
 use amped_units::Time;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::drive::parked::Parked;
 use crate::schedule::Shape;
 
 /// How a connection or a request came to nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// Not connected when its time was over, and given up.
@@ -134,7 +134,7 @@ impl Clocks {
         ]
     }
 
-    fn each_mut(&mut self) -> [&mut Histogram<u64>; 5] {
+    pub(crate) fn each_mut(&mut self) -> [&mut Histogram<u64>; 5] {
         let Clocks { latency, first_byte, secured, connected, lateness } = self;
         [latency, first_byte, secured, connected, lateness]
     }
@@ -195,7 +195,7 @@ struct Class {
 const CLASSES_TIMED: usize = 256;
 
 /// As [`histogram`], with two digits.
-fn coarse() -> Histogram<u64> {
+pub(crate) fn coarse() -> Histogram<u64> {
     Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 2).expect("bounds that fit each other")
 }
 
@@ -337,9 +337,10 @@ pub struct Part {
 impl Part {
     /// Takes another thread's in, of the same second.
     pub fn add(&mut self, other: &Part) {
-        self.started += other.started;
-        self.ok += other.ok;
-        self.failed += other.failed;
+        // What another machine says may be any number.
+        self.started = self.started.saturating_add(other.started);
+        self.ok = self.ok.saturating_add(other.ok);
+        self.failed = self.failed.saturating_add(other.failed);
         self.clocks.add(&other.clocks);
     }
 }
@@ -364,7 +365,7 @@ pub struct Interval {
 }
 
 /// The figures of a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Second {
     /// When it began, in seconds from the start of the run.
     pub at_s: f64,
@@ -413,7 +414,7 @@ impl Second {
 }
 
 /// A distribution of times, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// How many times there are.
     pub count: u64,
@@ -449,7 +450,7 @@ impl Spread {
 
 /// How the times of a run are distributed: at each quantile the time that so many do not exceed. The grid has ten steps to a
 /// power of ten of what exceeds them (0.9, 0.99, ...), as far as there are requests to tell.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The quantiles, from 0 to below 1.
     pub quantiles: Vec<f64>,
@@ -466,7 +467,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    fn of(clocks: &Clocks) -> Distribution {
+    pub(crate) fn of(clocks: &Clocks) -> Distribution {
         const STEPS: f64 = 10.0;
         let most = clocks.each().into_iter().map(|(_, clock)| clock.len()).max().unwrap_or(0);
         let steps = (0..).map(|step| 10f64.powf(-f64::from(step) / STEPS));
@@ -482,7 +483,7 @@ impl Distribution {
 }
 
 /// What a thread of the generator has used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Used {
     /// CPU time in seconds, waiting with open eyes included.
     pub cpu_s: f64,
@@ -495,7 +496,7 @@ pub struct Used {
 }
 
 /// What was asked of the generator.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loop {
     /// Connections begin when they are planned, whatever the server does.
@@ -520,7 +521,7 @@ pub enum Loop {
 }
 
 /// What came of one class of requests.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassOutcome {
     /// Its name.
     pub class: String,
@@ -530,10 +531,13 @@ pub struct ClassOutcome {
     pub failed: u64,
     /// Last byte of right replies, since the planned instant, with two digits; `None` where there are more than 256 classes.
     pub latency: Option<Spread>,
+    /// What that was made of.
+    #[serde(skip)]
+    pub(crate) times: Option<Histogram<u64>>,
 }
 
 /// The result of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// What was asked.
     pub asked: Loop,
@@ -632,6 +636,7 @@ impl Outcome {
             ok: class.ok,
             failed: class.failed,
             latency: class.last.as_ref().map(Spread::of),
+            times: class.last.clone(),
         };
         let counted = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
         let mut outcome = Outcome {
@@ -779,7 +784,7 @@ pub(crate) mod tests {
         Outcome::new(&tally, Ran { clocks, ..ran })
     }
 
-    fn ran(rate: f64) -> Ran {
+    pub(crate) fn ran(rate: f64) -> Ran {
         let shape = Shape { dispersion: Vec::new(), hurst: None };
         Ran {
             asked: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },

@@ -15,8 +15,9 @@ use amped_measure::Failure;
 use amped_measure::stats::Random;
 use rustfft::FftPlanner;
 use rustfft::num_complex::Complex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::slice::Slice;
 use crate::workload::Requests;
 
 /// How arrivals follow each other.
@@ -147,6 +148,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub struct Schedule {
     at_ns: Vec<u64>,
     duration_ns: u64,
+    /// Which arrivals of the plan these are.
+    slice: Slice,
 }
 
 impl Schedule {
@@ -217,7 +220,7 @@ impl Schedule {
             }
             Arrivals::File(_) => Vec::new(),
         };
-        Ok(Schedule { at_ns, duration_ns: nanos(duration) })
+        Ok(Schedule { at_ns, duration_ns: nanos(duration), slice: Slice::default() })
     }
 
     /// A schedule of given instants, which are put in order; `None` if there are none.
@@ -225,7 +228,7 @@ impl Schedule {
         let mut at_ns: Vec<u64> = instants.iter().map(|at| nanos(*at)).collect();
         at_ns.sort_unstable();
         let duration_ns = *at_ns.last()?;
-        Some(Schedule { at_ns, duration_ns: duration_ns.max(1) })
+        Some(Schedule { at_ns, duration_ns: duration_ns.max(1), slice: Slice::default() })
     }
 
     /// The instants of requests that have their own: that of the first on each connection of so many. `None` if one of
@@ -243,6 +246,18 @@ impl Schedule {
             self.at_ns.truncate(count);
             self.duration_ns = self.at_ns.last().map_or(1, |last| (*last).max(1));
         }
+    }
+
+    /// One generator's part of a whole schedule: every so manieth arrival, with the number that it has in the whole, over the
+    /// whole's time.
+    pub fn slice(self, slice: Slice) -> Schedule {
+        let own = (0..slice.share(self.at_ns.len() as u64)).map(|n| self.at_ns[slice.number(n) as usize]);
+        Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, slice }
+    }
+
+    /// The arrivals: their numbers in the plan, and their instants in nanoseconds from the start.
+    pub fn arrivals(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.at_ns.iter().enumerate().map(|(n, at)| (self.slice.number(n as u64), *at))
     }
 
     /// When the arrivals are, in nanoseconds from the start.
@@ -322,7 +337,7 @@ impl Schedule {
 }
 
 /// What was measured of a schedule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
     /// At some lengths of windows, as far as there are 20 of them.
     pub dispersion: Vec<Dispersion>,
@@ -331,7 +346,7 @@ pub struct Shape {
 }
 
 /// Variance over mean of the arrivals in a window: 0 for constant gaps, 1 for Poisson, more for bursts.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dispersion {
     /// Length of the windows, in milliseconds.
     pub window_ms: u64,

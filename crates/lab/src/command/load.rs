@@ -1,7 +1,7 @@
 //! `ammeter load`: the flags, what they mean together, and how a result is told: in words here, as a log of histograms in
 //! `load/hlog.rs`, as a page in `load/html.rs`, and while it goes on, as a screen, in `load/screen.rs`.
 
-mod hlog;
+pub(crate) mod hlog;
 mod html;
 mod screen;
 
@@ -21,7 +21,9 @@ use ammeter_load::drive::parked::{Lot, Wanted};
 use ammeter_load::drive::{self, Settings, Stop, Target};
 use ammeter_load::null::Null;
 use ammeter_load::outcome::{ClassOutcome, Fault, Interval, Loop, Outcome, Second, Spread, Used};
+use ammeter_load::parts::{Parts, Recorded};
 use ammeter_load::schedule::{self, Arrivals, Schedule, duration};
+use ammeter_load::slice::Slice;
 use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
 use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
@@ -31,7 +33,7 @@ use ammeter_load::{Version, knee};
 use amped_measure::{Failure, Verdict, Worth};
 use serde::Serialize;
 
-use crate::{say, terminal};
+use crate::{archive, say, terminal};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -110,6 +112,10 @@ pub(crate) struct Args {
     /// What a client of a closed loop waits between a reply and its next request
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s", requires = "clients")]
     think_time: Duration,
+    /// Make one part of the load, as one of several machines that are given the same flags: the I-th of N makes every N-th
+    /// connection, or in a closed loop every N-th client and request
+    #[arg(long, value_name = "I/N", default_value_t, conflicts_with_all = ["calibrate", "sweep"])]
+    slice: Slice,
     /// Pairs of threads that make load, each its part of it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     generators: u16,
@@ -147,6 +153,13 @@ pub(crate) struct Args {
     /// The result as one page with plots, to this file; it opens in any browser and loads nothing
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     html: Option<PathBuf>,
+    /// The result with its histograms to this file, to be put together with those of other slices
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["calibrate", "sweep"])]
+    parts: Option<PathBuf>,
+    /// Say `ready` on standard error when all is, and begin at the instant that comes as a line on standard input: seconds
+    /// since 1970
+    #[arg(long, hide = true, conflicts_with_all = ["calibrate", "sweep"])]
+    await_start: bool,
     /// A screen in place of the live line
     #[arg(long, conflicts_with = "calibrate")]
     screen: bool,
@@ -266,6 +279,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                 return Err(Failure::usage(schedule::NO_LENGTH));
             }
             let Asked { settings, plan, .. } = &asked;
+            let all = clients;
+            let clients = args.slice.share(all as u64) as usize;
+            if clients == 0 {
+                return Err(Failure::usage(format!(
+                    "of {all} clients there is none in slice {}; give more --clients, or fewer slices",
+                    args.slice
+                )));
+            }
             let lot = asked.park(args, &stop)?;
             let ears = Ears::new(args, &asked, &stop)?;
             ears.begin(&format!("{}  CLOSED loop, {clients} clients", asked.url), args.duration())?;
@@ -434,8 +455,15 @@ impl Asked {
         };
         let version = if args.http10 { Version::Http10 } else { Version::Http11 };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if args.seed.is_none() && !args.slice.is_whole() {
+            return Err(Failure::usage(
+                "slices are of one plan, which is drawn from a seed: give all of them the same --seed N",
+            ));
+        }
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
         let requests = requests(args, &url, seed)?;
+        // At a rate whole connections are a slice's, with all of their requests.
+        let requests = if args.clients.is_some() { requests.slice(args.slice) } else { requests };
         let plan = Plan::new(requests, version, authority, &fields, per_connection, args.pipeline);
         let same = Requests::same(url.target.as_bytes());
         let parked_plan = Plan::new(same, version, authority, &fields, u64::MAX, 1);
@@ -447,20 +475,21 @@ impl Asked {
             // Longer would be a thread that never sleeps, and runs before all others.
             spin: args.spin.min(Duration::from_millis(1)),
             lanes: usize::from(args.generators),
-            parked: args.parked.iter().map(|wanted| wanted.count).sum(),
+            parked: parked(args).iter().map(|wanted| wanted.count).sum(),
+            start: args.await_start.then_some(told_when as fn() -> _),
         };
         Ok(Asked { url: text.to_owned(), settings, plan, parked_plan, seed })
     }
 
     /// Opens what is to be parked, and says so where that takes a while.
     fn park(&self, args: &Args, stop: &Stop) -> Result<Option<Lot>, Failure> {
-        if args.parked.is_empty() {
+        if parked(args).is_empty() {
             return Ok(None);
         }
         if !args.json {
             say::plain(&format!("parking {} connections", self.settings.parked));
         }
-        let lot = Lot::open(&self.settings, &self.parked_plan, &args.parked, stop)?;
+        let lot = Lot::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
         if stop.is_stopped() {
             return Err(Failure::failed("interrupted while connections were parked: the load had not begun"));
         }
@@ -491,13 +520,35 @@ impl Asked {
             }
             (schedule, args.arrivals.to_string())
         };
+        let shape = schedule.shape();
         // Of a recorded series, its own.
-        let rate = if rate > 0.0 { rate } else { schedule.rate() };
+        let rate = if rate > 0.0 { rate } else { schedule.rate() } / args.slice.count() as f64;
+        let schedule = schedule.slice(args.slice);
         ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", self.url), schedule.duration())?;
-        let asked = Loop::Open { arrivals, rate, seed, shape: schedule.shape() };
+        let asked = Loop::Open { arrivals, rate, seed, shape };
         drive::open(&self.settings, &self.plan, &schedule, asked, stop, &|second| ears.hear(second))
     }
 }
+
+/// How many connections this slice parks.
+fn parked(args: &Args) -> Vec<Wanted> {
+    let share = |wanted: &Wanted| Wanted { count: args.slice.share(wanted.count as u64) as usize, ..*wanted };
+    args.parked.iter().map(share).filter(|wanted| wanted.count > 0).collect()
+}
+
+/// When to begin, as somebody says who waits until all generators are ready.
+fn told_when() -> Result<SystemTime, Failure> {
+    say::plain(READY);
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
+    let unix_s = line.trim().parse::<f64>().ok().filter(|unix_s| (0.0..1e11).contains(unix_s));
+    unix_s
+        .map(|unix_s| UNIX_EPOCH + Duration::from_secs_f64(unix_s))
+        .ok_or_else(|| Failure::usage(format!("{:?} is no instant; write seconds since 1970", line.trim())))
+}
+
+/// What a load that waits for its instant says when it could begin.
+pub(crate) const READY: &str = "ready";
 
 /// Who hears of each second of a run: the log, and whoever watches.
 struct Ears {
@@ -514,6 +565,8 @@ struct Ears {
     /// How long to wait for the server, if that is said.
     wait: Option<Duration>,
     stop: Stop,
+    /// The clocks of each second, where they are to be kept.
+    kept: Option<Mutex<Vec<Recorded>>>,
 }
 
 /// A log, and what became of it.
@@ -543,6 +596,7 @@ impl Ears {
             settings: asked.settings.clone(),
             wait: args.wait,
             stop: stop.clone(),
+            kept: args.parts.is_some().then(Mutex::default),
         })
     }
 
@@ -609,6 +663,9 @@ impl Ears {
         {
             *failure = log.add(interval).err();
         }
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(Recorded::of(&interval.clocks));
+        }
         match &self.screen {
             Some(screen) => screen.hear(interval),
             None if self.lines => say::plain(&line(&interval.second)),
@@ -660,7 +717,10 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
         ("spin", format!("{spin:?}")),
         ("seed", asked.seed.to_string()),
     ];
-    for Wanted { count, habit } in &args.parked {
+    if !args.slice.is_whole() {
+        rows.push(("slice", args.slice.to_string()));
+    }
+    for Wanted { count, habit } in &parked(args) {
         rows.push(("parked", format!("{count} {habit}")));
     }
     for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
@@ -725,6 +785,10 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
         });
     }
     ears.judge(&outcome.verdict);
+    if let (Some(path), Some(kept)) = (&args.parts, &ears.kept) {
+        let seconds = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
+        archive::write_bytes(path, say::as_json(&Parts::new(&outcome, seconds))?.as_bytes())?;
+    }
     let logged = ears.end();
     let page = write_page(args, asked, |head| Some(html::run(head, &outcome)));
     if args.json { say::json(&outcome) } else { say::out(&summary(&asked.url, &outcome)) }?;
@@ -820,7 +884,7 @@ fn class_lines(classes: &[ClassOutcome]) -> String {
     }
     let width = classes.iter().take(SHOWN).map(|class| class.class.chars().count()).max().unwrap_or(0).clamp(12, 60);
     let mut text = format!("{:<width$} {:>9}{:>10}{:>10}{:>10}\n", "class", "answered", "failed", "p50 ms", "p99 ms");
-    for ClassOutcome { class, ok, failed, latency } in classes.iter().take(SHOWN) {
+    for ClassOutcome { class, ok, failed, latency, .. } in classes.iter().take(SHOWN) {
         let times = latency.as_ref().filter(|times| times.count > 0);
         let times = times.map(|times| format!("{:>10}{:>10}", times.p50_ms, times.p99_ms)).unwrap_or_default();
         text += &format!("{class:<width$} {ok:>9}{failed:>10}{times}\n");

@@ -66,6 +66,8 @@ pub struct Settings {
     pub lanes: usize,
     /// Connections that a [`parked::Lot`] holds beside the run: they have descriptors and ports of their own.
     pub parked: usize,
+    /// Asked when all is ready: when the first instant is to be. `None`: at once.
+    pub start: Option<fn() -> Result<SystemTime, Failure>>,
 }
 
 /// Ends a run before its time.
@@ -144,7 +146,7 @@ pub fn open(
     }
     let slots = wanted.min(limit).div_ceil(lanes);
     process::make_room_for_descriptors((needed.max(wanted.min(limit)) + reserve) as u64);
-    let beginning = Beginning::now();
+    let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
     let ran = run_lanes(lanes, beginning, on_second, |lane, [begun, ended]| {
         let shared = Lane::new(slots)?;
@@ -155,8 +157,8 @@ pub fn open(
                 let connector = Connector { target: &settings.target, sources };
                 let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, classes);
                 // Every lanes-th arrival, so that all lanes have the same shape.
-                let arrivals = schedule.at_ns().iter().enumerate().skip(lane).step_by(lanes);
-                let arrivals = arrivals.map(|(number, at)| (number as u64, start + Duration::from_nanos(*at)));
+                let arrivals = schedule.arrivals().skip(lane).step_by(lanes);
+                let arrivals = arrivals.map(|(number, at)| (number, start + Duration::from_nanos(at)));
                 let ended = establisher.run(arrivals, stop);
                 shared.over.store(true, Ordering::Release);
                 ended
@@ -196,7 +198,7 @@ pub fn closed(
         )));
     }
     process::make_room_for_descriptors(needed as u64);
-    let beginning = Beginning::now();
+    let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
     let next = AtomicU64::new(0);
     let ran = run_lanes(lanes, beginning, on_second, |lane, [cutter]| {
@@ -238,6 +240,24 @@ struct Beginning {
 }
 
 impl Beginning {
+    /// As it is asked for: at an instant that somebody says, or now.
+    fn of(settings: &Settings) -> Result<Beginning, Failure> {
+        let Some(ask) = settings.start else { return Ok(Beginning::now()) };
+        let at = ask()?;
+        let left = |from: SystemTime| at.duration_since(from).ok();
+        match left(SystemTime::now()).and_then(|left| left.checked_sub(LEAD)) {
+            Some(left) => thread::sleep(left),
+            None => {
+                return Err(Failure::failed(format!(
+                    "the load is to begin at an instant that is over, or less than {LEAD:?} away: say it earlier"
+                )));
+            }
+        }
+        let (clock, left) = (Clock::start(), left(SystemTime::now()).unwrap_or_default());
+        let unix_s = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Ok(Beginning { clock, start: Time::START + left, unix_s })
+    }
+
     fn now() -> Beginning {
         let clock = Clock::start();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

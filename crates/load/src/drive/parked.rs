@@ -21,14 +21,14 @@ use amped_sys::clock::Clock;
 use amped_sys::epoll::{Epoll, Events, Interest, Ready};
 use amped_sys::{local, process, socket};
 use amped_units::Time;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::source::Sources;
 use super::{RESERVE, Settings, Stop, Target, lock};
 use crate::client::{Connection, Plan};
 
 /// What a parked connection does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Habit {
     /// It asks once, reads the reply as fast as that comes, and is silent from then on: a connection kept alive.
@@ -76,7 +76,7 @@ impl FromStr for Wanted {
 const COUNT_MAX: usize = 10_000_000;
 
 /// What became of the connections of a habit during a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parked {
     /// What they did.
     pub habit: Habit,

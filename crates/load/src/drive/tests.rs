@@ -46,7 +46,7 @@ fn server() -> Target {
 
 fn settings(target: Target) -> Settings {
     let (connect_timeout, timeout) = (Duration::from_secs(20), Duration::from_secs(20));
-    Settings { target, tls: None, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1, parked: 0 }
+    Settings { target, tls: None, connect_timeout, timeout, spin: Duration::ZERO, lanes: 1, parked: 0, start: None }
 }
 
 fn plan(requests: Requests, per_connection: u64, pipeline: u64) -> Plan {
@@ -87,6 +87,43 @@ fn a_list_is_asked_once_and_classes_are_told_apart() {
         (&class.class[..], class.ok, class.failed, timed)
     });
     assert_eq!(classes.collect::<Vec<_>>(), [("there", 1, 0, 1), ("mixed", 2, 1, 2)]);
+}
+
+#[test]
+fn a_load_begins_at_the_instant_that_somebody_says() {
+    fn soon() -> Result<SystemTime, Failure> {
+        Ok(SystemTime::now() + Duration::from_millis(200))
+    }
+    fn over() -> Result<SystemTime, Failure> {
+        Ok(UNIX_EPOCH)
+    }
+    let asked_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let target = server();
+    let waiting = Settings { start: Some(soon), ..settings(target.clone()) };
+    let outcome = run(&waiting, &plan(Requests::same(b"/"), 1, 1), 200.0, 500);
+    assert!(outcome.began_s >= asked_s + 0.2 && outcome.ok == 100, "{} from {asked_s}", outcome.began_s);
+    let schedule = Schedule::new(&Arrivals::Constant, 1.0, Duration::from_secs(1), 1).unwrap();
+    let asked = Loop::Open { arrivals: String::new(), rate: 1.0, seed: 1, shape: schedule.shape() };
+    let late = Settings { start: Some(over), ..settings(target) };
+    let why = open(&late, &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
+    assert!(why.to_string().contains("is over"), "{why}");
+}
+
+#[test]
+fn slices_of_a_closed_loop_ask_for_each_request_once() {
+    let table: Vec<Request> =
+        (0..60).map(|n| Request { target: b"/".as_slice().into(), class: n, ..Request::default() }).collect();
+    let requests = Requests::new(table, Order::Once);
+    let mut asked = vec![0; 60];
+    for index in 0..3 {
+        let slice = crate::slice::Slice::new(index, 3).unwrap();
+        let plan = plan(requests.clone().slice(slice), u64::MAX, 2);
+        let long = Duration::from_secs(60);
+        let outcome = closed(&settings(server()), &plan, 2, Duration::ZERO, long, &Stop::default(), &|_| {}).unwrap();
+        assert_eq!(outcome.ok, 20, "{slice}: {:?}", outcome.failures);
+        asked.iter_mut().zip(&outcome.classes).for_each(|(count, class)| *count += class.ok);
+    }
+    assert_eq!(asked, [1; 60]);
 }
 
 #[test]

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use amped_measure::stats::Random;
 
+use crate::slice::Slice;
+
 /// A request, and what its reply is to be like.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
@@ -76,6 +78,8 @@ pub struct Requests {
     order: Order,
     /// The names of the classes, as far as they have any.
     classes: Vec<String>,
+    /// Which of them are asked by this generator.
+    slice: Slice,
 }
 
 /// In which order requests are drawn from a table.
@@ -102,12 +106,17 @@ impl Requests {
         if let Order::Drawn { sums, .. } = &order {
             assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "weights do not fit");
         }
-        Requests { table, order, classes: Vec::new() }
+        Requests { table, order, classes: Vec::new(), slice: Slice::default() }
     }
 
     /// The same, with names for its classes: that of class 0, 1, ...
     pub fn with_classes(self, classes: Vec<String>) -> Requests {
         Requests { classes, ..self }
+    }
+
+    /// One generator's part of the run: every so manieth request.
+    pub fn slice(self, slice: Slice) -> Requests {
+        Requests { slice, ..self }
     }
 
     /// The name of a class; its number, if it has none.
@@ -127,7 +136,7 @@ impl Requests {
 
     /// Where in the table the request number `n` of the run is; `None` behind the last.
     pub fn index(&self, n: u64) -> Option<usize> {
-        let length = self.table.len() as u64;
+        let (n, length) = (self.slice.number(n), self.table.len() as u64);
         match &self.order {
             Order::Cycle => Some((n % length) as usize),
             Order::Once => (n < length).then_some(n as usize),
@@ -146,7 +155,7 @@ impl Requests {
 
     /// How many requests there are in all; `None`: no end.
     pub fn len(&self) -> Option<u64> {
-        matches!(self.order, Order::Once).then_some(self.table.len() as u64)
+        matches!(self.order, Order::Once).then(|| self.slice.share(self.table.len() as u64))
     }
 
     /// Never: there is a request at least.

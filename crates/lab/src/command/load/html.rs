@@ -211,7 +211,7 @@ fn classes(outcome: &Outcome) -> Markup {
     html! {
         table {
             tr { @for name in ["class", "answered", "failed", "p50 ms", "p99 ms"] { th { (name) } } }
-            @for ClassOutcome { class, ok, failed, latency } in &outcome.classes {
+            @for ClassOutcome { class, ok, failed, latency, .. } in &outcome.classes {
                 tr {
                     td { (class) } td { (ok) } td { (failed) }
                     @for figure in [|times: &Spread| times.p50_ms, |times: &Spread| times.p99_ms] {
@@ -301,6 +301,7 @@ mod tests {
             spin: Duration::ZERO,
             lanes: 1,
             parked: 0,
+            start: None,
         };
         let plan = Plan::new(Requests::same(b"/"), Version::Http11, "h", "", 1, 1);
         let schedule = Schedule::new(&Arrivals::Constant, rate, Duration::from_millis(200), 1).unwrap();

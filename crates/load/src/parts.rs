@@ -1,0 +1,328 @@
+//! What came of a slice, with the histograms that it was made of, so that the results of several generators become one.
+//!
+//! Counts are summed, histograms added bucket by bucket, seconds laid upon each other by their number, as all began at one
+//! instant; rates are over the common window. Percentiles are never averaged: they are read from the sums. What the whole is
+//! worth is what its worst part is, and each line of evidence says whose it is.
+//!
+//! Parts come from other machines, as JSON: what does not fit together is refused.
+
+use std::time::Duration;
+
+use amped_measure::{Verdict, Worth};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::outcome::{Clocks, Distribution, Fault, Interval, Loop, Outcome, Part, Second, Spread, Used, coarse};
+
+/// A histogram: values in nanoseconds, the highest of their bucket, and how often each was recorded.
+type Counts = Vec<(u64, u64)>;
+
+/// The clocks of a second, in the order of [`Clocks::each`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded([Counts; 5]);
+
+impl Recorded {
+    /// What these clocks hold.
+    pub fn of(clocks: &Clocks) -> Recorded {
+        Recorded(clocks.each().map(|(_, clock)| counts(clock)))
+    }
+
+    /// The clocks that hold this.
+    pub fn clocks(&self) -> Clocks {
+        let mut clocks = Clocks::new();
+        clocks.each_mut().into_iter().zip(&self.0).for_each(|(clock, counts)| restore(clock, counts));
+        clocks
+    }
+}
+
+fn counts(histogram: &Histogram<u64>) -> Counts {
+    histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_since_last_iteration())).collect()
+}
+
+fn restore(histogram: &mut Histogram<u64>, counts: &Counts) {
+    counts.iter().for_each(|(value, count)| histogram.saturating_record_n(*value, *count));
+}
+
+/// The result of one generator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Parts {
+    /// As it was told.
+    pub outcome: Outcome,
+    /// The clocks of each second of its series.
+    seconds: Vec<Recorded>,
+    /// The times of each class, where they are known.
+    classes: Vec<Option<Counts>>,
+}
+
+/// Seconds by which generators may begin apart, as far as is known: beyond, their seconds are not the same.
+const APART_MAX_S: f64 = 0.1;
+
+impl Parts {
+    /// A result, and what was heard of each of its seconds.
+    pub fn new(outcome: &Outcome, seconds: Vec<Recorded>) -> Parts {
+        let classes = outcome.classes.iter().map(|class| class.times.as_ref().map(counts)).collect();
+        Parts { outcome: outcome.clone(), seconds, classes }
+    }
+
+    /// Reads what a generator wrote, as JSON.
+    ///
+    /// # Errors
+    /// What is no such text.
+    pub fn read(text: &str) -> Result<Parts, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// One result of several parts of a plan, each with the name of who made it. Their beginnings are by one clock.
+    ///
+    /// # Errors
+    /// Why they are no parts of one plan: a text without a way out.
+    pub fn merge(parts: &[(String, Parts)]) -> Result<Outcome, String> {
+        let mut rest = parts.iter();
+        let Some((first_name, first)) = rest.next() else { return Err("there are no parts".to_owned()) };
+        let mut all = first.outcome.clone();
+        all.verdict = Verdict::valid();
+        judge(&mut all.verdict, first_name, &first.outcome.verdict);
+        let [mut began_first_s, mut began_last_s] = [all.began_s; 2];
+        for (name, Parts { outcome: other, .. }) in rest {
+            all.asked = asked(&all.asked, &other.asked)
+                .ok_or_else(|| format!("what {name} was asked is no part of what {first_name} was"))?;
+            if all.classes.len() != other.classes.len()
+                || all.classes.iter().zip(&other.classes).any(|(mine, theirs)| mine.class != theirs.class)
+            {
+                return Err(format!("{name} asked for other classes than {first_name}"));
+            }
+            for (mine, theirs) in [
+                (&mut all.planned, other.planned),
+                (&mut all.started, other.started),
+                (&mut all.established, other.established),
+                (&mut all.ok, other.ok),
+                (&mut all.unasked, other.unasked),
+                (&mut all.stray, other.stray),
+                (&mut all.received_bytes, other.received_bytes),
+            ] {
+                *mine = mine.saturating_add(theirs);
+            }
+            all.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine = mine.saturating_add(theirs));
+            for (mine, theirs) in all.classes.iter_mut().zip(&other.classes) {
+                mine.ok = mine.ok.saturating_add(theirs.ok);
+                mine.failed = mine.failed.saturating_add(theirs.failed);
+            }
+            let failed = |fault: Fault| all.failed_by(fault).saturating_add(other.failed_by(fault));
+            all.failures = Fault::ALL.map(|fault| (fault, failed(fault))).into_iter().filter(|(_, n)| *n > 0).collect();
+            all.tls = all.tls.take().or_else(|| other.tls.clone());
+            all.seconds = all.seconds.max(other.seconds);
+            all.real_time &= other.real_time;
+            all.interrupted |= other.interrupted;
+            all.stolen_s += other.stolen_s;
+            add(&mut all.establisher, other.establisher);
+            add(&mut all.handler, other.handler);
+            all.parked.extend(&other.parked);
+            (began_first_s, began_last_s) = (began_first_s.min(other.began_s), began_last_s.max(other.began_s));
+            judge(&mut all.verdict, name, &other.verdict);
+        }
+        all.began_s = began_first_s;
+        let apart_s = began_last_s - began_first_s;
+        if !(0.0..=APART_MAX_S).contains(&apart_s) {
+            let apart = format!("the generators began {apart_s:.3} s apart, so their seconds are not the same");
+            all.verdict.weaken(Worth::ClientBound, apart);
+        }
+        for (at, class) in all.classes.iter_mut().enumerate() {
+            // Known of all or of none: the number of classes decides, and that is the same.
+            let known: Option<Vec<&Counts>> = parts.iter().map(|(_, part)| part.classes.get(at)?.as_ref()).collect();
+            class.times = known.map(|known| {
+                let mut times = coarse();
+                known.into_iter().for_each(|counts| restore(&mut times, counts));
+                times
+            });
+            class.latency = class.times.as_ref().map(Spread::of);
+        }
+        if let Some((name, part)) = parts.iter().find(|(_, part)| part.outcome.series.len() != part.seconds.len()) {
+            let (told, heard) = (part.outcome.series.len(), part.seconds.len());
+            return Err(format!("{name} tells of {told} seconds and has the clocks of {heard}"));
+        }
+        let mut clocks = Clocks::new();
+        all.series.clear();
+        for interval in Parts::intervals(parts) {
+            clocks.add(&interval.clocks);
+            all.series.push(interval.second);
+        }
+        let per_second = |count: u64| (count as f64 / all.seconds.max(1e-9) * 100.0).round() / 100.0;
+        (all.offered_rate, all.rate) = (per_second(all.started), per_second(all.ok));
+        all.latency = Spread::of(&clocks.latency);
+        all.first_byte = Spread::of(&clocks.first_byte);
+        all.connected = Spread::of(&clocks.connected);
+        all.secured = Spread::of(&clocks.secured);
+        all.lateness = Spread::of(&clocks.lateness);
+        all.distribution = Distribution::of(&clocks);
+        Ok(all)
+    }
+
+    /// The seconds of all parts, laid upon each other: one at a time, as the clocks of each take a megabyte.
+    pub fn intervals(parts: &[(String, Parts)]) -> impl Iterator<Item = Interval> {
+        let began_s = parts.iter().map(|(_, part)| part.outcome.began_s).fold(f64::INFINITY, f64::min);
+        let longest = parts.iter().map(|(_, part)| part.seconds.len()).max().unwrap_or(0);
+        (0..longest).map(move |at| {
+            let (mut sum, mut length) = (Part::default(), Duration::ZERO);
+            for (_, Parts { outcome, seconds, .. }) in parts {
+                if let (Some(Second { started, ok, failed, length_s, .. }), Some(recorded)) =
+                    (outcome.series.get(at), seconds.get(at))
+                {
+                    sum.add(&Part { started: *started, ok: *ok, failed: *failed, clocks: recorded.clocks() });
+                    length = length.max(Duration::from_secs_f64(length_s.clamp(0.0, 1.0)));
+                }
+            }
+            let second = Second::of(&sum, Duration::from_secs(at as u64), length);
+            Interval { began_s, second, clocks: sum.clocks }
+        })
+    }
+}
+
+/// What both were asked together; `None` where they are of different plans.
+fn asked(mine: &Loop, theirs: &Loop) -> Option<Loop> {
+    match (mine, theirs) {
+        (Loop::Open { arrivals, rate, seed, shape }, Loop::Open { arrivals: a, rate: r, seed: s, shape: h })
+            if (arrivals, seed, shape) == (a, s, h) =>
+        {
+            Some(Loop::Open { arrivals: arrivals.clone(), rate: rate + r, seed: *seed, shape: shape.clone() })
+        }
+        (Loop::Closed { clients, think_ms }, Loop::Closed { clients: c, think_ms: t }) if think_ms == t => {
+            Some(Loop::Closed { clients: clients.saturating_add(*c), think_ms: *think_ms })
+        }
+        _ => None,
+    }
+}
+
+/// The whole is worth what the worst of its parts is.
+fn judge(all: &mut Verdict, name: &str, part: &Verdict) {
+    if part.worth != Worth::Valid && part.evidence.is_empty() {
+        all.weaken(part.worth, format!("{name}: {}", part.worth));
+    }
+    part.evidence.iter().for_each(|line| all.weaken(part.worth, format!("{name}: {line}")));
+    all.broken.extend(part.broken.iter().map(|line| format!("{name}: {line}")));
+}
+
+/// Threads of several machines: what they used, and how long they had.
+fn add(all: &mut Used, one: Used) {
+    all.cpu_s += one.cpu_s;
+    all.spun_s += one.spun_s;
+    all.queued_s += one.queued_s;
+    all.elapsed_s += one.elapsed_s;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Tally;
+    use crate::outcome::tests::ran;
+    use amped_units::Time;
+    use proptest::prelude::*;
+
+    /// What one generator saw: in which second, which class, and after how many microseconds; or a failure.
+    type Event = (usize, u16, Option<u64>);
+
+    fn tallied(events: &[Event], seconds: usize) -> Parts {
+        let mut tally = Tally::new(3);
+        let (mut series, mut recorded, mut clocks) = (Vec::new(), Vec::new(), Clocks::new());
+        for at in 0..seconds {
+            for (_, class, us) in events.iter().filter(|event| event.0 == at) {
+                let planned = Time::START;
+                tally.sent(planned, planned + Duration::from_micros(us.unwrap_or(7) / 3));
+                match us {
+                    Some(us) => {
+                        let last = planned + Duration::from_micros(*us);
+                        tally.connected(planned, planned + Duration::from_micros(us / 2));
+                        tally.reply(*class, planned, planned + Duration::from_micros(us - us / 4), last);
+                        tally.received += us;
+                    }
+                    None => tally.fail(Fault::Reset, *class),
+                }
+            }
+            let part = tally.cut(Clocks::new());
+            series.push(Second::of(&part, Duration::from_secs(at as u64), Duration::from_secs(1)));
+            clocks.add(&part.clocks);
+            recorded.push(Recorded::of(&part.clocks));
+        }
+        let classes = ["a", "b", "c"].map(str::to_owned).to_vec();
+        let ran = crate::outcome::Ran { series, clocks, classes, ..ran(100.0) };
+        Parts::new(&Outcome::new(&tally, ran), recorded)
+    }
+
+    /// As another machine gets it.
+    fn sent(parts: &Parts) -> Parts {
+        Parts::read(&serde_json::to_string(parts).unwrap()).unwrap()
+    }
+
+    proptest! {
+        // Clocks have room for an hour at three digits: to empty and to compare them takes most of the time.
+        #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 100, ..ProptestConfig::default() })]
+
+        #[test]
+        fn slices_together_are_the_whole(
+            events in prop::collection::vec((0..2_usize, 0..3_u16, prop::option::weighted(0.9, 1..50_000_000_u64)), 0..100),
+            of in 1..4_usize,
+        ) {
+            let whole = tallied(&events, 2);
+            let slice = |index: usize| -> Vec<Event> { events.iter().skip(index).step_by(of).copied().collect() };
+            let parts: Vec<(String, Parts)> =
+                (0..of).map(|index| (format!("host {index}"), sent(&tallied(&slice(index), 2)))).collect();
+            let (merged, intervals) = (Parts::merge(&parts).unwrap(), Parts::intervals(&parts));
+            let (Loop::Open { rate, .. }, Loop::Open { rate: one, .. }) = (&merged.asked, &whole.outcome.asked) else {
+                panic!("{merged:?}")
+            };
+            prop_assert!((rate - one * of as f64).abs() < 1e-6);
+            // All figures, but for what each machine has for itself.
+            let alike = |outcome: &Outcome| {
+                let mut outcome = outcome.clone();
+                outcome.asked = whole.outcome.asked.clone();
+                (outcome.planned, outcome.establisher, outcome.handler) = (0, Used::default(), Used::default());
+                outcome.verdict = Verdict::valid();
+                serde_json::to_value(outcome).unwrap()
+            };
+            prop_assert_eq!(alike(&merged), alike(&whole.outcome));
+            // And the histograms themselves, those of the seconds and those of the classes.
+            for (interval, recorded) in intervals.zip(&whole.seconds) {
+                for ((name, mine), (_, theirs)) in interval.clocks.each().into_iter().zip(recorded.clocks().each()) {
+                    prop_assert_eq!(mine, theirs, "{}", name);
+                }
+            }
+            for (mine, theirs) in merged.classes.iter().zip(&whole.classes) {
+                prop_assert_eq!(mine.times.as_ref().map(counts), theirs.clone());
+            }
+        }
+
+        #[test]
+        fn what_was_damaged_on_the_way_is_refused_or_merged(at in any::<prop::sample::Index>(), with in "[0-9a-z\\[\\]{},:.\"-]{0,3}") {
+            let text = serde_json::to_string(&tallied(&[(0, 1, Some(900)), (1, 2, None)], 2)).unwrap();
+            let at = at.index(text.len());
+            let strange = format!("{}{with}{}", &text[..at], &text[(at + with.len()).min(text.len())..]);
+            if let Ok(parts) = Parts::read(&strange) {
+                let other = tallied(&[(0, 0, Some(5))], 2);
+                let _ = Parts::merge(&[("a".to_owned(), parts), ("b".to_owned(), other)]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_worst_part_is_what_the_whole_is_worth() {
+        let good = tallied(&[(0, 0, Some(10))], 1);
+        let mut late = good.clone();
+        late.outcome.verdict.weaken(Worth::ClientBound, "1 % began late");
+        let named = |name: &str, parts: &Parts| (name.to_owned(), parts.clone());
+        let merged = Parts::merge(&[named("one", &good), named("two", &late)]).unwrap();
+        assert_eq!(merged.verdict.to_string(), "client-bound: two: 1 % began late");
+        assert_eq!((merged.seconds, merged.rate), (2.0, 1.0), "over the common window");
+        // Clocks that are far apart, or another plan, are no whole.
+        let mut early = good.clone();
+        early.outcome.began_s -= 3.0;
+        let merged = Parts::merge(&[named("one", &good), named("two", &early)]).unwrap();
+        assert!(merged.verdict.to_string().contains("began 3.000 s apart"), "{}", merged.verdict);
+        let mut other = good.clone();
+        other.outcome.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
+        let why = Parts::merge(&[named("one", &good), named("two", &other)]).unwrap_err();
+        assert!(why.contains("two") && why.contains("no part"), "{why}");
+        let mut cut = good.clone();
+        cut.seconds.pop();
+        assert!(Parts::merge(&[named("one", &cut)]).unwrap_err().contains("one tells of 1 seconds"));
+        assert!(Parts::merge(&[]).is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! A load that several generators make together: each has a slice of one plan, and all slices are the plan.
+//!
+//! The plan is drawn from a seed by each of them, whole; of N generators the I-th takes every N-th connection of it, with the
+//! numbers of its requests, so that what is asked, and when, does not depend on how many there are. In a closed loop it is
+//! every N-th client, and every N-th request. Nothing is sent between them but when to begin.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One of several equal parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Which it is, `index < of`.
+    index: u64,
+    /// How many there are.
+    of: u64,
+}
+
+/// More than anybody has machines.
+const MOST: u64 = 1000;
+
+impl Default for Slice {
+    /// All there is.
+    fn default() -> Slice {
+        Slice { index: 0, of: 1 }
+    }
+}
+
+impl Slice {
+    /// The part number `index`, from 0, of so many; `None` where there is no such part.
+    pub fn new(index: usize, of: usize) -> Option<Slice> {
+        let slice = Slice { index: index as u64, of: of as u64 };
+        (slice.index < slice.of && slice.of <= MOST).then_some(slice)
+    }
+
+    /// How many slices there are.
+    pub fn count(self) -> u64 {
+        self.of
+    }
+
+    /// Whether it is all there is.
+    pub fn is_whole(self) -> bool {
+        self.of == 1
+    }
+
+    /// Which of the plan is its own number `n`, both from 0.
+    pub fn number(self, n: u64) -> u64 {
+        n.saturating_mul(self.of).saturating_add(self.index)
+    }
+
+    /// How many of `count` are its own.
+    pub fn share(self, count: u64) -> u64 {
+        count.saturating_sub(self.index).div_ceil(self.of)
+    }
+}
+
+impl fmt::Display for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index + 1, self.of)
+    }
+}
+
+impl FromStr for Slice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Slice, String> {
+        let parts = || {
+            let (index, of) = text.split_once('/')?;
+            let (index, of) = (index.trim().parse::<usize>().ok()?, of.trim().parse().ok()?);
+            Slice::new(index.checked_sub(1)?, of)
+        };
+        parts().ok_or_else(|| {
+            format!("{text:?} is no slice: write I/N, such as 1/3 and 2/3 and 3/3 on three machines, N at most {MOST}")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Arrivals, Schedule};
+    use crate::workload::{Order, Request, Requests};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn slices(of: usize) -> impl Iterator<Item = Slice> {
+        (0..of).map(move |index| Slice::new(index, of).expect("there is such a part"))
+    }
+
+    proptest! {
+        #[test]
+        fn all_slices_of_a_plan_are_the_plan(of in 1..9_usize, seed: u64, rate in 1.0..2000.0_f64, kind in 0..3_usize) {
+            let arrivals = ["constant", "poisson", "bursty:3,20%,100ms"][kind].parse::<Arrivals>().unwrap();
+            let schedule = Schedule::new(&arrivals, rate, Duration::from_millis(500), seed).unwrap();
+            let whole: Vec<(u64, u64)> = schedule.arrivals().collect();
+            let mut united = Vec::new();
+            for slice in slices(of) {
+                let part = schedule.clone().slice(slice);
+                // The window is the common one, and no part has more than a fair share.
+                prop_assert_eq!(part.duration(), schedule.duration());
+                prop_assert_eq!(part.at_ns().len() as u64, slice.share(whole.len() as u64));
+                united.extend(part.arrivals());
+            }
+            united.sort_unstable();
+            prop_assert_eq!(united, whole);
+        }
+
+        #[test]
+        fn all_slices_of_a_workload_ask_for_the_same(of in 1..9_usize, seed: u64, count in 1..200_usize, order in 0..3_usize) {
+            let table = vec![Request::default(); count];
+            let order = match order {
+                0 => Order::Cycle,
+                1 => Order::Once,
+                _ => Order::Drawn { seed, sums: (1..=count).map(|sum| sum as f64).collect() },
+            };
+            let requests = Requests::new(table, order);
+            let mut found: Vec<Option<usize>> = vec![None; 300];
+            for slice in slices(of) {
+                let part = requests.clone().slice(slice);
+                prop_assert_eq!(part.len(), requests.len().map(|length| slice.share(length)));
+                for n in 0..slice.share(300) {
+                    found[slice.number(n) as usize] = part.index(n);
+                }
+            }
+            let whole: Vec<Option<usize>> = (0..300).map(|n| requests.index(n)).collect();
+            prop_assert_eq!(found, whole);
+        }
+
+        #[test]
+        fn no_text_is_too_strange(text in "[0-9 /+-]{0,8}") {
+            if let Ok(slice) = text.parse::<Slice>() {
+                prop_assert_eq!(slice.to_string().parse(), Ok(slice));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_written_from_one_on() {
+        let check = |text: &str, expected: Option<(usize, usize)>| {
+            let expected = expected.and_then(|(index, of)| Slice::new(index, of));
+            assert_eq!(text.parse::<Slice>().ok(), expected, "{text}");
+        };
+        check("1/1", Some((0, 1)));
+        check("2/3", Some((1, 3)));
+        check("3/3", Some((2, 3)));
+        for bad in ["", "1", "0/3", "4/3", "a/b", "1/0", "1/1001", "-1/2", "1/2/3"] {
+            check(bad, None);
+        }
+        assert!(Slice::default().is_whole() && Slice::default().to_string() == "1/1");
+        assert_eq!([0, 1, 2, 3, 7].map(|count| Slice::new(1, 3).unwrap().share(count)), [0, 0, 1, 1, 2]);
+    }
+}
