@@ -7,6 +7,7 @@
 mod diagnose;
 mod files;
 mod host;
+mod hosts;
 mod load;
 mod load_outputs;
 mod load_tls;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{ammeter, said, until};
 
 /// Rules that hold on a machine that others use too: no figure of theirs is asserted.
-const PATIENT: &str =
+pub const PATIENT: &str =
     "[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\ndrift-max = \"1000%\"\nlittle-max = \"1000%\"\n";
 
 /// Runs an experiment of this text into a folder.
@@ -22,12 +22,12 @@ fn run(folder: &Path, text: &str, more: &[&str]) -> Output {
     ammeter(&[&words[..], more].concat())
 }
 
-fn json(path: &Path) -> Value {
+pub fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
 }
 
 /// All runs of an archive, by their ids.
-fn runs(folder: &Path) -> BTreeMap<String, Value> {
+pub fn runs(folder: &Path) -> BTreeMap<String, Value> {
     let entries = fs::read_dir(folder.join("out/runs")).unwrap();
     let named =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).filter(|name| !name.starts_with('.'));
@@ -35,12 +35,12 @@ fn runs(folder: &Path) -> BTreeMap<String, Value> {
 }
 
 /// How a check of a run ended.
-fn check<'a>(run: &'a Value, name: &str) -> &'a Value {
+pub fn check<'a>(run: &'a Value, name: &str) -> &'a Value {
     let checks = run["checks"].as_array().unwrap();
     &checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check {name}: {run}"))["holds"]
 }
 
-fn told(output: &Output) -> (Value, String) {
+pub fn told(output: &Output) -> (Value, String) {
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}\n{err}")), err)
@@ -143,7 +143,7 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
 }
 
 /// All that is left of a program of this number: groups, folders, and processes whose words hold this folder.
-fn left_of(pid: u32, folder: &Path) -> Vec<String> {
+pub fn left_of(pid: u32, folder: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let places = [
         "/sys/fs/cgroup",

@@ -45,6 +45,8 @@ const NEEDED: &[Needed] = &[
     Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
     Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
     Needed { program: "chromium", package: "chromium", why: "opens a report as a reader does" },
+    Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in namespaces" },
+    Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
     Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
     Needed { program: "apache2", package: "apache2", why: "the peer that choices among variants are compared with" },
     Needed { program: "htpasswd", package: "apache2-utils", why: "writes the passwords that the server reads" },
@@ -212,10 +214,11 @@ done
 # Lists that are known but old name files that the mirror has replaced, hence the second try.
 apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
 # Not at the next boot either.
-for server in nginx lighttpd h2o apache2 php8.2-fpm fcgiwrap; do
+for server in nginx lighttpd h2o apache2 php8.2-fpm fcgiwrap openssh-server; do
     case " $* " in *" $server "*) services="$services $server";; esac
 done
 # Apache's package brings a second one.
+case "$services" in *openssh-server*) services="${services%openssh-server} ssh";; esac
 case "$services" in *apache2*) services="$services apache-htcacheclean";; esac
 if [ -n "$services" ] && command -v systemctl > /dev/null; then systemctl --quiet disable $services; fi
 exit 0

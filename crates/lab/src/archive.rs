@@ -9,6 +9,7 @@
 //! DIR/blocks/N.json      the machine at rest, before block N                                          Block
 //! DIR/runs/ID/run.json   a run: what was asked, what came of it, what it is worth                     Run
 //! DIR/runs/ID-2/...      another attempt at it, where the one before was invalid for no fault of the server; the last counts
+//! DIR/runs/ID/hosts.json with several hosts: their clocks, and what each did                          Vec<HostRun>
 //! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and what the programs printed
 //! ```
 //!
@@ -20,6 +21,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ammeter_monitor::Replay;
@@ -42,6 +44,8 @@ pub(crate) mod name {
     pub(crate) const RUNS: &str = "runs";
     /// Within a run's directory.
     pub(crate) const RUN: &str = "run.json";
+    /// What each of several hosts did.
+    pub(crate) const HOSTS: &str = "hosts.json";
     /// What `ammeter load --json` printed.
     pub(crate) const LOAD: &str = "load.json";
     /// Likewise of the load before, which is not counted.
@@ -95,6 +99,9 @@ pub(crate) struct Resolved {
     /// What a paper found, or its user expects, to be held against what is found here.
     #[serde(default)]
     pub(crate) claims: Vec<Claim>,
+    /// The hosts, where it is several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hosts: Option<Hosts>,
     /// The programs that took part, by their names: `ammeter`, and the subjects'.
     pub(crate) programs: BTreeMap<String, Program>,
     /// When it was begun.
@@ -136,6 +143,19 @@ impl Resolved {
 fn without_words(mut settings: toml::Table) -> toml::Table {
     ["title", "about", "claim", "finding", "figure", "exhibits"].into_iter().for_each(|key| drop(settings.remove(key)));
     settings
+}
+
+/// The hosts of an experiment, each as the user's ssh knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hosts {
+    /// Where the server runs.
+    pub(crate) server: String,
+    /// Where load is made: a slice of it on each.
+    pub(crate) clients: Vec<String>,
+    /// Under which address clients reach the server; `None`: the one by which ssh does.
+    pub(crate) address: Option<IpAddr>,
+    /// The ssh program and its flags, a word each.
+    pub(crate) ssh: Vec<String>,
 }
 
 /// A program.
@@ -303,6 +323,9 @@ pub(crate) struct Host {
     pub(crate) load_average: String,
     /// How client and server were kept apart, in words: cores, namespace, group.
     pub(crate) test_bed: Vec<String>,
+    /// The clients, by their names, where they are other machines.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) clients: BTreeMap<String, Host>,
 }
 
 /// All runs, in their order.
@@ -403,6 +426,9 @@ pub(crate) struct Block {
     pub(crate) busiest: Vec<(String, f64)>,
     /// Whether that is within the rules.
     pub(crate) is_clean: bool,
+    /// With several hosts, the share that was used on each: the other figures are those of the busiest.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) hosts: BTreeMap<String, f64>,
 }
 
 /// How far a run can be believed.
@@ -465,7 +491,8 @@ impl Run {
 /// One check of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
-    /// What is checked, one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`, `server`.
+    /// What is checked, one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`, `server`,
+    /// and with several hosts `clocks`; of a run that could not be made `server`, `client` or `hosts`.
     pub(crate) name: String,
     /// Whether it held; `None`: it could not be made, and `says` why.
     pub(crate) holds: Option<bool>,
@@ -584,7 +611,7 @@ pub(crate) struct HostUse {
 /// What the kernel counted in the server's network namespace while load was measured. Over loopback both ends are in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NetworkUse {
-    /// Whether nobody else was in it: then counts must agree.
+    /// Whether nobody else was in it, or it is that of a host of its own: then counts must agree.
     pub(crate) is_private: bool,
     /// Connections that the server's side took.
     pub(crate) passive_opens: Option<u64>,

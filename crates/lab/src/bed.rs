@@ -24,7 +24,7 @@ use amped_measure::host::Machine;
 use amped_sys::process;
 
 use crate::archive::Host;
-use crate::experiment::{Cores, Limits, Workload};
+use crate::experiment::{Cores, Limits, Settings, Workload};
 use crate::group::{self, Group};
 use crate::subject::own_program;
 
@@ -48,6 +48,8 @@ pub(crate) struct Bed {
     pub(crate) has_groups: bool,
     /// Whether this is root.
     pub(crate) is_root: bool,
+    /// Whether server and clients share this machine's cores.
+    pub(crate) is_shared: bool,
     /// The cores that the machine has.
     cores: usize,
     /// The folder for all of this.
@@ -80,6 +82,7 @@ impl Bed {
             is_private: place::in_thread(move || place::unshare(mark)).is_ok(),
             has_groups: Group::new(&Limits::default(), "").is_ok(),
             is_root: process::is_root(),
+            is_shared: true,
             cores: Machine::this()?.cores,
             disk: whole_disk(device),
             scratch,
@@ -87,9 +90,10 @@ impl Bed {
         })
     }
 
-    /// The cores of the server and of the clients: as they were given, else the first and the last, if there are two.
+    /// The cores of the server and of the clients: as they were given, else the first and the last, if there are two and they are
+    /// shared.
     pub(crate) fn cores(&self, cores: &Cores) -> Cores {
-        let usual = |core: usize| (self.cores > 1).then(|| core.to_string());
+        let usual = |core: usize| (self.cores > 1 && self.is_shared).then(|| core.to_string());
         Cores {
             server: cores.server.clone().or_else(|| usual(0)),
             clients: cores.clients.clone().or_else(|| usual(self.cores - 1)),
@@ -106,8 +110,9 @@ impl Bed {
         vec![
             on("server", server),
             on("clients and instruments", clients),
-            match self.is_private {
+            match self.is_private && self.is_shared {
                 true => "a network namespace for each run".to_owned(),
+                false if !self.is_shared => "the network between the hosts, on which nobody else is to be: counts of the kernel hold all that goes over it".to_owned(),
                 false => "the network of this host, as namespaces need root: counts of the kernel are not of these programs alone".to_owned(),
             },
             match self.has_groups {
@@ -139,6 +144,18 @@ impl Bed {
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
             .map_err(Failure::io(format_args!("make {}", path.display())))?;
         Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
+    }
+
+    /// As [`site`](Bed::site), and where the server's memory or disk is limited, with nothing of it in memory.
+    ///
+    /// # Errors
+    /// See there.
+    pub(crate) fn site_for(&self, settings: &Settings, seed: u64) -> Result<Site, Failure> {
+        let site = self.site(&settings.workload, seed)?;
+        if settings.limits.memory.is_some() || settings.limits.disk.is_some() {
+            site.cool();
+        }
+        Ok(site)
     }
 
     /// Makes what is served, once for each workload; where it lies, and the manifest, if there is one.
@@ -331,10 +348,18 @@ impl Running {
     /// # Errors
     /// When there is no such program.
     pub(crate) fn start(name: &str, words: &[String], streams: Streams) -> Result<Running, Failure> {
+        Running::start_with(name, words, streams, Stdio::null())
+    }
+
+    /// As [`start`](Running::start), with something on its standard input.
+    ///
+    /// # Errors
+    /// See there.
+    pub(crate) fn start_with(name: &str, words: &[String], streams: Streams, input: Stdio) -> Result<Running, Failure> {
         let (program, arguments) =
             words.split_first().ok_or_else(|| Failure::failed(format!("{name}: nothing to start")))?;
         let mut command = Command::new(program);
-        command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(streams.out).stderr(streams.err);
+        command.args(arguments).process_group(0).stdin(input).stdout(streams.out).stderr(streams.err);
         process::end_with_this_thread(&mut command);
         let child =
             command.spawn().map_err(|error| Failure::failed(format!("cannot start {name} ({program}): {error}")))?;
@@ -354,6 +379,16 @@ impl Running {
     /// What it prints, where that was asked for as a pipe.
     pub(crate) fn take_output(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
+    }
+
+    /// Where it reads, where that was asked for as a pipe.
+    pub(crate) fn take_input(&mut self) -> Option<std::process::ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// What it prints besides, where that was asked for as a pipe.
+    pub(crate) fn take_errors(&mut self) -> Option<std::process::ChildStderr> {
+        self.child.stderr.take()
     }
 
     /// Waits until it ends by itself.
@@ -445,6 +480,7 @@ pub(crate) fn host(test_bed: Vec<String>) -> Result<Host, Failure> {
         kernel,
         load_average: amped_measure::host::load_average()?,
         test_bed,
+        clients: std::collections::BTreeMap::new(),
     })
 }
 

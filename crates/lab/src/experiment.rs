@@ -16,12 +16,12 @@ use std::time::Duration;
 use amped_measure::Failure;
 use amped_units::{Bytes, parse_duration};
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, Report};
-use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::archive::{Arm, At, Claim, Factor, Figure, PaperCurve, Resolved, Rules, Step, Summary, Term};
+use crate::archive::{Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Resolved, Rules, Step, Summary, Term};
 use crate::subject::{Kind, Template};
 
 /// What a user says besides the file.
@@ -43,7 +43,7 @@ pub(crate) struct Experiment {
 }
 
 /// What an arm is made of.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// The server.
     pub(crate) subject: Subject,
@@ -62,7 +62,7 @@ pub(crate) struct Settings {
 }
 
 /// A server.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Subject {
     /// As it is called.
     pub(crate) name: String,
@@ -79,10 +79,10 @@ pub(crate) struct Subject {
 }
 
 /// What is asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Workload {
     /// One file of this size.
-    File(Bytes),
+    File(#[serde(with = "whole")] Bytes),
     /// SPECweb96's set for so many operations a second.
     Specweb96(u32),
     /// WebStone's, at this scale.
@@ -92,7 +92,7 @@ pub(crate) enum Workload {
 }
 
 /// How it is asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     /// How long load is measured.
     pub(crate) duration: Duration,
@@ -117,7 +117,7 @@ pub(crate) struct Load {
 }
 
 /// A path, in the words of `ammeter wan`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct PathTexts {
     /// A named network.
@@ -135,11 +135,13 @@ pub(crate) struct PathTexts {
 }
 
 /// What a server may have.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limits {
     /// Memory, page cache included, in bytes.
+    #[serde(with = "perhaps")]
     pub(crate) memory: Option<Bytes>,
     /// Bytes a second from the disk that the files lie on.
+    #[serde(with = "perhaps")]
     pub(crate) disk: Option<Bytes>,
     /// A share of one core.
     pub(crate) cpu: Option<f64>,
@@ -148,12 +150,40 @@ pub(crate) struct Limits {
 }
 
 /// Lists of cores.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cores {
     /// The server's.
     pub(crate) server: Option<String>,
     /// The clients', and the instruments'.
     pub(crate) clients: Option<String>,
+}
+
+/// Bytes as a number, where settings go to another host.
+mod whole {
+    use super::{Bytes, Deserialize, Deserializer};
+    use serde::Serializer;
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(bytes.0)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+        u64::deserialize(from).map(Bytes)
+    }
+}
+
+/// The same, where there may be none.
+mod perhaps {
+    use super::{Bytes, Deserialize, Deserializer};
+    use serde::{Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Option<Bytes>, to: S) -> Result<S::Ok, S::Error> {
+        bytes.map(|bytes| bytes.0).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
+        Ok(Option::<u64>::deserialize(from)?.map(Bytes))
+    }
 }
 
 /// A text that is something: a time, an amount, a share.
@@ -345,6 +375,7 @@ struct File {
     limits: LimitsFile,
     #[serde(default)]
     cores: CoresFile,
+    hosts: Option<Spanned<HostsFile>>,
     #[serde(default)]
     monitor: MonitorFile,
     #[serde(default)]
@@ -435,6 +466,15 @@ struct LimitsFile {
 struct CoresFile {
     server: Option<Spanned<String>>,
     clients: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+struct HostsFile {
+    server: Spanned<String>,
+    clients: Spanned<Vec<String>>,
+    address: Option<Spanned<String>>,
+    ssh: Option<Spanned<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -659,6 +699,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         },
         figures: figures(&file, &factors, &steps)?,
         claims: claims(&file, &factors, &steps, &arms)?,
+        hosts: file.hosts.as_ref().map(hosts).transpose()?,
         factors,
         arms,
         steps,
@@ -897,9 +938,13 @@ fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settin
         let way = "name a server: [[subject]], and below it kind = \"nginx\"";
         return Err(wrong(0..0, "there is no subject", way));
     };
+    if let (Some(hosts), true) = (&file.hosts, file.path.is_some()) {
+        let way = "leave [path] out, or have ammeter wan make one on the hosts";
+        return Err(wrong(hosts.span(), "a path is made on one machine, and these are several", way));
+    }
     Ok(Settings {
         subject: arm_subject(found, &file.server)?,
-        workload: workload(&file.workload, file.load.span())?,
+        workload: workload(&file.workload, file.load.span(), file.hosts.is_some())?,
         load: load(file, wish)?,
         path: file.path.clone(),
         limits: limits(&file.limits),
@@ -941,7 +986,7 @@ fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Su
     })
 }
 
-fn workload(file: &WorkloadFile, at: Range<usize>) -> Result<Workload, Wrong> {
+fn workload(file: &WorkloadFile, at: Range<usize>, is_elsewhere: bool) -> Result<Workload, Wrong> {
     let WorkloadFile { file: single, set, ops, scale, site, path } = file;
     match (single, set, site) {
         (None, None, None) => Ok(Workload::File(Bytes::kib(1))),
@@ -960,7 +1005,8 @@ fn workload(file: &WorkloadFile, at: Range<usize>) -> Result<Workload, Wrong> {
         }
         (None, None, Some(site)) => {
             let folder = site.get_ref();
-            if !folder.is_dir() {
+            // With hosts it is the server's, who tells if it is not there.
+            if !is_elsewhere && !folder.is_dir() {
                 return Err(wrong(site.span(), format!("{} is no folder", folder.display()), ""));
             }
             Ok(Workload::Site(folder.clone(), path.clone().unwrap_or_else(|| "/".to_owned())))
@@ -1045,6 +1091,41 @@ fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
         return Err(wrong(list.span(), format!("{text:?} names no cores"), "write \"0\", \"0,2\" or \"1-3\""));
     }
     Ok(Some(text.clone()))
+}
+
+/// Where it all runs.
+fn hosts(file: &Spanned<HostsFile>) -> Result<Hosts, Wrong> {
+    let HostsFile { server, clients, address, ssh } = file.get_ref();
+    // ssh would take it for a flag.
+    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && !name.contains(char::is_whitespace);
+    if !is_name(server.get_ref()) {
+        let what = format!("{:?} is no host", server.get_ref());
+        return Err(wrong(server.span(), what, "write it as for ssh: \"server\" or \"user@server\""));
+    }
+    let names = clients.get_ref();
+    if names.is_empty() || names.len() > 100 || !names.iter().all(|name| is_name(name)) {
+        let way = "write them as for ssh: clients = [\"c1\", \"user@c2\"], 1 to 100 of them";
+        return Err(wrong(clients.span(), "these are no hosts to make load on", way));
+    }
+    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+        let way = "each makes its slice of the load once; for more threads there is load.generators";
+        return Err(wrong(clients.span(), "a client is named twice", way));
+    }
+    let ip = |text: &Spanned<String>| {
+        let way = "write the server's own address, such as \"10.0.0.1\"; default: the one by which ssh reaches it";
+        text.get_ref().parse().map_err(|_| wrong(text.span(), format!("{:?} is no address", text.get_ref()), way))
+    };
+    let words: Vec<String> =
+        ssh.as_ref().map_or("ssh", |ssh| ssh.get_ref()).split_whitespace().map(str::to_owned).collect();
+    if let (Some(ssh), true) = (ssh, words.is_empty()) {
+        return Err(wrong(ssh.span(), "no program", "write ssh = \"ssh -F FILE\", or leave it out"));
+    }
+    Ok(Hosts {
+        server: server.get_ref().clone(),
+        clients: names.clone(),
+        address: address.as_ref().map(ip).transpose()?,
+        ssh: words,
+    })
 }
 
 /// Those of the file, or the paper's usual one (Arlitt and Williamson, figure 2) with latency and CPU time beside it.
@@ -1294,6 +1375,40 @@ mod tests {
             if let Err(failure) = parse("x.toml", &strange, Wish { quick: cut % 2 == 0, seed: None }) {
                 prop_assert!(failure.to_string().starts_with("x.toml:"), "{}", failure);
             }
+        }
+    }
+
+    #[test]
+    fn hosts_are_named_as_for_ssh() {
+        assert_eq!(parsed(SHORT, false).resolved.hosts, None);
+        let hosts = |text: &str| parsed(&format!("{SHORT}[hosts]\n{text}"), false).resolved.hosts.unwrap();
+        let found = hosts("server = \"me@s\"\nclients = [\"a\", \"b\"]\n");
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        assert_eq!((found.server.as_str(), &found.clients, found.address), ("me@s", &words(&["a", "b"]), None));
+        assert_eq!(found.ssh, ["ssh"]);
+        let found = hosts("server = \"s\"\nclients = [\"s\"]\naddress = \"fd00::1\"\nssh = \"ssh -F /x\"\n");
+        assert_eq!((found.address.unwrap().is_ipv6(), found.ssh), (true, words(&["ssh", "-F", "/x"])));
+        let check = |text: &str, place: &str, says: &str| {
+            let told = parse("x.toml", &format!("{SHORT}[hosts]\n{text}"), Wish::default()).unwrap_err().to_string();
+            assert!(told.starts_with(&format!("x.toml:{place}: ")) && told.contains(says), "{text}\n{told}");
+        };
+        check("server = \"-oProxyCommand=x\"\nclients = [\"a\"]\n", "12:10", "is no host");
+        check("server = \"s\"\nclients = []\n", "13:11", "as for ssh");
+        check("server = \"s\"\nclients = [\"a\", \"a\"]\n", "13:11", "named twice");
+        check("server = \"s\"\n", "11:1", "clients");
+        check("server = \"s\"\nclients = [\"a\"]\naddress = \"s\"\n", "14:11", "10.0.0.1");
+        check("server = \"s\"\nclients = [\"a\"]\nssh = \"\"\n", "14:7", "no program");
+        check("server = \"s\"\nclients = [\"a\"]\n[path]\nlatency = \"1ms\"\n", "11:1", "on one machine");
+    }
+
+    #[test]
+    fn settings_are_the_same_on_another_host() {
+        let text = include_str!("../../../examples/experiment.toml").replace("file = \"1KiB\"", "file = \"3MiB\"");
+        let text = text.replace("descriptors = 20000", "memory = \"64MiB\"\ncpu = \"50%\"");
+        let experiment = parse("x.toml", &text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
+        for settings in experiment.settings {
+            let sent = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<Settings>(&sent).unwrap(), settings, "{sent}");
         }
     }
 

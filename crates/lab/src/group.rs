@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ammeter_wan::place::birth;
 use amped_measure::Failure;
 use amped_sys::process;
+use serde::{Deserialize, Serialize};
 
 use crate::experiment::Limits;
 
@@ -33,7 +34,7 @@ pub(crate) struct Group {
 }
 
 /// CPU time of a group, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CpuTime {
     /// All.
     pub(crate) all_ns: u64,

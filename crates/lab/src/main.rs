@@ -13,6 +13,7 @@ mod diagnose;
 mod exhibits;
 mod experiment;
 mod group;
+mod hosts;
 mod page;
 mod plan;
 mod report;
@@ -38,6 +39,9 @@ struct Ammeter {
 /// One line a command.
 #[derive(Subcommand)]
 enum Command {
+    /// Do on this host what an experiment elsewhere asks for, over standard input and output
+    #[command(hide = true)]
+    Agent(command::agent::Args),
     /// Say whether two experiments, or two subjects of one, differ by more than the noise
     #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
     Compare(command::compare::Args),
@@ -75,6 +79,7 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<Verdict, Failure> {
         match self {
+            Command::Agent(args) => command::agent::run(args),
             Command::Compare(args) => command::compare::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),

@@ -9,7 +9,7 @@
 
 use amped_measure::stats::Random;
 
-use crate::archive::{Plan, Planned, Resolved, Run, Step};
+use crate::archive::{Hosts, Plan, Planned, Resolved, Run, Step};
 
 /// What a run takes besides load: to start the server and the monitor, and to stop them, in seconds.
 pub(crate) const AROUND_S: f64 = 1.5;
@@ -103,6 +103,13 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
         }
         text.push('\n');
     }
+    if let Some(Hosts { server, clients, address, .. }) = &resolved.hosts {
+        let address = address.map_or("the address by which ssh reaches it".to_owned(), |address| address.to_string());
+        text += &format!("  on {server}: the server, at {address}, and the monitor\n");
+        for (at, client) in clients.iter().enumerate() {
+            text += &format!("  on {client}: load, slice {}/{}\n", at + 1, clients.len());
+        }
+    }
     let count = plan.runs.len();
     text + &format!("  {count} runs, about {}, seed {}", told(plan.expected_s), resolved.seed)
 }
@@ -158,6 +165,9 @@ mod tests {
         let text = list(&resolved, &plan(&resolved));
         assert!(text.contains("rate: 500 1000; 5 s each after 0.5 s of warm-up"), "{text}");
         assert!(text.contains("8 runs, about 63 s, seed 1") && text.contains("block 2: "), "{text}");
+        let hosts = Hosts { server: "s".to_owned(), clients: vec!["a".to_owned(), "b".to_owned()], ..Hosts::default() };
+        let text = list(&Resolved { hosts: Some(hosts), ..resolved.clone() }, &plan(&resolved));
+        assert!(text.contains("on s: the server") && text.contains("on b: load, slice 2/2"), "{text}");
         for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {
             assert_eq!(told(seconds), expected);
         }

@@ -5,9 +5,11 @@
 //! `ammeter profile` where it was asked for; 6 all are ended; 7 `validate.rs` judges, and `run.json` says what came of it.
 //!
 //! Load, monitor and profile are programs of their own (this one, by its other commands), so that they have their own cores and
-//! could as well be on another host. With a path in the experiment, server and clients are in two namespaces with the router of
-//! `ammeter wan up` between them.
+//! can as well be on another host. With a path in the experiment, server and clients are in two namespaces with the router of
+//! `ammeter wan up` between them. With `[hosts]` the server's side ([`Side`]) is the agent's of one host and the loads are those of
+//! others (`hosts`); what is made of it afterwards is the same ([`judge`]).
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -24,7 +26,7 @@ use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
 use amped_measure::{Failure, Verdict, Worth};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::archive::{
     self, Block, Check, ClientStep, Clients, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
@@ -33,6 +35,7 @@ use crate::archive::{
 use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
 use crate::experiment::{Load, Settings, Subject, Workload};
 use crate::group::{CpuTime, Group};
+use crate::hosts::{Fleet, HostRun};
 use crate::plan;
 use crate::subject::{self, Kind, Place};
 use crate::validate::{self, Evidence};
@@ -50,22 +53,25 @@ pub(crate) fn now_s() -> f64 {
 
 /// What a run is made of.
 #[derive(Clone)]
-struct Order {
-    settings: Settings,
-    planned: Planned,
-    rules: Rules,
-    interval: Duration,
+pub(crate) struct Order {
+    pub(crate) settings: Settings,
+    pub(crate) planned: Planned,
+    pub(crate) rules: Rules,
+    /// From what contents are drawn.
+    pub(crate) seed: u64,
+    pub(crate) interval: Duration,
     clients: Option<ClientStep>,
     idle: Option<(bool, f64)>,
-    site: Site,
     /// Where its files go.
-    into: PathBuf,
+    pub(crate) into: PathBuf,
 }
 
 /// What all runs of an experiment have in common.
 pub(crate) struct Lab<'a> {
     /// The place.
     pub(crate) bed: &'a Bed,
+    /// The hosts, where it is several.
+    pub(crate) fleet: Option<&'a RefCell<Fleet>>,
     /// The archive.
     pub(crate) dir: &'a Path,
     /// What was asked for.
@@ -76,12 +82,26 @@ pub(crate) struct Lab<'a> {
     pub(crate) stop: &'a Stop,
 }
 
+impl Lab<'_> {
+    /// Looks at the machine while nothing is asked of it, or at all of the hosts.
+    ///
+    /// # Errors
+    /// As [`look_at_rest`]; a host that is gone.
+    pub(crate) fn look_at_rest(&self, block: u32) -> Result<Block, Failure> {
+        let found = match self.fleet {
+            Some(fleet) => fleet.borrow_mut().look_at_rest(&self.resolved.rules, self.stop)?,
+            None => look_at_rest(&self.resolved.rules, self.stop)?,
+        };
+        Ok(Block { block, ..found })
+    }
+}
+
 /// Makes one run: its directory is in the archive when this returns.
 ///
 /// # Errors
 /// When it could not be made at all: no program, no disk, an interrupt. A server that fails is a result, and no error.
 pub(crate) fn make(
-    Lab { bed, dir, resolved, clients, stop }: &Lab<'_>,
+    Lab { bed, fleet, dir, resolved, clients, stop }: &Lab<'_>,
     settings: &Settings,
     planned: &Planned,
     block: &Block,
@@ -94,16 +114,16 @@ pub(crate) fn make(
         settings: settings.clone(),
         planned: planned.clone(),
         rules: resolved.rules.clone(),
+        seed: resolved.seed,
         interval: Duration::from_secs_f64(resolved.interval_ms / 1e3),
         clients: clients.steps.iter().find(|step| step.step == planned.step).cloned(),
         idle: Some((block.is_clean, block.busy)),
-        site: bed.site(&settings.workload, resolved.seed)?,
         into: into.clone(),
     };
-    if settings.limits.memory.is_some() || settings.limits.disk.is_some() {
-        order.site.cool();
-    }
-    let run = apart(bed, stop, move |bed, stop| work(bed, &order, stop))?;
+    let run = match fleet {
+        Some(fleet) => fleet.borrow_mut().work(&order, stop)?,
+        None => apart(bed, stop, move |bed, stop| work(bed, &order, stop))?,
+    };
     archive::write(&into.join(name::RUN), &run)?;
     let to = runs.join(&planned.id);
     fs::rename(&into, &to).map_err(Failure::io(format_args!("name {}", to.display())))?;
@@ -135,117 +155,83 @@ fn apart<T: Send>(
 
 /// A run, in its namespace.
 fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
-    let Order { settings, planned, into, interval, .. } = order;
-    let folder = bed.folder()?;
+    let Order { settings, planned, into, .. } = order;
     let mut run = Run::begun(planned.clone(), now_s());
-    // What load and instruments use is no doing of others.
-    let instruments = if bed.has_groups { Some(Group::counter()?) } else { None };
-    let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
-    let path = settings.path.as_ref().map(|_| PathBetween::up(bed, settings, &folder, &joined)).transpose()?;
-    let mut server = match Server::start(bed, settings, order, &folder, path.as_ref(), stop) {
-        Ok(server) => server,
-        Err(_) if stop.is_stopped() => return Err(interrupted()),
-        Err(failure) => {
-            // That is a result: this server cannot be run so.
-            run.why = vec![format!("server: {failure}")];
-            run.checks = vec![Check { name: "server".to_owned(), holds: Some(false), says: failure.to_string() }];
-            run.ended_s = now_s();
-            return Ok(run);
-        }
+    let site = bed.site_for(settings, order.seed)?;
+    let mut side = match Side::begin(bed, settings, &site, order.interval, None, into, stop)? {
+        Ok(side) => side,
+        // That is a result: this server cannot be run so.
+        Err(why) => return Ok(refused(run, "server", &why)),
     };
-    let cores = bed.cores(&settings.cores);
-    let pin = pinned(cores.clients.as_deref());
-    let own = |words: &[&str]| -> Vec<String> {
-        let words = words.iter().map(|word| (*word).to_owned());
-        joined.iter().chain(&pin).cloned().chain([bed.own.display().to_string()]).chain(words).collect()
-    };
-    let pid = server.pid().to_string();
-    let interval_text = micros(*interval);
-    let record = into.join(name::MONITOR);
-    let mut words =
-        own(&["monitor", "--pid", &pid, "--json", "--interval", &interval_text, "--census", &interval_text]);
-    words.extend(["--budget", "5%", "--record"].map(str::to_owned));
-    words.push(record.display().to_string());
-    if server.metrics.exists() {
-        words.extend(["--server-file".to_owned(), server.metrics.display().to_string()]);
-    }
-    let mut monitor = Running::start("the monitor", &words, Streams::to(None, &into.join("monitor.log"))?)?;
-    await_samples(&record, &mut monitor, *interval, stop)?;
-
-    let load = |duration: Duration, seed: u64, hlog: Option<&Path>| {
-        let mut words = own(&[]);
-        words.extend(load_words(settings, &order.site, planned.step, server.address, duration, seed));
+    let load = |side: &Side, duration: Duration, seed: u64, hlog: Option<&Path>| {
+        let mut words = side.prefix.clone();
+        words.extend(load_words(settings, &site, planned.step, side.address(), duration, seed));
         words.extend(hlog.into_iter().flat_map(|path| ["--hlog".to_owned(), path.display().to_string()]));
         words
     };
-    let patience = |duration: Duration| duration + settings.load.timeout + Duration::from_secs(30);
     if !settings.load.warm_up.is_zero() {
         let streams = Streams::to(Some(&into.join(name::WARM_UP)), &into.join("warm-up.log"))?;
-        let words = load(settings.load.warm_up, planned.seed ^ 1, None);
-        Running::start("the warm-up", &words, streams)?.wait(patience(settings.load.warm_up), stop)?;
+        let words = load(&side, settings.load.warm_up, planned.seed ^ 1, None);
+        Running::start("the warm-up", &words, streams)?.wait(patience(settings, settings.load.warm_up), stop)?;
     }
-    server.replies_before = server.replies(settings, 0);
-    // One in which nothing is asked: counters are compared from there.
-    await_samples(&record, &mut monitor, *interval, stop)?;
-
-    let before = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
-    let profile = match settings.profile {
-        false => None,
-        true => {
-            let words = own(&["profile", "--pid", &pid, "--json", "--duration", &micros(settings.load.duration)]);
-            let streams = Streams::to(Some(&into.join(name::PROFILE)), &into.join("profile.log"))?;
-            Some(Running::start("the profile", &words, streams)?)
-        }
-    };
+    side.calm(stop)?;
+    side.measure()?;
     let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
-    let words = load(settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
-    let status = Running::start("the load", &words, streams)?.wait(patience(settings.load.duration), stop)?;
-    let after = Snapshot::take(server.group.as_ref(), instruments.as_ref())?;
+    let words = load(&side, settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
+    let status = Running::start("the load", &words, streams)?.wait(patience(settings, settings.load.duration), stop)?;
     run.load_ended_s = now_s();
-    if let Some(profile) = profile {
-        profile.wait(patience(settings.load.duration), stop)?;
-    }
-    await_samples(&record, &mut monitor, *interval, stop)?;
-    let server_ended = server.running.ended().map(|status| status.to_string());
-    monitor.end(END);
-    // The question before was counted too.
-    let replies = server.replies(settings, 1);
-    let path_verdict = path.as_ref().map(PathBetween::verdict).transpose()?;
-    let memory_max_bytes = server.group.as_ref().and_then(Group::memory_max);
-    server.running.end(END);
-    drop(server.group);
-    drop(path);
-    drop(instruments);
-
+    let watched = side.end(stop)?;
     let told: Told = match archive::read(&into.join(name::LOAD)) {
         Ok(told) => told,
         Err(_) => {
             let said = fs::read_to_string(into.join("load.log")).unwrap_or_default();
-            let says = format!("the load ended with {status}: {}", said.trim());
-            run.why = vec![format!("client: {says}")];
-            run.checks = vec![Check { name: "client".to_owned(), holds: Some(false), says }];
-            run.ended_s = now_s();
-            return Ok(run);
+            return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
         }
     };
+    let is_private = bed.is_private || watched.path.is_some();
+    judge(run, order, &told, &watched, is_private, &[])
+}
+
+/// How long a load of this length may take.
+pub(crate) fn patience(settings: &Settings, duration: Duration) -> Duration {
+    duration + settings.load.timeout + Duration::from_secs(30)
+}
+
+/// A run that came to nothing, and why.
+pub(crate) fn refused(mut run: Run, whose: &str, why: &str) -> Run {
+    run.why = vec![format!("{whose}: {why}")];
+    run.checks = vec![Check { name: whose.to_owned(), holds: Some(false), says: why.to_owned() }];
+    run.ended_s = now_s();
+    run
+}
+
+/// Makes a result of what both sides saw; the monitor's record is among the files of the run. Of hosts the server is the first.
+pub(crate) fn judge(
+    mut run: Run,
+    order: &Order,
+    told: &Told,
+    watched: &Watched,
+    is_private: bool,
+    hosts: &[HostRun],
+) -> Result<Run, Failure> {
+    let Order { settings, planned, into, .. } = order;
     run.load_began_s = told.began_s;
-    let seen = Seen::read(&record, told.began_s, told.began_s + told.seconds)?;
+    // The record is by the clock of the server's host.
+    let from_s = told.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
+    let seen = Seen::read(&into.join(name::MONITOR), from_s, from_s + told.seconds)?;
     let mut summary = told.summary(planned.step);
-    summary.set_bytes = order.site.bytes();
-    summary.network = seen.network(bed.is_private || path_verdict.is_some());
+    summary.set_bytes = watched.set_bytes;
+    summary.network = seen.network(is_private);
     summary.server = seen.server();
-    summary.server.memory_max_bytes = memory_max_bytes.or(summary.server.memory_max_bytes);
-    if let (Some(before), Some(after)) = (server.replies_before, replies) {
-        summary.server.replies = Some(after.saturating_sub(before));
-    }
-    if let (Some(before), Some(after)) = (before.cpu, after.cpu) {
-        let ns = |before: u64, after: u64| after.saturating_sub(before) as f64 / 1e9;
-        summary.server.cpu_s = Some(ns(before.all_ns, after.all_ns));
-        summary.server.user_s = before.user_ns.zip(after.user_ns).map(|(before, after)| ns(before, after));
+    summary.server.memory_max_bytes = watched.memory_max_bytes.or(summary.server.memory_max_bytes);
+    summary.server.replies = watched.replies.or(summary.server.replies);
+    if let Some(cpu) = watched.spell.server {
+        summary.server.cpu_s = Some(cpu.all_ns as f64 / 1e9);
+        summary.server.user_s = cpu.user_ns.map(|ns| ns as f64 / 1e9);
         summary.server.system_s =
             summary.server.cpu_s.zip(summary.server.user_s).map(|(all, user)| (all - user).max(0.0));
     }
-    summary.host = seen.host(&before, &after, &summary);
+    summary.host = seen.host(&watched.spell, &summary);
     let evidence = Evidence {
         rules: &order.rules,
         step: planned.step,
@@ -257,13 +243,176 @@ fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
         summary: &summary,
         ticks: &seen.ticks,
         in_flight: &seen.in_flight,
-        path: path_verdict.as_ref(),
-        server_ended: server_ended.as_deref(),
+        path: watched.path.as_ref(),
+        server_ended: watched.server_ended.as_deref(),
+        hosts,
     };
     (run.checks, run.standing, run.why) = validate::judge(&evidence);
     run.summary = Some(summary);
     run.ended_s = now_s();
     Ok(run)
+}
+
+/// The server's side of a run: the server in its group, and who watches it. Dropped, all of it is ended and removed.
+pub(crate) struct Side {
+    profile: Option<Running>,
+    monitor: Option<Running>,
+    server: Server,
+    path: Option<PathBetween>,
+    /// What load and instruments use is no doing of others.
+    instruments: Option<Group>,
+    before: Option<Snapshot>,
+    /// Words before those of this program, which has instruments and load begin where they are counted.
+    prefix: Vec<String>,
+    settings: Settings,
+    interval: Duration,
+    set_bytes: Option<u64>,
+    into: PathBuf,
+    /// The last to go.
+    _folder: Folder,
+}
+
+/// What the server's side of a run came to, besides its files.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Watched {
+    /// How the server ended before its time, if it did.
+    pub(crate) server_ended: Option<String>,
+    /// What the router says of itself.
+    pub(crate) path: Option<Verdict>,
+    memory_max_bytes: Option<u64>,
+    /// Replies that the server counted.
+    replies: Option<u64>,
+    /// How large the set of files is, where it is one.
+    set_bytes: Option<u64>,
+    pub(crate) spell: Spell,
+}
+
+impl Side {
+    /// Starts the server until it answers, at this address or where this machine has one that is free, and the monitor, unless it
+    /// is to look never. Files go `into` a folder. A server that cannot be run so is no error, but what is said of it.
+    ///
+    /// # Errors
+    /// When it is no fault of the server's; an interrupt.
+    pub(crate) fn begin(
+        bed: &Bed,
+        settings: &Settings,
+        site: &Site,
+        interval: Duration,
+        address: Option<IpAddr>,
+        into: &Path,
+        stop: &Stop,
+    ) -> Result<Result<Side, String>, Failure> {
+        let folder = bed.folder()?;
+        let instruments = if bed.has_groups { Some(Group::counter()?) } else { None };
+        let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
+        let path = settings.path.as_ref().map(|_| PathBetween::up(bed, settings, &folder, &joined)).transpose()?;
+        let server = match Server::start(bed, settings, site, into, &folder, path.as_ref(), address, stop) {
+            Ok(server) => server,
+            Err(_) if stop.is_stopped() => return Err(interrupted()),
+            Err(failure) => return Ok(Err(failure.to_string())),
+        };
+        let pin = pinned(bed.cores(&settings.cores).clients.as_deref());
+        let prefix: Vec<String> = joined.into_iter().chain(pin).chain([bed.own.display().to_string()]).collect();
+        let mut side = Side {
+            profile: None,
+            monitor: None,
+            server,
+            path,
+            instruments,
+            before: None,
+            prefix,
+            settings: settings.clone(),
+            interval,
+            set_bytes: site.bytes(),
+            into: into.to_owned(),
+            _folder: folder,
+        };
+        if !interval.is_zero() {
+            side.watch(stop)?;
+        }
+        Ok(Ok(side))
+    }
+
+    fn own(&self, words: &[&str]) -> Vec<String> {
+        self.prefix.iter().cloned().chain(words.iter().map(|word| (*word).to_owned())).collect()
+    }
+
+    fn watch(&mut self, stop: &Stop) -> Result<(), Failure> {
+        let (pid, interval) = (self.server.pid().to_string(), micros(self.interval));
+        let mut words = self.own(&["monitor", "--pid", &pid, "--json", "--interval", &interval, "--census", &interval]);
+        words.extend(["--budget", "5%", "--record"].map(str::to_owned));
+        words.push(self.into.join(name::MONITOR).display().to_string());
+        if self.server.metrics.exists() {
+            words.extend(["--server-file".to_owned(), self.server.metrics.display().to_string()]);
+        }
+        let streams = Streams::to(None, &self.into.join("monitor.log"))?;
+        self.monitor = Some(Running::start("the monitor", &words, streams)?);
+        self.await_samples(stop)
+    }
+
+    fn await_samples(&mut self, stop: &Stop) -> Result<(), Failure> {
+        let record = self.into.join(name::MONITOR);
+        self.monitor.as_mut().map_or(Ok(()), |monitor| await_samples(&record, monitor, self.interval, stop))
+    }
+
+    /// Where the server is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.address
+    }
+
+    /// Before the measured load.
+    ///
+    /// # Errors
+    /// An interrupt.
+    pub(crate) fn calm(&mut self, stop: &Stop) -> Result<(), Failure> {
+        self.server.replies_before = self.server.replies(&self.settings, 0);
+        // One in which nothing is asked: counters are compared from there.
+        self.await_samples(stop)
+    }
+
+    /// The measured load begins.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted, or no profile can be begun.
+    pub(crate) fn measure(&mut self) -> Result<(), Failure> {
+        self.before = Some(Snapshot::take(self.server.group.as_ref(), self.instruments.as_ref())?);
+        if self.settings.profile {
+            let (pid, duration) = (self.server.pid().to_string(), micros(self.settings.load.duration));
+            let words = self.own(&["profile", "--pid", &pid, "--json", "--duration", &duration]);
+            let streams = Streams::to(Some(&self.into.join(name::PROFILE)), &self.into.join("profile.log"))?;
+            self.profile = Some(Running::start("the profile", &words, streams)?);
+        }
+        Ok(())
+    }
+
+    /// The measured load has ended: all are ended and removed.
+    ///
+    /// # Errors
+    /// An interrupt.
+    pub(crate) fn end(mut self, stop: &Stop) -> Result<Watched, Failure> {
+        let after = Snapshot::take(self.server.group.as_ref(), self.instruments.as_ref())?;
+        if let Some(profile) = self.profile.take() {
+            profile.wait(patience(&self.settings, self.settings.load.duration), stop)?;
+        }
+        self.await_samples(stop)?;
+        let server_ended = self.server.running.ended().map(|status| status.to_string());
+        if let Some(monitor) = self.monitor.take() {
+            monitor.end(END);
+        }
+        // The question before was counted too.
+        let replies = self.server.replies(&self.settings, 1);
+        let watched = Watched {
+            server_ended,
+            path: self.path.as_ref().map(PathBetween::verdict).transpose()?,
+            memory_max_bytes: self.server.group.as_ref().and_then(Group::memory_max),
+            replies: self.server.replies_before.zip(replies).map(|(before, after)| after.saturating_sub(before)),
+            set_bytes: self.set_bytes,
+            spell: self.before.as_ref().map(|before| before.until(&after)).unwrap_or_default(),
+        };
+        self.server.running.end(END);
+        drop(self.server.group);
+        Ok(watched)
+    }
 }
 
 /// Waits until the monitor has looked twice: the second time is a look that was begun since. Its budget may have it look less
@@ -285,7 +434,7 @@ fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop:
 }
 
 /// Words before a program's own that keep it on these cores.
-fn pinned(cores: Option<&str>) -> Vec<String> {
+pub(crate) fn pinned(cores: Option<&str>) -> Vec<String> {
     cores.map_or(Vec::new(), |cores| ["taskset", "-c", cores].map(str::to_owned).to_vec())
 }
 
@@ -294,7 +443,7 @@ fn micros(time: Duration) -> String {
 }
 
 /// What `ammeter` is told to make this load.
-fn load_words(
+pub(crate) fn load_words(
     settings: &Settings,
     site: &Site,
     step: Step,
@@ -354,29 +503,32 @@ struct Server {
 }
 
 impl Server {
+    #[allow(clippy::too_many_arguments, reason = "it is called once, and all of them are of different kinds")]
     fn start(
         bed: &Bed,
         settings: &Settings,
-        order: &Order,
+        site: &Site,
+        into: &Path,
         folder: &Folder,
         path: Option<&PathBetween>,
+        address: Option<IpAddr>,
         stop: &Stop,
     ) -> Result<Server, Failure> {
         let address = match path {
-            None => free_address(Ipv4Addr::LOCALHOST.into())?,
+            None => free_address(address.unwrap_or(Ipv4Addr::LOCALHOST.into()))?,
             // In a namespace of its own every port is free.
             Some(_) => SocketAddr::new(IpAddr::V4(ammeter_wan::behind::HOST4), 8080),
         };
         let place = Place {
             address,
-            site: order.site.folder.clone(),
+            site: site.folder.clone(),
             run: folder.path.clone(),
             metrics: folder.metrics.clone(),
             is_root: bed.is_root,
         };
         let start = settings.subject.start(&place)?;
         if !start.config.is_empty() {
-            for to in [folder.path.join("config"), order.into.join(name::SERVER_CONFIG)] {
+            for to in [folder.path.join("config"), into.join(name::SERVER_CONFIG)] {
                 archive::write_bytes(&to, start.config.as_bytes())?;
             }
         }
@@ -390,8 +542,8 @@ impl Server {
             words.extend(path.exec(bed, testbed::SERVER));
         }
         words.extend(start.words);
-        let log = order.into.join(name::SERVER_LOG);
-        let streams = Streams::to(Some(&log), &order.into.join("server.err"))?;
+        let log = into.join(name::SERVER_LOG);
+        let streams = Streams::to(Some(&log), &into.join("server.err"))?;
         let running = Running::start(&settings.subject.name, &words, streams)?;
         let mut server = Server {
             running,
@@ -401,7 +553,7 @@ impl Server {
             folder: folder.path.clone(),
             replies_before: None,
         };
-        server.await_answer(&order.site, &order.into, stop)?;
+        server.await_answer(site, into, stop)?;
         Ok(server)
     }
 
@@ -559,6 +711,44 @@ impl Snapshot {
             busy_ns: host::busy_ns()?,
             stolen_ns: host::stolen_ns()?,
         })
+    }
+
+    /// What was used from here to a later moment.
+    pub(crate) fn until(&self, later: &Snapshot) -> Spell {
+        let used = |(before, after): (CpuTime, CpuTime)| CpuTime {
+            all_ns: after.all_ns.saturating_sub(before.all_ns),
+            user_ns: before.user_ns.zip(after.user_ns).map(|(before, after)| after.saturating_sub(before)),
+        };
+        Spell {
+            elapsed_s: (later.at - self.at).as_secs_f64(),
+            server: self.cpu.zip(later.cpu).map(used),
+            instruments_ns: self.instruments.zip(later.instruments).map(|both| used(both).all_ns),
+            busy_ns: later.busy_ns.saturating_sub(self.busy_ns),
+            stolen_ns: later.stolen_ns.saturating_sub(self.stolen_ns),
+        }
+    }
+}
+
+/// What a machine did between two moments.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Spell {
+    elapsed_s: f64,
+    /// CPU time of the server, in its group.
+    server: Option<CpuTime>,
+    /// CPU time of load and instruments, in theirs.
+    instruments_ns: Option<u64>,
+    busy_ns: u64,
+    stolen_ns: u64,
+}
+
+impl Spell {
+    /// The share of all CPU time of so many cores that was used, and that others used than server, load and instruments, where
+    /// that is known; `server_s` is what the server used, in seconds.
+    pub(crate) fn shares(&self, cores: usize, server_s: Option<f64>) -> (f64, Option<f64>) {
+        let whole_s = self.elapsed_s.max(1e-9) * cores.max(1) as f64;
+        let busy_s = self.busy_ns as f64 / 1e9;
+        let ours_s = self.instruments_ns.zip(server_s).map(|(instruments, server)| instruments as f64 / 1e9 + server);
+        ((busy_s / whole_s).min(1.0), ours_s.map(|ours| ((busy_s - ours) / whole_s).max(0.0)))
     }
 }
 
@@ -759,22 +949,17 @@ impl Seen {
     }
 
     /// What the machine did.
-    pub(crate) fn host(&self, before: &Snapshot, after: &Snapshot, summary: &Summary) -> HostUse {
-        let cores = self.last.host.cores.len().max(1) as f64;
-        let whole_s = (after.at - before.at).as_secs_f64().max(1e-9) * cores;
-        let busy_s = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;
-        let stolen_s = after.stolen_ns.saturating_sub(before.stolen_ns) as f64 / 1e9;
-        let used_s = |before: CpuTime, after: CpuTime| after.all_ns.saturating_sub(before.all_ns) as f64 / 1e9;
-        let instruments_s = before.instruments.zip(after.instruments).map(|(before, after)| used_s(before, after));
-        let ours_s = instruments_s.zip(summary.server.cpu_s).map(|(instruments, server)| instruments + server);
+    pub(crate) fn host(&self, spell: &Spell, summary: &Summary) -> HostUse {
+        let cores = self.last.host.cores.len().max(1);
+        let (busy, others) = spell.shares(cores, summary.server.cpu_s);
         let disks = |of: fn(&ammeter_monitor::source::Disk) -> u64| {
             let sum = |sample: &Sample| sample.disks.iter().map(of).sum::<u64>();
             Some(sum(&self.last).saturating_sub(sum(&self.first)))
         };
         HostUse {
-            busy: (busy_s / whole_s).min(1.0),
-            others: ours_s.map(|ours| ((busy_s - ours) / whole_s).max(0.0)),
-            stolen: stolen_s / whole_s,
+            busy,
+            others,
+            stolen: spell.stolen_ns as f64 / 1e9 / (spell.elapsed_s.max(1e-9) * cores as f64),
             disk_read_bytes: disks(|disk| disk.read_bytes),
             disk_written_bytes: disks(|disk| disk.write_bytes),
             disk_transfers: disks(|disk| disk.reads + disk.writes),
@@ -793,6 +978,7 @@ fn out_bytes(sample: &Sample) -> Option<u64> {
 /// When such a server cannot be started; an interrupt.
 pub(crate) fn try_clients(
     bed: &Bed,
+    fleet: Option<&RefCell<Fleet>>,
     settings: &Settings,
     resolved: &Resolved,
     stop: &Stop,
@@ -821,13 +1007,13 @@ pub(crate) fn try_clients(
     settings.profile = false;
     let mut clients = Clients::default();
     for step in steps {
-        let mut tried = try_step(bed, &settings, step, resolved.seed, stop)?;
+        let mut tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
         // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
         for _ in 1..ATTEMPTS {
             if tried.is_kept {
                 break;
             }
-            tried = try_step(bed, &settings, step, resolved.seed, stop)?;
+            tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
         }
         clients.steps.push(tried);
     }
@@ -837,32 +1023,32 @@ pub(crate) fn try_clients(
 /// How often clients are tried at a step, at most.
 const ATTEMPTS: usize = 3;
 
-fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) -> Result<ClientStep, Failure> {
-    let site = bed.site(&settings.workload, seed)?;
-    let tried = apart(bed, stop, move |bed, stop| {
-        let folder = bed.folder()?;
-        let order = Order {
-            settings: settings.clone(),
-            planned: Planned { id: String::new(), block: 0, arm: String::new(), step, seed },
-            rules: Rules::default(),
-            interval: Duration::ZERO,
-            clients: None,
-            idle: None,
-            site,
-            into: folder.path.clone(),
-        };
-        let server = Server::start(bed, settings, &order, &folder, None, stop)?;
-        let mut words = pinned(bed.cores(&settings.cores).clients.as_deref());
-        words.push(bed.own.display().to_string());
-        let duration = Duration::from_secs_f64(plan::CLIENTS_S);
-        words.extend(load_words(settings, &order.site, step, server.address, duration, seed));
-        let out = folder.path.join(name::LOAD);
-        let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
-        load.wait(duration + settings.load.timeout + Duration::from_secs(30), stop)?;
-        // It says itself why it cannot make such a load at all.
-        let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-        Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
-    })?;
+fn try_step(
+    bed: &Bed,
+    fleet: Option<&RefCell<Fleet>>,
+    settings: &Settings,
+    step: Step,
+    seed: u64,
+    stop: &Stop,
+) -> Result<ClientStep, Failure> {
+    let duration = Duration::from_secs_f64(plan::CLIENTS_S);
+    let tried = match fleet {
+        Some(fleet) => fleet.borrow_mut().trial(settings, step, duration, seed, stop)?,
+        None => apart(bed, stop, move |bed, stop| {
+            let folder = bed.folder()?;
+            let site = bed.site(&settings.workload, seed)?;
+            let side = Side::begin(bed, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
+            let side = side.map_err(Failure::failed)?;
+            let mut words = side.prefix.clone();
+            words.extend(load_words(settings, &site, step, side.address(), duration, seed));
+            let out = folder.path.join(name::LOAD);
+            let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
+            load.wait(patience(settings, duration), stop)?;
+            // It says itself why it cannot make such a load at all.
+            let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
+            Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
+        })?,
+    };
     let told = match tried {
         Ok(told) => told,
         Err(why) => return Ok(ClientStep { why: vec![why], ..ClientStep::of(step) }),
@@ -882,7 +1068,7 @@ fn try_step(bed: &Bed, settings: &Settings, step: Step, seed: u64, stop: &Stop) 
 ///
 /// # Errors
 /// When `/proc` is not mounted; an interrupt.
-pub(crate) fn look_at_rest(block: u32, rules: &Rules, stop: &Stop) -> Result<Block, Failure> {
+pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure> {
     /// How often it is looked, at most.
     const LOOKS: u32 = 5;
     let mut found = Block::default();
@@ -911,7 +1097,7 @@ pub(crate) fn look_at_rest(block: u32, rules: &Rules, stop: &Stop) -> Result<Blo
         busiest.truncate(5);
         let busy = share(from.busy_ns, to.busy_ns);
         found = Block {
-            block,
+            block: 0,
             began_s,
             looked_s,
             busy,
@@ -920,6 +1106,7 @@ pub(crate) fn look_at_rest(block: u32, rules: &Rules, stop: &Stop) -> Result<Blo
             disk_bytes_per_s: to.disk_bytes.saturating_sub(from.disk_bytes) as f64 / looked_s,
             busiest,
             is_clean: busy <= rules.idle_max,
+            hosts: BTreeMap::new(),
         };
         if found.is_clean {
             break;

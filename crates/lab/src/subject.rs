@@ -12,13 +12,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use amped_measure::Failure;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::archive::Program;
 use crate::experiment::Subject;
 
 /// What is known of how a server is started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
     /// This project's.

@@ -13,6 +13,7 @@ use amped_measure::stats::median;
 use amped_measure::{Verdict, Worth};
 
 use crate::archive::{Check, ClientStep, Rules, Run, Standing, Step, Summary};
+use crate::hosts::HostRun;
 
 /// All that is known of a run.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +43,13 @@ pub(crate) struct Evidence<'a> {
     pub(crate) path: Option<&'a Verdict>,
     /// How the server ended before its time, if it did.
     pub(crate) server_ended: Option<&'a str>,
+    /// What each of several hosts did, the server's first; empty: it is all on this machine.
+    pub(crate) hosts: &'a [HostRun],
 }
 
 /// The checks, what they come to, and why.
 pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<String>) {
-    let checks = vec![
+    let mut checks = vec![
         clients(evidence),
         client(evidence),
         idle(evidence),
@@ -58,6 +61,9 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<Strin
         path(evidence),
         server(evidence),
     ];
+    if !evidence.hosts.is_empty() {
+        checks.push(clocks(evidence.hosts));
+    }
     let (mut standing, mut why) = (Standing::Valid, Vec::new());
     for check in checks.iter().filter(|check| check.holds == Some(false)) {
         let found = match check.name.as_str() {
@@ -135,20 +141,37 @@ fn idle(evidence: &Evidence<'_>) -> Check {
 }
 
 fn others(evidence: &Evidence<'_>) -> Check {
-    match evidence.summary.host.others {
+    let max = evidence.rules.others_max;
+    let clients = evidence.hosts.iter().skip(1).map(|host| (format!(" of {}", host.host), host.others));
+    let server = evidence.hosts.first().map_or(String::new(), |host| format!(" of {}", host.host));
+    let all: Vec<(String, Option<f64>)> = [(server, evidence.summary.host.others)].into_iter().chain(clients).collect();
+    let known = all.iter().filter_map(|(host, share)| Some((host, (*share)?)));
+    match known.max_by(|a, b| a.1.total_cmp(&b.1)) {
         None => check("others", None, "who used the CPU is not known without control groups"),
-        Some(share) => {
-            let max = evidence.rules.others_max;
+        Some((host, share)) => {
             // What a hypervisor took is in both.
             let stolen = match evidence.summary.host.stolen {
                 stolen if stolen >= 0.001 => format!(", {:.1} % of it a hypervisor", stolen * 100.0),
                 _ => String::new(),
             };
-            let says =
-                format!("others used {:.1} % of the CPU time{stolen}, {:.0} % may be", share * 100.0, max * 100.0);
+            let says = format!(
+                "others used {:.1} % of the CPU time{host}{stolen}, {:.0} % may be",
+                share * 100.0,
+                max * 100.0
+            );
             check("others", share <= max, says)
         }
     }
+}
+
+/// Seconds of several hosts are laid upon each other, and the monitor's record upon them: their clocks must be known better than
+/// these are long.
+fn clocks(hosts: &[HostRun]) -> Check {
+    const BOUND_MAX_S: f64 = 0.05;
+    let says: Vec<String> = hosts.iter().map(|host| format!("{} {}", host.host, host.clock)).collect();
+    let worst_s = hosts.iter().map(|host| host.clock.bound_s).fold(0.0, f64::max);
+    let says = format!("ahead of this machine's: {}; {:.0} ms may be unknown", says.join("; "), BOUND_MAX_S * 1e3);
+    check("clocks", worst_s <= BOUND_MAX_S, says)
 }
 
 /// A trend that is more than chance (Kendall's rank correlation with time, Mann 1945) and larger than the rules allow (the slope
@@ -354,6 +377,7 @@ mod tests {
             in_flight: &in_flight,
             path: None,
             server_ended: None,
+            hosts: &[],
         };
         change(&mut evidence, &mut figures);
         judge(&Evidence { summary: &figures, ..evidence })
@@ -455,6 +479,30 @@ mod tests {
         check(&["server", "others"], Standing::Invalid, (false, false));
         // A program of the lab's own that failed.
         check(&[], Standing::Invalid, (true, false));
+    }
+
+    #[test]
+    fn of_several_hosts_the_worst_counts() {
+        use crate::hosts::clock::Offset;
+        let host = |name: &str, others: Option<f64>, bound_s: f64| HostRun {
+            host: name.to_owned(),
+            others,
+            clock: Offset { offset_s: 3.0, bound_s },
+            ..HostRun::default()
+        };
+        let of = |hosts: Vec<HostRun>| {
+            let (checks, standing, _) = with(|evidence, _| evidence.hosts = &*Box::leak(hosts.into_boxed_slice()));
+            let of = |name: &str| checks.iter().find(|check| check.name == name).cloned().unwrap();
+            (standing, of("others"), of("clocks"))
+        };
+        let (standing, others, clocks) = of(vec![host("s", None, 1e-4), host("a", Some(0.05), 1e-4)]);
+        assert_eq!((standing, others.holds, clocks.holds), (Standing::Valid, Some(true), Some(true)));
+        assert!(clocks.says.contains("s +3000.000 ms, to within 0.100 ms"), "{}", clocks.says);
+        let (standing, others, _) =
+            of(vec![host("s", None, 1e-4), host("a", Some(0.5), 1e-4), host("b", Some(0.01), 1e-4)]);
+        assert!(standing == Standing::Invalid && others.says.contains("50.0 % of the CPU time of a"), "{others:?}");
+        let (standing, _, clocks) = of(vec![host("s", None, 1e-4), host("a", None, 0.2)]);
+        assert_eq!((standing, clocks.holds), (Standing::Invalid, Some(false)));
     }
 
     #[test]

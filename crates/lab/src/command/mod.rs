@@ -1,5 +1,6 @@
 //! The commands, a file each: the flags as clap reads them, and what is done with them.
 
+pub(crate) mod agent;
 pub(crate) mod compare;
 pub(crate) mod diagnose;
 pub(crate) mod files;

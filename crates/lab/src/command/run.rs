@@ -1,6 +1,7 @@
 //! `ammeter run`: an experiment from its file to its archive. What is to be done is printed first, with the time it takes; what
 //! was done is kept whatever happens next, and the same command goes on from there.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::IsTerminal;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use crate::archive::{self, Archive, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
+use crate::hosts::Fleet;
 use crate::report::{self, Judged};
 use crate::{exhibits, plan, run as runs, say, subject, terminal, validate};
 
@@ -62,6 +64,9 @@ An experiment of one's own, mine.toml (examples/experiment.toml in the sources h
   set = \"server.log\"                # a key of server, workload, load, path, limits or cores
   levels = [false, true]            # the first is the baseline
 
+With [hosts], server = \"root@server\" and clients = [\"c1\", \"c2\"] in the file, the server runs on one host and load comes from the
+others, by your own ssh; --plan says where what runs.
+
 Each point is measured in each of 3 blocks, in an order that the seed gives, on a server that was just started. A run is valid,
 invalid (and why), or censored: a lower bound, as the clients reached their own end first. Ctrl-C keeps what was measured; the
 same command goes on from there. A run in which others had the machine is measured once more at its block's end, and with
@@ -82,10 +87,15 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let dir = args.out.clone().unwrap_or_else(usual);
     // Before the first thread.
     let stop = Stop::on_signals(terminal::restore)?;
-    let _lock = take(&dir)?;
     let bed = Bed::new()?;
-    begin(&bed, &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    let measured = measure(&bed, &dir, &experiment, args.retry, &stop);
+    // Whoever cannot be reached is told before anything is made.
+    let hosts = experiment.resolved.hosts.as_ref();
+    let fleet = hosts.map(|hosts| Fleet::reach(hosts, &bed.own, &experiment.settings, &stop)).transpose()?;
+    let fleet = fleet.map(RefCell::new);
+    let _lock = take(&dir)?;
+    begin(&bed, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
+    let measured = measure(&bed, fleet.as_ref(), &dir, &experiment, args.retry, &stop);
+    drop(fleet);
     drop(bed);
     // Of what there is, also where it was stopped; why it was is told first.
     let reported = Archive::open(&dir).and_then(|archive| report::write(&archive, &dir.join(name::REPORT), None));
@@ -106,8 +116,18 @@ fn take(dir: &Path) -> Result<File, Failure> {
 }
 
 /// Writes what is known before the first run; or finds that the same was begun here, and goes on.
-fn begin(bed: &Bed, dir: &Path, text: &str, mut resolved: Resolved, settings: &[Settings]) -> Result<(), Failure> {
+fn begin(
+    bed: &Bed,
+    fleet: Option<&RefCell<Fleet>>,
+    dir: &Path,
+    text: &str,
+    mut resolved: Resolved,
+    settings: &[Settings],
+) -> Result<(), Failure> {
     let mut programs = BTreeMap::from([("ammeter".to_owned(), subject::identity(&bed.own, "--version"))]);
+    if let Some(fleet) = fleet {
+        programs.extend(fleet.borrow_mut().programs(settings)?);
+    }
     for arm in settings {
         if !programs.contains_key(&arm.subject.name) {
             programs.insert(arm.subject.name.clone(), arm.subject.identity()?);
@@ -131,15 +151,23 @@ fn begin(bed: &Bed, dir: &Path, text: &str, mut resolved: Resolved, settings: &[
         fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("make {}", dir.join(folder).display())))?;
     }
     let cores = settings.first().map(|arm| bed.words(&arm.cores)).unwrap_or_default();
+    let host = fleet.map_or_else(|| bed::host(cores), |fleet| Ok(fleet.borrow().host()))?;
     archive::write_bytes(&dir.join(name::EXPERIMENT), text.as_bytes())?;
-    archive::write(&dir.join(name::HOST), &bed::host(cores)?)?;
+    archive::write(&dir.join(name::HOST), &host)?;
     archive::write(&dir.join(name::PLAN), &plan::plan(&resolved))?;
     // The last: an archive is there when this is.
     archive::write(&place, &resolved)
 }
 
 /// Makes the runs that are not there yet; and with `retry` again those that are invalid for no fault of the server.
-fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, retry: bool, stop: &Stop) -> Result<(), Failure> {
+fn measure(
+    bed: &Bed,
+    fleet: Option<&RefCell<Fleet>>,
+    dir: &Path,
+    experiment: &Experiment,
+    retry: bool,
+    stop: &Stop,
+) -> Result<(), Failure> {
     // What was under way when somebody was killed.
     for entry in fs::read_dir(dir.join(name::RUNS)).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with('.') {
@@ -171,13 +199,13 @@ fn measure(bed: &Bed, dir: &Path, experiment: &Experiment, retry: bool, stop: &S
         Some(clients) => clients,
         None => {
             progress.say("trying the clients against a server that does nothing");
-            let clients = runs::try_clients(bed, baseline, &resolved, stop)?;
+            let clients = runs::try_clients(bed, fleet, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
             warn(&clients, &resolved.steps, &progress);
             clients
         }
     };
-    let lab = runs::Lab { bed, dir, resolved: &resolved, clients: &clients, stop };
+    let lab = runs::Lab { bed, fleet, dir, resolved: &resolved, clients: &clients, stop };
     for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
         make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, &progress)?;
         let disturbed = plan::left(block, &made, is_disturbed);
@@ -203,7 +231,7 @@ fn make(
 ) -> Result<(), Failure> {
     let Some(first) = runs.first() else { return Ok(()) };
     let runs::Lab { dir, resolved, stop, .. } = lab;
-    let block = runs::look_at_rest(first.block, &resolved.rules, stop)?;
+    let block = lab.look_at_rest(first.block)?;
     if !block.is_clean {
         let who: Vec<String> = block.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
         progress.say(&format!(

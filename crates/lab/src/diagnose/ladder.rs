@@ -147,7 +147,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let seen = Seen::read(&part.join(name::MONITOR), said.began_s, said.began_s + said.seconds)?;
     let mut summary = said.summary(planned.step);
     (summary.server, summary.network) = (seen.server(), seen.network(false));
-    summary.host = seen.host(&before, &after, &summary);
+    summary.host = seen.host(&before.until(&after), &summary);
     let own = said.verdict.evidence.join("; ");
     let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
     let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
@@ -347,5 +347,6 @@ fn host(settings: &Settings) -> Result<Host, Failure> {
         kernel: names.into_iter().filter_map(setting).collect(),
         load_average: load_average()?,
         test_bed: vec![path],
+        ..Host::default()
     })
 }

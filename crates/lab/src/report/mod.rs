@@ -6,6 +6,7 @@
 //! verdict    what is said first: knees, what still holds of a paper, how the runs stand
 //! figures    from the archive to points, curves and bars: medians, intervals, what each point is worth
 //! figure     from these to SVG
+//! hosts      what each of several hosts did, and its clock
 //! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 mod figure;
 mod figures;
+mod hosts;
 mod series;
 mod verdict;
 
@@ -23,6 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use amped_measure::Failure;
+use amped_measure::host::Machine;
 use amped_measure::stats::Summary;
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
@@ -123,6 +126,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let timelines: Vec<series::Timeline> =
         archive.runs.iter().map(|run| series::timeline(archive, run, &mut missing)).collect();
     let claims = claims(archive);
+    let hosts = hosts::hosts(archive, &mut missing);
     let against_baseline: Vec<Comparison> = match arms.split_first() {
         Some((baseline, others)) => others.iter().map(|arm| compare::arms(archive, baseline, arm)).collect(),
         None => Vec::new(),
@@ -181,6 +185,10 @@ pub(crate) fn report(archive: &Archive) -> Report {
         }
         h2 { "What the figures are worth" }
         (validation(archive))
+        @if let Some(hosts) = &hosts {
+            h2 { "Hosts" }
+            (hosts)
+        }
         h2 { "Each run over time" }
         p.faint { "Clients, server and network on one axis: seconds since the measured load began. A run is drawn when it is opened." }
         @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
@@ -671,6 +679,10 @@ fn settings(archive: &Archive) -> Markup {
         ("load average before".to_owned(), host.load_average.clone()),
     ];
     rows.extend(host.test_bed.iter().map(|line| ("test-bed".to_owned(), line.clone())));
+    rows.extend(host.clients.iter().map(|(name, client)| {
+        let Machine { cpu, cores, kernel, congestion_control } = &client.machine;
+        (format!("client {name}"), format!("{cpu}, {cores} cores, {kernel}, {congestion_control}"))
+    }));
     rows.extend(host.kernel.iter().map(|(name, value)| (name.clone(), value.clone())));
     rows.extend(resolved.programs.iter().map(|(name, program)| {
         let hash = if program.sha256.is_empty() { String::new() } else { format!(", SHA-256 {}", program.sha256) };

@@ -34,13 +34,7 @@ impl Log {
         // The writer borrows both, and there is one log for as long as the program runs.
         let (file, serializer) =
             (Box::leak(Box::new(LineWriter::new(file))), Box::leak(Box::new(V2DeflateSerializer::new())));
-        let writer = IntervalLogWriterBuilder::new()
-            .add_comment(concat!("[Logged with ammeter ", env!("CARGO_PKG_VERSION"), "]"))
-            .add_comment("[Histogram log format version 1.3]")
-            .add_comment(&format!("[{about}; nanoseconds since the planned instant]"))
-            .with_start_time(now)
-            .with_base_time(now)
-            .with_max_value_divisor(MAX_VALUE_DIVISOR)
+        let writer = builder(about, now)
             .begin_log_with(file, serializer)
             .map_err(Failure::io(format_args!("write {}", path.display())))?;
         let start_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -56,16 +50,57 @@ impl Log {
 
     /// Writes a second: a line for each clock, also for one that nothing was seen of, so that no interval is missing.
     pub(super) fn add(&mut self, interval: &Interval) -> Result<(), Failure> {
-        let second = &interval.second;
-        let at = Duration::from_secs_f64((interval.began_s + second.at_s - self.start_s).max(0.0));
-        for (name, clock) in interval.clocks.each() {
-            let length = Duration::from_secs_f64(second.length_s);
-            self.writer.write_histogram(clock, at, length, Tag::new(name)).map_err(|error| {
-                Failure::failed(format!("cannot write {}: {error}; the log ends there", self.path.display()))
-            })?;
-        }
-        Ok(())
+        lines(&mut self.writer, &self.path, interval, self.start_s)
     }
+}
+
+/// Writes the log of a run that is over into a file, whose content is lost; it began so many seconds after 1970.
+///
+/// # Errors
+/// When the disk is full, for one.
+pub(crate) fn write(
+    path: &Path,
+    about: &str,
+    began_s: f64,
+    mut intervals: impl Iterator<Item = Interval>,
+) -> Result<(), Failure> {
+    let what = format!("write {}", path.display());
+    let mut file = LineWriter::new(File::create(path).map_err(Failure::io(&what))?);
+    let mut serializer = V2DeflateSerializer::new();
+    let start = UNIX_EPOCH + Duration::try_from_secs_f64(began_s).unwrap_or_default();
+    let mut writer = builder(about, start).begin_log_with(&mut file, &mut serializer).map_err(Failure::io(&what))?;
+    intervals.try_for_each(|interval| lines(&mut writer, path, &interval, began_s))
+}
+
+/// What stands first.
+fn builder(about: &str, start: SystemTime) -> IntervalLogWriterBuilder {
+    let mut builder = IntervalLogWriterBuilder::new();
+    builder
+        .add_comment(concat!("[Logged with ammeter ", env!("CARGO_PKG_VERSION"), "]"))
+        .add_comment("[Histogram log format version 1.3]")
+        .add_comment(&format!("[{about}; nanoseconds since the planned instant]"))
+        .with_start_time(start)
+        .with_base_time(start)
+        .with_max_value_divisor(MAX_VALUE_DIVISOR);
+    builder
+}
+
+/// A second: a line for each clock.
+fn lines(
+    writer: &mut IntervalLogWriter<'_, '_, LineWriter<File>, V2DeflateSerializer>,
+    path: &Path,
+    interval: &Interval,
+    start_s: f64,
+) -> Result<(), Failure> {
+    let second = &interval.second;
+    let at = Duration::from_secs_f64((interval.began_s + second.at_s - start_s).max(0.0));
+    for (name, clock) in interval.clocks.each() {
+        let length = Duration::from_secs_f64(second.length_s);
+        writer.write_histogram(clock, at, length, Tag::new(name)).map_err(|error| {
+            Failure::failed(format!("cannot write {}: {error}; the log ends there", path.display()))
+        })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,47 @@
+//! Several hosts: what each did in each run, and how well its clock is known.
+
+use maud::{Markup, html};
+
+use super::figure::number;
+use super::percent;
+use crate::archive::Archive;
+use crate::hosts::{self, HostRun};
+
+/// A table of all runs; `None` where everything was on one machine. What cannot be read goes into `missing`.
+pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Markup> {
+    archive.resolved.hosts.as_ref()?;
+    let mut rows: Vec<(&str, HostRun)> = Vec::new();
+    for run in &archive.runs {
+        match hosts::of_run(archive, &run.plan.id) {
+            Ok(hosts) => rows.extend(hosts.into_iter().map(|host| (&run.plan.id[..], host))),
+            Err(why) => missing.push(format!("{}: {why}", run.plan.id)),
+        }
+    }
+    Some(html! {
+        p.faint {
+            "All times are by the clock of the machine that had it done. How far each host's clock was ahead of it was measured before \
+             and after each run, by the shortest of many round trips, and what the host recorded is put on the common axis by it; half \
+             of the round trip, and what changed meanwhile, is the bound."
+        }
+        div.scroll { table {
+            tr {
+                th.text { "run" } th.text { "host" } th.text { "for" } th { "clock ahead, ms" } th { "to within, ms" } th { "begun/s" }
+                th { "replies/s" } th { "late, p99 ms" } th { "CPU used" } th { "by others" } th.text { "its generator" }
+            }
+            @for (run, HostRun { host, role, clock, busy, others, load }) in &rows {
+                tr {
+                    td.text.word { (run) } td.text.word { (host) } td.text.word { (role) }
+                    td { (format!("{:+.3}", clock.offset_s * 1e3)) } td { (format!("{:.3}", clock.bound_s * 1e3)) }
+                    @match load {
+                        Some(load) => {
+                            td { (number(load.offered_rate)) } td { (number(load.rate)) } td { (number(load.lateness_p99_ms)) }
+                        }
+                        None => { td { "–" } td { "–" } td { "–" } }
+                    }
+                    td { (percent(*busy)) } td { (others.map_or_else(|| "–".to_owned(), percent)) }
+                    td.text { @if let Some(load) = load { (load.verdict) } }
+                }
+            }
+        } }
+    })
+}

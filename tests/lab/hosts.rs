@@ -1,0 +1,319 @@
+//! `ammeter run` over several hosts: real OpenSSH servers in network namespaces of their own, with their own keys, joined by a
+//! bridge. Nothing of it has a name outside, and all of it ends with the test, however that ends.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use super::run::{PATIENT, check, json, left_of, runs, told};
+use super::until;
+
+/// Hosts, and the machine that has them work: the first.
+struct Net {
+    home: tempfile::TempDir,
+    /// Who holds each namespace, and its servers.
+    holders: Vec<Child>,
+    servers: Vec<Child>,
+}
+
+const NAMES: [&str; 3] = ["server", "c1", "c2"];
+
+/// Ends with the test, also where that is killed.
+fn held(words: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).args(words).stdin(Stdio::null());
+    command
+}
+
+fn done(command: &mut Command) {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+fn namespace(pid: u32) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/net")).unwrap_or_default()
+}
+
+impl Net {
+    /// Those hosts whose names are given have this program in their PATH.
+    fn new(with_program: &[&str]) -> Net {
+        assert!(
+            Path::new("/usr/sbin/sshd").exists(),
+            "OpenSSH's server is missing: cargo xtask setup, or apt-get install openssh-server"
+        );
+        let home = tempfile::tempdir().unwrap();
+        // sshd(8) wants it to be there, also where it is never used.
+        fs::create_dir_all("/run/sshd").unwrap();
+        let at = |name: &str| home.path().join(name).display().to_string();
+        for key in ["key", "host_key"] {
+            done(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &at(key)]));
+        }
+        fs::copy(at("key.pub"), at("authorized_keys")).unwrap();
+        let host_key = fs::read_to_string(at("host_key.pub")).unwrap();
+        let mut net = Net { home, holders: Vec::new(), servers: Vec::new() };
+        let own = namespace(std::process::id());
+        for _ in 0..=NAMES.len() {
+            let holder = held(&["unshare", "--net", "sleep", "infinity"]).spawn().unwrap();
+            net.holders.push(holder);
+        }
+        for holder in &net.holders {
+            until("a namespace", || ![PathBuf::new(), own.clone()].contains(&namespace(holder.id())));
+        }
+        done(net.within(0, &["ip", "link", "set", "lo", "up"]).stdin(Stdio::null()));
+        done(&mut net.within(0, &["ip", "link", "add", "br0", "type", "bridge"]));
+        done(&mut net.within(0, &["ip", "addr", "add", "10.98.0.1/24", "dev", "br0"]));
+        done(&mut net.within(0, &["ip", "link", "set", "br0", "up"]));
+        let at = |name: &str| net.home.path().join(name).display().to_string();
+        let mut config = format!(
+            "Host nobody\n  HostName 10.98.0.1\nHost *\n  User root\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile {}\n  \
+             StrictHostKeyChecking yes\n",
+            at("key"),
+            at("known_hosts")
+        );
+        let mut known = String::new();
+        let path = Path::new(env!("CARGO_BIN_EXE_ammeter")).parent().unwrap().display().to_string();
+        let mut servers = Vec::new();
+        for (number, name) in NAMES.iter().enumerate() {
+            let (at_host, pid, address) = (number + 1, net.holders[number + 1].id(), format!("10.98.0.{}", number + 2));
+            let (device, pid) = (format!("v{number}"), pid.to_string());
+            let make = ["ip", "link", "add", &device, "type", "veth", "peer", "name", "eth0", "netns", &pid];
+            done(&mut net.within(0, &make));
+            done(&mut net.within(0, &["ip", "link", "set", &device, "master", "br0", "up"]));
+            done(&mut net.within(at_host, &["ip", "addr", "add", &format!("{address}/24"), "dev", "eth0"]));
+            for device in ["lo", "eth0"] {
+                done(&mut net.within(at_host, &["ip", "link", "set", device, "up"]));
+            }
+            config += &format!("Host {name}\n  HostName {address}\n");
+            known += &format!("{address} {host_key}");
+            let with = if with_program.contains(name) { format!("{path}:") } else { String::new() };
+            let file = at(&format!("{name}.conf"));
+            fs::write(
+                &file,
+                format!(
+                    "ListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\n\
+                     PermitRootLogin yes\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
+                     SetEnv PATH={with}/usr/sbin:/usr/bin:/sbin:/bin\n",
+                    at("host_key"),
+                    at("authorized_keys")
+                ),
+            )
+            .unwrap();
+            let log = fs::File::create(at(&format!("{name}.log"))).unwrap();
+            let space = format!("--net=/proc/{pid}/ns/net");
+            let words = ["nsenter", &space, "/usr/sbin/sshd", "-D", "-e", "-f", &file];
+            servers.push(held(&words).stderr(log).spawn().unwrap());
+        }
+        fs::write(at("known_hosts"), known).unwrap();
+        fs::write(at("ssh_config"), config).unwrap();
+        for name in NAMES {
+            let log = at(&format!("{name}.log"));
+            until(&format!("sshd of {name}: {log}"), || fs::read_to_string(&log).unwrap().contains("Server listening"));
+        }
+        net.servers = servers;
+        net
+    }
+
+    /// A command in a namespace: 0 is that of the machine that has the others work.
+    fn within(&self, at: usize, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.holders[at].id())).args(words);
+        command
+    }
+
+    /// The table of the experiment that names these hosts.
+    fn table(&self, clients: &[&str]) -> String {
+        let config = self.home.path().join("ssh_config").display().to_string();
+        format!("[hosts]\nserver = \"server\"\nclients = {clients:?}\nssh = \"ssh -F {config}\"\n")
+    }
+
+    /// An experiment of this text, to be run where the control machine is.
+    fn run(&self, text: &str) -> Command {
+        let (file, out) = (self.home.path().join("mine.toml"), self.home.path().join("out"));
+        fs::write(&file, text).unwrap();
+        let own = env!("CARGO_BIN_EXE_ammeter");
+        self.within(0, &[own, "run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"])
+    }
+
+    /// Processes on a host, but for who holds it and its sshd: number and words.
+    fn processes(&self, at: usize) -> Vec<(u32, String)> {
+        let space = namespace(self.holders[at].id());
+        let mine: BTreeSet<u32> = self.holders.iter().chain(&self.servers).map(Child::id).collect();
+        let pids = fs::read_dir("/proc").unwrap().flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| !mine.contains(pid) && namespace(*pid) == space)
+            .map(|pid| {
+                let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                (pid, String::from_utf8_lossy(&words).replace('\0', " "))
+            })
+            .collect()
+    }
+
+    /// The agent of a host, and the folder that its program lies in.
+    fn agent(&self, at: usize) -> Option<(u32, PathBuf)> {
+        // A copy has a shell beside it, with the same words.
+        let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter agent "));
+        let programs = agents.filter_map(|(pid, _)| Some((pid, fs::read_link(format!("/proc/{pid}/exe")).ok()?)));
+        let mut found = programs.filter(|(_, program)| program.file_name().is_some_and(|name| name == "ammeter"));
+        found.next().map(|(pid, program)| (pid, program.parent().unwrap().to_owned()))
+    }
+
+    /// The generator of a host that is under way.
+    fn generator(&self, at: usize) -> bool {
+        self.processes(at).iter().any(|(_, words)| words.contains(" load http") && words.contains("--await-start"))
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // Whoever was left over by a run that failed, and then the servers; namespaces go with their last process.
+        for at in 1..self.holders.len() {
+            for (pid, _) in self.processes(at) {
+                let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status();
+            }
+        }
+        for child in self.servers.iter_mut().chain(&mut self.holders) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// All of it as it should be: nobody on a host, and nothing of these agents.
+fn assert_nothing_is_left(net: &Net, agents: &[(u32, PathBuf)]) {
+    for (at, name) in NAMES.iter().enumerate() {
+        until(&format!("nobody to be left on {name}"), || net.processes(at + 1).is_empty());
+    }
+    for (pid, folder) in agents {
+        // A copy is gone as well, and what was there before is not.
+        let is_copy = folder.to_string_lossy().ends_with("-agent");
+        let gone = || left_of(*pid, Path::new("/no/folder")).is_empty() && is_copy != folder.exists();
+        until(&format!("nothing to be left of {pid}, {}", folder.display()), gone);
+    }
+}
+
+fn stands(output: &Output) -> (Value, String) {
+    let (result, err) = told(output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    (result, err)
+}
+
+#[test]
+fn a_server_and_two_clients_are_one_experiment() {
+    let net = Net::new(&["server", "c1"]);
+    let text = format!(
+        "title = \"Two clients\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"2KiB\"\n[load]\nrate = 201\narrivals = \"constant\"\n\
+         duration = \"1s\"\nwarm-up = \"100ms\"\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\n{}{PATIENT}",
+        net.table(&["c1", "c2"])
+    );
+    let (_, err) = stands(&net.run(&text).output().unwrap());
+    assert!(err.contains("on server: the server, at the address") && err.contains("on c2: load, slice 2/2"), "{err}");
+    let out = net.home.path().join("out");
+    let runs = runs(net.home.path());
+    let run = &runs["1-a0-201"];
+    assert_ne!(run["standing"], "invalid", "{run}\n{err}");
+    // Client, server and network counted the same, and nothing was lost or asked twice: 201 connections in all.
+    for name in ["counts", "bytes", "clocks", "server"] {
+        assert_eq!(check(run, name), true, "{name}: {run}");
+    }
+    let summary = &run["summary"];
+    let counted = [&summary["ok"], &summary["server"]["replies"], &summary["network"]["passive_opens"]];
+    assert_eq!(counted, [&Value::from(201); 3], "{summary}");
+    let folder = out.join("runs/1-a0-201");
+    let (load, hosts) = (json(&folder.join("load.json")), json(&folder.join("hosts.json")));
+    assert_eq!((&load["planned"], &load["latency"]["count"]), (&Value::from(201), &Value::from(201)), "{load}");
+    let parts = [1, 2].map(|at| json(&folder.join(format!("load-{at}.json"))));
+    assert_eq!(parts.each_ref().map(|part| part["outcome"]["planned"].as_u64().unwrap()), [101, 100]);
+    assert_eq!(parts[0]["outcome"]["asked"]["open"]["seed"], parts[1]["outcome"]["asked"]["open"]["seed"]);
+    let roles: Vec<&Value> = hosts.as_array().unwrap().iter().map(|host| &host["role"]).collect();
+    assert_eq!(roles, ["server", "load 1/2", "load 2/2"]);
+    for host in hosts.as_array().unwrap() {
+        // They are namespaces of one machine, so that the truth is known: 0.
+        let clock = |name: &str| host["clock"][name].as_f64().unwrap();
+        assert!(clock("offset_s").abs() <= clock("bound_s") + 1e-6 && clock("bound_s") > 0.0, "{host}");
+    }
+    for file in ["load.hlog", "monitor.zst", "server.conf", "server.log"] {
+        assert!(folder.join(file).exists(), "no {file}");
+    }
+    let (resolved, host) = (json(&out.join("resolved.json")), json(&out.join("host.json")));
+    assert_eq!(resolved["programs"]["nginx"]["sha256"].as_str().map(str::len), Some(64), "{resolved}");
+    let hash = |host: &str| &resolved["programs"][host]["sha256"];
+    assert_eq!(hash("ammeter on c2"), hash("ammeter"), "the copy is the same program");
+    assert!(host["clients"]["c1"]["machine"]["cores"].as_u64() > Some(0), "{host}");
+    assert_eq!(json(&out.join("blocks/1.json"))["hosts"].as_object().unwrap().len(), 3);
+    assert_eq!(json(&out.join("clients.json"))["steps"].as_array().map(Vec::len), Some(2));
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("<h2>Hosts</h2>") && !page.contains("What is missing"), "the page of a whole experiment");
+    let (_, err) = stands(&net.run(&text).output().unwrap());
+    assert!(err.contains("1 of 1 runs are there already"), "{err}");
+    assert_nothing_is_left(&net, &[]);
+}
+
+#[test]
+fn killed_or_stopped_it_leaves_nothing_on_any_host() {
+    let net = Net::new(&["server", "c1"]);
+    let text = format!(
+        "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nset = \"webstone\"\nscale = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
+         timeout = \"30s\"\n{}{PATIENT}",
+        net.table(&["c1", "c2"])
+    );
+    for signal in ["-KILL", "-INT"] {
+        let mut child = net.run(&text).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        until("load on both clients", || {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended: {:?}", net.run(&text).output());
+            net.generator(2) && net.generator(3)
+        });
+        let agents: Vec<(u32, PathBuf)> = (1..=3).map(|at| net.agent(at).expect("it is at work")).collect();
+        assert!(agents[2].1.starts_with("/var/tmp"), "a copy: {agents:?}");
+        assert!(net.processes(1).iter().any(|(_, words)| words.contains("nginx")), "{:?}", net.processes(1));
+        done(Command::new("kill").args([signal, &child.id().to_string()]));
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(signal == "-KILL" || output.status.code() == Some(1) && said.contains("interrupted"), "{said}");
+        assert_nothing_is_left(&net, &agents);
+    }
+}
+
+#[test]
+fn a_host_that_dies_makes_its_run_invalid_and_is_reached_again() {
+    let net = Net::new(&NAMES);
+    let text = format!(
+        "repetitions = 2\n[[subject]]\nkind = \"nginx\"\n[load]\nclients = 2\nduration = \"3s\"\nwarm-up = \"0s\"\ntimeout = \"30s\"\n{}{PATIENT}",
+        net.table(&["c1", "c2"])
+    );
+    let mut child = net.run(&text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("load on the second client", || {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        net.generator(3)
+    });
+    let (pid, _) = net.agent(3).unwrap();
+    done(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    let output = child.wait_with_output().unwrap();
+    let (_, err) = stands(&output);
+    let runs = runs(net.home.path());
+    let (first, second) = (&runs["1-a0-2"], &runs["2-a0-2"]);
+    let why = first["why"].to_string();
+    assert!(first["standing"] == "invalid" && why.contains("hosts: c2 is gone"), "{first}\n{err}");
+    assert!(second["standing"] != "invalid" && second["summary"]["ok"].as_u64() > Some(0), "{second}\n{err}");
+    assert_nothing_is_left(&net, &[]);
+}
+
+#[test]
+fn who_cannot_be_reached_is_told_before_anything_is_made() {
+    let net = Net::new(&NAMES);
+    let text = format!("[[subject]]\nkind = \"nginx\"\n[load]\nrate = 10\n{}", net.table(&["c1", "nobody"]));
+    let output = net.run(&text).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && err.contains("nobody cannot be reached"), "{err}");
+    assert!(err.contains("Connection refused") && err.contains("ssh -o BatchMode=yes nobody true"), "{err}");
+    assert!(!net.home.path().join("out").exists());
+    // Who has no such server says so too.
+    let text = text.replace("nobody", "c2").replace("kind = \"nginx\"", "kind = \"nginx\"\nprogram = \"/no/such\"");
+    let output = net.run(&text).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains("server: nginx: there is no program /no/such"), "{err}");
+    assert_nothing_is_left(&net, &[]);
+}
