@@ -288,7 +288,8 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
     check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "announces a body");
     check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "announces a body");
-    check(&[url, "--rate", "1", "--duration", "1ms", "--arrivals", "constant"], 1, "give a longer --duration");
+    let none = [url, "--rate", "1", "--duration", "1ms", "--arrivals", "constant", "--wait", "0s"];
+    check(&none, 1, "give a longer --duration");
     check(&[url, "--rate", "nan"], 2, "above 0");
     check(&[url, "--rate", "-5"], 2, "above 0");
     check(&[url, "--rate", "5", "--duration", "0s"], 2, "30s");
@@ -341,7 +342,7 @@ fn first_request(words: &[&str]) -> String {
         stream.write_all(OK.as_bytes()).unwrap();
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     });
-    let once = ["load", &url, "--rate", "20", "--arrivals", "constant", "--duration", "80ms"];
+    let once = ["load", &url, "--rate", "20", "--arrivals", "constant", "--duration", "80ms", "--wait", "0s"];
     ammeter(&[&once[..], &PATIENT, words].concat());
     asked.join().unwrap()
 }
