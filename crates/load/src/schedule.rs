@@ -234,8 +234,8 @@ impl Schedule {
     /// The instants of requests that have their own: that of the first on each connection of so many. `None` if one of
     /// these has none.
     pub fn of_requests(requests: &Requests, per_connection: u64) -> Option<Schedule> {
-        let first = requests.table().iter().step_by(usize::try_from(per_connection.max(1)).unwrap_or(usize::MAX));
-        Schedule::at(&first.map(|request| request.at).collect::<Option<Vec<_>>>()?)
+        let first = requests.instants().iter().step_by(usize::try_from(per_connection.max(1)).unwrap_or(usize::MAX));
+        Schedule::at(&first.copied().collect::<Vec<_>>())
     }
 
     /// No more than the first so many arrivals.
@@ -609,14 +609,14 @@ mod tests {
     #[test]
     fn requests_with_their_own_instants() {
         use crate::workload::{Order, Request};
-        let of = |at: &[Option<u64>], per_connection: u64| {
-            let request = |at: &Option<u64>| Request { at: at.map(Duration::from_nanos), ..Request::default() };
-            let requests = Requests::new(at.iter().map(request).collect(), Order::Once);
+        let of = |at: &[u64], per_connection: u64| {
+            let requests = Requests::new(vec![Request::default()], Order::Listed(vec![0; 4]));
+            let requests = requests.with_instants(at.iter().copied().map(Duration::from_nanos).collect());
             Schedule::of_requests(&requests, per_connection).map(|schedule| schedule.at_ns().to_vec())
         };
-        assert_eq!(of(&[Some(0), Some(5), Some(5), Some(9)], 1), Some(vec![0, 5, 5, 9]));
-        assert_eq!(of(&[Some(0), Some(5), Some(5), Some(9)], 3), Some(vec![0, 9]));
-        assert_eq!(of(&[Some(0), None], 1), None);
+        assert_eq!(of(&[0, 5, 5, 9], 1), Some(vec![0, 5, 5, 9]));
+        assert_eq!(of(&[0, 5, 5, 9], 3), Some(vec![0, 9]));
+        assert_eq!(of(&[], 1), None);
         let mut first = schedule("constant", 10.0, 1, 1);
         first.truncate(20);
         assert_eq!(first.at_ns().len(), 10);

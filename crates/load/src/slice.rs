@@ -106,11 +106,12 @@ mod tests {
         }
 
         #[test]
-        fn all_slices_of_a_workload_ask_for_the_same(of in 1..9_usize, seed: u64, count in 1..200_usize, order in 0..3_usize) {
+        fn all_slices_of_a_workload_ask_for_the_same(of in 1..9_usize, seed: u64, count in 1..200_usize, order in 0..4_usize) {
             let table = vec![Request::default(); count];
             let order = match order {
                 0 => Order::Cycle,
                 1 => Order::Once,
+                2 => Order::Listed((0..count as u32).rev().collect()),
                 _ => Order::Drawn { seed, sums: (1..=count).map(|sum| sum as f64).collect() },
             };
             let requests = Requests::new(table, order);

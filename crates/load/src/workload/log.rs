@@ -485,9 +485,9 @@ impl Log {
     /// # Panics
     /// If there is none.
     pub fn requests(&self, spacing: Spacing, belief: Belief<'_>, seed: u64) -> Requests {
-        let moments = match spacing {
-            Spacing::Times(times) => self.moments(times, seed).into_iter().map(Some).collect(),
-            Spacing::Max => vec![None; self.entries.len()],
+        let mut instants = match spacing {
+            Spacing::Times(times) => self.moments(times, seed),
+            Spacing::Max => Vec::new(),
         };
         // By target, as each may come often, and no content is made more than once.
         let (mut known, mut end) = (Vec::new(), None);
@@ -500,7 +500,11 @@ impl Log {
             known = self.targets.iter().map(|target| expect(target).unwrap_or_default()).collect();
             end = manifest.head.requests;
         }
-        let table = self.entries.iter().zip(moments).map(|(entry, at)| {
+        let end = end.and_then(|end| usize::try_from(end).ok()).unwrap_or(usize::MAX);
+        instants.truncate(end);
+        // Each that differs once: a line costs a few bytes then.
+        let (mut table, mut places) = (Vec::new(), HashMap::new());
+        let order = self.entries.iter().take(end).map(|entry| {
             let expect = match belief {
                 Belief::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
                 Belief::Files => Expect::default(),
@@ -513,12 +517,15 @@ impl Log {
             };
             let head = entry.head;
             let expect = if head { Expect { status: expect.status, ..Expect::default() } } else { expect };
-            let target = self.targets[entry.target as usize].clone();
-            Request { at, head, target, expect: Some(expect), class: u16::from(head) }
+            *places.entry((entry.target, head, expect)).or_insert_with(|| {
+                let target = self.targets[entry.target as usize].clone();
+                table.push(Request { head, target, expect: Some(expect), class: u16::from(head) });
+                table.len() as u32 - 1
+            })
         });
-        let end = end.and_then(|end| usize::try_from(end).ok()).unwrap_or(usize::MAX);
+        let order = Order::Listed(order.collect());
         let classes = ["GET", "HEAD"].map(str::to_owned).into();
-        Requests::new(table.take(end).collect(), Order::Once).with_classes(classes)
+        Requests::new(table, order).with_classes(classes).with_instants(instants)
     }
 
     /// When each request is made, from the start of the first one's second.
@@ -574,6 +581,11 @@ mod tests {
 
     /// Lines of NASA's log of August 1995, zones as somebody changed them, and odd ones of many kinds.
     const EXCERPT: &[u8] = include_bytes!("../../../../tests/golden/log/nasa-excerpt.log");
+
+    /// The requests in their order.
+    fn all(requests: &Requests) -> Vec<&Request> {
+        (0..).map_while(|n| requests.get(n)).collect()
+    }
 
     #[test]
     fn lines_of_both_formats() {
@@ -746,7 +758,7 @@ mod tests {
         let log = Log::read_from(text.as_bytes());
         let moments = |times, seed| {
             let requests = log.requests(Spacing::Times(times), Belief::Files, seed);
-            requests.table().iter().map(|request| request.at.expect("a time").as_secs_f64()).collect::<Vec<f64>>()
+            requests.instants().iter().map(Duration::as_secs_f64).collect::<Vec<f64>>()
         };
         let once = moments(1.0, 1);
         // The fifth line is earlier than the fourth, and so takes its second.
@@ -760,8 +772,10 @@ mod tests {
             assert!((slow - fast * 10.0).abs() < 1e-6);
         }
         let requests = log.requests(Spacing::Max, Belief::Files, 1);
-        assert!(requests.table().iter().all(|request| request.at.is_none()));
-        assert_eq!((requests.len(), &*requests.table()[3].target), (Some(6), &b"/4"[..]));
+        assert_eq!((requests.len(), requests.instants()), (Some(6), &[][..]));
+        let targets: Vec<&[u8]> = all(&requests).iter().map(|request| &*request.target).collect();
+        assert_eq!(targets, [b"/1", b"/1", b"/1", b"/4", b"/3", b"/9"]);
+        assert_eq!(requests.table().len(), 4);
     }
 
     #[test]
@@ -773,7 +787,7 @@ mod tests {
             let log = Log::read_from(text.as_bytes());
             assert_eq!(log.tally().clock(), expected, "{zones:?}");
             let requests = log.requests(Spacing::Times(1.0), Belief::Files, 1);
-            assert_eq!(requests.table()[3].at.expect("a time").as_secs(), last, "{zones:?}");
+            assert_eq!(requests.instants()[3].as_secs(), last, "{zones:?}");
         };
         check(["-0400"; 4], Clock::Zoned, 180);
         // Two servers, or a clock that was put back: the time of day would run the same way.
@@ -789,7 +803,7 @@ mod tests {
         let log = Log::read_from(text.as_bytes());
         let check = |belief, expected: [(Option<u16>, Option<u64>); 4]| {
             let requests = log.requests(Spacing::Max, belief, 1);
-            let found = requests.table().iter().map(|request| request.expect.expect("always some"));
+            let found = all(&requests).into_iter().map(|request| request.expect.expect("always some"));
             assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{belief:?}");
         };
         check(Belief::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
@@ -800,8 +814,8 @@ mod tests {
             Belief::Manifest { manifest, verify: true }
         }
         check(belief(&manifest), [(None, None), (None, None), (Some(200), Some(9)), (None, None)]);
-        let content =
-            log.requests(Spacing::Max, belief(&manifest), 1).table()[2].expect.and_then(|expect| expect.content);
+        let requests = log.requests(Spacing::Max, belief(&manifest), 1);
+        let content = all(&requests)[2].expect.and_then(|expect| expect.content);
         assert_eq!(content, Some(super::super::content::digest(manifest.files[0].seed, 9)));
         manifest.head.requests = Some(3);
         assert_eq!(log.requests(Spacing::Max, belief(&manifest), 1).len(), Some(3));
@@ -894,7 +908,7 @@ mod tests {
             let log = Log::read_from(text.as_bytes());
             prop_assert_eq!(log.len(), seconds.len());
             let requests = log.requests(Spacing::Times(1.0), Belief::Files, seed);
-            prop_assert!(requests.table().is_sorted_by_key(|request| request.at));
+            prop_assert!(requests.instants().len() == seconds.len() && requests.instants().is_sorted());
         }
     }
 }

@@ -19,8 +19,6 @@ use crate::slice::Slice;
 /// A request, and what its reply is to be like.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
-    /// When it is to be made, from the start of the run; for replays. `None`: when the schedule says so.
-    pub at: Option<Duration>,
     /// It is asked for by HEAD, and its reply has no body; else by GET.
     pub head: bool,
     /// Path and query as in a request line (RFC 9112, 3.2.1).
@@ -32,7 +30,7 @@ pub struct Request {
 }
 
 /// What a reply must be like. What is `None` is not checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expect {
     /// The status code.
     pub status: Option<u16>,
@@ -43,7 +41,7 @@ pub struct Expect {
 }
 
 /// What the bytes of a body come to, see [`Digest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentCheck(pub u64);
 
 /// FNV-1a with 64 bits (draft-eastlake-fnv, section 4), over bytes that come in pieces: it tells content that was cut,
@@ -76,6 +74,8 @@ impl Digest {
 pub struct Requests {
     table: Vec<Request>,
     order: Order,
+    /// When each is made, from the start of the run; for replays. Empty: when the schedule says so.
+    instants: Vec<Duration>,
     /// The names of the classes, as far as they have any.
     classes: Vec<String>,
     /// Which of them are asked by this generator.
@@ -89,6 +89,8 @@ pub enum Order {
     Cycle,
     /// As they stand, and then no more.
     Once,
+    /// As these say where in the table each of them is, and then no more: a log asks for few files often.
+    Listed(Vec<u32>),
     /// Each drawn by itself in proportion to its weight, for ever.
     Drawn {
         /// What the draws are made of.
@@ -106,7 +108,11 @@ impl Requests {
         if let Order::Drawn { sums, .. } = &order {
             assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "weights do not fit");
         }
-        Requests { table, order, classes: Vec::new(), slice: Slice::default() }
+        if let Order::Listed(list) = &order {
+            let largest = list.iter().max().map(|at| *at as usize);
+            assert!(largest.is_some_and(|at| at < table.len()), "a list without requests, or with others");
+        }
+        Requests { table, order, instants: Vec::new(), classes: Vec::new(), slice: Slice::default() }
     }
 
     /// The same, with names for its classes: that of class 0, 1, ...
@@ -119,6 +125,16 @@ impl Requests {
         Requests { slice, ..self }
     }
 
+    /// The same, each made at its instant, from the start of the run: as many as there are requests.
+    pub fn with_instants(self, instants: Vec<Duration>) -> Requests {
+        Requests { instants, ..self }
+    }
+
+    /// When each request of all slices is made, from the start of the run; empty where the schedule says so.
+    pub fn instants(&self) -> &[Duration] {
+        &self.instants
+    }
+
     /// The name of a class; its number, if it has none.
     pub fn class(&self, class: usize) -> String {
         self.classes.get(class).cloned().unwrap_or_else(|| class.to_string())
@@ -129,7 +145,7 @@ impl Requests {
         Requests::new(vec![Request { target: target.into(), ..Request::default() }], Order::Cycle)
     }
 
-    /// All requests that there are, each once.
+    /// What requests are drawn from: all that differ.
     pub fn table(&self) -> &[Request] {
         &self.table
     }
@@ -140,6 +156,7 @@ impl Requests {
         match &self.order {
             Order::Cycle => Some((n % length) as usize),
             Order::Once => (n < length).then_some(n as usize),
+            Order::Listed(list) => list.get(usize::try_from(n).ok()?).map(|at| *at as usize),
             // Each draw from a generator of its own: they are as independent as the outputs of SplitMix64 are.
             Order::Drawn { seed, sums } => {
                 let mut random = Random(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -155,7 +172,12 @@ impl Requests {
 
     /// How many requests there are in all; `None`: no end.
     pub fn len(&self) -> Option<u64> {
-        matches!(self.order, Order::Once).then(|| self.slice.share(self.table.len() as u64))
+        let whole = match &self.order {
+            Order::Once => self.table.len(),
+            Order::Listed(list) => list.len(),
+            Order::Cycle | Order::Drawn { .. } => return None,
+        };
+        Some(self.slice.share(whole as u64))
     }
 
     /// Never: there is a request at least.
@@ -180,6 +202,7 @@ mod tests {
         };
         check(Order::Cycle, [Some(0), Some(1), Some(2), Some(0), Some(1)]);
         check(Order::Once, [Some(0), Some(1), Some(2), None, None]);
+        check(Order::Listed(vec![2, 0, 2, 1]), [Some(2), Some(0), Some(2), Some(1), None]);
         assert_eq!(&*Requests::same(b"/x").get(7).expect("no end").target, b"/x");
         let named = Requests::same(b"/x").with_classes(vec!["small".to_owned()]);
         assert_eq!([named.class(0), named.class(1)], ["small", "1"]);
