@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -501,6 +501,27 @@ fn a_reader_of_the_log_that_goes_away_costs_no_reply() {
     server.wait_for("amped: cannot write the log standard output");
     assert_eq!(server.get("/a.txt").text(), "hello");
     wait_until("both to be counted", || server.report("log", "lost_lines") == 2);
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_holds_up_neither_start_nor_end() {
+    let place = Place::new();
+    let status = Command::new("mkfifo").arg(place.log()).status().expect("mkfifo (coreutils)");
+    assert!(status.success());
+    let mut server = place.start(SOON);
+    assert_eq!(server.get("/a.txt?1").text(), "hello");
+    server.wait_for("amped: cannot write the log");
+    let mut reader = BufReader::new(File::open(place.log()).unwrap());
+    assert_eq!(server.get("/a.txt?2").text(), "hello");
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert!(line.contains("\"GET /a.txt?2 HTTP/1.1\" 200 5"), "{line}");
+    drop(reader);
+    // Opened anew it does not wait either.
+    server.signal("USR1");
+    server.get("/a.txt?3");
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.said());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -117,7 +118,13 @@ impl Sink {
     }
 }
 
+/// Opens a log that is there, or makes one.
+///
+/// To open a named pipe for writing is to wait for who reads it, here with signals kept back, so that not even SIGTERM would
+/// end the wait. Who reads it himself for this moment does not wait, and lines that find no reader are lost, said and counted.
 fn open(path: &Path) -> io::Result<File> {
+    let is_pipe = std::fs::metadata(path).is_ok_and(|state| state.file_type().is_fifo());
+    let _reader = is_pipe.then(|| File::options().read(true).write(true).open(path)).transpose()?;
     File::options().append(true).create(true).open(path)
 }
 
