@@ -65,6 +65,16 @@ fn an_application_is_started_and_kept() {
 }
 
 #[test]
+fn one_that_is_not_needed_any_more_goes() {
+    let site = Site::new();
+    let server = serve(&site, "reserve = 0");
+    let before = super::apps::descriptors(&server);
+    let [pid, ..] = told(&server.get("/app"));
+    wait_until("it to end", || parent_of(pid as u32).is_none());
+    wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
+}
+
+#[test]
 fn applications_that_die_are_started_again() {
     let site = Site::new();
     let server = serve(&site, "processes = 2\ntime = \"2s\"");

@@ -534,6 +534,7 @@ impl Worker {
 
     /// A process has been started for a request, or not.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
+        self.apps.note_started();
         let (token, ticket) = (started.token, started.ticket);
         let asked = self.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
         let Some(mut app) = asked else {

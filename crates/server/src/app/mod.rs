@@ -95,6 +95,8 @@ pub struct AppSide {
     /// Applications that live on, and when they are looked after.
     backends: Vec<Weak<Backend>>,
     sweep_at: Time,
+    /// Starts that threads have not told of.
+    starting: usize,
     /// Requests so far.
     count: u64,
 }
@@ -176,6 +178,7 @@ impl AppSide {
             ending: VecDeque::new(),
             backends: Vec::new(),
             sweep_at: Time::NEVER,
+            starting: 0,
             count: 0,
         }
     }
@@ -290,8 +293,14 @@ impl AppSide {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
         };
+        self.starting += usize::from(job.is_none());
         // Where no thread can be had, the loop has to wait.
         job.map(|job| self.take_started(exchange, job.perform()))
+    }
+
+    /// A thread has told what came of a start.
+    pub fn note_started(&mut self) {
+        self.starting -= 1;
     }
 
     /// A process has been started, or not.
@@ -384,7 +393,9 @@ impl AppSide {
         }
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
-            self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep()));
+            // What is about to be started is not there yet, and is to be looked after then.
+            let starts = self.starting > 0;
+            self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep() || starts));
             if self.backends.is_empty() {
                 self.sweep_at = Time::NEVER;
             }
