@@ -69,7 +69,7 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
         }
     }
     let mut lines = vec![Line::from(format!(
-        " monitor: {:.2} % of a processor so far    q ends, and so does Ctrl-C",
+        " q ends, and so does Ctrl-C   monitor: {:.2} % of a processor",
         tick.own_cpu_so_far * 100.0
     ))];
     lines.extend(screen.missing.iter().take(3).map(|text| Line::from(format!(" {text}")).style(Color::Yellow)));
@@ -78,11 +78,13 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
 
 /// A bar of all processors' time by context, and the server's use over time.
 fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
-    let block = Block::bordered().title(" processors ");
+    let cpu = &tick.cpu;
+    let title =
+        format!(" processors: idle {:.0} %, busiest core {:.0} % ", cpu.idle * 100.0, tick.busiest_core * 100.0);
+    let block = Block::bordered().title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [bar, legend, history] = Layout::vertical([Constraint::Length(1); 3]).areas(inner);
-    let cpu = &tick.cpu;
     let parts = [
         ("user", cpu.user, Color::Green),
         ("system", cpu.system, Color::Blue),
@@ -98,9 +100,14 @@ fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
         let end = (sum * f64::from(bar.width)).round() as usize;
         cells.push(Span::styled("█".repeat(end.saturating_sub(drawn)), color));
         drawn = drawn.max(end);
-        names.push(Span::styled(format!("■ {name} {:.0} %  ", share * 100.0), color));
+        names.push((share, Span::styled(format!("■ {name} {:.0} % ", share * 100.0), color)));
     }
-    names.push(Span::raw(format!("idle {:.0} %  busiest core {:.0} %", cpu.idle * 100.0, tick.busiest_core * 100.0)));
+    // Where there is no room for all, what is nothing goes without.
+    let width = |names: &[(f64, Span<'_>)]| names.iter().map(|(_, name)| name.width()).sum::<usize>();
+    if width(&names) > usize::from(legend.width) {
+        names.retain(|(share, _)| *share >= 0.005);
+    }
+    let names: Vec<Span<'_>> = names.into_iter().map(|(_, name)| name).collect();
     frame.render_widget(Paragraph::new(Line::from(cells)), bar);
     frame.render_widget(Paragraph::new(Line::from(names)), legend);
     let [text, line] = Layout::horizontal([Constraint::Length(40), Constraint::Fill(1)]).areas(history);
@@ -149,7 +156,7 @@ fn connections(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     }
     let title = tick.census.as_ref().map_or_else(
         || " connections ".to_owned(),
-        |census| format!(" connections, {:.1} s ago ", tick.at_s - census.at_us as f64 / 1e6),
+        |census| format!(" connections, {:.1} s ago ", (tick.at_s - census.at_us as f64 / 1e6).max(0.0)),
     );
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)), area);
 }
@@ -224,7 +231,7 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
             format!("{:.0}", one.major_faults_per_s),
         ])
     });
-    let widths = [8, 17, 6, 8, 8, 12].map(Constraint::Length);
+    let widths = [8, 16, 6, 7, 7, 13].map(Constraint::Length);
     let header = Row::new(["thread", "name", "state", "runs", "waits", "disk faults/s"]).bold();
     let title = format!(" {} threads in {} processes ", tick.threads.len(), tick.processes.len());
     frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(title)), area);
@@ -408,6 +415,29 @@ mod tests {
             ["0.0.0.0:8080", "5/4", "established", "12.3k requests/s", "99.0 % of lookups", "<1K dynamic", "worker"]
         {
             assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    /// On the terminal that everybody has, and on half of one, no word is cut.
+    #[test]
+    fn on_a_narrow_terminal_what_counts_is_whole() {
+        let (screen, mut tick) = full();
+        // A census that is newer than the tick, by the clocks' own noise.
+        tick.census.as_mut().unwrap().at_us = 3_000_010;
+        tick.cpu = CpuShare { user: 0.55, system: 0.15, softirq: 0.12, steal: 0.13, idle: 0.05, ..CpuShare::default() };
+        for (width, height) in [(80, 24), (60, 24)] {
+            let text = drawn(width, height, &screen, &tick);
+            for part in [
+                "processors: idle 5 %, busiest core 0 %",
+                "■ user 55 % ■ system 15 % ■ softirq 12 % ",
+                "■ steal 13 %",
+                "connections, 0.0 s ago",
+                "disk faults/s",
+                "Ctrl-C   monitor: 0.00 % of a processor",
+            ] {
+                assert!(text.contains(part), "{part} is not in\n{text}");
+            }
+            assert_eq!(text.contains("■ irq 0 %"), width == 80, "{text}");
         }
     }
 

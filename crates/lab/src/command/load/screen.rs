@@ -167,19 +167,22 @@ impl Screen {
         } else {
             let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(rates);
             for (((name, color, count), all), place) in figures.into_iter().zip(self.counts).zip(places) {
-                let block = Block::bordered().title(format!(" {name} {:.0}/s, {all} in all ", now(count)));
+                let rate = now(count);
+                let title =
+                    fitting(place, [format!("{name} {rate:.0}/s, {all} in all"), format!("{name} {rate:.0}/s, {all}")]);
+                let block = Block::bordered().title(title);
                 self.line(frame, place, block, color, |second| second.rate(count(second)).round() as u64);
             }
         }
         let [clocks, latency] = Layout::horizontal([Constraint::Length(66), Constraint::Fill(1)]).areas(lower);
         self.clocks(frame, clocks);
-        let title = self.seconds.back().map_or_else(String::new, |second| format!("{} ms", second.p99_ms));
-        let block = Block::bordered().title(format!(" p99 of each second: {title} "));
+        let p99 = self.seconds.back().map_or_else(String::new, |second| format!("{} ms", number(second.p99_ms)));
+        let block =
+            Block::bordered().title(fitting(latency, [format!("p99 of each second: {p99}"), format!("p99 {p99}")]));
         self.line(frame, latency, block, Color::Yellow, |second| (second.p99_ms * 1e3) as u64);
-        frame.render_widget(
-            Paragraph::new(" q, Escape or Ctrl-C ends the run; what there is until then is the result"),
-            foot,
-        );
+        let ends =
+            ["q, Escape or Ctrl-C ends the run; what there is until then is the result", "q or Ctrl-C ends the run"];
+        frame.render_widget(Paragraph::new(fitting(foot, ends.map(str::to_owned))), foot);
     }
 
     fn line(&self, frame: &mut Frame<'_>, area: Rect, block: Block<'_>, color: Color, value: impl Fn(&Second) -> u64) {
@@ -204,6 +207,22 @@ impl Screen {
         let head = head.map(|name| if name == "ms" { Line::from(name) } else { Line::from(name).right_aligned() });
         let table = Table::new(self.clocks.each().map(row), widths).header(Row::new(head).bold());
         frame.render_widget(table.block(Block::bordered().title(" since the planned instant, so far ")), area);
+    }
+}
+
+/// The first of these that has room within the ends of a line there, else the last.
+fn fitting<const N: usize>(area: Rect, texts: [String; N]) -> String {
+    let room = usize::from(area.width.saturating_sub(4));
+    let fits = texts.iter().position(|text| text.chars().count() <= room).unwrap_or(N - 1);
+    format!(" {} ", texts[fits])
+}
+
+/// A time in as many digits as are read in passing.
+fn number(ms: f64) -> String {
+    match ms {
+        ms if ms >= 100.0 => format!("{ms:.0}"),
+        ms if ms >= 10.0 => format!("{ms:.1}"),
+        ms => format!("{ms:.2}"),
     }
 }
 
@@ -243,7 +262,7 @@ mod tests {
             "begun 1000/s, 5000 in all",
             "answered 400/s, 1000 in all",
             "failed 3/s, 15 in all",
-            "p99 of each second: 7.5 ms",
+            "p99 of each second: 7.50 ms",
             "first byte",
             "p99.9",
             "lateness",
@@ -253,6 +272,22 @@ mod tests {
         }
         assert!(text.lines().any(|line| line.contains("│latency") && line.matches("7.00").count() == 5), "{text}");
         assert!(drawn(&after(12), 120, 30).contains("12 s: waiting for the last replies"));
+    }
+
+    /// On the terminal that everybody has, and on a narrower one, no word is cut.
+    #[test]
+    fn on_a_narrow_one_titles_are_short_and_whole() {
+        let check = |width, parts: &[&str]| {
+            let text = drawn(&after(5), width, 24);
+            for part in parts {
+                assert!(text.contains(part), "{part} is not in\n{text}");
+            }
+        };
+        let titles =
+            ["┌ begun 1000/s, 5000 ─", "┌ answered 400/s, 1000 ─", "┌ failed 3/s, 15 in all ─", "┌ p99 7.50 ms┐"];
+        check(80, &titles);
+        check(80, &["ends the run; what there is until then is the result "]);
+        check(60, &["┌ failed 3/s, 15 ─", " q or Ctrl-C ends the run "]);
     }
 
     #[test]
