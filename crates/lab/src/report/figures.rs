@@ -84,6 +84,9 @@ fn steps_title(archive: &Archive) -> String {
     }
 }
 
+/// What is as much as was asked for, where all goes well: other rates, as of a disk, have nothing to do with that.
+const ASKED: [&str; 5] = ["asked-rate", "offered-rate", "established-rate", "request-rate", "rate"];
+
 /// Whether a step asks for as many replies as connections, so that what was asked for can be drawn beside what came.
 fn is_asked(archive: &Archive) -> bool {
     archive.resolved.requests_per_connection == 1 && matches!(archive.resolved.steps.first(), Some(Step::Rate(_)))
@@ -160,7 +163,7 @@ pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
             x: if figure.log_x { Scale::Logarithmic } else { Scale::Linear },
             y_logarithmic: figure.log_y,
             curves: arms.iter().flat_map(of).map(curve).chain(printed(figure)).collect(),
-            asked: !figure.log_y && is_asked(archive) && units.iter().all(|unit| *unit == "1/s"),
+            asked: !figure.log_y && is_asked(archive) && figure.y.iter().all(|name| ASKED.contains(&&name[..])),
             ..Plot::default()
         }
     };

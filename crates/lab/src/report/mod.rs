@@ -332,7 +332,7 @@ fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
     }
 }
 
-fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
+fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
     /// More sentences are no summary.
     const SENTENCES: usize = 3;
     let resolved = &archive.resolved;
@@ -356,13 +356,19 @@ fn said(archive: &Archive, verdict: &[String], diagnoses: &[Diagnosis], counts: 
             if *again == 1 { " was" } else { "s were" }
         );
     }
+    // Of one that bears all that was asked nothing limits what is said of it; what is near its end is below.
+    let is_said = |one: &&Diagnosis| match one.answer {
+        Answer::Borne => false,
+        Answer::Bottleneck => !verdict::bears_all(archive, &one.arm),
+        Answer::ClientBound | Answer::NotFound => true,
+    };
     html! {
         div class=(class) {
-            @for line in verdict { p { strong { (line) } } }
-            @for diagnosis in diagnoses.iter().filter(|one| one.answer != Answer::Borne).take(SENTENCES) {
+            @for line in sentences { p { strong { (line) } } }
+            @for diagnosis in diagnoses.iter().filter(is_said).take(SENTENCES) {
                 p { @if diagnoses.len() > 1 { (diagnosis.arm) ": " } (diagnosis.sentence) }
             }
-            @if verdict.is_empty() { p { strong { "There is no arm to speak of." } } }
+            @if sentences.is_empty() { p { strong { "There is no arm to speak of." } } }
             p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
         }
         @if !resolved.about.is_empty() { p { (resolved.about) } }

@@ -370,6 +370,24 @@ fn what_is_missing_is_named_and_the_rest_is_drawn() {
 }
 
 #[test]
+fn what_limits_an_arm_that_bears_all_is_below_and_what_was_asked_is_drawn_where_it_says_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut archive = archive(folder.path(), 4);
+    let named = |title: &str, y: &str| Figure {
+        title: title.to_owned(),
+        y: vec![y.to_owned()],
+        ..archive.resolved.figures[0].clone()
+    };
+    archive.resolved.figures = vec![named("Connections", "established-rate"), named("Disk", "disk-transfers")];
+    let made = report(&archive);
+    let has_line = |name: &str| made.figures.iter().find(|(found, _)| found == name).unwrap().1.contains(">as asked<");
+    assert!(has_line("connections") && !has_line("disk"));
+    assert!(!verdict::bears_all(&archive, "log off") && !verdict::bears_all(&archive, "no such arm"));
+    archive.resolved.steps.pop();
+    assert!(verdict::bears_all(&archive, "log off"));
+}
+
+#[test]
 fn of_many_arms_the_baseline_and_the_best_are_told_and_one_table_has_them_all() {
     let folder = tempfile::tempdir().unwrap();
     let mut archive = archive(folder.path(), 4);

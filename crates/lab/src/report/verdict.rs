@@ -84,6 +84,14 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
     knee
 }
 
+/// Whether the arm of this label bears every step.
+pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
+    let highest = archive.resolved.steps.last();
+    drawn(archive)
+        .find(|arm| arm.label == label)
+        .is_some_and(|arm| highest.is_some() && knee(archive, arm).borne.as_ref() == highest)
+}
+
 /// The share of what the clients asked for that was answered rightly, and in time. They ask for as much as they begin: of a
 /// short run with random arrivals that is not quite what was planned.
 fn answered(archive: &Archive, run: &Run) -> Option<f64> {
