@@ -229,9 +229,9 @@ impl Drop for Ring {
     }
 }
 
-/// Reads whole records, and stops at what is none. Those of the event with the identity `numbers` are what a program told of
-/// the sample that follows.
-fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Record)) {
+/// Reads whole records as they stand in a ring (`struct perf_event_header` and what follows it), and stops at what is none. Those
+/// of the event with the identity `numbers` are what a program told of the sample that follows.
+pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Record)) {
     const LOST: u32 = 2;
     const SAMPLE: u32 = 9;
     // Of which thread, and what.

@@ -403,7 +403,8 @@ pub(crate) fn refused(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amped_sys::perf::Sample;
+    use amped_sys::perf::{Sample, records};
+    use proptest::prelude::*;
 
     #[test]
     fn lists_of_processors() {
@@ -428,13 +429,63 @@ mod tests {
         assert_eq!(rest_of(ms(1), ms(1), 0.0), Duration::MAX - ms(1));
     }
 
-    #[test]
-    fn both_views_count_the_same_samples() {
+    fn folds() -> Folds {
         let symbols = Symbols::for_tests(
             "1000 T tcp_v4_rcv\n2000 T net_rx_action\n3000 T handle_softirqs\n\
             4000 T do_writev\n5000 T do_syscall_64\n6000 T qqq\n7000 T do_idle\n",
         );
-        let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
+        Folds { symbols, samples: HashMap::new(), lost: 0 }
+    }
+
+    fn head() -> Head {
+        Head {
+            whose: "process 7".into(),
+            is_one: true,
+            elapsed: Duration::from_secs(3),
+            sampled: Duration::from_secs(2),
+            frequency: 4,
+            processors: 1,
+            own_cpu: 0.0,
+            budget: 0.005,
+            syscalls: Syscalls::Number,
+            missing: Vec::new(),
+        }
+    }
+
+    proptest::proptest! {
+        /// Rings with records of any kind and length, whole or cut.
+        #[test]
+        fn whatever_a_ring_holds_each_sample_counts_once(
+            parts in prop::collection::vec((0..12_u32, any::<u8>(), prop::collection::vec(0..9_u64, 0..9), any::<Option<u8>>()), 0..9),
+            cut: prop::sample::Index,
+        ) {
+            let mut bytes = Vec::new();
+            for (kind, misc, words, size) in parts {
+                let length = size.map_or(8 + 8 * words.len() as u16, u16::from);
+                bytes.extend(kind.to_ne_bytes().into_iter().chain([misc, 0]).chain(length.to_ne_bytes()));
+                bytes.extend(words.iter().flat_map(|word| (word << 12).to_ne_bytes()));
+            }
+            bytes.truncate(cut.index(bytes.len() + 1));
+            let (mut folds, mut samples, mut lost) = (folds(), 0, 0_u64);
+            records(&bytes, Some(0), &mut |record| {
+                match &record {
+                    Record::Sample(_) => samples += 1,
+                    Record::Lost(count) => lost += count,
+                }
+                folds.add(record);
+            });
+            prop_assert!(folds.lost == lost && folds.samples.values().sum::<u64>() == samples);
+            if let Ok(found) = profile(head(), &folds, |_| true) {
+                let sum = |rows: &[Row]| rows.iter().map(|row| row.share.samples).sum::<u64>();
+                prop_assert_eq!((sum(&found.who), sum(&found.contexts), sum(&found.categories)), (samples, samples, samples));
+                prop_assert!(found.stacks.iter().map(|stack| stack.samples).sum::<u64>() == samples);
+            }
+        }
+    }
+
+    #[test]
+    fn both_views_count_the_same_samples() {
+        let mut folds = folds();
         let numbered = |pid, in_kernel, kernel_chain: &[u64], saved_number| {
             Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain: kernel_chain.to_vec(), saved_number })
         };
@@ -451,18 +502,6 @@ mod tests {
         folds.add(sample(0, true, &[0x7000]));
         folds.add(sample(0, true, &[0x2000, 0x3000, 0x7000]));
         folds.add(Record::Lost(2));
-        let head = || Head {
-            whose: "process 7".into(),
-            is_one: true,
-            elapsed: Duration::from_secs(3),
-            sampled: Duration::from_secs(2),
-            frequency: 4,
-            processors: 1,
-            own_cpu: 0.0,
-            budget: 0.005,
-            syscalls: Syscalls::Number,
-            missing: Vec::new(),
-        };
         let found = profile(head(), &folds, |pid| pid == 7).unwrap();
         let of = |rows: &[Row], name: &str| {
             rows.iter()

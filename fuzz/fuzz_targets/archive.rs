@@ -1,0 +1,35 @@
+//! The files of an experiment's archive, as anybody may have changed them: never a panic, what was read can be written and read
+//! again, and a run has its figures.
+#![no_main]
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+// The laboratory is a program and no library; its archive knows nothing of the rest.
+#[allow(dead_code)]
+#[path = "../../crates/lab/src/archive.rs"]
+mod archive;
+
+use archive::{Block, Clients, Host, LoadRecord, Plan, Resolved, Run, Summary};
+
+fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let value: T = serde_json::from_slice(bytes).ok()?;
+    let text = serde_json::to_vec(&value).expect("what was read can be written");
+    serde_json::from_slice::<T>(&text).expect("what was written can be read");
+    Some(value)
+}
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Some(run) = read::<Run>(bytes) {
+        assert!(run.plan.attempt(2).is_same(&run.plan));
+        for (name, ..) in run.summary.iter().flat_map(|_| Summary::METRICS) {
+            run.summary.as_ref().and_then(|summary| summary.metric(name));
+        }
+    }
+    read::<Resolved>(bytes);
+    read::<Plan>(bytes);
+    read::<Host>(bytes);
+    read::<Clients>(bytes);
+    read::<Block>(bytes);
+    let _ = serde_json::from_slice::<LoadRecord>(bytes);
+});
