@@ -27,6 +27,8 @@ pub(crate) struct Observed {
     pub(crate) asked: f64,
     /// What was offered: connections begun a second, or clients.
     pub(crate) offered: f64,
+    /// Whether clients each waited for their reply: then there is no more to do than there are clients.
+    pub(crate) is_closed: bool,
     /// Right replies a second, while connections were begun.
     pub(crate) throughput: f64,
     /// Why the figures are the client's own, if they are.
@@ -114,6 +116,9 @@ pub(crate) struct Analysis {
     /// Whether throughput stops to follow what is offered: there is a knee, or it is plainly behind at the highest load though
     /// runs differ too much to tell where that begins.
     pub(crate) is_limited: bool,
+    /// Whether that is so for one reason alone: there is one load, of clients that each wait for their reply. They ask for as much as
+    /// they get.
+    pub(crate) is_of_one_load: bool,
     /// Right replies a second above the knee, in the mean; the most at any load where there is none.
     pub(crate) plateau: f64,
     /// The lowest and the highest of those.
@@ -156,7 +161,8 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
         None => part(run) < BEHIND * best,
     };
     let mut above: Vec<&Observed> = runs.iter().filter(is_beyond).collect();
-    let is_limited = knee.is_some() || above.iter().any(|run| run.asked >= highest);
+    let is_of_one_load = lowest >= highest && runs.iter().all(|run| run.is_closed) && !runs.is_empty();
+    let is_limited = knee.is_some() || above.iter().any(|run| run.asked >= highest) || is_of_one_load;
     if !is_limited || above.is_empty() {
         above = runs.iter().filter(|run| run.asked >= highest).collect();
     }
@@ -224,6 +230,7 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     Analysis {
         knee,
         is_limited,
+        is_of_one_load,
         plateau: if is_limited { mean } else { runs.iter().map(|run| run.throughput).fold(0.0, f64::max) },
         plateau_range: throughputs().map(|x| (x, x)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default(),
         above: above.len(),
@@ -398,6 +405,7 @@ pub(crate) mod tests {
                     asked: rate,
                     offered: rate,
                     throughput,
+                    is_closed: false,
                     client: None,
                     before: (0..5).map(|_| window(0.0)).collect(),
                     under: (0..20).map(|_| window(throughput)).collect(),
@@ -439,6 +447,20 @@ pub(crate) mod tests {
             "{found:?}"
         );
         assert_eq!(analyse(&[]), Analysis::default());
+    }
+
+    #[test]
+    fn clients_that_wait_for_their_replies_ask_for_as_much_as_they_get() {
+        let mut all = ladder(0.005, 0.0, 0.0, 1).split_off(7);
+        let found = analyse(&all);
+        assert!(!found.is_limited && !found.is_of_one_load, "a rate that is borne: {found:?}");
+        all[0].is_closed = true;
+        let found = analyse(&all);
+        assert!(found.is_limited && found.is_of_one_load && found.knee.is_none(), "{found:?}");
+        assert_eq!(resource(&found, Kind::Thread).full_above, 1.0, "{found:?}");
+        let mut two = ladder(0.005, 0.0, 0.0, 1).split_off(6);
+        two.iter_mut().for_each(|run| run.is_closed = true);
+        assert!(!analyse(&two).is_of_one_load);
     }
 
     #[test]

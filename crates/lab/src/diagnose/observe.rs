@@ -28,6 +28,7 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
     let mut observed = Observed {
         asked: run.plan.step.value(),
         offered: summary.asked_rate.map_or(run.plan.step.value(), |_| summary.offered_rate),
+        is_closed: summary.asked_rate.is_none(),
         throughput: throughput(&load.series, summary.seconds).unwrap_or(summary.rate),
         client: client(run, &summary),
         ..Observed::default()

@@ -364,6 +364,10 @@ fn knee_line(analysis: &Analysis) -> String {
             "throughput follows what is offered up to {:.0}/s [{:.0}, {:.0}]; above that it is {:.0}/s ({low:.0} to {high:.0} in {} runs)",
             knee.throughput, knee.throughput_low, knee.throughput_high, analysis.plateau, analysis.above
         ),
+        None if analysis.is_of_one_load => format!(
+            "clients that each wait for their reply ask for as much as they get: {:.0}/s ({low:.0} to {high:.0} in {} runs), at one load",
+            analysis.plateau, analysis.above
+        ),
         None if analysis.is_limited => format!(
             "throughput is behind what is offered, {:.0}/s ({low:.0} to {high:.0} in {} runs), but from where on cannot be told: runs \
              differ too much, or even the lowest load is too much",
@@ -375,13 +379,16 @@ fn knee_line(analysis: &Analysis) -> String {
 
 fn use_line(found: &Found, analysis: &Analysis) -> String {
     let share = found.share_above.map_or(String::new(), |share| format!("; in use {} in the mean", percent(share)));
+    let below = match analysis.is_of_one_load {
+        true => String::new(),
+        false => format!(" above the knee, in {} at the lowest load", percent(found.full_below)),
+    };
     format!(
-        "{} is at its end in {} of {} windows of {:.0} ms above the knee, in {} at the lowest load{share}",
+        "{} is at its end in {} of {} windows of {:.0} ms{below}{share}",
         thing(found),
         percent(found.full_above),
         analysis.windows,
-        analysis.window_s * 1e3,
-        percent(found.full_below)
+        analysis.window_s * 1e3
     )
 }
 
@@ -594,6 +601,18 @@ mod tests {
     fn what_is_borne_is_said() {
         let all = ladder(0.005, 0.0, 0.0, 1);
         check(&all[..4], Answer::Borne, None, "up to 160/s");
+        // Of clients that each wait for their reply more was never asked: something is at its end, or nobody knows.
+        let closed = |mut runs: Vec<Observed>| {
+            runs[0].is_closed = true;
+            runs
+        };
+        let found =
+            check(&closed(all[7..].to_vec()), Answer::Bottleneck, Some(Kind::Thread), "the thread worker limits");
+        assert!(
+            found.confidence == Confidence::Likely && found.evidence[0].ends_with("in 1 runs), at one load"),
+            "{found:?}"
+        );
+        check(&closed(all[..1].to_vec()), Answer::NotFound, None, "nothing that is known of is at its end");
     }
 
     #[test]
