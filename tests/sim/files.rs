@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use amped_core::event::{Found, Missing, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
-use amped_core::listing;
+use amped_core::listing::{self, Listing};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -79,6 +79,8 @@ enum Node {
 pub(crate) struct Files {
     nodes: BTreeMap<String, Node>,
     past: BTreeMap<String, Vec<(Time, State)>>,
+    /// When names in a folder came or went last.
+    folders: BTreeMap<String, i64>,
     changes: u64,
 }
 
@@ -90,6 +92,7 @@ impl Files {
         let number = self.changes;
         let inode = Inode { number, bytes: RefCell::default(), changed_ns: RefCell::default() };
         self.nodes.insert(path.into(), Node::File(Rc::new(inode)));
+        self.touch_folder(now, path);
         self.change(now, path, |_| bytes);
     }
 
@@ -118,6 +121,7 @@ impl Files {
     /// Takes a name away.
     pub(crate) fn delete(&mut self, now: Time, path: &str) {
         self.nodes.remove(path);
+        self.touch_folder(now, path);
         self.note(now, path, State::Absent);
     }
 
@@ -130,7 +134,19 @@ impl Files {
     /// Makes a directory; its path has no final slash.
     pub(crate) fn directory(&mut self, now: Time, path: &str) {
         self.nodes.insert(path.into(), Node::Directory);
+        self.touch_folder(now, path);
         self.note(now, path, State::Directory);
+    }
+
+    fn touch_folder(&mut self, now: Time, path: &str) {
+        self.changes += 1;
+        let at = WALL_START * 1_000_000_000 + now.as_nanos() as i64 + self.changes as i64;
+        self.folders.insert(path[..path.rfind('/').unwrap_or(0)].into(), at);
+    }
+
+    fn folder_version(&self, path: &str) -> FileVersion {
+        let at = self.folders.get(path.trim_end_matches('/')).copied().unwrap_or_default();
+        FileVersion { device: 1, inode: 0, size: 0, mtime_ns: at, ctime_ns: at }
     }
 
     /// What a path holds now.
@@ -175,7 +191,7 @@ impl Files {
                         let index = format!("{path}index.html");
                         match self.nodes.contains_key(&index) {
                             true => index,
-                            false => return Found::Directory,
+                            false => return Found::Directory(self.folder_version(&path)),
                         }
                     }
                     (Some(_), _) => return Found::Absent,
@@ -208,7 +224,9 @@ impl Files {
                     let is_directory = matches!(node, Node::Directory);
                     listing::Entry { name: name.as_bytes().to_vec(), is_directory, size: 1, modified_seconds: 1 }
                 });
-                Found::Listing(listing::render(&work.path, entries.collect(), work.order, work.form))
+                let page = listing::render(&work.path, entries.collect(), work.order, work.form);
+                let version = self.folder_version(&path);
+                Found::Listing(Listing::new(page, version.ctime_ns, Some(version)))
             }
         }
     }

@@ -281,7 +281,7 @@ fn a_small_file_may_come_as_a_descriptor() {
 }
 
 #[test]
-fn listings_are_made_as_they_are_asked_for() {
+fn a_listing_is_kept_until_its_folder_changes() {
     each_seed(10, |mut dice| {
         let site = Site { listing: true, ..site() };
         let mut world = World::with(dice.clone(), vec![site], Limits::default(), Budgets::default());
@@ -292,15 +292,37 @@ fn listings_are_made_as_they_are_asked_for() {
         let html = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
         assert_eq!((html.status, html.field("Vary")), (200, Some("Accept")));
         assert!(String::from_utf8_lossy(&html.body).contains("href=\"./a.txt\""));
+        let lists = |world: &World| world.disk.asked.iter().filter(|work| matches!(work, Work::List(_))).count();
+        assert_eq!(lists(&world), 1);
+        for _ in 0..3 {
+            let again = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+            assert_eq!((again.body, again.fields), (html.body.clone(), html.fields.clone()));
+        }
+        let tag = html.field("ETag").expect("a tag");
+        let known = world.ask(n, &format!("GET /list/ HTTP/1.1\r\nHost: a\r\nIf-None-Match: {tag}\r\n\r\n"));
+        assert_eq!((known.status, known.field("ETag")), (304, Some(tag)));
+        assert_eq!((lists(&world), world.desk.counts.page_hits, world.desk.counts.page_misses), (1, 4, 1));
         let json = world.ask(n, "GET /list/?sort=size HTTP/1.1\r\nHost: a\r\nAccept: application/json\r\n\r\n");
         assert_eq!(json.field("Content-Type"), Some("application/json"));
         let head = world.ask(n, "HEAD /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
         assert_eq!(head.length(), Some(html.body.len() as u64));
         assert_eq!(world.ask(n, "GET /list HTTP/1.1\r\nHost: a\r\n\r\n").field("Location"), Some("/list/"));
+        assert_eq!(lists(&world), 2);
         world.files.replace(world.now, "/list/b.txt", "b");
-        let more = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
-        assert!(String::from_utf8_lossy(&more.body).contains("href=\"./b.txt\""), "no listing is kept");
+        // As with a file, whoever asks while the disk is asked may see what was there before.
+        let shows = |world: &mut World| {
+            world.pass(Duration::from_secs(1));
+            world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+            let more = world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
+            (more.status, String::from_utf8_lossy(&more.body).contains("href=\"./b.txt\""))
+        };
+        assert_eq!(shows(&mut world), (200, true));
+        let made = lists(&world);
+        assert!(shows(&mut world).1 && lists(&world) == made, "it was asked whether it has changed, and it has not");
+        world.pass(Duration::from_secs(10));
+        assert!(shows(&mut world).1 && lists(&world) == made + 1, "sizes may have changed all the same");
         world.files.delete(world.now, "/list");
+        world.pass(Duration::from_secs(20));
         assert_eq!(world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
     });
 }

@@ -26,7 +26,9 @@ fn serve_with(site: &Site, flags: &[&str], toml: &str) -> Server {
     fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), toml)).unwrap();
-    Server::start(&[&["--listing", "--config", config.to_str().unwrap()], flags].concat())
+    // A listing is what tests give a helper to do, as often as they ask for it.
+    let listing = ["--listing", "--without", "made-pages", "--config", config.to_str().unwrap()];
+    Server::start(&[&listing[..], flags].concat())
 }
 
 fn nursery_of(server: &Server) -> u32 {
@@ -438,4 +440,35 @@ fn a_helper_that_hangs_delays_nobody_else() {
     assert_eq!(client.response("GET").status, 503);
     signal("CONT", helper);
     assert_eq!(client.get("/folder/").status, 200);
+}
+
+#[test]
+fn alone_a_large_listing_holds_up_nobody() {
+    let site = Site::new();
+    site.file("a.txt", "small");
+    let folder = site.path().join("many");
+    fs::create_dir(&folder).unwrap();
+    (0..50_000).for_each(|n| drop(fs::File::create(folder.join(format!("a file with the number {n}"))).unwrap()));
+    let_files_settle();
+    let server = Server::start(&[site.path().to_str().unwrap(), "--listing"]);
+    let mut client = server.connect();
+    assert_eq!(client.get("/a.txt").text(), "small");
+    let answered = thread::scope(|scope| {
+        let listing = scope.spawn(|| server.get("/many/"));
+        // Until it has come the others go on.
+        let mut answered = 0;
+        while !listing.is_finished() {
+            assert_eq!(client.get("/a.txt").text(), "small");
+            answered += 1;
+        }
+        let listing = listing.join().unwrap();
+        assert_eq!((listing.status, listing.text().matches("href=\"./a").count()), (200, 50_000));
+        answered
+    });
+    // Reading 50,000 names takes a hundred times as long as to answer.
+    assert!(answered > 20, "{answered} replies beside it");
+    assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (0, 1));
+    // Kept whole, and sent again.
+    assert_eq!(client.get("/many/").text().matches("href=\"./a").count(), 50_000);
+    assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (1, 1));
 }

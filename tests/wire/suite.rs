@@ -18,6 +18,7 @@ mod messages;
 mod metrics;
 mod mirror;
 mod negotiation;
+mod pages;
 mod ranges;
 mod routes;
 mod stop;

@@ -5,7 +5,7 @@ use std::fs;
 use crate::harness::{Client, Server, Site, let_files_settle, wait_until};
 
 /// All that `--without` takes.
-const SWITCHES: [&str; 11] = [
+const SWITCHES: [&str; 12] = [
     "path-cache",
     "header-cache",
     "content-cache",
@@ -15,6 +15,7 @@ const SWITCHES: [&str; 11] = [
     "delayed-log",
     "dns-cache",
     "ready-headers",
+    "made-pages",
     "sendfile",
     "header-alignment",
 ];

@@ -16,8 +16,8 @@ use amped_units::Time;
 use crate::app::{self, Claim};
 use crate::cache::Caches;
 use crate::cache::path::{Known, Meaning, Resource};
-use crate::desk::Desk;
-use crate::event::{Answer, ListWork, Trouble, VerifyWork, Work};
+use crate::desk::{Counts, Desk};
+use crate::event::{Answer, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
@@ -129,8 +129,10 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
                 }
             },
             no_file => {
-                counts.hits += 1;
-                return step_without_file(now, request, &look, no_file, Outcome::Hit, (caches, limits, wall));
+                let step =
+                    step_without_file(now, request, &look, no_file, Outcome::Hit, (caches, limits, wall, counts));
+                counts.hits += u64::from(!matches!(step, Step::Ask(_)));
+                return step;
             }
         };
         if let Some(claim) = index_claim(site, path, resource) {
@@ -169,7 +171,7 @@ pub(crate) fn step_after<F: FileHandle>(
         Answer::Trouble(trouble) => return step_after_trouble(trouble, desk),
         _ => {}
     }
-    let Desk { sites, limits, caches, wall, scratch, meant, .. } = desk;
+    let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
     // The same head under the same rules gives the same plan.
     let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
         Plan::Look(look) => look,
@@ -190,7 +192,9 @@ pub(crate) fn step_after<F: FileHandle>(
                         return Step::Reply(Made::new(reply, outcome));
                     }
                 },
-                no_file => return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall)),
+                no_file => {
+                    return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall, counts));
+                }
             };
             if let Some(claim) = index_claim(site, path, resource) {
                 return Step::Run(claim);
@@ -215,9 +219,11 @@ pub(crate) fn step_after<F: FileHandle>(
             let reply = reply::file(site, request, &resource, representation, verdict, content, caches);
             Step::Reply(Made::new(reply, outcome))
         }
-        Answer::Name(no_file, _) => step_without_file(now, request, &look, &no_file, outcome, (caches, limits, wall)),
-        Answer::Listing(page) => {
-            let reply = reply::listing(site, request, path, list_form(request).media_type(), page);
+        Answer::Name(no_file, _) => {
+            step_without_file(now, request, &look, &no_file, outcome, (caches, limits, wall, counts))
+        }
+        Answer::Listing(listing) => {
+            let reply = reply::listing(site, request, path, list_form(request), listing, wall.seconds);
             Step::Reply(Made::new(reply, outcome))
         }
         Answer::Trouble(_) | Answer::Outdated | Answer::Verified(_) => {
@@ -297,10 +303,9 @@ fn step_without_file<F: FileHandle>(
     look: &Look<'_>,
     meaning: &Meaning,
     outcome: Outcome,
-    (caches, limits, wall): (&mut Caches<F>, &Limits, &Wall),
+    (caches, limits, wall, counts): (&mut Caches<F>, &Limits, &Wall, &mut Counts),
 ) -> Step<F> {
     let Look { site, path, query } = *look;
-    let generation = caches.generation();
     match meaning {
         Meaning::Absent if let Some(file) = site.fallback(path) => {
             if let Some(claim) = app::claim_of(site, file.as_bytes()) {
@@ -318,12 +323,18 @@ fn step_without_file<F: FileHandle>(
             Step::AskForFallback(Question { work, stale: None })
         }
         Meaning::NeedsSlash => Step::Reply(Made::new(reply::add_slash(site, request, path, query), outcome)),
-        Meaning::Directory if site.listing => {
+        Meaning::Directory(folder) if site.listing => {
             let (order, form) = (ListOrder::of(query), list_form(request));
-            let work = Work::List(ListWork { generation, site: site.number, path: path.into(), order, form });
-            Step::Ask(Question { work, stale: None })
+            let work = caches.list_work(site.number, path.into(), order, form);
+            if let Some(listing) = caches.listing(now, &work, folder.as_ref()) {
+                counts.page_hits += 1;
+                let reply = reply::listing(site, request, path, form, listing, wall.seconds);
+                return Step::Reply(Made::new(reply, outcome));
+            }
+            counts.page_misses += 1;
+            Step::Ask(Question { work: Work::List(work), stale: None })
         }
-        Meaning::Directory => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
+        Meaning::Directory(_) => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
         Meaning::Forbidden => Step::Fail(Status::FORBIDDEN, "this file is not for reading"),
         Meaning::Absent | Meaning::File(_) | Meaning::Variants(_) => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
     }

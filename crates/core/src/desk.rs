@@ -42,8 +42,7 @@ pub struct Counts {
     pub requests: u64,
     /// Requests that could not be read, or not in time.
     pub bad_requests: u64,
-    /// Requests for which the caches were enough. A listing counts too: its name was known, though the disk side makes
-    /// the page.
+    /// Requests for which the caches were enough.
     pub hits: u64,
     /// Requests answered from an entry past its time, because asking again would have meant waiting for the disk.
     pub stale_hits: u64,
@@ -51,6 +50,12 @@ pub struct Counts {
     pub disk_questions: u64,
     /// Requests refused with 503 because too much disk work was waiting, or the disk did not answer in time.
     pub shed: u64,
+    /// Lookups of pages that are made, listings and those of applications, which found them.
+    pub page_hits: u64,
+    /// Those which did not.
+    pub page_misses: u64,
+    /// Requests that waited for a page which was being made for another.
+    pub page_collapsed: u64,
 }
 
 /// The one moment in the midst of a call that somebody may want to know: when a request's head had been read. The core has

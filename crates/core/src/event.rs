@@ -16,7 +16,7 @@ use amped_http::status::Status;
 use crate::app::{Input, Output};
 use crate::cache::path::Meaning;
 use crate::file::{Content, FileVersion, Stored};
-use crate::listing::{ListForm, ListOrder};
+use crate::listing::{ListForm, ListOrder, Listing};
 use crate::reply::Reply;
 
 /// What happened.
@@ -141,6 +141,8 @@ pub struct ListWork {
     pub site: u16,
     /// The clean path, with its final slash.
     pub path: Arc<[u8]>,
+    /// How often its name had been forgotten when the question was asked, as in [`NameWork::edition`].
+    pub edition: u32,
     /// In which order.
     pub order: ListOrder,
     /// As what.
@@ -181,10 +183,10 @@ pub enum Found<F> {
     Missing(Opened<F>),
     /// A directory, asked for without its slash.
     NeedsSlash,
-    /// A directory without an index file.
-    Directory,
+    /// A directory without an index file, in this state.
+    Directory(FileVersion),
     /// A listing, ready to send.
-    Listing(Vec<u8>),
+    Listing(Listing),
     /// Whether the password is that of the account.
     Verified(bool),
     /// Nothing there.
@@ -201,7 +203,7 @@ impl<F> Found<F> {
         match self {
             Found::File { files, .. } | Found::Variants { files, .. } => files,
             Found::Missing(opened) => core::slice::from_ref(opened),
-            Found::NeedsSlash | Found::Directory | Found::Listing(_) | Found::Verified(_) => &[],
+            Found::NeedsSlash | Found::Directory(_) | Found::Listing(_) | Found::Verified(_) => &[],
             Found::Absent | Found::Forbidden | Found::Trouble(_) => &[],
         }
     }
@@ -236,7 +238,7 @@ pub enum Answer<F> {
     /// What the name means, with the contents that were opened.
     Name(Meaning, Vec<Arc<Content<F>>>),
     /// A listing.
-    Listing(Arc<Vec<u8>>),
+    Listing(Listing),
     /// Whether a password was good.
     Verified(bool),
     /// None.
@@ -258,7 +260,7 @@ impl Brief {
     /// The status that a request would be answered with, and why not with a file.
     const KINDS: [(Status, &str); 10] = [
         (Status::OK, ""),
-        (Status::OK, "a listing, which is made for each request"),
+        (Status::OK, "a listing, which is made when it is asked for"),
         (Status::MOVED_PERMANENTLY, "a folder: add a slash for its index page"),
         (Status::FORBIDDEN, "a folder without an index page"),
         (Status::FORBIDDEN, "not for reading"),
@@ -276,10 +278,10 @@ impl Brief {
     pub fn of<F>(answer: &Answer<F>, listing: bool) -> Brief {
         let (kind, size) = match answer {
             Answer::Name(Meaning::File(resource), _) => (0, resource.representations[0].version.size),
-            Answer::Name(Meaning::Directory, _) if listing => (1, 0),
+            Answer::Name(Meaning::Directory(_), _) if listing => (1, 0),
             Answer::Listing(_) => (1, 0),
             Answer::Name(Meaning::NeedsSlash, _) => (2, 0),
-            Answer::Name(Meaning::Directory, _) => (3, 0),
+            Answer::Name(Meaning::Directory(_), _) => (3, 0),
             Answer::Name(Meaning::Forbidden, _) => (4, 0),
             Answer::Name(Meaning::Absent, _) => (5, 0),
             Answer::Trouble(Trouble::Failed) => (6, 0),
@@ -319,7 +321,7 @@ impl<F> Clone for Answer<F> {
     fn clone(&self) -> Self {
         match self {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
-            Answer::Listing(page) => Answer::Listing(Arc::clone(page)),
+            Answer::Listing(listing) => Answer::Listing(listing.clone()),
             Answer::Verified(good) => Answer::Verified(*good),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
             Answer::Outdated => Answer::Outdated,

@@ -1,8 +1,10 @@
 //! Listings of directories: a page for people, sorted by links and without a script, or JSON for programs.
 //!
-//! Made by the disk side, since reading a directory blocks and a page of thousands of lines takes milliseconds.
+//! Made by the disk side, since reading a directory blocks and a page of thousands of lines takes milliseconds; kept in the
+//! cache of contents (`cache/page`) until the directory changes.
 
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 use core::fmt::Write;
@@ -10,6 +12,7 @@ use core::fmt::Write;
 use amped_http::date::Civil;
 use amped_http::uri;
 
+use crate::file::{FileVersion, digest_of};
 use crate::json;
 
 /// What a listing is made as.
@@ -93,7 +96,33 @@ pub struct Entry {
     pub modified_seconds: i64,
 }
 
-/// Makes the listing of the directory at the clean path `path`.
+/// A listing as it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The page itself.
+    pub page: Arc<Vec<u8>>,
+    /// A number that follows from its bytes.
+    pub digest: u64,
+    /// When what it shows changed last, the directory and all that is in it: nanoseconds since 1970.
+    pub changed_ns: i64,
+    /// The state of the directory that it shows; `None` if that was changing meanwhile, so that nobody can tell.
+    pub folder: Option<FileVersion>,
+}
+
+impl Listing {
+    /// This page. Goes through all of it.
+    pub fn new(page: Vec<u8>, changed_ns: i64, folder: Option<FileVersion>) -> Listing {
+        Listing { digest: digest_of(&page), page: Arc::new(page), changed_ns, folder }
+    }
+
+    /// A strong entity tag, with its quotes: by the bytes alone, so that a listing which is made again and says the same has
+    /// the same.
+    pub fn etag(&self) -> String {
+        alloc::format!("\"{:x}-{:016x}\"", self.page.len(), self.digest)
+    }
+}
+
+/// Makes the page of the directory at the clean path `path`.
 pub fn render(path: &[u8], mut entries: Vec<Entry>, order: ListOrder, form: ListForm) -> Vec<u8> {
     entries.sort_by(|a, b| order.compare(a, b));
     match form {

@@ -26,7 +26,7 @@ use crate::cache::path::{Representation, Resource};
 use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
-use crate::listing;
+use crate::listing::{self, ListForm, Listing};
 use crate::record::Record;
 use crate::site::Site;
 use crate::variants::{Negotiated, VariantFile, Variants, Vary};
@@ -160,25 +160,8 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
     let modified = representation.version.modified_seconds();
     let parse = |text: &[u8]| date::parse(text, now_seconds);
 
-    // Steps 1 and 2. RFC 9110, 13.1.1: strong comparison; 13.1.4: ignored when If-Match is there or the date is none.
-    if request.if_match.is_present() {
-        if !request.if_match.iter().any(|line| etag::list_matches_strong(line, tag)) {
-            return Verdict::PreconditionFailed;
-        }
-    } else if let Some(limit) = request.if_unmodified_since.and_then(parse)
-        && modified > limit
-    {
-        return Verdict::PreconditionFailed;
-    }
-    // Steps 3 and 4. RFC 9110, 13.1.2: weak comparison; 13.1.3: ignored when If-None-Match is there.
-    if request.if_none_match.is_present() {
-        if request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag)) {
-            return Verdict::NotModified;
-        }
-    } else if let Some(since) = request.if_modified_since.and_then(parse)
-        && modified <= since
-    {
-        return Verdict::NotModified;
+    if let Some(verdict) = conditions(request, tag, Some(modified), now_seconds) {
+        return verdict;
     }
     // Step 5. RFC 9110, 14.2: a Range is for GET alone.
     let Some(field) = request.range.filter(|_| request.method == Some(Method::Get)) else {
@@ -200,6 +183,33 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
         Ranges::Unsatisfiable => Verdict::Unsatisfiable,
         Ranges::Partial(ranges) => Verdict::Partial(ranges),
     }
+}
+
+/// The first four steps, for what has this tag, with its quotes, and this time of modification; without one conditions about
+/// dates say nothing (RFC 9110, 13.1.3 and 13.1.4). `None`: all of them hold.
+fn conditions(request: &Request<'_>, tag: &[u8], modified: Option<i64>, now_seconds: i64) -> Option<Verdict> {
+    let parse = |text: &[u8]| date::parse(text, now_seconds);
+    // Steps 1 and 2. RFC 9110, 13.1.1: strong comparison; 13.1.4: ignored when If-Match is there or the date is none.
+    if request.if_match.is_present() {
+        if !request.if_match.iter().any(|line| etag::list_matches_strong(line, tag)) {
+            return Some(Verdict::PreconditionFailed);
+        }
+    } else if let (Some(limit), Some(modified)) = (request.if_unmodified_since.and_then(parse), modified)
+        && modified > limit
+    {
+        return Some(Verdict::PreconditionFailed);
+    }
+    // Steps 3 and 4. RFC 9110, 13.1.2: weak comparison; 13.1.3: ignored when If-None-Match is there.
+    if request.if_none_match.is_present() {
+        if request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag)) {
+            return Some(Verdict::NotModified);
+        }
+    } else if let (Some(since), Some(modified)) = (request.if_modified_since.and_then(parse), modified)
+        && modified <= since
+    {
+        return Some(Verdict::NotModified);
+    }
+    None
 }
 
 /// Whether a reply with this verdict needs the content.
@@ -246,13 +256,7 @@ pub fn file<F>(
             (ready(HeadKind::Whole), body)
         }
         Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content, asker),
-        Verdict::PreconditionFailed => error(
-            site,
-            request,
-            &resource.name,
-            Status::PRECONDITION_FAILED,
-            "a condition of the request does not hold",
-        ),
+        Verdict::PreconditionFailed => error(site, request, &resource.name, Status::PRECONDITION_FAILED, FAILED),
         Verdict::Unsatisfiable => {
             let mut text = Vec::new();
             range::unsatisfied_content_range(size, &mut text);
@@ -618,21 +622,39 @@ pub fn redirect<F>(
     })
 }
 
-/// A directory's listing, HTML or JSON as the client prefers.
+/// What is said of a precondition that failed.
+const FAILED: &str = "a condition of the request does not hold";
+
+/// A directory's listing, HTML or JSON as the client prefers. Whole, or not at all where the client has it: of what is made
+/// nobody asks for parts.
 pub fn listing<F>(
     site: &Site,
     request: &Request<'_>,
     path: &[u8],
-    media_type: &str,
-    page: Arc<Vec<u8>>,
+    form: ListForm,
+    listing: Listing,
+    now_seconds: i64,
 ) -> (ReplyHead, Body<F>) {
-    let mut head = Head::new(Status::OK);
-    head.field("Content-Type", media_type).number("Content-Length", page.len() as u64);
+    let (tag, modified) = (listing.etag(), listing.changed_ns.div_euclid(1_000_000_000));
+    let page = listing.page;
+    let mut head = match conditions(request, tag.as_bytes(), Some(modified), now_seconds) {
+        Some(Verdict::PreconditionFailed) => {
+            return error(site, request, path, Status::PRECONDITION_FAILED, FAILED);
+        }
+        // RFC 9110, 15.4.5.
+        Some(_) => Head::new(Status::NOT_MODIFIED),
+        None => Head::new(Status::OK),
+    };
+    let is_whole = head.status() == Status::OK;
+    if is_whole {
+        head.field("Content-Type", form.media_type()).number("Content-Length", page.len() as u64);
+    }
     vary(&mut head, site, path, Vary::ACCEPT);
+    head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
     cache_control(&mut head, site, path);
     custom(&mut head, site, path, site.asker(path, request));
-    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Shared(page) };
-    (ReplyHead::Made(Box::new(head)), body)
+    let has_body = is_whole && request.method != Some(Method::Head);
+    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
 
 /// All variants of a document, for the client to choose one (RFC 9110, 15.4.1), or since it accepts none (15.5.7).

@@ -209,6 +209,7 @@ figures! {
     counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an entry past its time.",
     counts.disk_questions: Counter Things "disk_questions" "" "Questions to the disk side.",
     counts.shed: Counter Things "requests_shed" "" "Requests refused with 503 since the disk had too much to do.",
+    counts.page_collapsed: Counter Things "pages_shared" "" "Requests that waited for a page that was being made for another.",
     accepted: Counter Things "connections_accepted" "" "Connections accepted.",
     broken: Counter Things "connections_broken" "" "Connections that were closed in the middle of a reply.",
     connections: Gauge Things "connections" "" "Connections that are open.",
@@ -241,6 +242,7 @@ figures! {
     caches.heads.hits: Counter Things "cache_hits" "cache=\"head\"" "Lookups that found their entry.",
     caches.bodies.hits: Counter Things "cache_hits" "cache=\"body\"" "Lookups that found their entry.",
     caches.files.hits: Counter Things "cache_hits" "cache=\"file\"" "Lookups that found their entry.",
+    counts.page_hits: Counter Things "cache_hits" "cache=\"page\"" "Lookups that found their entry.",
     mapped.hits: Counter Things "cache_hits" "cache=\"mapped\"" "Lookups that found their entry.",
     hostnames.hits: Counter Things "cache_hits" "cache=\"hostname\"" "Lookups that found their entry.",
     caches.uris.misses: Counter Things "cache_misses" "cache=\"uri\"" "Lookups that did not.",
@@ -249,6 +251,7 @@ figures! {
     caches.heads.misses: Counter Things "cache_misses" "cache=\"head\"" "Lookups that did not.",
     caches.bodies.misses: Counter Things "cache_misses" "cache=\"body\"" "Lookups that did not.",
     caches.files.misses: Counter Things "cache_misses" "cache=\"file\"" "Lookups that did not.",
+    counts.page_misses: Counter Things "cache_misses" "cache=\"page\"" "Lookups that did not.",
     mapped.misses: Counter Things "cache_misses" "cache=\"mapped\"" "Lookups that did not.",
     hostnames.misses: Counter Things "cache_misses" "cache=\"hostname\"" "Lookups that did not.",
     caches.uris.insertions: Counter Things "cache_insertions" "cache=\"uri\"" "Entries put in.",
@@ -368,6 +371,11 @@ impl fmt::Display for Snapshot {
                 store.hits, store.misses, store.insertions, store.evictions, store.refusals
             )?;
         }
+        writeln!(
+            f,
+            "made pages: hits={} misses={} shared={}",
+            counts.page_hits, counts.page_misses, counts.page_collapsed
+        )?;
         writeln!(
             f,
             "helpers: threads={} processes={} peak={} waiting={} died={} cold_windows={}",

@@ -22,7 +22,7 @@ use amped_core::app::AppTrouble;
 use amped_core::desk::Desk;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
-use amped_core::listing::{self, Entry};
+use amped_core::listing::{self, Entry, Listing};
 use amped_core::site::{Site, Sites};
 use amped_core::variants;
 use amped_http::negotiate::Coding;
@@ -33,6 +33,7 @@ use amped_units::Time;
 
 use crate::accounts::AccountFiles;
 use crate::config::SiteRoot;
+use crate::listings::Listings;
 use crate::mapped::MappedWindows;
 use crate::residency::Residency;
 use crate::say;
@@ -154,6 +155,8 @@ pub struct Disk {
     /// Whom to tell which names are known, if folders are watched.
     notes: OnceLock<Arc<Notes>>,
     accounts: AccountFiles,
+    /// Those that threads which share this one are making.
+    pub listings: Listings,
 }
 
 /// What a [`Disk`] goes by on all sites.
@@ -255,6 +258,7 @@ impl Disk {
             start: Instant::now(),
             notes: OnceLock::new(),
             accounts: AccountFiles::default(),
+            listings: Listings::default(),
         }
     }
 
@@ -525,7 +529,7 @@ impl Disk {
         let status = file::status(&opened)?;
         match status.kind {
             Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, patience),
-            Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory),
+            Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory(version_of(&status))),
             Kind::Directory => Ok(Found::NeedsSlash),
             Kind::Link | Kind::Other => Ok(Found::Forbidden),
         }
@@ -723,6 +727,10 @@ impl Disk {
         };
         let folder = if path.is_empty() { b"." } else { path };
         let folder = file::open_beneath(root.as_fd(), &c_string(folder)?, Patience::Wait)?;
+        // As for a file that is being written: what was read is that of one state only if that holds still.
+        let started = SystemTime::now();
+        let before = file::status(&folder)?;
+        let mut changed_ns = before.ctime_ns;
         let mut entries = Vec::new();
         for name in file::names(&folder)? {
             let name = name?;
@@ -743,10 +751,16 @@ impl Disk {
                 Kind::Directory => true,
                 Kind::Link | Kind::Other => continue,
             };
+            // Nobody can set it, so none of what is shown changes and leaves it as it was.
+            changed_ns = changed_ns.max(status.ctime_ns);
             let modified_seconds = status.mtime_ns.div_euclid(1_000_000_000);
             entries.push(Entry { name, is_directory, size: status.size, modified_seconds });
         }
-        Ok(Found::Listing(listing::render(&work.path, entries, work.order, work.form)))
+        let version = version_of(&before);
+        let holds_still =
+            moving_for(&version, started) == Duration::ZERO && version_of(&file::status(&folder)?) == version;
+        let page = listing::render(&work.path, entries, work.order, work.form);
+        Ok(Found::Listing(Listing::new(page, changed_ns, holds_still.then_some(version))))
     }
 
     /// The root that a path is to be opened beneath, and the rest of the path. `None`: there is no such user.

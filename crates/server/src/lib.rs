@@ -16,6 +16,7 @@ pub mod event_loop;
 pub mod front;
 pub mod helper;
 pub mod listen;
+pub mod listings;
 pub mod locked;
 pub mod mailbox;
 pub mod mapped;

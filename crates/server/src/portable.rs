@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
 use amped_core::file::{FileVersion, Stored};
-use amped_core::listing::{ListForm, ListKey, ListOrder};
+use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
 use amped_core::site::Site;
 use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
@@ -29,7 +29,7 @@ use amped_http::negotiate::Coding;
 use crate::disk::Rules;
 
 /// Counts the forms: whoever changes one, changes this.
-const FORM: u8 = 2;
+const FORM: u8 = 3;
 
 /// The bytes say nothing that could have been written here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +72,10 @@ pub fn write_work(work: &Work) -> Vec<u8> {
                 put_version(&mut out, version);
             }
         }
-        Work::List(ListWork { generation, site, path, order, form }) => {
+        Work::List(ListWork { generation, site, path, edition, order, form }) => {
             out.push(1);
             put_name(&mut out, *generation, *site, path);
+            out.extend(edition.to_le_bytes());
             out.extend([order.key as u8, u8::from(order.descending), *form as u8]);
         }
         Work::Verify(VerifyWork { generation, site, accounts, credentials }) => {
@@ -108,10 +109,12 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
             Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
         }
         1 => {
+            let edition = from.u32()?;
             let key = from.one_of(&[ListKey::Name, ListKey::Size, ListKey::Time])?;
             let descending = from.one_of(&[false, true])?;
             let form = from.one_of(&[ListForm::Html, ListForm::Json])?;
-            Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })
+            let order = ListOrder { key, descending };
+            Work::List(ListWork { generation, site, path, edition, order, form })
         }
         2 => {
             let credentials = Credentials::new(&path, from.text()?).ok_or(Malformed)?;
@@ -138,10 +141,17 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
             files.iter().for_each(|opened| put_opened(&mut out, opened));
         }
         Found::NeedsSlash => out.push(1),
-        Found::Directory => out.push(2),
-        Found::Listing(page) => {
+        Found::Directory(version) => {
+            out.push(2);
+            put_version(&mut out, version);
+        }
+        Found::Listing(Listing { page, digest, changed_ns, folder }) => {
             out.push(3);
             put_text(&mut out, page);
+            out.extend(digest.to_le_bytes());
+            out.extend(changed_ns.to_le_bytes());
+            out.push(u8::from(folder.is_some()));
+            folder.iter().for_each(|version| put_version(&mut out, version));
         }
         Found::Verified(good) => out.extend([9, u8::from(*good)]),
         Found::Absent => out.push(4),
@@ -186,8 +196,13 @@ pub fn read_outline<F>(
             Found::File { name, files }
         }
         1 => Found::NeedsSlash,
-        2 => Found::Directory,
-        3 => Found::Listing(from.text()?.to_vec()),
+        2 => Found::Directory(from.version()?),
+        3 => {
+            let page = Arc::new(from.text()?.to_vec());
+            let (digest, changed_ns) = (from.u64()?, from.u64()? as i64);
+            let folder = from.one_of(&[false, true])?.then(|| from.version()).transpose()?;
+            Found::Listing(Listing { page, digest, changed_ns, folder })
+        }
         4 => Found::Absent,
         5 => Found::Forbidden,
         6 => Found::Trouble(from.one_of(&[Trouble::Busy, Trouble::Exhausted, Trouble::Failed])?),
@@ -440,9 +455,12 @@ pub(crate) mod tests {
                     Work::Verify(VerifyWork { generation, site, accounts, credentials })
                 }
             ),
-            (name(), keys, any::<bool>(), forms).prop_map(|((generation, site, path), key, descending, form)| {
-                Work::List(ListWork { generation, site, path, order: ListOrder { key, descending }, form })
-            }),
+            (name(), any::<u32>(), keys, any::<bool>(), forms).prop_map(
+                |((generation, site, path), edition, key, descending, form)| {
+                    let order = ListOrder { key, descending };
+                    Work::List(ListWork { generation, site, path, edition, order, form })
+                }
+            ),
         ]
     }
 
@@ -467,9 +485,9 @@ pub(crate) mod tests {
             4 => (text(), prop::collection::vec(opened(100), 0..4))
                 .prop_map(|(name, files)| Found::File { name, files }),
             1 => any::<bool>().prop_map(Found::Verified),
-            1 => (0..4).prop_map(|which| match which {
+            1 => (0..4, version()).prop_map(|(which, version)| match which {
                 0 => Found::NeedsSlash,
-                1 => Found::Directory,
+                1 => Found::Directory(version),
                 2 => Found::Absent,
                 _ => Found::Forbidden,
             }),
@@ -477,7 +495,8 @@ pub(crate) mod tests {
                 let (names, files) = all.into_iter().unzip();
                 Found::Variants { names, files }
             }),
-            1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Found::Listing),
+            1 => (prop::collection::vec(any::<u8>(), 0..200), any::<i64>(), prop::option::of(version()))
+                .prop_map(|(page, changed_ns, folder)| Found::Listing(Listing::new(page, changed_ns, folder))),
             1 => troubles.prop_map(Found::Trouble),
             1 => opened(100).prop_map(Found::Missing),
         ]

@@ -1,13 +1,14 @@
 //! The caches: everything that a request would otherwise make the server work out twice.
 //!
 //! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
-//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for). All keep
-//! to one [`policy`]. They are filled in one place, [`Caches::learn`], from what the disk side found. Each is a loop's own or
+//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for), and among
+//! the contents pages that are made ([`page`]). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`], from what the disk side found. Each is a loop's own or
 //! shared by threads ([`shelf`]). Another, of clients' names ([`hostname`]), is the access log's.
 
 pub mod content;
 pub mod head;
 pub mod hostname;
+pub mod page;
 pub mod path;
 pub mod policy;
 pub mod shelf;
@@ -21,12 +22,14 @@ use core::time::Duration;
 use amped_http::h1::response::Head;
 use amped_units::{Bytes, Time};
 
-use crate::event::{Answer, Found, Missing, NameWork, Opened, Work};
+use crate::event::{Answer, Found, ListWork, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
+use crate::listing::{ListForm, ListOrder, Listing};
 use crate::site::{Site, Sites};
 use crate::variants::{self, Choices, Variants};
 use content::ContentCache;
 use head::{HeadCache, HeadKey};
+use page::{PART_MAX, Page, PageName};
 use path::{Known, Meaning, PathCache, Representation, Resource};
 use policy::{Hint, StoreCounts};
 use shelf::{Shards, Shared, Shelf};
@@ -59,6 +62,8 @@ pub struct Budgets {
     /// Whether what every head of a file says of it, entity tag and media type, is worked out once, when the file is
     /// opened, rather than for each reply.
     pub ready_headers: bool,
+    /// Whether pages that are made are kept, among the contents.
+    pub made_pages: bool,
 }
 
 impl Default for Budgets {
@@ -74,6 +79,7 @@ impl Default for Budgets {
             revalidate: Duration::from_secs(1),
             stale_max: Duration::from_secs(10),
             ready_headers: true,
+            made_pages: true,
         }
     }
 }
@@ -196,7 +202,7 @@ pub struct Change {
 }
 
 /// All names by which a request reaches, or learns of, the file at `path`: itself, with and without a final slash; what it
-/// is a sibling or the index of; and, for a folder, its index.
+/// is a sibling or the index of; for a folder, its index; and where folders are listed, that in which it is.
 pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
     let bare = path.strip_suffix(b"/").unwrap_or(path);
     let originals = site.precompressed.iter().filter_map(|coding| bare.strip_suffix(coding.suffix().as_bytes()));
@@ -204,6 +210,10 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
         f(name);
         f(&[name, b"/"].concat());
         let last = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+        // In whose listing it is.
+        if site.listing && last > 0 {
+            f(&name[..last]);
+        }
         let is_index = |name: &[u8]| site.index.iter().any(|index| index.as_bytes() == name);
         if is_index(&name[last..]) {
             f(&name[..last]);
@@ -355,6 +365,29 @@ impl<F> Caches<F> {
         self.work(site, path, Vec::new(), Some(missing))
     }
 
+    /// The work that lists a directory.
+    pub fn list_work(&mut self, site: u16, path: Arc<[u8]>, order: ListOrder, form: ListForm) -> ListWork {
+        let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
+        ListWork { generation: self.generation, site, path, edition, order, form }
+    }
+
+    /// The listing that this work would make, if it is kept and not too old, and the directory is in the same state now.
+    pub fn listing(&mut self, now: Time, work: &ListWork, folder: Option<&FileVersion>) -> Option<Listing> {
+        let name = PageName::of_listing(work);
+        let Page::Listing { listing, asked, edition } = self.contents.at(&name, |contents| contents.page(&name))?;
+        let holds = folder.is_some()
+            && listing.folder.as_ref() == folder
+            && edition == work.edition
+            && now.since(asked) < page::listing_age_max(self.budgets.revalidate);
+        holds.then_some(listing)
+    }
+
+    /// Bytes that a page which is made may have to be kept; 0: none is.
+    pub fn page_max(&self) -> u64 {
+        let part = self.budgets.content_bytes.0 / self.contents.parts() as u64;
+        if self.budgets.made_pages { part / PART_MAX } else { 0 }
+    }
+
     fn work(&mut self, site: &Site, path: Arc<[u8]>, known: Vec<FileVersion>, missing: Option<Missing>) -> NameWork {
         let variants = site.negotiation(&path).is_some();
         let site = site.number;
@@ -373,10 +406,13 @@ impl<F> Caches<F> {
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
             Found::Verified(good) => return Answer::Verified(good),
-            Found::Listing(page) => return Answer::Listing(Arc::new(page)),
+            Found::Listing(listing) => {
+                self.learn_listing(asked, work, &listing);
+                return Answer::Listing(listing);
+            }
             Found::Missing(opened) => return self.learn_missing(work, opened),
             Found::NeedsSlash => Meaning::NeedsSlash,
-            Found::Directory => Meaning::Directory,
+            Found::Directory(version) => Meaning::Directory(Some(version)),
             Found::Absent => Meaning::Absent,
             Found::Forbidden => Meaning::Forbidden,
             Found::File { name, files } => {
@@ -395,7 +431,7 @@ impl<F> Caches<F> {
                 match (variants, work) {
                     (Some(variants), _) => Meaning::Variants(Arc::new(variants)),
                     // The folder was read, so it is there.
-                    (None, Work::Name(work)) if work.path.ends_with(b"/") => Meaning::Directory,
+                    (None, Work::Name(work)) if work.path.ends_with(b"/") => Meaning::Directory(None),
                     (None, _) => Meaning::Absent,
                 }
             }
@@ -413,6 +449,18 @@ impl<F> Caches<F> {
             Work::List(_) | Work::Verify(_) => meaning,
         };
         Answer::Name(meaning, contents)
+    }
+
+    /// Keeps a listing, if it is known which state of the directory it shows, and that was not forgotten since.
+    fn learn_listing(&mut self, asked: Time, work: &Work, listing: &Listing) {
+        let Work::List(work) = work else { return };
+        let edition = self.paths.at((work.site, &*work.path), |paths| paths.edition(work.site, &work.path));
+        if listing.folder.is_none() || edition != work.edition || listing.page.len() as u64 > self.page_max() {
+            return;
+        }
+        let name = PageName::of_listing(work);
+        let page = Page::Listing { listing: listing.clone(), asked, edition };
+        self.contents.at(name.clone(), |contents| contents.keep_page(name, page));
     }
 
     /// Keeps the contents that were brought with files.
@@ -567,6 +615,65 @@ mod tests {
         check("/a/b", true, &["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/ab"]);
         check("/", true, &[]);
         assert!(known_after(&all, |caches, _| caches.flush(Time::START)).is_empty());
+    }
+
+    #[test]
+    fn a_listing_is_good_as_long_as_its_directory_is_as_it_was() {
+        let site = Site { listing: true, ..Site::default() };
+        let sites = Sites::new(alloc::vec![site]).expect("one");
+        let state = |ctime_ns| FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns };
+        let order = ListOrder::of(None);
+        let change = |path: &str| Change { site: 0, path: path.as_bytes().into(), beneath: false };
+        let whole = Budgets::default;
+        let at = Time::from_millis;
+        // Made at 1000 ms of a directory whose state is `kept`; asked for at `now` in the state 5, after `f`.
+        let check = |budgets: Budgets, kept: Option<i64>, now: u64, f: &dyn Fn(&mut Caches<()>), expected: bool| {
+            let mut caches = Caches::new(budgets);
+            let work = caches.list_work(0, b"/a/"[..].into(), order, ListForm::Html);
+            let listing = Listing::new(alloc::vec![b'x'; 1000], 0, kept.map(state));
+            caches.learn(at(1000), &Work::List(work), Found::Listing(listing), &sites);
+            f(&mut caches);
+            let work = caches.list_work(0, b"/a/"[..].into(), order, ListForm::Html);
+            let found = caches.listing(at(now), &work, Some(&state(5)));
+            assert_eq!(found.is_some(), expected, "{kept:?} at {now}");
+            assert!(caches.listing(at(now), &work, None).is_none(), "nobody looked at the directory");
+            for other in [ListWork { form: ListForm::Json, ..work.clone() }, ListWork { site: 1, ..work.clone() }] {
+                assert!(caches.listing(at(now), &other, Some(&state(5))).is_none(), "{other:?}");
+            }
+        };
+        let nothing = |_: &mut Caches<()>| {};
+        check(whole(), Some(5), 1000, &nothing, true);
+        check(whole(), Some(5), 10_999, &nothing, true);
+        check(whole(), Some(5), 11_000, &nothing, false);
+        check(whole(), Some(6), 1000, &nothing, false);
+        check(whole(), None, 1000, &nothing, false);
+        let forget = |path: &'static str| {
+            let sites = sites.clone();
+            move |caches: &mut Caches<()>| caches.forget(at(1000), &[change(path)], &sites)
+        };
+        check(whole(), Some(5), 1000, &forget("/a/b"), false);
+        check(whole(), Some(5), 1000, &forget("/a"), false);
+        check(whole(), Some(5), 1000, &|caches| caches.flush(at(1000)), false);
+        check(whole(), Some(5), 1000, &|caches| caches.renew(1), false);
+        check(Budgets { revalidate: Duration::ZERO, ..whole() }, Some(5), 1000, &nothing, false);
+        check(Budgets { content_bytes: Bytes(4000), ..whole() }, Some(5), 1000, &nothing, true);
+        check(Budgets { content_bytes: Bytes(3999), ..whole() }, Some(5), 1000, &nothing, false);
+        check(Budgets { made_pages: false, ..whole() }, Some(5), 1000, &nothing, false);
+    }
+
+    #[test]
+    fn a_listing_that_was_asked_for_before_the_forgetting_is_not_kept() {
+        let sites = Sites::new(alloc::vec![Site { listing: true, ..Site::default() }]).expect("one");
+        let mut caches = Caches::<()>::new(Budgets::default());
+        let state = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
+        let ask = |caches: &mut Caches<()>| caches.list_work(0, b"/a/"[..].into(), ListOrder::of(None), ListForm::Html);
+        let before = ask(&mut caches);
+        caches.forget(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);
+        let after = ask(&mut caches);
+        assert_ne!(before, after, "who asks now must not wait for the old answer");
+        let listing = Listing::new(Vec::new(), 0, Some(state));
+        caches.learn(Time::START, &Work::List(before), Found::Listing(listing), &sites);
+        assert!(caches.listing(Time::START, &after, Some(&state)).is_none());
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub enum Meaning {
     Variants(Arc<Variants>),
     /// A directory that was asked for without its final slash.
     NeedsSlash,
-    /// A directory with none of the index files.
-    Directory,
+    /// A directory with none of the index files, and its state, by which its listing is known; `None`: nobody looked.
+    Directory(Option<FileVersion>),
     /// Nothing.
     Absent,
     /// Something that must not be read, or lies outside the root.
@@ -121,7 +121,7 @@ impl Meaning {
         let (file, variants) = match self {
             Meaning::File(resource) => (Some(&**resource), &[][..]),
             Meaning::Variants(variants) => (None, &variants.list[..]),
-            Meaning::NeedsSlash | Meaning::Directory | Meaning::Absent | Meaning::Forbidden => (None, &[][..]),
+            Meaning::NeedsSlash | Meaning::Directory(_) | Meaning::Absent | Meaning::Forbidden => (None, &[][..]),
         };
         file.into_iter().chain(variants.iter().map(|variant| &*variant.resource))
     }

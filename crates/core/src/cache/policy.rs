@@ -107,6 +107,14 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.touch(found)
     }
 
+    /// The value under `key`, as a use of it that is counted elsewhere.
+    pub fn use_quietly<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
+        let at = self.find(key)?;
+        let slot = self.slots[at].as_mut()?;
+        slot.used = true;
+        Some(&mut slot.value)
+    }
+
     /// The value under `key`, without counting as a use of it.
     pub fn peek<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let at = self.find(key)?;

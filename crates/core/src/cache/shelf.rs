@@ -65,6 +65,14 @@ impl<T> Shelf<T> {
         }
     }
 
+    /// Into how many parts its budgets are divided.
+    pub fn parts(&self) -> usize {
+        match self {
+            Shelf::Own(_) => 1,
+            Shelf::Shared(shared) => shared.shards.count(),
+        }
+    }
+
     /// Looks at every part.
     pub fn each(&self, mut f: impl FnMut(&T)) {
         match self {

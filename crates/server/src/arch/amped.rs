@@ -80,6 +80,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
                 return Asked::Refused;
             }
             waiting.askers.push((asker, ticket));
+            desk.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
             return Asked::Later(waiting.why);
         }
         let why = match self.disk.perform(work, Patience::Now) {
@@ -206,7 +207,7 @@ mod tests {
         // A listing always takes a helper; nobody takes its answer out of the mailbox here.
         let order = ListOrder { key: ListKey::Name, descending: false };
         let path = Arc::from(&b"/"[..]);
-        let work = Work::List(ListWork { generation: 0, site: 0, path, order, form: ListForm::Html });
+        let work = Work::List(ListWork { generation: 0, site: 0, path, edition: 0, order, form: ListForm::Html });
         let token = |n: u64| Token::from_number(n);
         let mut ask = |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut desk);
         for n in 0..10 {

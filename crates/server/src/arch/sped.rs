@@ -138,6 +138,14 @@ impl DiskSide for Inline {
         if let Some(answer) = self.others_answer(now, work, Self::fresh_for(now, work, desk), desk) {
             return Asked::Answered(answer);
         }
+        if let Work::List(list) = work
+            && self.sleeps
+        {
+            // Other threads of the pool may be at the same.
+            let (found, was_anothers) = self.disk.listings.once(list, || self.perform(work));
+            desk.counts.page_collapsed += u64::from(was_anothers);
+            return Asked::Answered(self.learn(now, work, found, desk));
+        }
         let question = self.question(work);
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
         let found = self.disk.perform(&question, Patience::Now);

@@ -645,6 +645,7 @@ impl Checker<'_> {
             revalidate: or(&file.revalidate, default.revalidate),
             stale_max: or(&file.stale_max, default.stale_max),
             ready_headers: default.ready_headers,
+            made_pages: default.made_pages,
         };
         let content = file.content_bytes.as_ref().map(Spanned::span);
         self.at_most(

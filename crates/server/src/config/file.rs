@@ -162,13 +162,14 @@ pub struct Optimise {
     pub delayed_log: Option<bool>,
     pub dns_cache: Option<bool>,
     pub ready_headers: Option<bool>,
+    pub made_pages: Option<bool>,
     pub sendfile: Option<bool>,
     pub header_alignment: Option<bool>,
 }
 
 impl Optimise {
     /// Each switch and what is said of it.
-    pub(super) fn switches(&self) -> [(Optimisation, Option<bool>); 11] {
+    pub(super) fn switches(&self) -> [(Optimisation, Option<bool>); 12] {
         use Optimisation as O;
         [
             (O::PathCache, self.path_cache),
@@ -180,6 +181,7 @@ impl Optimise {
             (O::DelayedLog, self.delayed_log),
             (O::DnsCache, self.dns_cache),
             (O::ReadyHeaders, self.ready_headers),
+            (O::MadePages, self.made_pages),
             (O::Sendfile, self.sendfile),
             (O::HeaderAlignment, self.header_alignment),
         ]

@@ -33,6 +33,8 @@ pub enum Optimisation {
     DnsCache,
     /// Work out entity tag and media type when a file is opened (Hu 6); off: for each reply
     ReadyHeaders,
+    /// Keep listings (Hu 5.4); off: make each anew
+    MadePages,
     /// Send from the page cache without a copy; off: read and send
     Sendfile,
     /// Pad heads to a multiple of 32 bytes (Flash 5.5); off, the default: as they are
@@ -41,12 +43,12 @@ pub enum Optimisation {
 
 /// Which optimisations are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Optimise([bool; 11]);
+pub struct Optimise([bool; 12]);
 
 impl Default for Optimise {
     /// All but those that cost more here than they save.
     fn default() -> Optimise {
-        let mut all = Optimise([true; 11]);
+        let mut all = Optimise([true; 12]);
         all.set(Optimisation::UriCache, false);
         all.set(Optimisation::HeaderAlignment, false);
         all
@@ -73,7 +75,7 @@ impl Optimise {
         }
         for which in without {
             match which {
-                Without::All => optimise = Optimise([false; 11]),
+                Without::All => optimise = Optimise([false; 12]),
                 Without::One(which) => optimise.set(*which, false),
             }
         }
@@ -102,6 +104,7 @@ impl Optimise {
             budgets.revalidate = Duration::ZERO;
         }
         budgets.ready_headers = self.has(Optimisation::ReadyHeaders);
+        budgets.made_pages = self.has(Optimisation::MadePages);
         budgets
     }
 
@@ -136,6 +139,7 @@ impl ValueEnum for Without {
             One(O::DelayedLog),
             One(O::DnsCache),
             One(O::ReadyHeaders),
+            One(O::MadePages),
             One(O::Sendfile),
             One(O::HeaderAlignment),
             Without::All,

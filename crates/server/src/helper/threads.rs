@@ -170,7 +170,7 @@ mod tests {
         let settings_of_all = load(&flags).unwrap();
         let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, 0, Duration::ZERO).unwrap();
         let (order, form) = (ListOrder::of(None), ListForm::Json);
-        let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), order, form });
+        let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), edition: 0, order, form });
         let mailbox = Arc::new(Mailbox::new().unwrap());
         (Threads::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work))
     }

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use amped_core::event::{Missing, Trouble};
+use amped_core::listing::Listing;
 use amped_http::negotiate::Coding;
 use proptest::prelude::*;
 
@@ -68,7 +69,7 @@ fn what_was_learnt_is_found() {
             file(2, b""),
             file(3, &[7; 1000]),
             Found::NeedsSlash,
-            Found::Directory,
+            Found::Directory(FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 }),
             Found::Absent,
             Found::Forbidden,
         ]
@@ -90,7 +91,7 @@ fn what_was_learnt_is_found() {
 #[test]
 fn what_is_not_kept() {
     let cache = cache(1 << 20, 1000, 1000);
-    cache.learn(at(5), &work("/list/"), &Found::<u32>::Listing(b"a page".to_vec()));
+    cache.learn(at(5), &work("/list/"), &Found::<u32>::Listing(Listing::new(b"a page".to_vec(), 0, None)));
     cache.learn(at(5), &work("/busy"), &Found::<u32>::Trouble(Trouble::Busy));
     assert_eq!(cache.counts().entries, 0);
 
