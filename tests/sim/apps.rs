@@ -26,7 +26,8 @@ const DROPPED_MAX: u64 = 20_000;
 /// A site with applications, of which some want a password.
 fn apps() -> Site {
     let (body, output) = (Bytes(BODY_MAX as u64), Bytes(OUTPUT_MAX as u64));
-    let rule = |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output };
+    let rule =
+        |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output, cache: None };
     let guard = Guard { folder: "/private/".into(), realm: "x".into(), accounts: 0 };
     Site { apps: vec![rule("/app"), rule("/private/app")], guards: vec![guard], ..site() }
 }

@@ -526,6 +526,7 @@ impl World {
                 assert!(!std::mem::replace(&mut app.input_ended, true), "the end of a body comes once");
             }
             Input::Leave(_) => session.app = None,
+            Input::Join(_) | Input::Settled => panic!("no pages are kept here"),
         }
         None
     }
@@ -543,6 +544,7 @@ impl World {
         match output {
             Output::Ended | Output::Failed(_) => session.gone = ticket,
             Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
+            Output::First | Output::Follows | Output::Again => panic!("no pages are kept here"),
         }
         self.handle(n, Event::App(ticket, output));
     }

@@ -65,6 +65,7 @@ fn an_application_is_started_and_kept() {
 }
 
 #[test]
+
 fn one_that_is_not_needed_any_more_goes() {
     let site = Site::new();
     let server = serve(&site, "reserve = 0");
@@ -72,6 +73,21 @@ fn one_that_is_not_needed_any_more_goes() {
     let [pid, ..] = told(&server.get("/app"));
     wait_until("it to end", || parent_of(pid as u32).is_none());
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
+}
+
+#[test]
+fn pages_are_kept() {
+    let site = Site::new();
+    let server = serve(&site, "cache = \"1h\"");
+    let mut client = server.connect();
+    let first = client.get("/app?a");
+    let [.., requests, _] = told(&first);
+    for _ in 0..3 {
+        let again = client.get("/app?a");
+        assert_eq!((again.status, &again.body), (200, &first.body));
+        assert!(again.field("Age").is_some());
+    }
+    assert_eq!(told(&client.get("/app?b"))[1], requests + 1);
 }
 
 #[test]

@@ -1,8 +1,11 @@
-//! Pages that are made and kept, in every architecture: listings, for as long as their folders do not change.
+//! Pages that are made and kept, in every architecture: listings, for as long as their folders do not change, and answers of
+//! applications, for as long as they say.
 //!
 //! What was made is counted, by the server's own figures or by the application; nobody measures time.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::thread;
 
 use super::harness::*;
@@ -156,4 +159,327 @@ fn who_asks_for_a_listing_at_once_gets_the_same() {
     assert_eq!(hits + misses, clients);
     assert_eq!(server.get("/folder/").body, bodies[0]);
     assert_eq!(pages(&server), [hits + 1, misses], "it is kept");
+}
+
+/// Puts an executable script into the folder of scripts. Each of its runs adds its line to the file `runs`.
+fn script(site: &Site, name: &str, text: &str) {
+    let runs = site.path().join("runs");
+    let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\necho {name} >> {}\n{text}", runs.display()));
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// How often a script has been run.
+fn runs(site: &Site, name: &str) -> usize {
+    let runs = fs::read_to_string(site.path().join("runs")).unwrap_or_default();
+    runs.lines().filter(|line| *line == name).count()
+}
+
+/// Serves a site whose `/cgi-bin` has scripts with these keys, by so many workers where they are a pool; one where each has
+/// caches of its own.
+fn serve_scripts(site: &Site, keys: &str) -> Server {
+    let (workers, root) = (one_set_of_caches(), site.path());
+    let text = format!(
+        "{workers}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}\n"
+    );
+    let config = site.path().with_extension("toml");
+    fs::write(&config, text).unwrap();
+    Server::start(&["--config", config.to_str().unwrap()])
+}
+
+/// The same with as many workers as a test has clients.
+fn serve_many(site: &Site, keys: &str) -> Server {
+    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
+}
+
+/// Processes of this server's scripts.
+fn scripts_of(server: &Server) -> Vec<u32> {
+    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
+    parents.into_iter().flat_map(children_of).collect()
+}
+
+const OK: &str = "printf 'Content-Type: text/plain\\n";
+
+#[test]
+fn an_answer_is_kept_for_as_long_as_it_may() {
+    let site = Site::new();
+    script(&site, "plain", &format!("{OK}ETag: \"t\"\\nX-Own: y\\n\\n%s' \"$QUERY_STRING $HTTP_HOST\""));
+    script(&site, "brief", &format!("{OK}Cache-Control: max-age=1\\n\\nbrief'"));
+    script(&site, "none", "printf 'Status: 404\\n\\nnothing'");
+    for (name, field) in
+        [("no-store", "Cache-Control: no-store"), ("private", "Cache-Control: private"), ("cookie", "Set-Cookie: a=b")]
+    {
+        script(&site, name, &format!("{OK}{field}\\n\\n'"));
+    }
+    script(&site, "fails", "printf 'Status: 500\\n\\n'");
+    let server = serve_scripts(&site, "cache = \"1h\"");
+    let mut client = server.connect();
+    let first = client.get("/cgi-bin/plain?a");
+    assert_eq!((first.status, first.text().starts_with("a "), first.field("Age")), (200, true, None));
+    for _ in 0..3 {
+        let again = client.get("/cgi-bin/plain?a");
+        assert_eq!((again.status, &again.body), (200, &first.body));
+        for name in ["Content-Type", "ETag", "X-Own", "Date"] {
+            assert_eq!(again.field(name), first.field(name), "{name}");
+        }
+        assert!(again.field("Age").unwrap().parse::<u64>().unwrap() < 60);
+        assert_eq!(again.field("Content-Length"), Some(&*first.body.len().to_string()));
+        // A client's wish for another one costs the application nothing.
+        let reload =
+            client.request("GET", "/cgi-bin/plain?a", &[("Cache-Control", "no-cache"), ("Pragma", "no-cache")]);
+        assert_eq!(reload.body, first.body);
+        let head = client.request("HEAD", "/cgi-bin/plain?a", &[]);
+        assert_eq!((head.status, head.field("ETag")), (200, Some("\"t\"")));
+        let known = client.request("GET", "/cgi-bin/plain?a", &[("If-None-Match", "\"t\"")]);
+        assert_eq!((known.status, known.field("ETag"), known.field("Content-Type")), (304, Some("\"t\""), None));
+    }
+    assert_eq!(runs(&site, "plain"), 1);
+    assert_eq!(pages(&server), [12, 1]);
+    // What is asked for is told apart by host and query.
+    assert!(client.get("/cgi-bin/plain?b").text().starts_with("b "));
+    assert!(client.request("GET", "/cgi-bin/plain?a", &[("Host", "b.example")]).text().ends_with(" b.example"));
+    assert!(client.request("GET", "/cgi-bin/plain?a", &[("Host", "b.example:81")]).text().ends_with(" b.example:81"));
+    assert_eq!(runs(&site, "plain"), 4);
+    // Who asks with a password or a cookie has no part in what the application says nothing about.
+    for field in [("Authorization", "Basic eDp5"), ("Cookie", "a=b")] {
+        client.request("GET", "/cgi-bin/plain?a", &[field]);
+    }
+    assert_eq!(runs(&site, "plain"), 6);
+    // What changes things ends what was known of them.
+    client.request("POST", "/cgi-bin/plain?a", &[("Content-Length", "0")]);
+    client.get("/cgi-bin/plain?a");
+    client.get("/cgi-bin/plain?a");
+    assert_eq!(runs(&site, "plain"), 8);
+    for (name, expected) in [("none", 1), ("no-store", 3), ("private", 3), ("cookie", 3), ("fails", 3)] {
+        for _ in 0..3 {
+            client.get(&format!("/cgi-bin/{name}"));
+        }
+        assert_eq!(runs(&site, name), expected, "{name}");
+    }
+    assert_eq!(client.get("/cgi-bin/brief").text(), "brief");
+    wait_until("it to be made anew", || {
+        client.get("/cgi-bin/brief");
+        runs(&site, "brief") > 1
+    });
+}
+
+#[test]
+fn without_cache_nothing_is_kept() {
+    let site = Site::new();
+    script(&site, "plain", &format!("{OK}Cache-Control: max-age=60\\n\\nplain'"));
+    for (n, keys) in ["", "cache = \"1h\"\n[optimise]\nmade_pages = false"].into_iter().enumerate() {
+        let server = serve_scripts(&site, keys);
+        let mut client = server.connect();
+        for _ in 0..3 {
+            assert_eq!(client.get("/cgi-bin/plain").field("Age"), None);
+        }
+        assert_eq!((runs(&site, "plain"), pages(&server)), (3 * (n + 1), [0, 0]), "{keys}");
+    }
+}
+
+#[test]
+fn pages_are_told_apart_by_what_they_depend_on() {
+    let site = Site::new();
+    script(&site, "speaks", &format!("{OK}Vary: Accept-Language\\n\\n%s' \"$HTTP_ACCEPT_LANGUAGE\""));
+    script(&site, "all", &format!("{OK}Vary: *\\n\\n'"));
+    let server = serve_scripts(&site, "cache = \"1h\"");
+    let mut client = server.connect();
+    for _ in 0..3 {
+        for language in ["de", "fr", "de, fr;q=0.5"] {
+            let response = client.request("GET", "/cgi-bin/speaks", &[("Accept-Language", language)]);
+            assert_eq!((response.text().as_str(), response.field("Vary")), (language, Some("Accept-Language")));
+        }
+        assert_eq!(client.get("/cgi-bin/speaks").text(), "");
+        client.get("/cgi-bin/all");
+    }
+    assert_eq!((runs(&site, "speaks"), runs(&site, "all")), (4, 3));
+}
+
+#[test]
+fn what_the_site_says_of_a_page_is_said_to_each() {
+    let site = Site::new();
+    script(&site, "api", &format!("{OK}\\n{{}}'"));
+    let cors = "[[site.cors]]\nmatch = \"**\"\norigins = [\"https://a.example\", \"https://b.example\"]";
+    let headers = "[[site.headers]]\nmatch = \"**\"\nset = { X-Site = \"s\" }";
+    let server = serve_scripts(&site, &format!("cache = \"1h\"\n{cors}\n{headers}"));
+    let mut client = server.connect();
+    for _ in 0..2 {
+        for (origin, allowed) in
+            [("https://a.example", true), ("https://b.example", true), ("https://c.example", false)]
+        {
+            let response = client.request("GET", "/cgi-bin/api", &[("Origin", origin)]);
+            let expected = allowed.then_some(origin);
+            assert_eq!(response.field("Access-Control-Allow-Origin"), expected, "{origin}");
+            assert_eq!((response.field("Vary"), response.field("X-Site")), (Some("Origin"), Some("s")));
+        }
+    }
+    assert_eq!((runs(&site, "api"), pages(&server)), (1, [5, 1]));
+}
+
+#[test]
+fn a_burst_starts_the_application_once() {
+    let count = if is_pool() { 24 } else { 200 };
+    let site = Site::new();
+    let go = site.path().join("go");
+    script(&site, "slow", &format!("until [ -e {} ]; do sleep 0.01; done\n{OK}\\n%s' $$", go.display()));
+    let server = serve_many(&site, "cache = \"1h\"\nprocesses = 30");
+    let bodies: Vec<String> = thread::scope(|scope| {
+        let ask = || {
+            let response = server.get("/cgi-bin/slow");
+            assert_eq!(response.status, 200);
+            response.text()
+        };
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(ask)).collect();
+        // Processes know nothing of one another: each makes it for itself.
+        match has_processes() {
+            true => wait_until("all to run", || runs(&site, "slow") == count),
+            false => wait_until("the others to wait", || server.report("made pages", "shared") == count as u64 - 1),
+        }
+        fs::write(&go, "").unwrap();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    if !has_processes() {
+        assert!(bodies.iter().all(|body| *body == bodies[0]));
+        assert_eq!(runs(&site, "slow"), 1);
+    }
+}
+
+#[test]
+fn who_need_not_wait_for_one_another_do_not() {
+    let count = 20;
+    let site = Site::new();
+    let here = site.path().join("here");
+    fs::create_dir(&here).unwrap();
+    // Each ends only when all of them run at a time.
+    let meets = format!("mkdir {0}/$$; until [ $(ls {0} | wc -l) -ge {count} ]; do sleep 0.01; done", here.display());
+    script(&site, "not-kept", &format!("{OK}Cache-Control: no-store\\n\\nbegun '\n{meets}; echo done"));
+    let server = serve_many(&site, &format!("cache = \"1h\"\nprocesses = {count}"));
+    thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| assert_eq!(server.get("/cgi-bin/not-kept").text(), "begun done\n"));
+        }
+    });
+    assert_eq!(runs(&site, "not-kept"), count);
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+}
+
+#[test]
+fn a_page_that_is_too_large_is_everybodys_own() {
+    let (count, size) = (6, 3_000_000);
+    let site = Site::new();
+    script(&site, "large", &format!("{OK}\\n'; head -c {size} /dev/zero"));
+    let server = serve_many(&site, "cache = \"1h\"");
+    thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| assert_eq!(server.get("/cgi-bin/large").body.len(), size));
+        }
+    });
+    assert_eq!((runs(&site, "large"), server.report("made pages", "hits")), (count, 0));
+}
+
+#[test]
+fn who_makes_a_page_may_leave_stand_still_or_die() {
+    let count = if is_pool() { 20 } else { 50 };
+    let site = Site::new();
+    let (go, pid) = (site.path().join("go"), site.path().join("pid"));
+    let waits =
+        format!("echo $$ > {0}.$$; mv {0}.$$ {0}; until [ -e {1} ]; do sleep 0.01; done", pid.display(), go.display());
+    script(&site, "slow", &format!("{waits}\n{OK}\\nthe page'"));
+    script(
+        &site,
+        "long",
+        &format!("{OK}\\n'; head -c 300000 /dev/zero; echo end >> {}", site.path().join("runs").display()),
+    );
+    let server = serve_many(&site, "cache = \"1h\"\nprocesses = 20");
+    server.report("requests", "total");
+    let before = server.descriptors().len();
+    let running = || fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse::<u32>().ok());
+
+    let mut clients: Vec<Client> = Vec::new();
+    for n in 0..count {
+        let mut client = server.connect();
+        client.send_request("GET", "/cgi-bin/slow", &[]);
+        if n == 0 {
+            wait_until("the script", || running().is_some());
+        }
+        clients.push(client);
+    }
+    if !has_processes() {
+        let waiting = count as u64 - 1;
+        wait_until("the others to wait", || server.report("made pages", "shared") == waiting);
+        assert_eq!(scripts_of(&server).len(), 1);
+        // Who has it made leaves, and another takes his place.
+        let first = running();
+        drop(clients.remove(0));
+        wait_until("another script", || running() != first && runs(&site, "slow") == 2);
+        wait_until("the others to wait", || server.report("made pages", "shared") == 2 * waiting - 1);
+        // The application is killed: of those who wait each goes on with one of his own.
+        let second = running().expect("it runs");
+        assert!(Command::new("kill").args(["-9", &second.to_string()]).status().unwrap().success());
+        wait_until("the others to run", || runs(&site, "slow") > 3);
+    }
+    fs::write(&go, "").unwrap();
+    let statuses: Vec<u16> = clients.iter_mut().map(|client| client.response("GET").status).collect();
+    let bad = usize::from(!has_processes());
+    assert_eq!(statuses.iter().filter(|status| **status == 502).count(), bad, "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), clients.len() - bad, "{statuses:?}");
+    drop(clients);
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
+
+    // Who has it made takes nothing of it: it is made all the same.
+    let mut narrow = Client::connect_narrow(server.address, 4096);
+    narrow.send_request("GET", "/cgi-bin/long", &[]);
+    wait_until("the page to be made", || runs(&site, "end") == 1);
+    let mut other = server.connect();
+    assert_eq!(other.get("/cgi-bin/long").body.len(), 300_000);
+    if !has_processes() {
+        assert_eq!(runs(&site, "long"), 1);
+    }
+    assert_eq!(narrow.response("GET").body.len(), 300_000);
+}
+
+#[test]
+fn who_has_waited_long_enough_asks_for_himself() {
+    let site = Site::new();
+    // The first goes on for as long as anybody listens, and is never late; the others are done at once.
+    let drips = "if mkdir first; then while :; do echo; sleep 0.1; done; fi";
+    script(&site, "drips", &format!("{OK}\\n'; {drips}"));
+    let server = serve_many(&site, "cache = \"1h\"\ntime = \"1s\"");
+    let mut first = server.connect();
+    first.send_request("GET", "/cgi-bin/drips", &[]);
+    first.wait_for_bytes();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(server.get("/cgi-bin/drips").status, 200));
+        }
+    });
+    // One of them may have kept it before the others had waited long enough.
+    assert!((2..=5).contains(&runs(&site, "drips")));
+    drop(first);
+    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+}
+
+#[test]
+fn guarded_pages_are_for_those_with_a_password() {
+    let site = Site::new();
+    let accounts = site.path().with_extension("accounts");
+    let hash = bcrypt::hash("secret", 4).unwrap();
+    fs::write(&accounts, format!("staff:{hash}\n")).unwrap();
+    script(&site, "own", &format!("{OK}\\n'"));
+    script(&site, "public", &format!("{OK}Cache-Control: public\\n\\n'"));
+    let server = serve_scripts(
+        &site,
+        &format!("cache = \"1h\"\n[[site.auth]]\nfolder = \"/cgi-bin/\"\nrealm = \"Staff\"\naccounts = {accounts:?}"),
+    );
+    let mut client = server.connect();
+    let password = [("Authorization", "Basic c3RhZmY6c2VjcmV0")];
+    for _ in 0..3 {
+        for name in ["own", "public"] {
+            let target = format!("/cgi-bin/{name}");
+            assert_eq!(client.request("GET", &target, &password).status, 200, "{name}");
+            assert_eq!(client.get(&target).status, 401, "{name}");
+        }
+    }
+    fs::remove_file(accounts).unwrap();
+    assert_eq!((runs(&site, "own"), runs(&site, "public")), (3, 1));
 }

@@ -15,6 +15,7 @@ use amped_http::method::Method;
 use amped_http::uri::{self, Target};
 use amped_units::Bytes;
 
+use crate::cache::page::PageName;
 use crate::glob::Glob;
 use crate::routes::Routed;
 use crate::site::{Site, Sites};
@@ -31,6 +32,8 @@ pub struct AppRule {
     pub body: Bytes,
     /// Most that it may answer; one that says more is cut off.
     pub output: Bytes,
+    /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
+    pub cache: Option<Duration>,
 }
 
 /// What an application is asked, but for what only the server knows: addresses, and where files are.
@@ -64,6 +67,10 @@ pub enum Input {
     /// Nobody wants its answer any more. Where that is its own doing, this is why, for whoever looks after it; else empty.
     /// It may have ended already.
     Leave(&'static str),
+    /// Its answer will be kept under this name: answered by [`Output::First`] or [`Output::Follows`], before it is begun.
+    Join(PageName),
+    /// Its answer is not going to be kept after all: whoever waits for it need not wait any more.
+    Settled,
 }
 
 /// What an application says, or does.
@@ -79,6 +86,12 @@ pub enum Output<'a> {
     Ended,
     /// There is none, or no more of one.
     Failed(AppTrouble),
+    /// Nobody else makes this page: others will wait for this one.
+    First,
+    /// Somebody else is making it.
+    Follows,
+    /// He has made it, or will not: look again.
+    Again,
 }
 
 /// Why an application does not answer.
@@ -114,13 +127,15 @@ impl Claim {
         sites.get(self.site)?.apps.get(usize::from(self.rule))
     }
 
-    /// What the application is asked. `user`: who was found to ask, where a password is wanted.
+    /// What the application is asked. `user`: who was found to ask, where a password is wanted. `for_others`: the answer is one
+    /// for others too, so it must be whole, whatever the client has of it already.
     pub(crate) fn work(
         &self,
         generation: u32,
         (request, head): (&Request<'_>, &[u8]),
         framing: Framing,
         user: Option<&[u8]>,
+        for_others: bool,
     ) -> AppWork {
         AppWork {
             generation,
@@ -129,7 +144,7 @@ impl Claim {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
-            variables: variables(request, head, framing, user),
+            variables: variables((request, head), framing, user, for_others),
         }
     }
 }
@@ -168,8 +183,14 @@ pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Option<Claim> {
 
 /// The meta-variables that follow from a head (RFC 3875, 4.1), and REQUEST_URI, which is in no standard and asked for by
 /// everybody.
-fn variables(request: &Request<'_>, head: &[u8], framing: Framing, user: Option<&[u8]>) -> Variables {
-    let mut variables = cgi::field_variables(request::fields(head));
+fn variables(
+    (request, head): (&Request<'_>, &[u8]),
+    framing: Framing,
+    user: Option<&[u8]>,
+    for_others: bool,
+) -> Variables {
+    let is_told = |name: &[u8]| !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
+    let mut variables = cgi::field_variables(request::fields(head).filter(|(name, _)| is_told(name)));
     if user.is_some() {
         // 4.1.18: what the server has verified it keeps, with the password.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
@@ -205,6 +226,9 @@ fn variables(request: &Request<'_>, head: &[u8], framing: Framing, user: Option<
     variables
 }
 
+/// Fields by which a client asks for less than all of a page (RFC 9110, 13.1 and 14.2).
+const OF_ONE: [&str; 4] = ["if-none-match", "if-modified-since", "if-range", "range"];
+
 /// The head of a request for what an application has named in place of its answer (RFC 3875, 6.2.2): without a body, and
 /// without the fields that were about one. `None` if that is no path.
 pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
@@ -230,7 +254,7 @@ mod tests {
     use alloc::vec;
 
     fn rule(pattern: &str) -> AppRule {
-        AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: Bytes(0) }
+        AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: Bytes(0), cache: None }
     }
 
     #[test]
@@ -290,7 +314,7 @@ mod tests {
                 "SERVER_NAME=h",
                 "CONTENT_LENGTH=7",
             ];
-            let found = variables(&request, head, request.framing, user);
+            let found = variables((&request, head), request.framing, user, false);
             let mut found: Vec<String> = found.iter().map(text).collect();
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
@@ -298,5 +322,16 @@ mod tests {
         // Who is verified here is told to the application, and his password is not; else that is its own business.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
         check(Some(b"a"), &["AUTH_TYPE=Basic", "REMOTE_USER=a"]);
+    }
+
+    #[test]
+    fn an_answer_for_others_is_asked_for_as_a_whole() {
+        let head = b"GET /x HTTP/1.1\r\nHost: h\r\nRange: a\r\nIf-Range: b\r\nIf-None-Match: c\r\nif-modified-since: d\r\nX: y\r\n\r\n";
+        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
+        for (for_others, expected) in [(false, 6), (true, 2)] {
+            let found = variables((&request, head), request.framing, None, for_others);
+            assert_eq!(found.iter().filter(|(name, _)| name.starts_with(b"HTTP_")).count(), expected);
+        }
     }
 }

@@ -275,7 +275,7 @@ impl Conn {
 
     /// Whether what an application says is of use to it now: all that it was given before has been sent.
     pub fn wants_output(&self) -> bool {
-        matches!(self.state, State::App(_)) && !self.unsent
+        matches!(&self.state, State::App(asked) if !self.unsent || asked.reads_ahead())
     }
 
     /// Whether it has said [`Action::Close`].
@@ -736,6 +736,7 @@ impl Conn {
             }
             State::Reading | State::Lingering => self.close(call),
             State::Waiting(_) => self.give_up_on_disk(call),
+            State::App(ref asked) if asked.follows() => self.run_alone(call),
             State::App(ref asked) => {
                 let (status, why) = if asked.waits_for_client() {
                     (Status::REQUEST_TIMEOUT, "the request's body took too long to arrive")

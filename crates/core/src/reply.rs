@@ -19,9 +19,11 @@ use amped_http::negotiate::{Accepted, Coding};
 use amped_http::range::{self, Ranges};
 use amped_http::status::Status;
 use amped_http::uri;
+use amped_units::Time;
 
 use crate::cache::Caches;
 use crate::cache::head::{HeadKey, HeadKind};
+use crate::cache::page::AppPage;
 use crate::cache::path::{Representation, Resource};
 use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, Stored, digest};
@@ -424,17 +426,57 @@ pub fn script(
         _ => {}
     }
     let is_said = |name: &str| said.fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name));
+    add_to_script(&mut head, site, request, path, is_said);
+    head
+}
+
+/// What the site has to say of an application's answer, beside what that says itself.
+fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_said: impl Fn(&str) -> bool) {
     if !is_said("Cache-Control") && site.guard(path).is_some() {
         head.field("Cache-Control", "private");
     }
     // One that says itself whose pages may read its answer is believed.
     if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
-        vary(&mut head, site, path, Vary::NOTHING);
-        rule.allow(&mut head, site.asker(path, request));
+        vary(head, site, path, Vary::NOTHING);
+        rule.allow(head, site.asker(path, request));
     }
-    custom_but(&mut head, site, path, is_said);
-    head
+    custom_but(head, site, path, is_said);
 }
+
+/// What an application has answered and was kept, or that the client has it (RFC 9111, 4 and 4.3.2).
+pub fn kept<F>(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    page: &AppPage,
+    (now, now_seconds): (Time, i64),
+) -> (ReplyHead, Body<F>) {
+    let said = |name: &str| {
+        let mut fields = page.fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        fields.next().map(|(_, value)| &**value)
+    };
+    let tag = said("ETag").and_then(etag::EntityTag::parse).map_or(&b""[..], |tag| tag.opaque);
+    let modified = said("Last-Modified").and_then(|text| date::parse(text, now_seconds));
+    // RFC 9110, 13.2.1: conditions are about what would be sent else, if that is a success.
+    let is_known = page.status == Status::OK && conditions(request, tag, modified, now_seconds).is_some();
+    let mut head = Head::new(if is_known { Status::NOT_MODIFIED } else { page.status });
+    head.date(&page.date);
+    let goes_along = |name: &str| !is_known || OF_NOT_MODIFIED.iter().any(|known| known.eq_ignore_ascii_case(name));
+    for (name, value) in page.fields.iter().filter(|(name, _)| goes_along(name)) {
+        head.field(name, &**value);
+    }
+    // RFC 9111, 5.1.
+    head.number("Age", page.age(now).as_secs());
+    if !is_known && page.status != Status::NO_CONTENT {
+        head.number("Content-Length", page.body.len() as u64);
+    }
+    add_to_script(&mut head, site, request, path, |name| said(name).is_some());
+    let has_body = !is_known && request.method != Some(Method::Head) && !page.body.is_empty();
+    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty })
+}
+
+/// What a 304 says of what the client has (RFC 9110, 15.4.5), and when that was changed.
+const OF_NOT_MODIFIED: [&str; 6] = ["Cache-Control", "Content-Location", "ETag", "Expires", "Last-Modified", "Vary"];
 
 /// How the end of an application's answer is told (RFC 9112, 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

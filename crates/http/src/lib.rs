@@ -11,6 +11,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod auth;
+pub mod caching;
 pub mod cgi;
 pub mod date;
 pub mod etag;

@@ -357,7 +357,7 @@ fn read_media_range(element: &[u8]) -> Option<(&[u8], u16)> {
 }
 
 /// What stands before the first `separator` that is not within quotes (RFC 9110, 5.6.4), and what stands after it.
-fn split_unquoted(text: &[u8], separator: u8) -> (&[u8], &[u8]) {
+pub(crate) fn split_unquoted(text: &[u8], separator: u8) -> (&[u8], &[u8]) {
     let mut quoted = false;
     let mut escaped = false;
     for (at, &byte) in text.iter().enumerate() {

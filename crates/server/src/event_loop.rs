@@ -112,6 +112,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             match message {
                 Message::Done(done) => disk.done(done, now, &mut worker),
                 Message::Started(started) => worker.app_started(*started, now, &mut disk),
+                Message::PageSettled(token, ticket) => worker.page_settled(token, ticket, now, &mut disk),
                 Message::Renew(generation) => {
                     disk.renew(&generation);
                     worker.renew(generation);

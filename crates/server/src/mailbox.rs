@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amped_core::cache::{Caches, Change};
-use amped_core::event::Brief;
+use amped_core::event::{Brief, Ticket};
 use amped_core::site::Sites;
 use amped_sys::eventfd::EventFd;
 use amped_units::Time;
@@ -14,7 +14,7 @@ use amped_units::Time;
 use crate::app::cgi::Started;
 use crate::counters::Snapshot;
 use crate::helper::Done;
-use crate::worker::Generation;
+use crate::worker::{Generation, Token};
 
 /// What a loop is told.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub enum Message {
     Done(Done),
     /// A process has been started for a request, or not.
     Started(Box<Started>),
+    /// A page for which this request waits is kept now, or is not going to be.
+    PageSettled(Token, Ticket),
     /// Another configuration comes into force.
     Renew(Arc<Generation>),
     /// Listen on these from now on, and on no others.

@@ -553,6 +553,15 @@ impl Worker {
         self.turn(token, Some(Event::App(ticket, output)), now, disk);
     }
 
+    /// The page for which a request waits is kept now, or is not going to be.
+    pub fn page_settled(&mut self, token: Token, ticket: Ticket, now: Time, disk: &mut impl DiskSide) {
+        if let Some(connection) = self.get(token)
+            && connection.app.take_if(|app| app.ticket() == ticket && app.follows()).is_some()
+        {
+            self.turn(token, Some(Event::App(ticket, Output::Again)), now, disk);
+        }
+    }
+
     /// Does for applications what is due.
     pub fn take_apps_due(&mut self, now: Time, disk: &mut impl DiskSide) {
         if now >= self.apps.next_due() {

@@ -14,6 +14,7 @@ pub mod policy;
 pub mod shelf;
 pub mod uri;
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::AddAssign;
@@ -25,11 +26,12 @@ use amped_units::{Bytes, Time};
 use crate::event::{Answer, Found, ListWork, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
+use crate::pages::VARY_MAX;
 use crate::site::{Site, Sites};
 use crate::variants::{self, Choices, Variants};
 use content::ContentCache;
 use head::{HeadCache, HeadKey};
-use page::{PART_MAX, Page, PageName};
+use page::{AppPage, Lookup, PART_MAX, Page, PageName};
 use path::{Known, Meaning, PathCache, Representation, Resource};
 use policy::{Hint, StoreCounts};
 use shelf::{Shards, Shared, Shelf};
@@ -374,12 +376,79 @@ impl<F> Caches<F> {
     /// The listing that this work would make, if it is kept and not too old, and the directory is in the same state now.
     pub fn listing(&mut self, now: Time, work: &ListWork, folder: Option<&FileVersion>) -> Option<Listing> {
         let name = PageName::of_listing(work);
-        let Page::Listing { listing, asked, edition } = self.contents.at(&name, |contents| contents.page(&name))?;
+        let Some(Page::Listing { listing, asked, edition }) = self.page(&name) else { return None };
         let holds = folder.is_some()
             && listing.folder.as_ref() == folder
             && edition == work.edition
             && now.since(asked) < page::listing_age_max(self.budgets.revalidate);
         holds.then_some(listing)
+    }
+
+    fn page(&mut self, name: &PageName) -> Option<Page> {
+        self.contents.at(name, |contents| contents.page(name))
+    }
+
+    fn keep(&mut self, name: PageName, page: Page) {
+        self.contents.at(name.clone(), |contents| contents.keep_page(name, page));
+    }
+
+    /// What is known of an application's answer to a request with this head that asks for the page of this name.
+    pub fn app_page(&mut self, now: Time, name: &PageName, head: &[u8]) -> Lookup {
+        let lookup = |page, name: PageName| match page {
+            Some(Page::App(page)) if page.is_fresh(now) => Lookup::Kept(page),
+            Some(Page::Unkept { until, .. }) if now < until => Lookup::Unkept,
+            _ => Lookup::Missing(name),
+        };
+        match self.page(name) {
+            Some(Page::Varies(fields, since)) => match name.of_variant(&fields, since, head) {
+                Some(variant) => lookup(self.page(&variant), variant),
+                None => Lookup::Unkept,
+            },
+            page => lookup(page, name.clone()),
+        }
+    }
+
+    /// Keeps an application's answer to a request with this head that was begun at that time, and depends on these of its
+    /// fields.
+    pub fn keep_app_page(
+        &mut self,
+        (began, now): (Time, Time),
+        name: &PageName,
+        (head, mut vary): (&[u8], Vec<String>),
+        page: AppPage,
+    ) {
+        let known = self.page(name);
+        let is_of_this = matches!(name, PageName::App { generation, .. } if *generation == self.generation);
+        if !is_of_this || matches!(known, Some(Page::Unkept { since, .. }) if since > began) {
+            return;
+        }
+        if vary.is_empty() {
+            return self.keep(name.clone(), Page::App(Arc::new(page)));
+        }
+        // Answers to different requests may say different things: whatever one of them depends on matters for the name.
+        let (known, mut since) = match known {
+            Some(Page::Varies(fields, since)) => (fields, since),
+            _ => (Arc::default(), now),
+        };
+        vary.extend(known.iter().cloned());
+        vary.sort_unstable();
+        vary.dedup();
+        if vary != *known {
+            if vary.len() > VARY_MAX {
+                return self.note_unkept(now, name, page::UNKEPT_TIME);
+            }
+            // Pages that were told apart by less are not found any more.
+            since = now;
+            self.keep(name.clone(), Page::Varies(Arc::new(vary.clone()), since));
+        }
+        if let Some(variant) = name.of_variant(&vary, since, head) {
+            self.keep(variant, Page::App(Arc::new(page)));
+        }
+    }
+
+    /// Nothing is kept under this name for so long, and nothing that was asked for before.
+    pub fn note_unkept(&mut self, now: Time, name: &PageName, time: Duration) {
+        self.keep(name.clone(), Page::Unkept { since: now, until: now + time });
     }
 
     /// Bytes that a page which is made may have to be kept; 0: none is.
@@ -460,7 +529,7 @@ impl<F> Caches<F> {
         }
         let name = PageName::of_listing(work);
         let page = Page::Listing { listing: listing.clone(), asked, edition };
-        self.contents.at(name.clone(), |contents| contents.keep_page(name, page));
+        self.keep(name, page);
     }
 
     /// Keeps the contents that were brought with files.
@@ -659,6 +728,81 @@ mod tests {
         check(Budgets { content_bytes: Bytes(4000), ..whole() }, Some(5), 1000, &nothing, true);
         check(Budgets { content_bytes: Bytes(3999), ..whole() }, Some(5), 1000, &nothing, false);
         check(Budgets { made_pages: false, ..whole() }, Some(5), 1000, &nothing, false);
+    }
+
+    /// The head of a request with these fields.
+    fn head(fields: &str) -> Vec<u8> {
+        alloc::format!("GET /x HTTP/1.1\r\n{fields}\r\n").into_bytes()
+    }
+
+    #[test]
+    fn pages_of_applications_are_told_apart() {
+        let name = PageName::App { generation: 0, site: 0, rule: 0, key: b"h\n/x"[..].into() };
+        let at = Time::from_millis;
+        let page = |text: &str, ms: u64| AppPage {
+            status: amped_http::status::Status::OK,
+            fields: Vec::new(),
+            body: Arc::new(text.as_bytes().to_vec()),
+            date: *b"Sun, 06 Nov 1994 08:49:37 GMT",
+            came: at(ms),
+            age: Duration::ZERO,
+            lifetime: Duration::from_secs(10),
+            for_all: false,
+            with_cookies: false,
+        };
+        let mut caches = Caches::<()>::new(Budgets::default());
+        let keep = |caches: &mut Caches<()>, ms: u64, fields: &str, vary: &[&str], text: &str| {
+            let vary = vary.iter().map(|&name| String::from(name)).collect();
+            caches.keep_app_page((at(ms), at(ms)), &name, (&head(fields), vary), page(text, ms));
+        };
+        // What is found by a request with these fields: a page's text, `missing` or `unkept`.
+        let look = |caches: &mut Caches<()>, ms: u64, fields: &str| match caches.app_page(at(ms), &name, &head(fields))
+        {
+            Lookup::Kept(page) => String::from_utf8(page.body.to_vec()).expect("text"),
+            Lookup::Missing(_) => "missing".into(),
+            Lookup::Unkept => "unkept".into(),
+        };
+        let check = |caches: &mut Caches<()>, ms: u64, expected: &[(&str, &str)]| {
+            for (fields, expected) in expected {
+                assert_eq!(look(caches, ms, fields), *expected, "{fields:?} at {ms}");
+            }
+        };
+        check(&mut caches, 1000, &[("", "missing")]);
+        keep(&mut caches, 1000, "", &[], "one for all");
+        check(&mut caches, 10_999, &[("", "one for all"), ("A: 1\r\n", "one for all")]);
+        check(&mut caches, 11_000, &[("", "missing")]);
+        // By one field, then by another one too.
+        keep(&mut caches, 1001, "A: 1\r\n", &["a"], "by a");
+        check(
+            &mut caches,
+            1001,
+            &[("a:1\r\nB: 1\r\n", "by a"), ("A: 2\r\n", "missing"), ("", "missing"), ("A:\r\n", "missing")],
+        );
+        keep(&mut caches, 1002, "", &["a"], "without");
+        check(&mut caches, 1002, &[("", "without"), ("A:\r\n", "missing"), ("A: 1\r\n", "by a")]);
+        keep(&mut caches, 1003, "A: 1\r\nB: 1\r\n", &["b"], "by both");
+        check(&mut caches, 1003, &[("A: 1\r\nB: 1\r\n", "by both"), ("A: 1\r\n", "missing"), ("", "missing")]);
+        keep(&mut caches, 1004, "A: 1\r\n", &["a"], "by both, too");
+        check(&mut caches, 1004, &[("A: 1\r\nB: 1\r\n", "by both"), ("A: 1\r\n", "by both, too")]);
+        let long = alloc::format!("A: {}\r\n", "x".repeat(5000));
+        keep(&mut caches, 1005, &long, &["a"], "too long");
+        check(&mut caches, 1005, &[(&long, "unkept"), ("A: 1\r\n", "by both, too")]);
+        let many = ["c", "d", "e", "f", "g", "h", "i"];
+        keep(&mut caches, 1006, "", &many, "by nine fields");
+        check(&mut caches, 1006, &[("", "unkept"), ("A: 1\r\n", "unkept")]);
+        check(&mut caches, 11_006, &[("", "missing")]);
+        // What was asked for before it came to an end is not kept, and what was known before is not found again.
+        keep(&mut caches, 20_000, "A: 1\r\n", &["a"], "before");
+        caches.note_unkept(at(20_001), &name, Duration::ZERO);
+        check(&mut caches, 20_001, &[("A: 1\r\n", "missing")]);
+        keep(&mut caches, 20_000, "A: 1\r\n", &["a"], "late");
+        check(&mut caches, 20_001, &[("A: 1\r\n", "missing")]);
+        keep(&mut caches, 20_002, "A: 2\r\n", &["a"], "after");
+        check(&mut caches, 20_002, &[("A: 2\r\n", "after"), ("A: 1\r\n", "missing")]);
+        // Another configuration.
+        caches.renew(1);
+        keep(&mut caches, 20_003, "", &[], "of the one before");
+        check(&mut caches, 20_003, &[("", "missing"), ("A: 2\r\n", "after")]);
     }
 
     #[test]

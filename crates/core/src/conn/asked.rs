@@ -2,10 +2,13 @@
 //!
 //! Nothing is gathered. Of the body an application is given so much ahead ([`GIVEN_MAX`]), then the client is not read
 //! from; of the answer it is heard only when the client has what was said before (`wants_output`). So whoever is slower makes
-//! the other one wait, and nobody else. What the head of an answer comes to is `app`'s and `reply`'s business, its grammar
+//! the other one wait, and nobody else. But where others wait for the same page, which is kept as it comes, it is read to its
+//! end: they are not to wait for this client. What the head of an answer comes to is `app`'s and `reply`'s business, its grammar
 //! `amped_http::cgi`'s.
 
 use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
@@ -19,10 +22,12 @@ use amped_http::status::Status;
 use amped_units::Time;
 
 use super::{Call, Conn, Hand, State};
-use crate::app::{self, AppTrouble, Claim, Input, Output};
+use crate::app::{self, AppRule, AppTrouble, Claim, Input, Output};
+use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
 use crate::decide::{self, Made, Step};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
+use crate::pages::{self, Wanted};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
 
@@ -45,6 +50,26 @@ pub(super) struct Asked {
     /// It has had its turn: until then there were others before it.
     pub(super) begun: bool,
     pub(super) stage: Stage,
+    /// Its answer is to be kept, if it may be.
+    fill: Option<Box<Fill>>,
+}
+
+/// An answer that may be kept, as far as it has come.
+#[derive(Debug)]
+struct Fill {
+    wanted: Wanted,
+    /// The name under which others wait for it, or this one does for another's.
+    shared: Option<PageName>,
+    /// Somebody else is making it.
+    follows: bool,
+    began: Time,
+    /// For how long it is kept if it does not say.
+    time: Duration,
+    /// Bytes that it may have: of all, then of its body.
+    max: usize,
+    /// Its head, and on which fields it depends, once that is known.
+    page: Option<(AppPage, Vec<String>)>,
+    body: Vec<u8>,
 }
 
 /// How far an application's answer has come.
@@ -70,7 +95,19 @@ impl Asked {
             Stage::Head(bytes) | Stage::Rest(bytes) => bytes.capacity(),
             Stage::Body { .. } => 0,
         };
-        size_of::<Asked>() + self.head.capacity() + stage
+        let fill = self.fill.as_ref().map_or(0, |fill| size_of::<Fill>() + fill.body.capacity());
+        size_of::<Asked>() + self.head.capacity() + stage + fill
+    }
+
+    /// Whether it waits for somebody else's answer.
+    pub(super) fn follows(&self) -> bool {
+        self.fill.as_ref().is_some_and(|fill| fill.follows)
+    }
+
+    /// Whether its answer is heard though the client has not taken what was said before: others wait for it. It is kept in
+    /// any case, and not longer than a page may be.
+    pub(super) fn reads_ahead(&self) -> bool {
+        self.fill.as_ref().is_some_and(|fill| fill.shared.is_some() && fill.page.is_some())
     }
 }
 
@@ -98,34 +135,202 @@ impl Conn {
             self.last |= has_body;
             return self.take_step(call, hand, Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost"));
         };
-        if matches!(framing, Framing::Length(length) if length > rule.body.0) {
+        let AppRule { time, body, output, cache, .. } = *rule;
+        if matches!(framing, Framing::Length(length) if length > body.0) {
             self.last = true;
             return self.take_step(call, hand, Step::Fail(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         }
-        let (time, body, output) = (rule.time, rule.body.0, rule.output.0);
-        self.last_ticket = self.last_ticket.wrapping_add(1);
-        let ticket = Ticket(self.last_ticket);
-        let user = decide::claimed_name(request, call.desk);
-        let user = user.as_ref().map(Credentials::name);
-        let work = claim.work(call.desk.caches.generation(), (request, hand.head), framing, user);
+        let fill = match cache.map(|time| look_for_page(call, hand, &claim, framing, time)) {
+            Some(Ok(made)) => return self.give(call, hand, made),
+            Some(Err(fill)) => fill,
+            None => None,
+        };
+        let ticket = self.next_ticket();
+        let input = match fill.as_ref().and_then(|fill| fill.shared.clone()) {
+            Some(name) => Input::Join(name),
+            None => {
+                let user = decide::claimed_name(request, call.desk);
+                let user = user.as_ref().map(Credentials::name);
+                let generation = call.desk.caches.generation();
+                Input::Start(Box::new(claim.work(generation, (request, hand.head), framing, user, false)))
+            }
+        };
         self.state = State::App(Box::new(Asked {
             head: hand.head.to_vec(),
             began: hand.began,
             ticket,
             reader: BodyReader::new(framing),
-            left: body,
+            left: body.0,
             given: 0,
             time,
-            output_left: output,
+            output_left: output.0,
             begun: false,
             stage: Stage::Head(Vec::new()),
             claim,
+            fill,
         }));
         self.since = call.now;
-        call.actions.push(Action::App(ticket, Input::Start(Box::new(work))));
+        call.actions.push(Action::App(ticket, input));
         if has_body && request.expectation == Expectation::Continue {
             self.unsent = true;
             call.actions.push(Action::Interim(b"HTTP/1.1 100 Continue\r\n\r\n"));
+        }
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        self.last_ticket = self.last_ticket.wrapping_add(1);
+        Ticket(self.last_ticket)
+    }
+
+    /// It is this request for which the page is made.
+    fn begin_page<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let (head, began) = (mem::take(&mut asked.head), asked.began);
+        self.take_up(call, &head, (began, false), |conn, call, hand| {
+            let State::App(asked) = &conn.state else {
+                return;
+            };
+            let Asked { ticket, claim, fill: Some(fill), .. } = &**asked else {
+                return;
+            };
+            // Another thread may have kept it since we looked.
+            if let Lookup::Kept(page) = call.desk.caches.app_page(call.now, &fill.wanted.name, hand.head)
+                && fill.wanted.may_have(&page)
+            {
+                let made = kept(call, hand, claim, &page);
+                conn.leave_app(call, "");
+                return conn.give(call, hand, made);
+            }
+            let generation = call.desk.caches.generation();
+            let work = claim.work(generation, (&hand.request, hand.head), Framing::None, None, true);
+            call.actions.push(Action::App(*ticket, Input::Start(Box::new(work))));
+        });
+        match &mut self.state {
+            State::App(asked) => asked.head = head,
+            _ => self.resume(call),
+        }
+    }
+
+    /// Has waited for another's answer for as long as for one of its own, and asks for that now.
+    pub(super) fn run_alone<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        self.leave_app(call, "");
+        let ticket = self.next_ticket();
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        asked.ticket = ticket;
+        if let Some(fill) = &mut asked.fill {
+            (fill.shared, fill.follows, fill.began) = (None, false, call.now);
+        }
+        self.since = call.now;
+        let (head, began) = (mem::take(&mut asked.head), asked.began);
+        self.take_up(call, &head, (began, false), |conn, call, hand| {
+            if let State::App(asked) = &conn.state {
+                let generation = call.desk.caches.generation();
+                let work = asked.claim.work(generation, (&hand.request, hand.head), Framing::None, None, false);
+                call.actions.push(Action::App(ticket, Input::Start(Box::new(work))));
+            }
+        });
+        if let State::App(asked) = &mut self.state {
+            asked.head = head;
+        }
+    }
+
+    /// Who has made the page for which this one waited has done so, or gone.
+    fn look_again<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        if let State::App(asked) = mem::replace(&mut self.state, State::Reading) {
+            self.take_up(call, &asked.head, (asked.began, false), |conn, call, hand| conn.answer(call, hand));
+            self.resume(call);
+        }
+    }
+
+    /// Whether, and how, an answer with this head is kept; and whether it ends what was kept before.
+    fn judge_page<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        hand: &Hand<'_>,
+        said: &cgi::ScriptHead<'_>,
+        status: Status,
+    ) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let caches = &mut call.desk.caches;
+        // RFC 9111, 4.4; RFC 9110, 9.2.1: these are safe.
+        let is_safe = matches!(hand.request.method, Some(Method::Get | Method::Head | Method::Options));
+        if !is_safe
+            && status.0 < 400
+            && asked.claim.rule(&call.desk.sites).is_some_and(|rule| rule.cache.is_some())
+            && let Some(name) = pages::name_of(caches.generation(), &asked.claim, &hand.request, hand.head)
+        {
+            caches.note_unkept(call.now, &name, Duration::ZERO);
+        }
+        let Some(fill) = &mut asked.fill else {
+            return;
+        };
+        fill.page = pages::page_of(said, status, &fill.wanted, fill.time, (call.now, &call.desk.wall));
+        // What the head takes of the room is not the body's.
+        let head_bytes = said.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let room = fill.max.checked_sub(head_bytes);
+        fill.max = room.unwrap_or(0);
+        if fill.page.is_none() || room.is_none() || said.length.is_some_and(|length| length > fill.max as u64) {
+            self.give_up_page(call, UNKEPT_TIME);
+        }
+    }
+
+    /// The answer is not kept, nor are others for so long: who waits for it goes on without.
+    fn give_up_page<F>(&mut self, call: &mut Call<'_, F>, time: Duration) {
+        if let State::App(asked) = &mut self.state
+            && let Some(fill) = asked.fill.take()
+            && let Some(name) = fill.shared
+        {
+            call.desk.caches.note_unkept(call.now, &name, time);
+            call.actions.push(Action::App(asked.ticket, Input::Settled));
+        }
+    }
+
+    /// The application has come to its end; `is_whole`: so has its answer. Who waits hears of it from the driver.
+    fn settle_page<F>(&mut self, call: &mut Call<'_, F>, is_whole: bool) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let Some(Fill { wanted, shared, began, page, mut body, .. }) = asked.fill.take().map(|fill| *fill) else {
+            return;
+        };
+        let caches = &mut call.desk.caches;
+        match page.filter(|_| is_whole) {
+            Some((page, vary)) => {
+                body.shrink_to_fit();
+                let page = AppPage { body: Arc::new(body), ..page };
+                caches.keep_app_page((began, call.now), &wanted.name, (&asked.head, vary), page);
+            }
+            None => shared.iter().for_each(|name| caches.note_unkept(call.now, name, FAILED_TIME)),
+        }
+    }
+
+    /// Passes on part of the body, and keeps it where all of it is to be kept.
+    fn pass_body<F>(&mut self, call: &mut Call<'_, F>, bytes: &[u8]) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let Asked { stage: Stage::Body { framing, .. }, fill, .. } = &mut **asked else {
+            return;
+        };
+        let data = match *framing {
+            ScriptFraming::None => &[][..],
+            ScriptFraming::Length(left) => &bytes[..usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len())],
+            ScriptFraming::Chunked | ScriptFraming::UntilClose => bytes,
+        };
+        let fits = fill.as_mut().is_none_or(|fill| {
+            let fits = fill.body.len() + data.len() <= fill.max;
+            fill.body.extend_from_slice(if fits { data } else { &[] });
+            fits
+        });
+        self.unsent |= pass_on(framing, bytes, call.actions);
+        if !fits {
+            self.give_up_page(call, UNKEPT_TIME);
         }
     }
 
@@ -142,6 +347,12 @@ impl Conn {
         }
         match output {
             Output::Begun => asked.begun = true,
+            Output::First => self.begin_page(call),
+            Output::Follows => {
+                call.desk.counts.page_collapsed += 1;
+                asked.fill.iter_mut().for_each(|fill| fill.follows = true);
+            }
+            Output::Again => self.look_again(call),
             Output::Room => {
                 asked.given = 0;
                 self.resume(call);
@@ -162,7 +373,7 @@ impl Conn {
         asked.output_left = left;
         match &mut asked.stage {
             Stage::Rest(_) => {}
-            Stage::Body { framing, .. } => self.unsent |= pass_on(framing, bytes, call.actions),
+            Stage::Body { .. } => self.pass_body(call, bytes),
             Stage::Head(known) => {
                 known.extend_from_slice(bytes);
                 let said = mem::take(known);
@@ -187,16 +398,16 @@ impl Conn {
                 let instead = app::instead(&head, target).filter(|_| self.detours < DETOURS_MAX);
                 asked.head = head;
                 match instead {
-                    Some(instead) => asked.stage = Stage::Rest(instead),
+                    Some(instead) => {
+                        asked.stage = Stage::Rest(instead);
+                        self.give_up_page(call, UNKEPT_TIME);
+                    }
                     None => self.give_up_on_app(call, Status::BAD_GATEWAY, "the application leads nowhere"),
                 }
                 return;
             }
         };
         self.take_up(call, &head, (began, false), |conn, call, hand| {
-            let State::App(asked) = &mut conn.state else {
-                return;
-            };
             let request = &hand.request;
             let framing = match (request.method, status, said.length) {
                 // RFC 9112, 6.3: none of these has a body.
@@ -204,6 +415,10 @@ impl Conn {
                 (_, _, Some(length)) => ScriptFraming::Length(length),
                 (_, _, None) if request.version == Version::Http11 => ScriptFraming::Chunked,
                 (_, _, None) => ScriptFraming::UntilClose,
+            };
+            conn.judge_page(call, hand, said, status);
+            let State::App(asked) = &conn.state else {
+                return;
             };
             let site = call.desk.sites.get(asked.claim.site).unwrap_or(call.desk.sites.first());
             let head = reply::script(site, request, asked.claim.path(), status, said, framing);
@@ -217,11 +432,9 @@ impl Conn {
                 asked.stage = Stage::Body { framing, persists, linger };
             }
         });
-        if let State::App(asked) = &mut self.state
-            && let Stage::Body { framing, .. } = &mut asked.stage
-        {
+        if let State::App(asked) = &mut self.state {
             asked.head = head;
-            pass_on(framing, rest, call.actions);
+            self.pass_body(call, rest);
         }
     }
 
@@ -234,7 +447,16 @@ impl Conn {
             // It wants no more of the body, which may still be on its way.
             self.last = true;
         }
-        match (mem::replace(&mut asked.stage, Stage::Head(Vec::new())), trouble) {
+        let stage = mem::replace(&mut asked.stage, Stage::Head(Vec::new()));
+        let is_whole = match &stage {
+            Stage::Body { framing, .. } => trouble.is_none() && !matches!(framing, ScriptFraming::Length(1..)),
+            Stage::Head(_) | Stage::Rest(_) => false,
+        };
+        self.settle_page(call, is_whole);
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        match (stage, trouble) {
             (Stage::Head(_), None | Some(AppTrouble::Failed)) => {
                 let why = "the application has ended without an answer";
                 self.leave_app(call, why);
@@ -290,6 +512,7 @@ impl Conn {
 
     /// There is no answer, or no end of one, and the application is to go.
     pub(super) fn give_up_on_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
+        self.give_up_page(call, FAILED_TIME);
         let is_its_own = matches!(status, Status::BAD_GATEWAY | Status::GATEWAY_TIMEOUT);
         self.leave_app(call, if is_its_own { why } else { "" });
         let State::App(asked) = &mut self.state else {
@@ -322,6 +545,45 @@ impl Conn {
     }
 }
 
+/// The page that is kept for a request; or, if there is none, how the application's answer is to be kept, if it may be.
+/// `time`: for how long, if it does not say.
+fn look_for_page<F: FileHandle>(
+    call: &mut Call<'_, F>,
+    hand: &Hand<'_>,
+    claim: &Claim,
+    framing: Framing,
+    time: Duration,
+) -> Result<Made<F>, Option<Box<Fill>>> {
+    let caches = &mut call.desk.caches;
+    let max = usize::try_from(caches.page_max()).unwrap_or(usize::MAX).min(BODY_MAX);
+    if max == 0 {
+        return Err(None);
+    }
+    let wanted = pages::wanted(caches.generation(), claim, &hand.request, hand.head, framing).ok_or(None)?;
+    let shared = match caches.app_page(call.now, &wanted.name, hand.head) {
+        Lookup::Kept(page) if wanted.may_have(&page) => return Ok(kept(call, hand, claim, &page)),
+        Lookup::Missing(name) if wanted.is_anybodys() => Some(name),
+        Lookup::Kept(_) | Lookup::Missing(_) | Lookup::Unkept => None,
+    };
+    call.desk.counts.page_misses += 1;
+    // The answer to HEAD is no page.
+    if hand.request.method != Some(Method::Get) {
+        return Err(None);
+    }
+    let (follows, began, page, body) = (false, call.now, None, Vec::new());
+    Err(Some(Box::new(Fill { wanted, shared, follows, began, time, max, page, body })))
+}
+
+/// The reply that was kept.
+fn kept<F: FileHandle>(call: &mut Call<'_, F>, hand: &Hand<'_>, claim: &Claim, page: &AppPage) -> Made<F> {
+    call.desk.counts.page_hits += 1;
+    call.desk.counts.hits += 1;
+    let site = call.desk.sites.get(claim.site).unwrap_or(call.desk.sites.first());
+    let times = (call.now, call.desk.wall.seconds);
+    let (head, body) = reply::kept(site, &hand.request, claim.path(), page, times);
+    Made { head, body, outcome: Outcome::Hit }
+}
+
 /// Passes part of a body on, as far as it has room for it. Whether there was anything to pass on.
 fn pass_on<F>(framing: &mut ScriptFraming, bytes: &[u8], actions: &mut Vec<Action<F>>) -> bool {
     let (piece, framed) = match framing {
@@ -352,6 +614,13 @@ const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Bytes of a body that an application is given ahead; a client that sends faster waits for it.
 pub(super) const GIVEN_MAX: usize = 64 * 1024;
+
+/// Bytes of an application's answer that are kept at most, and so held while they come.
+const BODY_MAX: usize = 1 << 20;
+
+/// After an answer that came to nothing nobody waits for another one of that name for so long: if each were to wait for the
+/// one before, the last would wait for all.
+const FAILED_TIME: Duration = Duration::from_secs(1);
 
 /// Applications that may send one request on from one to the next.
 const DETOURS_MAX: u8 = 10;

@@ -24,6 +24,8 @@ pub struct Head {
     server_at: usize,
     /// Where the date's [`date::LEN`] bytes begin.
     date_at: usize,
+    /// The date is there already, and stays.
+    is_dated: bool,
     status: Status,
 }
 
@@ -42,7 +44,7 @@ impl Head {
         let date_at = bytes.len();
         bytes.resize(date_at + date::LEN, b' ');
         bytes.extend_from_slice(b"\r\n");
-        Head { bytes, server_at, date_at, status }
+        Head { bytes, server_at, date_at, is_dated: false, status }
     }
 
     /// Calls the server something else. The value must hold no line end.
@@ -50,6 +52,13 @@ impl Head {
         let end = self.date_at - BEFORE_DATE.len();
         self.bytes.splice(self.server_at..end, name.bytes());
         self.date_at = self.server_at + name.len() + BEFORE_DATE.len();
+        self
+    }
+
+    /// Dates it, whenever it is sent: a reply that was made then (RFC 9110, 6.6.1).
+    pub fn date(&mut self, date: &[u8; date::LEN]) -> &mut Head {
+        self.bytes[self.date_at..self.date_at + date::LEN].copy_from_slice(date);
+        self.is_dated = true;
         self
     }
 
@@ -93,7 +102,9 @@ impl Head {
     pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection, alignment: usize) {
         let start = out.len();
         out.extend_from_slice(&self.bytes);
-        out[start + self.date_at..start + self.date_at + date::LEN].copy_from_slice(date);
+        if !self.is_dated {
+            out[start + self.date_at..start + self.date_at + date::LEN].copy_from_slice(date);
+        }
         out.extend_from_slice(connection.line());
         let lacks = (out.len() + 2 - start).wrapping_neg() % alignment;
         if lacks > 0 {
@@ -138,6 +149,17 @@ mod tests {
         head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close, 1);
         let expected = b"before HTTP/1.1 200 OK\r\nServer: amped\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
             Content-Length: 5\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
+        assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    }
+
+    #[test]
+    fn a_head_keeps_the_date_that_it_was_given() {
+        let mut head = Head::new(Status::OK);
+        head.date(b"Sun, 06 Nov 1994 08:49:37 GMT").server("longer than before").field("X", "y");
+        let mut out = Vec::new();
+        head.write(&mut out, b"Mon, 07 Nov 1994 08:49:37 GMT", Connection::Persists, 1);
+        let expected =
+            b"HTTP/1.1 200 OK\r\nServer: longer than before\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nX: y\r\n\r\n";
         assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
     }
 

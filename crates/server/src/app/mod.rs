@@ -7,10 +7,12 @@
 //!
 //! `cgi` starts a process for a request, `fastcgi` asks one that lives on, and `keeper` starts these; what of it may wait is
 //! done in a thread where the loop must not (`starter`). How many there are at a
-//! time is the `gate`'s to say; those beyond wait here, in their order.
+//! time is the `gate`'s to say; those beyond wait here, in their order. Requests for a page that is being made for another wait
+//! for that (`fills`).
 
 pub mod cgi;
 pub mod fastcgi;
+pub mod fills;
 pub mod gate;
 pub mod keeper;
 mod starter;
@@ -31,6 +33,7 @@ use amped_units::Time;
 
 use self::cgi::{Begun, Job, Place, Process, Running, Started};
 use self::fastcgi::{At, Backend, Talk};
+use self::fills::{Filling, Fills, Following};
 use self::gate::{Gate, Pass, Waits};
 use self::keeper::Keeper;
 use self::starter::Starter;
@@ -41,7 +44,11 @@ use crate::worker::{Generation, Token};
 
 /// The applications of a configuration, in the order of its sites and their rules.
 #[derive(Debug, Default)]
-pub struct Apps(Vec<Vec<App>>);
+pub struct Apps {
+    sites: Vec<Vec<App>>,
+    /// Of loops that share their caches.
+    fills: Arc<Fills>,
+}
 
 #[derive(Debug)]
 struct App {
@@ -71,11 +78,11 @@ impl Apps {
             Ok(App { gate, env, backend: Some(Arc::new(backend)) })
         };
         let sites = settings.iter().map(|site| site.iter().map(app).collect::<io::Result<Vec<_>>>());
-        Ok(Apps(sites.collect::<io::Result<_>>()?))
+        Ok(Apps { sites: sites.collect::<io::Result<_>>()?, fills: Arc::default() })
     }
 
     fn find(&self, work: &AppWork) -> Option<&App> {
-        self.0.get(usize::from(work.site))?.get(usize::from(work.rule))
+        self.sites.get(usize::from(work.site))?.get(usize::from(work.rule))
     }
 }
 
@@ -99,6 +106,9 @@ pub struct AppSide {
     starting: usize,
     /// Requests so far.
     count: u64,
+    mailbox: Arc<Mailbox>,
+    /// Pages that are being made for this loop's own cache.
+    fills: Arc<Fills>,
 }
 
 /// What a request has of an application.
@@ -117,9 +127,15 @@ pub struct Exchange {
     complaints: Complaints,
     /// How long it may go on when nobody listens any more.
     time: Duration,
+    /// Others wait for what it answers.
+    filling: Option<Filling>,
 }
 
 enum Stage {
+    /// It is about to be begun, or to wait for what another is answered.
+    Joins,
+    /// It waits for that.
+    Follows(#[expect(dead_code, reason = "dropped, it waits no more")] Following),
     /// It waits for a place.
     Queued(Box<AppWork>, Place, Waits),
     /// A process is being started.
@@ -180,6 +196,8 @@ impl AppSide {
             sweep_at: Time::NEVER,
             starting: 0,
             count: 0,
+            mailbox: Arc::clone(mailbox),
+            fills: Arc::default(),
         }
     }
 
@@ -193,10 +211,26 @@ impl AppSide {
         generation: &Generation,
     ) -> Option<Output<'static>> {
         match input {
+            Input::Join(name) => {
+                let fills = if generation.caches.is_some() { &generation.apps.fills } else { &self.fills };
+                let (filling, stage, output) = match fills.join(name, (token, ticket), &self.mailbox) {
+                    Ok(filling) => (Some(filling), Stage::Joins, Output::First),
+                    Err(following) => (None, Stage::Follows(following), Output::Follows),
+                };
+                *exchange = Some(Box::new(Exchange { stage, filling, ..Exchange::new(ticket) }));
+                Some(output)
+            }
             Input::Start(work) => {
-                let (made, output) = self.start(token, ticket, work, socket, generation);
+                let joined = exchange.take().filter(|exchange| exchange.ticket == ticket);
+                let filling = joined.and_then(|joined| joined.filling);
+                let (made, output) = self.start((token, ticket, filling), work, socket, generation);
                 *exchange = made;
                 Some(output?)
+            }
+            Input::Settled => {
+                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
+                exchange.filling = None;
+                None
             }
             Input::Body(bytes) => {
                 let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
@@ -221,15 +255,15 @@ impl AppSide {
 
     fn start(
         &mut self,
-        token: Token,
-        ticket: Ticket,
+        (token, ticket, filling): (Token, Ticket, Option<Filling>),
         work: Box<AppWork>,
         socket: BorrowedFd<'_>,
         generation: &Generation,
     ) -> (Option<Box<Exchange>>, Option<Output<'static>>) {
         let rule = generation.settings.sites.get(work.site).and_then(|site| site.apps.get(usize::from(work.rule)));
         let (Some(app), Some(rule)) = (generation.apps.find(&work), rule) else {
-            return (None, Some(Output::Failed(AppTrouble::Failed)));
+            let over = Exchange { stage: Stage::Over, filling, ..Exchange::new(ticket) };
+            return (Some(Box::new(over)), Some(Output::Failed(AppTrouble::Failed)));
         };
         self.count += 1;
         // The process, and the loop within it by where its memory lies, make it one of a kind on this machine.
@@ -244,15 +278,11 @@ impl AppSide {
             backend: app.backend.clone(),
         };
         let mut exchange = Box::new(Exchange {
-            ticket,
-            stage: Stage::Starting,
-            input: Vec::new(),
-            input_at: 0,
             input_ended: !work.has_body,
-            owes_room: false,
-            is_ready: true,
             complaints: Complaints::new(&place.id, cgi::shown(&work)),
             time: rule.time,
+            filling,
+            ..Exchange::new(ticket)
         });
         // Whoever waits already goes first.
         let others = self.queue.iter().any(|(_, gate)| Arc::ptr_eq(gate, &app.gate));
@@ -269,8 +299,11 @@ impl AppSide {
                 None => Some(Output::Failed(AppTrouble::Busy)),
             },
         };
-        let is_over = matches!(output, Some(Output::Failed(_)));
-        ((!is_over).then_some(exchange), output)
+        // It stays for as long as the connection's turn, as what others wait for.
+        if matches!(output, Some(Output::Failed(_))) {
+            exchange.stage = Stage::Over;
+        }
+        (Some(exchange), output)
     }
 
     /// Has it started; what is known of that at once.
@@ -341,7 +374,7 @@ impl AppSide {
         match exchange.map(|exchange| exchange.stage) {
             Some(Stage::Runs { running, .. }) => self.end(Begun::Runs(running)),
             Some(Stage::Talks(talk)) => self.end(Begun::Talks(talk)),
-            Some(Stage::Queued(..) | Stage::Starting | Stage::Over) | None => {}
+            Some(Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over) | None => {}
         }
     }
 
@@ -439,7 +472,7 @@ impl AppSide {
         if let Stage::Queued(..) = &exchange.stage {
             let output = self.look_for_place(exchange, token)?;
             if matches!(output, Output::Failed(_)) {
-                *slot = None;
+                exchange.stage = Stage::Over;
             }
             return Some((ticket, output));
         }
@@ -463,7 +496,7 @@ impl AppSide {
                         Err(talk) => talk.finish(),
                     }
                 }
-                Stage::Queued(..) | Stage::Starting | Stage::Over => {}
+                Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => {}
             }
         }
         let output = match came {
@@ -495,6 +528,27 @@ impl AppSide {
 }
 
 impl Exchange {
+    /// One that nobody has begun yet.
+    fn new(ticket: Ticket) -> Exchange {
+        Exchange {
+            ticket,
+            stage: Stage::Starting,
+            input: Vec::new(),
+            input_at: 0,
+            input_ended: true,
+            owes_room: false,
+            is_ready: true,
+            complaints: Complaints::new("", String::new()),
+            time: Duration::ZERO,
+            filling: None,
+        }
+    }
+
+    /// Whether it waits for what another is answered.
+    pub fn follows(&self) -> bool {
+        matches!(self.stage, Stage::Follows(_))
+    }
+
     /// Which question it answers.
     pub fn ticket(&self) -> Ticket {
         self.ticket
@@ -538,7 +592,7 @@ impl Exchange {
                 }
                 return talk.flush();
             }
-            Stage::Queued(..) | Stage::Starting | Stage::Over => return false,
+            Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => return false,
         };
         while self.input_at < self.input.len() {
             let Some(stdin) = &running.stdin else {
@@ -565,7 +619,9 @@ impl Exchange {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
             Stage::Talks(talk) if wants_output => return talk.hear(buffer, &mut self.complaints),
-            Stage::Talks(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => return Came::Nothing,
+            Stage::Talks(_) | Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => {
+                return Came::Nothing;
+            }
         };
         if std::mem::take(&mut self.is_ready) {
             self.complaints.hear(&mut running.stderr, buffer);

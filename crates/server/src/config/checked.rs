@@ -312,7 +312,8 @@ fn number(text: &str) -> Option<u16> {
 /// Makes the settings of flags and file; `folder` is where the file lies, to which its paths are relative. `None` only
 /// with something noted in `findings`.
 pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut Findings) -> Option<Settings> {
-    let mut check = Checker { folder, whole: findings.is_empty(), findings, accounts: Vec::new() };
+    let mut check =
+        Checker { folder, whole: findings.is_empty(), findings, accounts: Vec::new(), keeps_no_bodies: false };
     let listen = check.listen(&flags.listen, &file.listen);
     let architecture = flags.architecture.or(file.architecture).unwrap_or_default();
     let form = arch::form(architecture);
@@ -338,6 +339,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     // One of a pool has one connection.
     let workers = if form.pool { workers.min(connections.unwrap_or(usize::MAX)) } else { workers };
     let budgets = check.budgets(&file.cache);
+    check.keeps_no_bodies = budgets.content_bytes.0 == 0;
     // As much as the processes would have together without it, and files up to the same size.
     let shared = SharedSettings {
         bytes: budgets.content_bytes,
@@ -393,6 +395,8 @@ struct Checker<'a> {
     findings: &'a mut Findings,
     /// Files of accounts that have been named so far.
     accounts: Vec<PathBuf>,
+    /// The configuration says so.
+    keeps_no_bodies: bool,
 }
 
 impl Checker<'_> {
@@ -1179,7 +1183,14 @@ impl Checker<'_> {
             let help = "write `/cgi-bin/**`, `*.php`, or `/` for every path";
             self.findings.at(pattern.span(), "an empty pattern matches nothing", help);
         }
-        Some((AppRule { pattern: Glob::new(pattern.get_ref()), time, body, output }, settings))
+        if let Some(key) = &app.cache
+            && self.keeps_no_bodies
+        {
+            let help = "take one of them out: pages of applications are kept among the contents of files";
+            self.findings.at(key.span(), "`cache` has nowhere to keep pages: `content_bytes` is 0", help);
+        }
+        let cache = app.cache.as_ref().map(|_| or(&app.cache, Duration::ZERO));
+        Some((AppRule { pattern: Glob::new(pattern.get_ref()), time, body, output, cache }, settings))
     }
 
     /// What an application is: one of three keys says it.

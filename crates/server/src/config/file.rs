@@ -295,6 +295,8 @@ pub struct App {
     pub body: Key<Size>,
     /// Most that it may answer.
     pub output: Key<Size>,
+    /// Its answers are kept where they may be, for so long if they do not say for how long.
+    pub cache: Key<Lasting>,
     /// Most of them at a time.
     pub processes: Key<usize>,
     /// Requests that may wait for one.

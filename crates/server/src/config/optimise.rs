@@ -33,7 +33,7 @@ pub enum Optimisation {
     DnsCache,
     /// Work out entity tag and media type when a file is opened (Hu 6); off: for each reply
     ReadyHeaders,
-    /// Keep listings (Hu 5.4); off: make each anew
+    /// Keep listings, and pages of applications that have `cache` (Hu 5.4); off: make each anew
     MadePages,
     /// Send from the page cache without a copy; off: read and send
     Sendfile,

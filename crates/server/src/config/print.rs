@@ -311,7 +311,7 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         negotiation_table(page, rule);
     }
     if apps.is_empty() {
-        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n";
+        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n# cache = \"10s\"\n";
         page.0 += "# processes = 20\n# queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
     }
     for (rule, app) in site.apps.iter().zip(apps) {
@@ -335,6 +335,10 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         page.key("time", &rule.time, "it may do nothing for so long; then 504");
         page.key("body", &rule.body, "longest body of a request; beyond it 413");
         page.key("output", &rule.output, "most that it may answer");
+        match &rule.cache {
+            Some(time) => page.key("cache", time, "answers are kept; for so long, if they do not say for how long"),
+            None => page.0 += "# cache = \"10s\"\n",
+        }
         page.key("processes", &app.processes, "most at a time, of the whole server");
         page.key("queue", &app.queue, "requests that may wait for one; beyond it 503");
         if !app.env.is_empty() {

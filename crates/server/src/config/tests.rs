@@ -120,7 +120,7 @@ fn what_is_printed_reads_back() {
         path_entries = 0
         choice_entries = 7
         head_bytes = 0
-        content_bytes = 0
+        content_bytes = 7
         content_file_max = 0
         descriptors = 0
         mapped_bytes = 0
@@ -198,6 +198,7 @@ fn what_is_printed_reads_back() {
         time = "1500ms"
         body = 0
         output = "3KiB"
+        cache = "7s"
         processes = 1
         queue = 0
         env = { LANG = "C", A = "\"b\" = c" }

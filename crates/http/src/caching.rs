@@ -1,0 +1,180 @@
+//! What a response says of its being stored: Cache-Control, Expires, Age and Vary (RFC 9111), as a shared cache obeys them.
+//!
+//! Before it: the fields of a response. After it: what is stored, and for how long it serves, which `amped-core` decides. What
+//! cannot be read is taken in the sense that stores less.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::date;
+use crate::negotiate::split_unquoted;
+use crate::text::trim_ows;
+
+/// What a response says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// RFC 9111, 5.2.2.5 `no-store`, 5.2.2.7 `private`, 5.2.2.4 `no-cache`, each with or without names of fields: nothing is
+    /// kept that must not be, or could not be used without asking again.
+    pub forbids: bool,
+    /// RFC 9111, 3.5: what was asked with a password may be kept for others: `public`, `s-maxage` or `must-revalidate`.
+    pub for_all: bool,
+    /// For how many seconds it is fresh (RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires); `None`: it does not say.
+    pub lifetime: Option<u64>,
+    /// How many seconds old it was already (RFC 9111, 5.1).
+    pub age: u64,
+    /// On which fields of the request it depends, in lower case, sorted (RFC 9110, 12.5.5); `None`: on something else (`*`).
+    pub vary: Option<Vec<String>>,
+}
+
+/// Seconds that stand for more than can be counted (RFC 9111, 1.2.2).
+const FOREVER: u64 = 1 << 31;
+
+/// Reads these fields of a response that came at this second.
+pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: i64) -> Said {
+    let mut said = Said { vary: Some(Vec::new()), ..Said::default() };
+    let (mut s_maxage, mut max_age, mut expires) = (None, None, None);
+    for (name, value) in fields {
+        let is = |known: &str| name.eq_ignore_ascii_case(known);
+        if is("cache-control") {
+            each_directive(value, |directive, argument| {
+                let is = |known: &str| directive.eq_ignore_ascii_case(known.as_bytes());
+                said.forbids |= is("no-store") || is("private") || is("no-cache");
+                said.for_all |= is("public") || is("must-revalidate") || is("s-maxage");
+                if is("s-maxage") {
+                    note(&mut s_maxage, argument);
+                } else if is("max-age") {
+                    note(&mut max_age, argument);
+                }
+            });
+        } else if is("expires") {
+            // RFC 9111, 5.3: what is no date, `0` above all, has expired.
+            let at = date::parse(value, now_seconds).map_or(0, |at| u64::try_from(at - now_seconds).unwrap_or(0));
+            expires = Some(expires.map_or(at, |known: u64| known.min(at)));
+        } else if is("age") {
+            said.age = said.age.max(seconds(value).unwrap_or(FOREVER));
+        } else if is("vary") {
+            for field in value.split(|&byte| byte == b',').map(trim_ows).filter(|field| !field.is_empty()) {
+                match (&mut said.vary, core::str::from_utf8(field)) {
+                    (Some(known), Ok(field)) if field != "*" => {
+                        let field = field.to_ascii_lowercase();
+                        if let Err(at) = known.binary_search(&field) {
+                            known.insert(at, field);
+                        }
+                    }
+                    _ => said.vary = None,
+                }
+            }
+        }
+    }
+    said.lifetime = s_maxage.or(max_age).or(expires);
+    said
+}
+
+/// RFC 9111, 4.2.1: of directives that contradict one another, and of such as are none, the one counts that lasts least.
+fn note(known: &mut Option<u64>, argument: &[u8]) {
+    let seconds = seconds(argument).unwrap_or(0);
+    *known = Some(known.map_or(seconds, |known| known.min(seconds)));
+}
+
+/// RFC 9111, 1.2.2.
+fn seconds(text: &[u8]) -> Option<u64> {
+    let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    is_number.then(|| text.iter().fold(0, |sum: u64, digit| (sum * 10 + u64::from(digit - b'0')).min(FOREVER)))
+}
+
+/// Every directive of a value with its argument, which may be quoted (RFC 9111, 5.2).
+fn each_directive<'a>(mut rest: &'a [u8], mut f: impl FnMut(&'a [u8], &'a [u8])) {
+    while !rest.is_empty() {
+        let (element, after) = split_unquoted(rest, b',');
+        rest = after;
+        let equals = element.iter().position(|&byte| byte == b'=');
+        let (directive, argument) = equals.map_or((element, &b""[..]), |at| (&element[..at], &element[at + 1..]));
+        let argument = trim_ows(argument);
+        let inside = argument.strip_prefix(b"\"").and_then(|argument| argument.strip_suffix(b"\""));
+        f(trim_ows(directive), inside.unwrap_or(argument));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use proptest::prelude::*;
+
+    const NOW: i64 = 784_111_777;
+
+    fn said(fields: &str) -> Said {
+        let fields = fields.lines().filter_map(|line| line.split_once(": "));
+        read(fields.map(|(name, value)| (name, value.as_bytes())), NOW)
+    }
+
+    #[test]
+    fn for_how_long() {
+        let check = |fields: &str, expected: Option<u64>| {
+            assert_eq!(said(fields).lifetime, expected, "{fields}");
+            assert!(!said(fields).forbids, "{fields}");
+        };
+        check("", None);
+        check("Cache-Control: max-age=60", Some(60));
+        check("cache-control: MAX-AGE=\"60\"", Some(60));
+        check("Cache-Control: max-age=60, s-maxage=5", Some(5));
+        check("Cache-Control: s-maxage=500\nCache-Control: max-age=60", Some(500));
+        check("Cache-Control: public, max-age = 7 ,", Some(7));
+        check("Cache-Control: max-age=60, max-age=50, max-age=70", Some(50));
+        check("Cache-Control: max-age=99999999999999999999", Some(FOREVER));
+        for bad in ["max-age", "max-age=", "max-age=-1", "max-age=1.5", "max-age=x", "max-age=\"5"] {
+            check(&["Cache-Control: ", bad].concat(), Some(0));
+        }
+        check("Expires: Sun, 06 Nov 1994 08:49:47 GMT", Some(10));
+        check("Expires: Sun, 06 Nov 1994 08:49:27 GMT", Some(0));
+        check("Expires: 0", Some(0));
+        check("Expires: 0\nCache-Control: max-age=9", Some(9));
+        check("Cache-Control: public", None);
+        check("Cache-Control: x-max-age=5, y=\"max-age=6, no-store\"", None);
+    }
+
+    #[test]
+    fn what_forbids_and_what_allows() {
+        let check = |value: &str, forbids: bool, for_all: bool| {
+            let said = said(&["Cache-Control: ", value].concat());
+            assert_eq!((said.forbids, said.for_all), (forbids, for_all), "{value}");
+        };
+        check("no-store", true, false);
+        check("No-Cache", true, false);
+        check("no-cache=\"Set-Cookie, X\"", true, false);
+        check("private=\"X\", max-age=5", true, false);
+        check("max-age=5, private", true, false);
+        check("public, max-age=5", false, true);
+        check("s-maxage=5", false, true);
+        check("must-revalidate", false, true);
+        check("proxy-revalidate, no-transform, immutable", false, false);
+        check("x=\"no-store\"", false, false);
+    }
+
+    #[test]
+    fn what_it_depends_on_and_how_old_it_is() {
+        let check = |fields: &str, vary: Option<&[&str]>, age: u64| {
+            let said = said(fields);
+            let expected = vary.map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
+            assert_eq!((said.vary, said.age), (expected, age), "{fields}");
+        };
+        check("", Some(&[]), 0);
+        check("Vary: Cookie, accept-LANGUAGE,,cookie", Some(&["accept-language", "cookie"]), 0);
+        check("Vary: B\nVary: A", Some(&["a", "b"]), 0);
+        check("Vary: *", None, 0);
+        check("Vary: a, *\nVary: b", None, 0);
+        check("Vary: \u{e9}", Some(&["\u{e9}"]), 0);
+        check("Age: 17", Some(&[]), 17);
+        check("Age: x", Some(&[]), FOREVER);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_read_without_harm(value in proptest::collection::vec(any::<u8>(), 0..100)) {
+            for name in ["Cache-Control", "Expires", "Age", "Vary"] {
+                let all = read([(name, &value[..]), ("Cache-Control", b"no-store")].into_iter(), NOW);
+                prop_assert!(all.forbids && all.age <= FOREVER && all.lifetime.is_none_or(|life| life <= FOREVER.max(1 << 40)));
+            }
+        }
+    }
+}

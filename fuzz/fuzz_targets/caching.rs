@@ -1,0 +1,23 @@
+//! What a response says of its being stored: lines of fields, in any order, forbid what they forbid and nothing lasts for ever.
+#![no_main]
+
+use amped_http::caching;
+
+const NOW: i64 = 1_795_219_200; // 2026-11-21
+
+libfuzzer_sys::fuzz_target!(|text: &[u8]| {
+    let fields = || {
+        text.split(|&byte| byte == b'\n').filter_map(|line| {
+            let colon = line.iter().position(|&byte| byte == b':')?;
+            Some((std::str::from_utf8(&line[..colon]).ok()?, &line[colon + 1..]))
+        })
+    };
+    let said = caching::read(fields(), NOW);
+    let vary = said.vary.clone().unwrap_or_default();
+    assert!(vary.windows(2).all(|pair| pair[0] < pair[1]) && !vary.iter().any(|name| name == "*"));
+    // More of it stores less.
+    let no_store = ("Cache-Control", &b"no-store"[..]);
+    assert!(caching::read(std::iter::once(no_store).chain(fields()), NOW).forbids);
+    let twice = caching::read(fields().chain(fields()), NOW);
+    assert_eq!(twice, said);
+});
