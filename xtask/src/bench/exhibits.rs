@@ -20,13 +20,13 @@ use crate::{Outcome, cargo, output, program, root, run as run_command, target_di
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where each experiment's archive goes, or is already [default: target/exhibits]
+    /// Where each experiment's archive goes, or is already [default: target/exhibits, with --whole target/exhibits-whole]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Where the table and the figures go [default: experiments]
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
-    /// Only these, by their names in `ammeter list`
+    /// Measure only these, by their names in `ammeter list`; the table has all that are at hand
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// At length: hours in place of an hour
@@ -51,6 +51,8 @@ struct Line {
 struct Experiment {
     name: String,
     exhibits: Vec<Line>,
+    /// Whether it is to be measured if it is not at hand.
+    is_chosen: bool,
     told: Option<Told>,
 }
 
@@ -101,9 +103,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     // Programs are started from the root, wherever this one was.
     let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let usual = if args.whole { "exhibits-whole" } else { "exhibits" };
     let lab = Lab {
         ammeter: args.ammeter.as_ref().map_or_else(|| target_dir().join("release/ammeter"), whole),
-        out: args.out.as_ref().map_or_else(|| target_dir().join("exhibits"), whole),
+        out: args.out.as_ref().map_or_else(|| target_dir().join(usual), whole),
         into: args.into.as_ref().map_or_else(|| root().join("experiments"), whole),
         is_whole: args.whole,
     };
@@ -114,13 +117,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
         match lab.found(&experiment.name) {
             Found::Whole(told) => experiment.told = Some(lab.drawn(&experiment.name, told)?),
             Found::Begun(told) if args.redraw => experiment.told = Some(lab.drawn(&experiment.name, told)?),
-            Found::Begun(_) | Found::Other | Found::None => left.push(at),
+            Found::Begun(_) | Found::Other | Found::None if experiment.is_chosen => left.push(at),
+            Found::Begun(_) | Found::Other | Found::None => {}
         }
     }
     let names = |experiments: &[Experiment]| left.iter().map(|at| experiments[*at].name.clone()).collect::<Vec<_>>();
     println!(
         "{} experiments are at hand; to be measured: {}",
-        experiments.len() - left.len(),
+        experiments.iter().filter(|one| one.told.is_some()).count(),
         names(&experiments).join(", ")
     );
     lab.write(&experiments)?;
@@ -136,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if troubles.is_empty() { Ok(()) } else { Err(format!("not everything was measured:\n  {}", troubles.join("\n  "))) }
 }
 
-/// The experiments that `ammeter list` names, or those that make these exhibits.
+/// The experiments that `ammeter list` names; chosen are all, or those that make these exhibits.
 fn experiments(list: &str, only: &[String]) -> Outcome<Vec<Experiment>> {
     let lines: Vec<Line> = serde_json::from_str(list).map_err(|error| format!("ammeter list --json: {error}"))?;
     let is = |line: &Line, name: &String| line.name == *name || line.experiment == *name;
@@ -149,13 +153,14 @@ fn experiments(list: &str, only: &[String]) -> Outcome<Vec<Experiment>> {
             Some(experiment) => experiment.exhibits.push(line.clone()),
             None => {
                 let (name, exhibits) = (line.experiment.clone(), vec![line.clone()]);
-                experiments.push(Experiment { name, exhibits, told: None });
+                experiments.push(Experiment { name, exhibits, is_chosen: false, told: None });
             }
         }
     }
-    experiments.retain(|experiment| {
-        only.is_empty() || experiment.exhibits.iter().any(|line| only.iter().any(|name| is(line, name)))
-    });
+    for experiment in &mut experiments {
+        let mut names = experiment.exhibits.iter().flat_map(|line| only.iter().filter(|name| is(line, name)));
+        experiment.is_chosen = only.is_empty() || names.next().is_some();
+    }
     Ok(experiments)
 }
 
@@ -286,7 +291,7 @@ fn table(experiments: &[Experiment]) -> String {
         count("no-longer"),
         count("cannot-be-told"),
     );
-    for Experiment { name, exhibits, told } in experiments {
+    for Experiment { name, exhibits, told, .. } in experiments {
         // Names break lines, so that the column stays narrow.
         let names: Vec<String> = exhibits.iter().map(|line| format!("`{}`", line.name)).collect();
         let mut first = format!("{}<br>[file]({name}/experiment.toml)", names.join("<br>"));
@@ -361,7 +366,8 @@ mod tests {
         let check = |only: &[&str], expected: &[&str]| {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
             let chosen = experiments(LIST, &only).unwrap();
-            assert_eq!(chosen.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), expected, "{only:?}");
+            let chosen = chosen.iter().filter(|one| one.is_chosen);
+            assert_eq!(chosen.map(|one| one.name.as_str()).collect::<Vec<_>>(), expected, "{only:?}");
         };
         check(&[], &["hu-figures-1-4", "arlitt-figure-5"]);
         check(&["hu-figure-2"], &["hu-figures-1-4"]);
