@@ -19,7 +19,9 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         assert!(read(&bytes[..bytes.len() / 2], numbers).iter().zip(&found).all(|(one, other)| one == other));
         for record in found {
             let Record::Sample(sample) = record else { continue };
-            assert!(8 * sample.kernel_chain.len() < bytes.len() && (numbers.is_some() || sample.saved_number.is_none()));
+            assert!(
+                8 * sample.kernel_chain.len() < bytes.len() && (numbers.is_some() || sample.saved_number.is_none())
+            );
             sample.saved_number.map(syscall::name);
         }
     }
