@@ -197,15 +197,25 @@ fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
     fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'")).unwrap();
     let server =
         tampered(("/dev/null", "sendfile"), "sendfile:error=EIO:when=3", &["--config", config.to_str().unwrap()]);
-    assert_eq!(server.get("/large.bin").body.len(), 8 << 20, "what is new is read, and lent afterwards");
-    let mut client = server.connect();
-    client.send_request("GET", "/large.bin", &[]);
-    // The reset may overtake what waits to be sent, the head included.
-    let mut got = Vec::new();
-    let cut = client.stream().read_to_end(&mut got).unwrap_err();
-    assert_eq!(cut.kind(), ErrorKind::ConnectionReset, "{cut}");
-    assert!(got.is_empty() || got.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&got[..80]));
-    assert_eq!(server.get("/large.bin").body.len(), 8 << 20, "it was once");
+    // How much of the first reply is lent already depends on how fast helpers are: the call that fails may be in any of these.
+    let cut = (0..4).filter(|_| {
+        let mut client = server.connect();
+        client.send_request("GET", "/large.bin", &[("Connection", "close")]);
+        let mut got = Vec::new();
+        let end = client.stream().read_to_end(&mut got);
+        // The reset may overtake what waits to be sent, the head included.
+        assert!(
+            got.is_empty() || got.starts_with(b"HTTP/1.1 200 "),
+            "{}",
+            String::from_utf8_lossy(&got[..got.len().min(80)])
+        );
+        match end {
+            Ok(_) => assert!(got.len() > 8 << 20, "{} bytes and no reset", got.len()),
+            Err(ref error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+        }
+        end.is_err()
+    });
+    assert_eq!(cut.count(), 1, "it was once");
 }
 
 /// While the loop rests at the end of each wait a crowd gathers at its door.
