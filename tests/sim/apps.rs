@@ -28,8 +28,9 @@ fn apps() -> Site {
     let (body, output) = (Bytes(BODY_MAX as u64), Bytes(OUTPUT_MAX as u64));
     let rule =
         |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output, cache: None };
+    let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
     let guard = Guard { folder: "/private/".into(), realm: "x".into(), accounts: 0 };
-    Site { apps: vec![rule("/app"), rule("/private/app")], guards: vec![guard], ..site() }
+    Site { apps: vec![rule("/app"), rule("/private/app"), kept], guards: vec![guard], ..site() }
 }
 
 fn world(dice: Dice) -> World {
@@ -58,8 +59,8 @@ struct Wanted {
     may_end: bool,
     /// The part that it asks for.
     play: Option<usize>,
-    /// How often that is begun.
-    begun: usize,
+    /// How often that is begun; `None`: others ask for it too.
+    begun: Option<usize>,
 }
 
 /// A head that a script may say, a body behind it, and how long it says that this is.
@@ -96,7 +97,7 @@ fn of_file() -> Wanted {
         until_close: false,
         may_end: false,
         play: None,
-        begun: 0,
+        begun: Some(0),
     }
 }
 
@@ -113,7 +114,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     let length = dice.random_bool(0.4).then_some(text.len());
     let pause_max = Duration::from_micros(dice.random_range(0..3_000));
     let mut play = Play { pause_max, ..Play::says(answer(number, length, &text)) };
-    let mut wanted = Wanted { body: Some(text.clone()), play: Some(number), begun: 1, head_only, ..of_file() };
+    let mut wanted = Wanted { body: Some(text.clone()), play: Some(number), begun: Some(1), head_only, ..of_file() };
     let (mut pass, mut path) = ("", "/app");
     // As many bytes as an answer has before its body.
     let head = answer(number, length, b"").len();
@@ -168,7 +169,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
         }
         7 => {
             play.says = format!("Location: /app?{number}\n\n").into_bytes();
-            (wanted.statuses, wanted.body, wanted.may_end, wanted.begun) = (vec![502], None, has_body, 11);
+            (wanted.statuses, wanted.body, wanted.may_end, wanted.begun) = (vec![502], None, has_body, Some(11));
         }
         // It says more than it may.
         8 => {
@@ -185,13 +186,13 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             let head = format!("POST /app?{number} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", data.len());
             plays.push(play);
             let bytes = [head.into_bytes(), data].concat();
-            return Wanted { bytes, statuses: vec![413], body: None, may_end: true, begun: 0, ..wanted };
+            return Wanted { bytes, statuses: vec![413], body: None, may_end: true, begun: Some(0), ..wanted };
         }
         11 | 12 => (pass, path) = (PASS, "/private/app"),
         13 => {
             pass = one_of(dice, &["", "Authorization: Basic YTpi\r\n"]);
             path = "/private/app";
-            (wanted.statuses, wanted.body, wanted.begun) = (vec![401], None, 0);
+            (wanted.statuses, wanted.body, wanted.begun) = (vec![401], None, Some(0));
             wanted.may_end = data.len() as u64 > DROPPED_MAX || fields.contains("Expect");
         }
         _ => {}
@@ -249,7 +250,9 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
     }
     if let Some(missing) = requests.get(responses.len()) {
         let last = responses.len().checked_sub(1).map(|at| (&requests[at], &responses[at]));
-        let is_end = last.is_some_and(|(wanted, response)| wanted.may_end || response.closes() || !response.complete);
+        // A reset may overtake the head of what it cuts.
+        let is_end = (missing.is_cut && session.broken)
+            || last.is_some_and(|(wanted, response)| wanted.may_end || response.closes() || !response.complete);
         let told = last.map(|(wanted, response)| {
             (wanted.play.map(|number| &world.plays[number]), wanted.head_only, response.status, &response.fields)
         });
@@ -260,7 +263,8 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
         for wanted in requests {
             let Some(number) = wanted.play else { continue };
             let begun = world.begun.get(number).copied().unwrap_or_default();
-            assert_eq!(begun, wanted.begun, "{:?} for {:?}", world.plays[number], wanted.statuses);
+            let expected = wanted.begun.unwrap_or(begun);
+            assert_eq!(begun, expected, "{:?} for {:?}", world.plays[number], wanted.statuses);
         }
     }
 }
@@ -289,6 +293,114 @@ fn muddle(dice: Dice, interrupted: bool) {
     for (n, requests) in all.iter().enumerate() {
         check(&world, n, requests, world.sessions[n].half_closes);
     }
+}
+
+/// A page that many ask for, and what is to come of it: one that is kept, or an application that does not do so well.
+fn page(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
+    let number = plays.len();
+    let text: Vec<u8> = format!("page {number} ").bytes().cycle().take(dice.random_range(100..60_000)).collect();
+    let length = dice.random_bool(0.5).then_some(text.len());
+    let pause_max = Duration::from_micros(dice.random_range(0..3_000));
+    let mut play = Play { pause_max, ..Play::says(answer(number, length, &text)) };
+    let mut wanted = Wanted { body: Some(text), play: Some(number), begun: None, ..of_file() };
+    let head = answer(number, length, b"").len();
+    match dice.random_range(0..8) {
+        0 => {
+            play.refused = Some(AppTrouble::Busy);
+            (wanted.statuses, wanted.body) = (vec![503], None);
+        }
+        // It ends, or is ended, before its answer is complete.
+        1 => {
+            play.says.truncate(dice.random_range(0..head));
+            play.end = [End::Whole, End::Dies, End::Stalls][dice.random_range(0..3)];
+            (wanted.statuses, wanted.body) = (vec![if play.end == End::Stalls { 504 } else { 502 }], None);
+        }
+        2 => {
+            play.says.truncate(dice.random_range(head..play.says.len()));
+            play.end = [End::Dies, End::Stalls][dice.random_range(0..2)];
+            wanted.is_cut = true;
+        }
+        3 => drop(play.says.splice(0..0, *b"Cache-Control: no-store\n")),
+        _ => {}
+    }
+    plays.push(play);
+    wanted
+}
+
+/// The same, asked for by one of many.
+fn asked_for(dice: &mut Dice, page: &Wanted) -> Wanted {
+    let number = page.play.expect("an application's");
+    // What may be in the answer for one alone is made for him alone.
+    let fields = one_of(dice, &["", "", "", "Cookie: a=b\r\n", PASS]);
+    let head_only = dice.random_bool(0.1);
+    let method = if head_only { "HEAD" } else { "GET" };
+    let bytes = format!("{method} /kept?{number} HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into_bytes();
+    let body = if head_only { page.body.as_ref().map(|_| Vec::new()) } else { page.body.clone() };
+    Wanted { bytes, head_only, body, is_cut: page.is_cut && !head_only, ..page.clone() }
+}
+
+/// Clients that ask for the same few pages, all at once.
+fn crowd(dice: Dice, interrupted: bool) {
+    let mut world = world(dice);
+    let mut dice = world.dice.clone();
+    let mut plays = Vec::new();
+    let pages: Vec<Wanted> = (0..3).map(|_| page(&mut dice, &mut plays)).collect();
+    world.plays = plays;
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        let requests: Vec<Wanted> = (0..6)
+            .map(|_| match dice.random_range(0..4) {
+                3 => of_file(),
+                which => asked_for(&mut dice, &pages[which]),
+            })
+            .collect();
+        let link = Link::random(&mut dice);
+        let link = Link { read_max: link.read_max.max(64), write_max: link.write_max.max(1024), ..link };
+        let n = world.connect(link, requests.iter().flat_map(|wanted| wanted.bytes.clone()).collect::<Vec<u8>>());
+        world.sessions[n].half_closes = dice.random_bool(0.2);
+        all.push(requests);
+    }
+    if interrupted {
+        interrupt(&mut world, &mut dice);
+    }
+    world.pass_until_closed();
+    for (n, requests) in all.iter().enumerate() {
+        check(&world, n, requests, world.sessions[n].half_closes);
+    }
+    assert!(world.makings.is_empty(), "somebody waits for nobody: {:?}", world.makings);
+}
+
+#[test]
+fn who_waits_for_a_page_has_his_reply_whatever_becomes_of_it() {
+    each_seed(60, |dice| crowd(dice, false));
+}
+
+#[test]
+fn interruptions_leave_nobody_waiting_for_a_page() {
+    each_seed(60, |dice| crowd(dice, true));
+}
+
+#[test]
+fn a_page_is_made_once_for_all_who_ask_meanwhile() {
+    each_seed(20, |mut dice| {
+        for (field, once) in [("", true), ("Cache-Control: no-store\n", false), ("Set-Cookie: a=b\n", false)] {
+            let mut world = world(dice.clone());
+            let text = vec![b'p'; dice.random_range(0..60_000)];
+            let says = [field.as_bytes(), &answer(0, None, &text)].concat();
+            world.plays = vec![Play { pause_max: Duration::from_millis(3), ..Play::says(says) }];
+            let clients = 8;
+            for _ in 0..clients {
+                let link = Link { write_max: 1 << dice.random_range(10..18), ..Link::WHOLE };
+                world.connect(link, "GET /kept?0 HTTP/1.1\r\nHost: a\r\n\r\n");
+            }
+            world.settle();
+            for session in &world.sessions {
+                let responses = session.responses(&[false]);
+                assert_eq!((responses.len(), responses[0].status, responses[0].body == text), (1, 200, true));
+            }
+            assert_eq!(world.begun, [if once { 1 } else { clients }], "{field:?}");
+        }
+    });
 }
 
 /// What may happen at any moment: the server is told to stop, has another configuration, loses a client, or one takes nothing.
@@ -326,6 +438,20 @@ fn each_request_has_its_reply_whatever_applications_do() {
 #[test]
 fn interruptions_leave_no_application_behind() {
     each_seed(60, |dice| muddle(dice, true));
+}
+
+/// Its head is all that this client wants, and an application that does not come to its end behind it is given up.
+#[test]
+fn one_that_stalls_behind_its_head_costs_no_connection() {
+    each_seed(10, |dice| {
+        let mut world = world(dice);
+        world.plays = vec![Play { end: End::Stalls, ..Play::says(answer(0, None, b"")) }];
+        let n = world.connect(Link::WHOLE, "");
+        assert_eq!(world.ask(n, "HEAD /app?0 HTTP/1.1\r\nHost: a\r\n\r\n").status, 200);
+        world.pass(Duration::from_secs(61));
+        assert!(world.sessions[n].app.is_none() && world.sessions[n].closed.is_none());
+        assert_eq!(world.ask(n, "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n").status, 200);
+    });
 }
 
 /// A password is verified first, however long that takes: of the body no more is taken than a client may send ahead.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use amped_core::app::{Input, Output};
 use amped_core::cache::Budgets;
+use amped_core::cache::page::PageName;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Delay, Event, Found, Ticket, Trouble, Work};
@@ -40,8 +41,19 @@ pub(crate) struct World {
     pub(crate) plays: Vec<Play>,
     /// How often each was begun.
     pub(crate) begun: Vec<usize>,
+    /// Pages that are being made.
+    pub(crate) makings: Vec<Making>,
     /// What happens at fixed moments.
     script: Vec<(Time, Deed)>,
+}
+
+/// A page that an application makes for all who have asked for it meanwhile.
+#[derive(Debug)]
+pub(crate) struct Making {
+    name: PageName,
+    /// Whose request it is.
+    maker: (usize, Ticket),
+    followers: Vec<(usize, Ticket)>,
 }
 
 type Deed = Box<dyn FnOnce(&mut World)>;
@@ -115,6 +127,8 @@ pub(crate) struct Session {
     outbox: VecDeque<Piece>,
     /// The application that has its request.
     pub(crate) app: Option<Application>,
+    /// Under which ticket it waits for the answer that another one gets.
+    follows: Option<Ticket>,
     /// The last one that has ended by itself: what was said to it in the same breath is for nobody.
     gone: Ticket,
     /// That of the reply that was given last, if its body is open: it goes out with the end.
@@ -169,6 +183,7 @@ impl World {
             dice,
             plays: Vec::new(),
             begun: Vec::new(),
+            makings: Vec::new(),
             script: Vec::new(),
         }
     }
@@ -191,6 +206,7 @@ impl World {
             stalled: false,
             outbox: VecDeque::new(),
             app: None,
+            follows: None,
             gone: Ticket::default(),
             open: None,
             broken: false,
@@ -227,8 +243,10 @@ impl World {
         session.closed = session.closed.or(Some(self.now));
         session.conn = Conn::new(self.now);
         session.outbox.clear();
-        session.app = None;
-        session.open = None;
+        (session.app, session.follows, session.open) = (None, None, None);
+        if let Some(Making { maker: (_, ticket), .. }) = self.makings.iter().find(|making| making.maker.0 == at) {
+            self.settle_page(at, *ticket);
+        }
     }
 
     /// Something happens at a fixed moment.
@@ -469,7 +487,7 @@ impl World {
                     session.half_closed = Some(self.now);
                 }
                 Action::Close => {
-                    assert!(session.app.is_none(), "an application is left behind");
+                    assert!(session.app.is_none() && session.follows.is_none(), "an application is left behind");
                     session.broken = session.open.is_some();
                     session.closed = Some(self.now);
                 }
@@ -489,6 +507,11 @@ impl World {
 
     /// A connection has something for an application; what that says at once.
     fn tell_app(&mut self, n: usize, ticket: Ticket, input: Input) -> Option<Output<'static>> {
+        let has_made = match input {
+            Input::Join(name) => return Some(self.join(n, ticket, name)),
+            Input::Leave(_) | Input::Settled => self.settle_page(n, ticket),
+            Input::Start(_) | Input::Body(_) | Input::End => false,
+        };
         let World { sessions, plays, begun, dice, .. } = self;
         let session = &mut sessions[n];
         if let Input::Start(work) = input {
@@ -501,6 +524,7 @@ impl World {
                 && dice.random_bool(0.5)
             {
                 session.gone = ticket;
+                self.settle_page(n, ticket);
                 return Some(Output::Failed(trouble));
             }
             app.act_at = self.now;
@@ -508,12 +532,13 @@ impl World {
             return None;
         }
         let Some(app) = &mut session.app else {
-            assert_eq!(session.gone, ticket, "another one is spoken to");
+            let follows = session.follows.take_if(|follows| *follows == ticket).is_some();
+            assert!(session.gone == ticket || has_made || follows, "another one is spoken to");
             return None;
         };
         assert_eq!(app.ticket, ticket);
         match input {
-            Input::Start(_) => unreachable!("seen to above"),
+            Input::Start(_) | Input::Join(_) => unreachable!("seen to above"),
             Input::Body(bytes) => {
                 assert!(!app.input_ended && !bytes.is_empty());
                 app.input.extend_from_slice(&bytes);
@@ -526,7 +551,7 @@ impl World {
                 assert!(!std::mem::replace(&mut app.input_ended, true), "the end of a body comes once");
             }
             Input::Leave(_) => session.app = None,
-            Input::Join(_) | Input::Settled => panic!("no pages are kept here"),
+            Input::Settled => assert!(has_made, "for nobody"),
         }
         None
     }
@@ -544,9 +569,44 @@ impl World {
         match output {
             Output::Ended | Output::Failed(_) => session.gone = ticket,
             Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
-            Output::First | Output::Follows | Output::Again => panic!("no pages are kept here"),
+            Output::First | Output::Follows | Output::Again => unreachable!("no application says that"),
         }
+        let has_ended = self.sessions[n].app.is_none();
         self.handle(n, Event::App(ticket, output));
+        if has_ended {
+            self.settle_page(n, ticket);
+        }
+    }
+
+    /// A request is for a page that will be kept: its application makes it, or it waits for the one that does.
+    fn join(&mut self, n: usize, ticket: Ticket, name: PageName) -> Output<'static> {
+        let session = &mut self.sessions[n];
+        assert!(session.app.is_none() && session.follows.is_none(), "two applications for one connection");
+        match self.makings.iter_mut().find(|making| making.name == name) {
+            Some(making) => {
+                making.followers.push((n, ticket));
+                session.follows = Some(ticket);
+                Output::Follows
+            }
+            None => {
+                self.makings.push(Making { name, maker: (n, ticket), followers: Vec::new() });
+                Output::First
+            }
+        }
+    }
+
+    /// Who waits for this one's page is told, some time later, that he need not; `false`: it makes none.
+    fn settle_page(&mut self, n: usize, ticket: Ticket) -> bool {
+        let Some(at) = self.makings.iter().position(|making| making.maker == (n, ticket)) else { return false };
+        for (n, ticket) in self.makings.swap_remove(at).followers {
+            let when = self.now + Duration::from_micros(self.dice.random_range(0..100));
+            self.at(when, move |world| {
+                if world.sessions[n].follows.take_if(|follows| *follows == ticket).is_some() {
+                    world.handle(n, Event::App(ticket, Output::Again));
+                }
+            });
+        }
+        true
     }
 
     fn ask_disk(&mut self, n: usize, ticket: Ticket, work: Work) {

@@ -506,6 +506,8 @@ impl Conn {
         if self.unsent {
             self.resume(call);
         } else {
+            // Also where the application was given up on: its time is over, that of the next request begins.
+            self.since = call.now;
             self.all_sent(call);
         }
     }
