@@ -16,7 +16,7 @@ pub(crate) struct Args {
     quick: bool,
 
     /// Time for each fuzz target, in seconds
-    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(long, value_name = "N", default_value_t = 20)]
     fuzz_seconds: u32,
 }
 
