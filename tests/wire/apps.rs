@@ -450,36 +450,48 @@ fn who_is_slow_makes_nobody_else_wait() {
     script(&site, "reads", "printf 'Content-Type: a/b\\n\\n'; cat");
     script(&site, "deaf", "sleep 1000");
     let server = serve(&site, "time = \"1h\"");
-    let before = descriptors(&server);
+    let targets = ["/cgi-bin/computes", "/cgi-bin/floods", "/cgi-bin/reads", "/cgi-bin/deaf"];
+    slow_ones(&server, targets, || scripts_of(&server).len() >= 4, || scripts_of(&server).is_empty());
+    assert_eq!(server.get("/a.txt").text(), "static");
+}
+
+/// Two clients that read nothing of what an application says, if it says anything, one that sends a byte now and then to the
+/// third, and one whose application, the last, takes nothing: while all of them are at it `/a.txt` is served, and when they
+/// leave nothing stays of them.
+pub(crate) fn slow_ones(
+    server: &Server,
+    [silent, floods, reads, deaf]: [&'static str; 4],
+    are_at_work: impl Fn() -> bool,
+    have_ended: impl Fn() -> bool,
+) {
+    let before = descriptors(server);
     let mut clients: Vec<Client> = Vec::new();
-    for target in ["/cgi-bin/computes", "/cgi-bin/floods"] {
+    for target in [silent, floods] {
         let mut client = Client::connect_narrow(server.address, 4096);
         client.send_request("GET", target, &[]);
         clients.push(client);
     }
-    // One sends a byte now and then, one more than its script takes.
     let mut drips = server.connect();
-    drips.send_request("POST", "/cgi-bin/reads", &[("Content-Length", "1000")]);
-    let deaf = server.connect();
-    let mut sender = Client::on(deaf.stream());
+    drips.send_request("POST", reads, &[("Content-Length", "1000")]);
+    let unheard = server.connect();
+    let mut sender = Client::on(unheard.stream());
     let flood = thread::spawn(move || {
-        // More than the script is given ahead: the rest, and the end behind it, waits in the server's socket. With more than
+        // More than an application is given ahead: the rest, and the end behind it, waits in the server's socket. With more than
         // that holds, the end would wait in the client's.
-        sender.send_request("POST", "/cgi-bin/deaf", &[("Content-Length", "50000000")]);
+        sender.send_request("POST", deaf, &[("Content-Length", "50000000")]);
         sender.send(vec![0; 100_000]);
     });
-    wait_until("the scripts", || scripts_of(&server).len() >= 4);
+    wait_until("the applications", are_at_work);
     for n in 0..20 {
         drips.send("x");
         assert_eq!(server.get("/a.txt").text(), "static", "{n}");
     }
     drop((clients, drips));
-    deaf.stream().shutdown(std::net::Shutdown::Both).unwrap();
+    unheard.stream().shutdown(std::net::Shutdown::Both).unwrap();
     flood.join().unwrap();
-    drop(deaf);
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    drop(unheard);
+    wait_until("all applications to end", have_ended);
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
-    assert_eq!(server.get("/a.txt").text(), "static");
 }
 
 #[test]

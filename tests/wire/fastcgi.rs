@@ -175,34 +175,10 @@ fn who_is_slow_makes_nobody_else_wait() {
     let site = Site::new();
     site.file("a.txt", "static");
     let server = serve(&site, "processes = 4\ntime = \"1h\"");
-    let before = super::apps::descriptors(&server);
-    let mut clients: Vec<Client> = Vec::new();
-    for target in ["/app?sleep", "/app?flood"] {
-        let mut client = Client::connect_narrow(server.address, 4096);
-        client.send_request("GET", target, &[]);
-        clients.push(client);
-    }
-    // One sends a byte now and then, one more than its application takes.
-    let mut drips = server.connect();
-    drips.send_request("POST", "/app?body", &[("Content-Length", "1000")]);
-    let deaf = server.connect();
-    let mut sender = Client::on(deaf.stream());
-    let flood = thread::spawn(move || {
-        sender.send_request("POST", "/app?deaf", &[("Content-Length", "50000000")]);
-        sender.send(vec![0; 100_000]);
-    });
-    wait_until("the applications", || applications_of(&server).len() == 4);
-    for n in 0..20 {
-        drips.send("x");
-        assert_eq!(server.get("/a.txt").text(), "static", "{n}");
-    }
-    drop((clients, drips));
-    deaf.stream().shutdown(std::net::Shutdown::Both).unwrap();
-    flood.join().unwrap();
-    drop(deaf);
-    // Each was the only one in its place, and busy with what nobody wants any more.
-    wait_until("the applications to end", || applications_of(&server).is_empty());
-    wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
+    let targets = ["/app?sleep", "/app?flood", "/app?body", "/app?deaf"];
+    // Each is the only one in its place, and then busy with what nobody wants any more.
+    let running = || applications_of(&server).len();
+    super::apps::slow_ones(&server, targets, || running() == 4, || running() == 0);
     assert_eq!(told(&server.get("/app")).len(), 3);
 }
 
