@@ -279,12 +279,19 @@ fn muddle(dice: Dice, interrupted: bool) {
         let mut plays = std::mem::take(&mut world.plays);
         let requests = requests(&mut dice, &mut plays, 12);
         world.plays = plays;
+        all.push(requests);
+    }
+    play_out(world, dice, all, interrupted);
+}
+
+/// A client for each of these lists, until all connections are closed: the replies are as they are to be.
+fn play_out(mut world: World, mut dice: Dice, all: Vec<Vec<Wanted>>, interrupted: bool) {
+    for requests in &all {
         let link = Link::random(&mut dice);
         let link = Link { read_max: link.read_max.max(64), write_max: link.write_max.max(1024), ..link };
         let bytes: Vec<u8> = requests.iter().flat_map(|wanted| wanted.bytes.iter().copied()).collect();
         let n = world.connect(link, bytes);
         world.sessions[n].half_closes = dice.random_bool(0.3);
-        all.push(requests);
     }
     if interrupted {
         interrupt(&mut world, &mut dice);
@@ -293,6 +300,7 @@ fn muddle(dice: Dice, interrupted: bool) {
     for (n, requests) in all.iter().enumerate() {
         check(&world, n, requests, world.sessions[n].half_closes);
     }
+    assert!(world.makings.is_empty(), "somebody waits for nobody: {:?}", world.makings);
 }
 
 /// A page that many ask for, and what is to come of it: one that is kept, or an application that does not do so well.
@@ -348,26 +356,13 @@ fn crowd(dice: Dice, interrupted: bool) {
     world.plays = plays;
     let mut all = Vec::new();
     for _ in 0..6 {
-        let requests: Vec<Wanted> = (0..6)
-            .map(|_| match dice.random_range(0..4) {
-                3 => of_file(),
-                which => asked_for(&mut dice, &pages[which]),
-            })
-            .collect();
-        let link = Link::random(&mut dice);
-        let link = Link { read_max: link.read_max.max(64), write_max: link.write_max.max(1024), ..link };
-        let n = world.connect(link, requests.iter().flat_map(|wanted| wanted.bytes.clone()).collect::<Vec<u8>>());
-        world.sessions[n].half_closes = dice.random_bool(0.2);
-        all.push(requests);
+        let request = |_| match dice.random_range(0..4) {
+            3 => of_file(),
+            which => asked_for(&mut dice, &pages[which]),
+        };
+        all.push((0..6).map(request).collect());
     }
-    if interrupted {
-        interrupt(&mut world, &mut dice);
-    }
-    world.pass_until_closed();
-    for (n, requests) in all.iter().enumerate() {
-        check(&world, n, requests, world.sessions[n].half_closes);
-    }
-    assert!(world.makings.is_empty(), "somebody waits for nobody: {:?}", world.makings);
+    play_out(world, dice, all, interrupted);
 }
 
 #[test]
