@@ -78,8 +78,8 @@ impl Group {
         }
         if let Some(share) = limits.cpu {
             // Short, so that who has used up his part does not stand still for long; the kernel takes no quota below 1 ms, and
-            // no period above 1 s. No part of the monitor's interval goes into it, or each look would meet the same moment of it:
-            // with 50 ms, of 20 connections in the mean 9 were seen.
+            // no period above 1 s. The monitor's interval is no multiple of it, or each look at the listen queue would meet the same
+            // moment of it; a census of connections chooses its moments itself.
             let period_us = (1033.0 / share).clamp(41_300.0, 1_000_000.0);
             let quota_us = (period_us * share).round();
             if is_v1() {
