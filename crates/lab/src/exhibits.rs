@@ -36,6 +36,13 @@ impl Exhibit {
         exhibits.sort_by_key(|(name, _)| number(name));
         exhibits
     }
+
+    /// The names by which it is found, each once.
+    fn names(&self) -> Vec<String> {
+        let mut names = vec![self.name.to_owned()];
+        names.extend(self.makes().into_iter().map(|(name, _)| name).filter(|name| name != self.name));
+        names
+    }
 }
 
 macro_rules! exhibits {
@@ -86,13 +93,10 @@ exhibits![
 /// # Errors
 /// There is none; the name that comes nearest, or all that there are.
 pub(crate) fn find(name: &str) -> Result<Exhibit, Failure> {
-    let made = |exhibit: &Exhibit| exhibit.makes().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    let is_it = |exhibit: &&Exhibit| exhibit.name == name || made(exhibit).iter().any(|made| made == name);
-    if let Some(exhibit) = ALL.iter().find(is_it) {
+    if let Some(exhibit) = ALL.iter().find(|exhibit| exhibit.names().iter().any(|known| known == name)) {
         return Ok(*exhibit);
     }
-    let names = ALL.iter().flat_map(|exhibit| [vec![exhibit.name.to_owned()], made(exhibit)].concat());
-    let names: Vec<String> = names.collect();
+    let names: Vec<String> = ALL.iter().flat_map(Exhibit::names).collect();
     let nearest = names.iter().min_by_key(|known| strsim::osa_distance(name, known));
     // A name of which more than a third is wrong was meant for nothing here.
     let nearest = nearest.filter(|known| strsim::osa_distance(name, known) * 3 <= name.len());
@@ -175,5 +179,6 @@ mod tests {
         check("arlit-figure-5", "did you mean arlitt-figure-5?");
         check("yates-tabel-3", "did you mean yates-table-3?");
         check("x", "there are: ");
+        check("x", ", hu-figure-13, yates-figure-1, yates-figure-4, yates-figure-2, yates-figure-3, ");
     }
 }
