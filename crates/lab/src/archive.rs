@@ -141,7 +141,7 @@ impl Resolved {
 
 /// The settings of an arm without what says nothing of what is measured.
 fn without_words(mut settings: toml::Table) -> toml::Table {
-    ["title", "about", "claim", "finding", "figure", "exhibits"].into_iter().for_each(|key| drop(settings.remove(key)));
+    ["title", "about", "claim", "figure", "exhibits"].into_iter().for_each(|key| drop(settings.remove(key)));
     settings
 }
 
