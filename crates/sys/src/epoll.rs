@@ -36,6 +36,8 @@ pub struct Ready {
 pub enum Interest {
     /// A connection: both directions, told once for each change (`EPOLLET`), so that no call is needed to re-arm.
     Connection,
+    /// A connection on which everything has been written: what comes, told once for each change.
+    Incoming,
     /// A listener or an eventfd: told as long as there is something.
     Readable,
     /// A socket with something left to write: told as long as there is something to read or room to write.
@@ -106,6 +108,7 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     use epoll::EventFlags as Flags;
     match interest {
         Interest::Connection => Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET,
+        Interest::Incoming => Flags::IN | Flags::RDHUP | Flags::ET,
         Interest::Readable => Flags::IN,
         Interest::Both => Flags::IN | Flags::OUT,
         Interest::OneOfMany => Flags::IN | Flags::EXCLUSIVE,

@@ -6,13 +6,16 @@
 //! the file (since Linux 5.2), so it is no probe for a web server that has given up root.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -23,6 +26,35 @@ pub enum Patience {
     Wait,
     /// Fail with [`io::ErrorKind::WouldBlock`] rather than wait.
     Now,
+}
+
+/// A file without a name, in this directory: for reading and writing, for its owner alone, and gone with its last
+/// descriptor. May wait for the disk.
+///
+/// # Errors
+/// As open(2).
+pub fn unnamed(directory: &Path) -> io::Result<File> {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::RUSR | Mode::WUSR);
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
+        Ok(file) => return Ok(File::from(file)),
+        // A file system without such files (open(2), O_TMPFILE): overlayfs before Linux 6.1, NFS.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    loop {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = directory.join(format!(".amped-{:x}-{count:x}-{moment:x}", std::process::id()));
+        match rustix::fs::open(&name, flags | OFlags::CREATE | OFlags::NOFOLLOW, mode) {
+            Ok(file) => {
+                rustix::fs::unlink(&name)?;
+                return Ok(File::from(file));
+            }
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// What fstat(2) says.
@@ -42,6 +74,10 @@ pub struct Status {
     pub ctime_ns: i64,
     /// Names that it has; 0 once it is removed.
     pub links: u64,
+    /// Numbers of its user and its group.
+    pub owner: (u32, u32),
+    /// Its kind and permissions.
+    pub mode: u32,
 }
 
 /// Kinds of file, as far as a web server tells them apart.
@@ -66,6 +102,15 @@ pub fn open_root(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
 }
 
+/// Opens a file for nothing but to ask for its [`status`]. May wait for the disk unless told not to.
+///
+/// # Errors
+/// As open(2); [`io::ErrorKind::WouldBlock`] when it would have waited.
+pub fn open_path(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
+}
+
 /// Opens a directory below `root` as a root of its own.
 ///
 /// # Errors
@@ -82,8 +127,18 @@ pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) 
 /// # Errors
 /// As openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] when it would have waited.
 pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+    open_at(root, path, beneath(), patience)
+}
+
+/// The same under another rule for how the name is resolved.
+pub(crate) fn open_at(
+    root: BorrowedFd<'_>,
+    path: &CStr,
+    rule: ResolveFlags,
+    patience: Patience,
+) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let resolve = resolve(patience, beneath());
+    let resolve = resolve(patience, rule | ResolveFlags::NO_MAGICLINKS);
     // EAGAIN also comes to a caller who would wait: for a rename elsewhere in the tree while `..` is resolved (openat2(2)),
     // and for a file with a lease, as a Samba or NFS server takes on behalf of a client, until its holder has given it up
     // (open(2), O_NONBLOCK). Asked again, after 1 ms, 2 ms and so on: half a second in all.
@@ -198,6 +253,8 @@ fn status_of(stat: &rustix::fs::Stat) -> Status {
         mtime_ns: nanos(stat.st_mtime, stat.st_mtime_nsec),
         ctime_ns: nanos(stat.st_ctime, stat.st_ctime_nsec),
         links: stat.st_nlink,
+        owner: (stat.st_uid, stat.st_gid),
+        mode: stat.st_mode,
     }
 }
 
@@ -247,6 +304,56 @@ pub fn is_resident(fd: impl AsFd, offset: u64) -> bool {
 /// As sendfile(2). `Ok(0)` says that the file ends here.
 pub fn send_file(socket: impl AsFd, file: impl AsFd, offset: &mut u64, count: usize) -> io::Result<usize> {
     Ok(rustix::fs::sendfile(socket, file, Some(offset), count)?)
+}
+
+/// Where an open file lies, with ` (deleted)` behind it if it has no name any more. `None` where /proc is not mounted.
+pub fn path(fd: impl AsFd) -> Option<PathBuf> {
+    let link = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    std::fs::read_link(link).ok()
+}
+
+/// The flag of open(2) by which reading and writing fail rather than wait, for pipes.
+pub const NONBLOCKING: i32 = libc::O_NONBLOCK;
+
+/// Writes to a pipe, a socket or a terminal what can be written without waiting for its reader. A terminal that is stopped is
+/// waited for all the same.
+///
+/// # Errors
+/// As pwritev2(2); [`io::ErrorKind::WouldBlock`] if there is no room.
+pub fn write_without_waiting(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    // The position that stands for none, as pipes and sockets have it.
+    const NOWHERE: u64 = u64::MAX;
+    match rustix::io::pwritev2(&fd, &[io::IoSlice::new(bytes)], NOWHERE, ReadWriteFlags::NOWAIT) {
+        // A named pipe, or a terminal: with room for a byte it takes so many (PIPE_BUF, pipe(7)).
+        Err(Errno::OPNOTSUPP) if is_writable(&fd, Some(&Timespec::default()))? => {
+            Ok(rustix::io::write(&fd, &bytes[..bytes.len().min(4096)])?)
+        }
+        Err(Errno::OPNOTSUPP) => Err(io::ErrorKind::WouldBlock.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Waits until a pipe, a socket or a terminal has room.
+///
+/// # Errors
+/// As poll(2).
+pub fn wait_for_room(fd: impl AsFd) -> io::Result<()> {
+    is_writable(fd, None).map(|_| ())
+}
+
+fn is_writable(fd: impl AsFd, patience: Option<&Timespec>) -> io::Result<bool> {
+    let mut awaited = [PollFd::new(&fd, PollFlags::OUT)];
+    Ok(rustix::io::retry_on_intr(|| rustix::event::poll(&mut awaited, patience))? > 0)
+}
+
+/// Waits for a write(2) that is in progress, if the file system keeps readers of this kind out meanwhile: ext4, XFS, Btrfs,
+/// F2FS and tmpfs do. What is read afterwards has all of every write that had stamped the file before this call.
+///
+/// lseek(2) with `SEEK_DATA` takes the lock that a write holds from its stamp to its last byte. The position of the
+/// descriptor changes.
+pub fn wait_for_writer(fd: impl AsFd) {
+    // An empty file has no data (ENXIO), and some file systems know no such question: nobody can do better then.
+    let _ = rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(0));
 }
 
 /// The names in a directory, but for `.` and `..`. Waits for the disk.
@@ -332,7 +439,7 @@ mod tests {
         assert!(0 < found.bytes_free && found.bytes_free <= found.bytes_total, "{found:?}");
         assert!(space(Path::new("/nowhere")).is_err());
         assert_eq!(space(Path::new("/proc")).expect("mounted").bytes_total, 0, "nothing is stored there");
-        sync_file_system(std::fs::File::open(folder.path()).expect("opened")).expect("written out");
+        sync_file_system(File::open(folder.path()).expect("opened")).expect("written out");
     }
 
     #[test]
@@ -347,11 +454,10 @@ mod tests {
 
     #[test]
     fn a_lease_is_waited_for() {
-        use std::os::fd::AsRawFd;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("file");
         std::fs::write(&path, "text").expect("written");
-        let holder = std::fs::File::options().read(true).write(true).open(&path).expect("opened");
+        let holder = File::options().read(true).write(true).open(&path).expect("opened");
         // The notice that somebody wants the lease to end would end this process otherwise.
         // SAFETY: both take plain numbers, the descriptor is open. JUSTIFICATION: rustix has neither call.
         let lease = |kind: libc::c_int| unsafe {
@@ -375,7 +481,7 @@ mod tests {
         let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).expect("written");
-        let file = std::fs::File::open(&path).expect("opened");
+        let file = File::open(&path).expect("opened");
         assert!(is_resident(&file, 0));
         assert!(!is_resident(&file, 1 << 20), "beyond the end");
         file.sync_all().expect("synced");

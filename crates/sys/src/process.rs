@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -93,9 +94,60 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     unsafe {
         check(libc::initgroups(name.as_ptr(), gid))?;
         check(libc::setresgid(gid, gid, gid))?;
-        check(libc::setresuid(uid, uid, uid))?;
-        // No set-uid program started later gives back what was given up.
-        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        check(libc::setresuid(uid, uid, uid))
+    }
+}
+
+/// Closes all descriptors that this process has inherited but for the standard three: a listener or a secret of the program
+/// that started it would stay open as long as the server, and in all that it starts (close_range(2)). To be called before
+/// anything was opened.
+///
+/// # Errors
+/// As close_range(2): before Linux 5.9, or where a sandbox forbids it.
+pub fn close_inherited() -> io::Result<()> {
+    // SAFETY: close_range(2) takes plain numbers. Nothing of this program is open yet but standard streams, as the caller says.
+    // JUSTIFICATION: neither std nor rustix has it.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Has this thread, and all processes and threads that it starts, gain no privileges by starting a program: no set-uid bit and
+/// no file capability counts (`PR_SET_NO_NEW_PRIVS`), and the bounding set of capabilities is empty, as far as this process
+/// may empty it. What it has itself it keeps. To be called while there is one thread.
+///
+/// # Errors
+/// As prctl(2).
+pub fn gain_no_privileges() -> io::Result<()> {
+    // SAFETY: prctl(2) takes plain numbers here. JUSTIFICATION: rustix's form of the second is unsafe as well, and one form
+    // for both is easier to read.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Up to the last that the kernel knows (EINVAL). Without CAP_SETPCAP there is nothing to take away by (EPERM).
+        (0..64).all(|capability| libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0);
+    }
+    Ok(())
+}
+
+/// The mask with which this process was started, plus one; 0: it has kept that.
+static MASK_BEFORE: AtomicU32 = AtomicU32::new(0);
+
+/// Files that this process makes are not for everybody (umask 0027). Programs that it starts by
+/// [`end_with_this_thread`] get the mask back that it was started with.
+pub fn keep_files_private() {
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o027));
+    MASK_BEFORE.store(before.as_raw_mode() + 1, Relaxed);
+}
+
+/// Has the out-of-memory killer take this process rather than others that use as much memory: `more` thousandths of all memory
+/// are added to what it uses (proc_pid_oom_score_adj(5)). Everybody may make that more.
+pub fn offer_to_memory_killer(more: i32) {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    // Where /proc is not mounted the kernel decides by size alone.
+    let now = std::fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    if let Some(now) = now {
+        let _ = std::fs::write(FILE, (now + more).min(1000).to_string());
     }
 }
 
@@ -111,20 +163,32 @@ pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
 /// Has the programs that `command` starts obey signals as usual, though this process may block or ignore them, and end with this
 /// thread: SIGKILL comes to them when it is gone, however it went. What they start themselves is not reached.
 pub fn end_with_this_thread(command: &mut std::process::Command) {
+    end_with(command, std::process::id());
+}
+
+/// As [`end_with_this_thread`], for a thread of this process.
+fn end_with(command: &mut std::process::Command, parent: u32) {
     use std::os::unix::process::CommandExt;
-    let prepare = || {
+    let prepare = move || {
         // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); signal(2) gets numbers of signals and a
-        // disposition that is no function; prctl(2) takes plain numbers. All may be called between fork(2) and execve(2)
+        // disposition that is no function; prctl(2) takes plain numbers, getppid(2) none. All may be called between fork(2) and execve(2)
         // (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on the mask of its caller and what it
         // ignores, and knows no death signal.
         unsafe {
             for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCHLD] {
                 libc::signal(number, libc::SIG_DFL);
             }
+            if let Some(mask) = MASK_BEFORE.load(Relaxed).checked_sub(1) {
+                libc::umask(mask);
+            }
             let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
             libc::sigemptyset(none.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+            // A parent that was killed between fork(2) and prctl(2) sends no signal any more.
+            if libc::getppid().unsigned_abs() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
         }
         Ok(())
     };
@@ -145,6 +209,58 @@ pub fn keep_descriptors_from(command: &mut std::process::Command) {
     };
     // SAFETY: `prepare` is one system call. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// Has `command` execute this very file (execveat(2)), whatever its name has come to mean since it was opened. The program's
+/// first argument is the command's name, and these are all its variables. To be called last of what prepares a command. Not for
+/// a file that begins with `#!`: its interpreter would be given `/dev/fd/N` for the name of the script.
+pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variables: Vec<CString>) {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::process::CommandExt;
+    let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
+    // As addresses, since pointers do not go into a closure that other threads may have.
+    let list = |texts: &[CString]| texts.iter().map(|text| text.as_ptr().addr()).chain([0]).collect::<Vec<usize>>();
+    let (arguments, addresses) = (list(std::slice::from_ref(&name)), list(&variables));
+    let execute = move || {
+        // These are what the addresses are of.
+        let _alive = (&name, &variables);
+        // SAFETY: execveat(2) reads the empty name and two lists of addresses of strings that end with NUL, each list with a
+        // null at its end; all of them are owned by this closure. It returns only when it fails. It may be called between
+        // fork(2) and execve(2), as any system call. JUSTIFICATION: std executes names alone.
+        unsafe {
+            let (file, empty) = (file.as_raw_fd(), c"".as_ptr());
+            libc::syscall(libc::SYS_execveat, file, empty, arguments.as_ptr(), addresses.as_ptr(), libc::AT_EMPTY_PATH);
+        }
+        match io::Error::last_os_error() {
+            // A text without `#!`: std has the shell run it, as execvp(3) does.
+            error if error.raw_os_error() == Some(libc::ENOEXEC) => Ok(()),
+            error => Err(error),
+        }
+    };
+    // SAFETY: `execute` is one system call, and reads the thread's error number. JUSTIFICATION: as for `end_with_this_thread`.
+    unsafe { command.pre_exec(execute) };
+}
+
+/// Has `command` fail with ESTALE, rather than execute what its name means by now, if that is not the file of this device and
+/// inode.
+pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64) {
+    use std::os::unix::process::CommandExt;
+    let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
+    let check = move || {
+        let mut state = std::mem::MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: stat(2) reads a string that ends with NUL, and writes to `state`, which is alive; a zeroed one is valid, also
+        // if the call fails. It may be called between fork(2) and execve(2) (signal-safety(7)). JUSTIFICATION: std's allocates.
+        let (result, state) = unsafe {
+            let result = libc::stat(name.as_ptr(), state.as_mut_ptr());
+            (result, state.assume_init())
+        };
+        match result == 0 && (state.st_dev, state.st_ino) == (device, inode) {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+        }
+    };
+    // SAFETY: `check` does nothing but what signal-safety(7) allows. JUSTIFICATION: as for `end_with_this_thread`.
+    unsafe { command.pre_exec(check) };
 }
 
 /// Asks a process to end (SIGTERM). That it has ended already is no error.
@@ -177,6 +293,30 @@ pub fn fork() -> io::Result<Fork> {
         child if child > 0 => Ok(Fork::Parent(child.unsigned_abs())),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Splits off a process that has nothing open but its standard descriptors and this one, and lives this life to its end.
+/// Returns its number.
+///
+/// # Errors
+/// As [`fork`].
+pub fn split_off(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> io::Result<u32> {
+    use std::os::fd::AsRawFd;
+    if let Fork::Parent(child) = fork()? {
+        return Ok(child);
+    }
+    let kept_number = kept.as_raw_fd().unsigned_abs();
+    for (first, last) in [(3, kept_number.saturating_sub(1)), (kept_number.saturating_add(1).max(3), libc::c_uint::MAX)]
+    {
+        if first <= last {
+            // SAFETY: close_range(2) takes plain numbers. What it closes is used by nobody: this process has one thread, which
+            // never returns to those that own the descriptors, and so never drops them. JUSTIFICATION: std and rustix close one
+            // that is owned, not all that are.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    }
+    life(kept);
+    std::process::exit(0)
 }
 
 /// How a child has ended.
@@ -323,6 +463,12 @@ pub fn lock_program() -> io::Result<()> {
     Ok(())
 }
 
+/// Undoes [`lock_program`] for this process; those that it forks have no locked memory anyway (mlock(2)).
+pub fn unlock_program() {
+    // SAFETY: munlockall(2) takes nothing and changes no content. JUSTIFICATION: neither std nor rustix has it.
+    unsafe { libc::munlockall() };
+}
+
 /// Start and length, in bytes, of what is mapped from files (proc_pid_maps(5)): `from-to access offset device inode path`.
 fn program_mappings(maps: &str) -> impl Iterator<Item = (usize, usize)> {
     maps.lines().filter_map(|line| {
@@ -410,6 +556,45 @@ mod tests {
         assert_eq!(user(c"nobody of this name").expect("asked"), None);
         assert_eq!(group(c"root").expect("asked"), Some(0));
         assert_eq!(group(c"no group of this name").expect("asked"), None);
+    }
+
+    #[test]
+    fn a_program_whose_parent_has_gone_is_not_started() {
+        let mut command = std::process::Command::new("/bin/true");
+        end_with_this_thread(&mut command);
+        assert!(command.status().expect("started").success());
+        let mut orphan = std::process::Command::new("/bin/true");
+        end_with(&mut orphan, 1);
+        assert!(orphan.status().is_err(), "it would outlive the server");
+    }
+
+    #[test]
+    fn the_file_that_was_opened_is_executed_whatever_its_name_means_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = folder.path().join("program");
+        std::fs::copy("/bin/sh", &name).expect("copied");
+        let file = std::fs::File::open(&name).expect("there");
+        std::fs::remove_file(&name).expect("removed");
+        std::os::unix::fs::symlink("/bin/false", &name).expect("linked");
+        let variables = vec![c"A=b".to_owned()];
+        let mut command = std::process::Command::new(&name);
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+        execute_file(&mut command, file.into(), variables);
+        assert!(command.status().expect("started").success(), "the shell ends well without input, false does not");
+    }
+
+    #[test]
+    fn a_name_that_means_another_file_by_now_is_not_executed() {
+        use std::os::unix::fs::MetadataExt;
+        let state = std::fs::metadata("/bin/true").expect("there");
+        let run = |inode| {
+            let mut command = std::process::Command::new("/bin/true");
+            expect_file(&mut command, state.dev(), inode);
+            command.status()
+        };
+        assert!(run(state.ino()).expect("started").success());
+        let error = run(state.ino() + 1).expect_err("another file");
+        assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! (fcntl(2), `F_SETLK`). A process that ends, however that came about, gives back all that it held.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -17,6 +17,11 @@ impl Slots {
     /// When the process is out of descriptors or memory.
     pub fn new() -> io::Result<Slots> {
         Ok(Slots(memfd_create(c"amped-slots", MemfdFlags::CLOEXEC)?))
+    }
+
+    /// Those of another process, which has sent this descriptor of its own.
+    pub fn of(descriptor: OwnedFd) -> Slots {
+        Slots(descriptor)
     }
 
     /// Takes the place of this number, if no other process has it. Does not wait.
@@ -40,6 +45,13 @@ impl Slots {
         // SAFETY: F_SETLK reads one `flock`, alive for the call; the descriptor is ours. JUSTIFICATION: rustix locks whole
         // files only.
         unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
+    }
+}
+
+/// To send it to a process that shares them.
+impl AsFd for Slots {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

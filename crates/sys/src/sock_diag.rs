@@ -106,6 +106,8 @@ pub enum Question {
         /// With [`Limits`], which make the dump dearer by a quarter to two fifths.
         limits: bool,
     },
+    /// Connections that are established or about to be, with [`Limits`]: without the many that have ended.
+    Open,
 }
 
 /// One socket of a dump.
@@ -146,6 +148,23 @@ pub struct Limits {
     pub round_trip_us: u32,
     /// Whether the last sample of the delivery rate was limited by what the program wrote.
     pub by_application: bool,
+    /// Milliseconds since it sent data, to the grain of the kernel's clock.
+    pub sent_ms_ago: u32,
+    /// Likewise since data came.
+    pub received_ms_ago: u32,
+}
+
+/// A Unix-domain socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnixSocket {
+    /// Its inode, by which `/proc/PID/fd` names it.
+    pub inode: u32,
+    /// The inode of the other end; 0 without one, and until a listener has accepted it.
+    pub peer: u32,
+    /// Where it is bound, as text; empty if it is not. An abstract name begins with `@`.
+    pub name: String,
+    /// Of a listener: the inodes of the ends that wait to be accepted.
+    pub waiting: Vec<u32>,
 }
 
 /// A socket to ask on. It answers for the network namespace in which it was opened.
@@ -196,7 +215,20 @@ impl SockDiag {
         question: Question,
         mut each: impl FnMut(Socket),
     ) -> io::Result<()> {
-        net::send(&self.socket, &request(family, port, question), SendFlags::empty())?;
+        // A state or family that is newer than this program is none that was asked for.
+        self.ask(&request(family, port, question), |body| socket(body).into_iter().for_each(&mut each))
+    }
+
+    /// Has the kernel tell of each Unix-domain socket.
+    ///
+    /// # Errors
+    /// ENOENT: this kernel has no `unix_diag`; ENOMEM.
+    pub fn dump_unix(&mut self, mut each: impl FnMut(UnixSocket)) -> io::Result<()> {
+        self.ask(&unix_request(), |body| unix_socket(body).into_iter().for_each(&mut each))
+    }
+
+    fn ask(&mut self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        net::send(&self.socket, request, SendFlags::empty())?;
         loop {
             let received =
                 rustix::io::retry_on_intr(|| net::recv(&self.socket, self.answer.as_mut_slice(), RecvFlags::TRUNC));
@@ -220,22 +252,44 @@ fn request(family: Family, port: u16, question: Question) -> Vec<u8> {
             let all = TcpState::ALL.iter().filter(|state| **state != TcpState::Listen);
             (all.fold(0, |states, state| states | 1 << *state as u8), u8::from(limits) << (INFO - 1))
         }
+        Question::Open => (1 << TcpState::Established as u8 | 1 << TcpState::SynSent as u8, 1 << (INFO - 1)),
     };
     let (family, tcp) = match family {
         Family::Ipv4 => (libc::AF_INET as u8, libc::IPPROTO_TCP as u8),
         Family::Ipv6 => (libc::AF_INET6 as u8, libc::IPPROTO_TCP as u8),
     };
-    let mut bytes = Vec::with_capacity(LENGTH as usize);
-    bytes.extend(LENGTH.to_ne_bytes());
-    bytes.extend(BY_FAMILY.to_ne_bytes());
-    bytes.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    // Sequence and port of netlink: nobody else uses this socket.
-    bytes.extend([0; 8]);
+    let mut bytes = head(LENGTH);
     bytes.extend([family, tcp, attributes, 0]);
     bytes.extend(states.to_ne_bytes());
     // `inet_diag_sockid`: of all that could be asked for, our port.
     bytes.extend(port.to_be_bytes());
     bytes.resize(LENGTH as usize, 0);
+    bytes
+}
+
+/// `nlmsghdr` and `unix_diag_req`.
+fn unix_request() -> Vec<u8> {
+    const LENGTH: u32 = (HEADER + 24) as u32;
+    /// `UDIAG_SHOW_NAME`, `UDIAG_SHOW_PEER` and `UDIAG_SHOW_ICONS`.
+    const SHOW: u32 = 1 | 4 | 8;
+    let mut bytes = head(LENGTH);
+    bytes.extend([libc::AF_UNIX as u8, 0, 0, 0]);
+    // In all states, whatever their inode.
+    bytes.extend(u32::MAX.to_ne_bytes());
+    bytes.extend(0_u32.to_ne_bytes());
+    bytes.extend(SHOW.to_ne_bytes());
+    bytes.resize(LENGTH as usize, 0);
+    bytes
+}
+
+/// `nlmsghdr` of a dump.
+fn head(length: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length as usize);
+    bytes.extend(length.to_ne_bytes());
+    bytes.extend(BY_FAMILY.to_ne_bytes());
+    bytes.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    // Sequence and port of netlink: nobody else uses this socket.
+    bytes.extend([0; 8]);
     bytes
 }
 
@@ -252,7 +306,7 @@ const SKMEMINFO: u16 = 7;
 const DROPS: usize = 8;
 
 /// Reads what one recv(2) brought; `true`: the dump is complete.
-fn read(mut messages: &[u8], each: &mut impl FnMut(Socket)) -> io::Result<bool> {
+fn read(mut messages: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     let broken = || io::Error::other("sock_diag sent something that is no netlink message");
     while !messages.is_empty() {
         let length = u32_at(messages, 0).ok_or_else(broken)? as usize;
@@ -266,12 +320,7 @@ fn read(mut messages: &[u8], each: &mut impl FnMut(Socket)) -> io::Result<bool> 
                     _ => Ok(true),
                 };
             }
-            _ if kind == BY_FAMILY => {
-                // A state or family that is newer than this program is none that was asked for.
-                if let Some(socket) = socket(body) {
-                    each(socket);
-                }
-            }
+            _ if kind == BY_FAMILY => each(body),
             _ => {}
         }
         messages = messages.get(length.next_multiple_of(4)..).unwrap_or(&[]);
@@ -314,10 +363,36 @@ fn socket(body: &[u8]) -> Option<Socket> {
     Some(socket)
 }
 
+/// `struct unix_diag_msg` and what follows it.
+fn unix_socket(body: &[u8]) -> Option<UnixSocket> {
+    const MESSAGE: usize = 16;
+    const NAME: u16 = 0;
+    const PEER: u16 = 2;
+    const ICONS: u16 = 3;
+    let mut socket = UnixSocket { inode: u32_at(body, 4)?, ..UnixSocket::default() };
+    let mut attributes = body.get(MESSAGE..)?;
+    while let (Some(length), Some(kind)) = (u16_at(attributes, 0), u16_at(attributes, 2)) {
+        let Some(value) = attributes.get(4..usize::from(length)) else { break };
+        match kind {
+            NAME => {
+                let text = String::from_utf8_lossy(value).trim_end_matches('\0').to_owned();
+                socket.name = if value.first() == Some(&0) { text.replacen('\0', "@", 1) } else { text };
+            }
+            PEER => socket.peer = u32_at(value, 0)?,
+            ICONS => socket.waiting = (0..value.len() / 4).filter_map(|at| u32_at(value, at * 4)).collect(),
+            _ => {}
+        }
+        attributes = attributes.get(usize::from(length).next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    Some(socket)
+}
+
 /// `struct tcp_info`, which only ever grows at its end. Kernels before 4.10 have it without the times.
 fn limits(info: &[u8]) -> Option<Limits> {
     Some(Limits {
         by_application: info.get(7)? & 1 == 1,
+        sent_ms_ago: u32_at(info, 44)?,
+        received_ms_ago: u32_at(info, 52)?,
         round_trip_us: u32_at(info, 68)?,
         retransmitted_segments: u32_at(info, 100)?,
         busy_us: u64_at(info, 168)?,
@@ -399,10 +474,63 @@ mod tests {
     }
 
     #[test]
+    fn open_connection_tells_which_side_was_last_to_send() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        let own = client.local_addr().expect("bound").port();
+        let last = || {
+            let found = dump(Family::Ipv4, own, Question::Open);
+            let limits = found.first().and_then(|one| one.limits).expect("an open connection");
+            (limits.sent_ms_ago, limits.received_ms_ago)
+        };
+        let until = |holds: &dyn Fn((u32, u32)) -> bool| {
+            (0..5000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                holds(last())
+            })
+        };
+        assert!(until(&|(sent, _)| sent >= 20));
+        client.write_all(b"ask").expect("sent");
+        assert!(until(&|(sent, received)| sent < received), "asked, and not answered");
+        assert!(until(&|(sent, _)| sent >= 20));
+        server.write_all(b"answer").expect("sent");
+        assert!(until(&|(sent, received)| received < sent), "answered");
+    }
+
+    #[test]
+    fn unix_socket_has_peer_and_name_and_listener_knows_who_waits() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let folder = tempfile::tempdir().expect("made");
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let inode = |fd: i32| {
+            let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).expect("a link");
+            link.to_str()
+                .and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+                .expect("an inode")
+        };
+        let (accepted, waiting) =
+            (UnixStream::connect(&path).expect("connected"), UnixStream::connect(&path).expect("connected"));
+        let (server, _) = listener.accept().expect("accepted");
+        let mut all = Vec::new();
+        SockDiag::open().expect("opened").dump_unix(|socket| all.push(socket)).expect("dumped");
+        let of = |fd: i32| all.iter().find(|one| one.inode == inode(fd)).expect("there").clone();
+        let (client, other) = (of(accepted.as_raw_fd()), of(server.as_raw_fd()));
+        assert_eq!((client.peer, other.peer), (other.inode, client.inode));
+        assert_eq!(other.name, path.to_str().expect("text"));
+        assert!(client.name.is_empty(), "{client:?}");
+        assert_eq!(of(waiting.as_raw_fd()).peer, 0);
+        assert_eq!(of(listener.as_raw_fd()).waiting, [inode(waiting.as_raw_fd())]);
+    }
+
+    #[test]
     fn what_is_no_answer_is_an_error_or_nothing() {
         let check = |bytes: &[u8], expected: Result<bool, ()>| {
             let mut sockets = 0;
-            assert_eq!(read(bytes, &mut |_| sockets += 1).map_err(|_| ()), expected, "{bytes:?}");
+            let mut each = |body: &[u8]| sockets += usize::from(socket(body).is_some());
+            assert_eq!(read(bytes, &mut each).map_err(|_| ()), expected, "{bytes:?}");
             assert_eq!(sockets, 0);
         };
         let message = |kind: u16, body: &[u8]| {

@@ -207,6 +207,15 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
+/// Two sockets that are connected to each other (unix(7)), for messages that come as they were sent, each as a whole. The end
+/// of one is seen by the other.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
 /// Most descriptors that are sent at once. The kernel takes up to 253 (`SCM_MAX_FD`).
 pub const DESCRIPTORS_MAX: usize = 64;
 

@@ -5,6 +5,9 @@
 //!
 //! A name is given on a file system that is memory (tmpfs) alone. Elsewhere the kernel writes changed pages out from time
 //! to time, and whoever writes to one next may wait for the disk, in the midst of a plain store.
+//!
+//! A program that may write to the file may also cut it short. A store to what is gone is SIGBUS, the end of the process:
+//! `guard` puts memory without a name in its place, and both go on.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -101,7 +104,13 @@ impl Words {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
         let start = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &file, 0)? };
+        guard::watch(start as usize, length);
         Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: Some(file) })
+    }
+
+    /// Whether somebody has cut the file short, so that the words are this process's alone and began anew at zero.
+    pub fn is_cut(&self) -> bool {
+        guard::is_cut(self.start.as_ptr() as usize)
     }
 
     /// All of them.
@@ -120,6 +129,7 @@ fn length(count: usize) -> io::Result<usize> {
 
 impl Drop for Words {
     fn drop(&mut self) {
+        guard::forget(self.start.as_ptr() as usize);
         // SAFETY: this very mapping was made above, what is lent borrows `self`, and nothing else points into it. That it
         // may fail changes nothing: then it stays.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
@@ -154,13 +164,14 @@ impl View {
         }
         // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
         let start = unsafe { mmap(std::ptr::null_mut(), length(count)?, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
+        guard::watch(start as usize, count * size_of::<AtomicU64>());
         Ok(View { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count })
     }
 
     /// The word at this place, as it is now; `None` behind the end.
     pub fn load(&self, at: usize) -> Option<u64> {
         // SAFETY: `at` is below `count`, so the word is within the mapping, which lasts as long as `self`; it is aligned, and
-        // atomic, as its writers are. Whoever publishes replaces the file and never cuts it. JUSTIFICATION: std maps no
+        // atomic, as its writers are. Where somebody has cut the file, `guard` puts memory in its place. JUSTIFICATION: std maps no
         // memory, and a copy by read(2) may be made in the midst of a change.
         (at < self.count).then(|| unsafe { self.start.add(at).as_ref() }.load(Ordering::Relaxed))
     }
@@ -168,8 +179,100 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
+        guard::forget(self.start.as_ptr() as usize);
         // SAFETY: as for `Words`.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+    }
+}
+
+/// Mappings of files that others may cut short.
+mod guard {
+    use std::ffi::c_void;
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+
+    /// A mapping; `start == 0`: none.
+    struct Guarded {
+        start: AtomicUsize,
+        length: AtomicUsize,
+        is_cut: AtomicBool,
+    }
+
+    /// A process has one file, and maps it anew seldom; tests have a few.
+    static GUARDED: [Guarded; 16] =
+        [const { Guarded { start: AtomicUsize::new(0), length: AtomicUsize::new(0), is_cut: AtomicBool::new(false) } };
+            16];
+
+    /// What happens to a SIGBUS that is none of ours.
+    static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
+
+    /// From now on this mapping outlives its file. Where there are too many, SIGBUS stays what it is.
+    pub(super) fn watch(start: usize, length: usize) {
+        static INSTALLED: Once = Once::new();
+        INSTALLED.call_once(install);
+        for one in &GUARDED {
+            if one.start.compare_exchange(0, start, SeqCst, SeqCst).is_ok() {
+                one.is_cut.store(false, SeqCst);
+                one.length.store(length, SeqCst);
+                return;
+            }
+        }
+    }
+
+    /// To be called before it is unmapped.
+    pub(super) fn forget(start: usize) {
+        if let Some(one) = find(|at, _| at == start) {
+            one.length.store(0, SeqCst);
+            one.start.store(0, SeqCst);
+        }
+    }
+
+    pub(super) fn is_cut(start: usize) -> bool {
+        find(|at, _| at == start).is_some_and(|one| one.is_cut.load(SeqCst))
+    }
+
+    fn find(is_it: impl Fn(usize, usize) -> bool) -> Option<&'static Guarded> {
+        GUARDED.iter().find(|one| {
+            let start = one.start.load(SeqCst);
+            start != 0 && is_it(start, one.length.load(SeqCst))
+        })
+    }
+
+    fn install() {
+        // SAFETY: an all-zero sigaction is valid: the default disposition, no flags, an empty mask.
+        let (mut before, mut ours) = unsafe { (Box::new(std::mem::zeroed()), std::mem::zeroed::<libc::sigaction>()) };
+        ours.sa_sigaction = on_bus_error as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: both structures are alive, and the handler does only what signal-safety(7) allows. JUSTIFICATION: std has no
+        // signals, and the fault cannot be foreseen.
+        if unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut *before) } == 0 {
+            BEFORE.store(Box::into_raw(before), SeqCst);
+        }
+    }
+
+    extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+        // SAFETY: with SA_SIGINFO the kernel passes a siginfo, which of a SIGBUS has an address.
+        let at = unsafe { (*info).si_addr() } as usize;
+        let Some(one) = find(|start, length| (start..start + length).contains(&at)) else {
+            // Back to what was before us; the access is made again and finds it there.
+            let before = BEFORE.load(SeqCst);
+            // SAFETY: `before` is null or what `install` has leaked for this. Null asks for nothing.
+            unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+            return;
+        };
+        // Once: another thread that was hit too makes its access again until the memory is there.
+        if one.is_cut.swap(true, SeqCst) {
+            return;
+        }
+        let (start, length) = (one.start.load(SeqCst), one.length.load(SeqCst));
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: exactly this range is a mapping of ours, which is used by atomic words alone, and these may have any value.
+        // mmap(2) is a bare system call here. JUSTIFICATION: there is no other way to go on after the fault.
+        if unsafe { libc::mmap(start as *mut c_void, length, protection, flags, -1, 0) } == libc::MAP_FAILED {
+            // SAFETY: abort(3) may be called in a handler.
+            unsafe { libc::abort() };
+        }
     }
 }
 
@@ -222,6 +325,27 @@ mod tests {
         assert_eq!((old.metadata().expect("open").len(), words.all()[1].load(Relaxed)), (4800, 0));
         assert_eq!(view.load(598), Some(8), "who reads the old one goes on to");
         assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn file_that_is_cut_short_costs_its_words_and_no_process() {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let path = folder.path().join("words");
+        let words = publish(&path, 2000).expect("published");
+        let view = View::open(&path, is_ours).expect("mapped");
+        words.all()[1999].store(7, Relaxed);
+        assert_eq!((view.load(1999), words.is_cut()), (Some(7), false));
+        File::options().write(true).open(&path).expect("opened").set_len(0).expect("cut");
+        words.all()[1999].store(8, Relaxed);
+        words.all()[0].fetch_add(1, Relaxed);
+        assert_eq!((words.all()[1999].load(Relaxed), words.all()[0].load(Relaxed), words.is_cut()), (8, 1, true));
+        assert_eq!(view.load(1999), Some(0), "a reader of the file goes on, too");
+        // Another that is published is whole.
+        drop(words);
+        std::fs::remove_file(&path).expect("removed");
+        let words = publish(&path, 2000).expect("published");
+        words.all()[1999].store(9, Relaxed);
+        assert_eq!((std::fs::read(&path).expect("read").len(), words.is_cut()), (16_000, false));
     }
 
     #[test]

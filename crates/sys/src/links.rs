@@ -1,0 +1,319 @@
+//! Opening names that may lead through symbolic links, by one of four policies.
+//!
+//! The kernel alone can keep a name beneath a root without a race (`RESOLVE_BENEATH`, openat2(2)), but it refuses every
+//! absolute link and every `..` that passes the root, also those that end inside, as Debian's packages have them. Such a name
+//! is resolved first, by an `O_PATH` descriptor that gives no access, and what it reached is then opened a second time by its
+//! real path, beneath the root and with links forbidden. So the kernel proves the result, whatever is renamed meanwhile.
+//!
+//! Resolving may wait for the disk; a caller that must not wait is told so ([`io::ErrorKind::WouldBlock`]) as soon as the
+//! quick way fails.
+
+use std::error::Error;
+use std::ffi::{CStr, CString, OsStr};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::file::{self, Kind, Patience, Status};
+
+/// Which symbolic links are followed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Those that end beneath the root, absolute ones included.
+    #[default]
+    Within,
+    /// The same, if the link belongs to the user to whom its target belongs.
+    Owner,
+    /// All, also out of the root.
+    Any,
+    /// None.
+    None,
+}
+
+/// A link that the policy does not follow, and why.
+#[derive(Debug)]
+pub struct RefusedLink(String);
+
+impl fmt::Display for RefusedLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for RefusedLink {}
+
+impl RefusedLink {
+    /// The refusal that this error is, if it is one.
+    pub fn of(error: &io::Error) -> Option<&RefusedLink> {
+        error.get_ref()?.downcast_ref()
+    }
+
+    fn error(why: String) -> io::Error {
+        io::Error::new(io::ErrorKind::PermissionDenied, RefusedLink(why))
+    }
+}
+
+/// Opens `path`, relative to `root` and without `..`, for reading. A pipe is opened without waiting for its writer.
+///
+/// # Errors
+/// As openat2(2); a [`RefusedLink`] where the policy forbids it; [`io::ErrorKind::WouldBlock`] when it would have waited.
+pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience) -> io::Result<OwnedFd> {
+    let no_links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let (attempt, resolve): (_, fn(BorrowedFd<'_>, &CStr) -> io::Result<OwnedFd>) = match links {
+        Links::Any => return file::open_at(root, path, ResolveFlags::empty(), patience),
+        Links::None => {
+            let opened = file::open_at(root, path, no_links, patience);
+            return opened.map_err(|error| match file::is_link_loop(&error) {
+                true => RefusedLink::error("it leads through a symbolic link, and none is followed".to_owned()),
+                false => error,
+            });
+        }
+        Links::Within => (file::open_beneath(root, path, patience), reach),
+        Links::Owner => (file::open_at(root, path, no_links, patience), reach_by_owner),
+    };
+    match attempt {
+        Err(error) if file::is_escape(&error) || (links == Links::Owner && file::is_link_loop(&error)) => {}
+        attempt => return attempt,
+    }
+    if patience == Patience::Now {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    // A rename between the two steps makes them disagree: they are taken again.
+    let mut last = None;
+    for _ in 0..4 {
+        let reached = resolve(root, path).map_err(|error| match file::is_link_loop(&error) {
+            true => RefusedLink::error("a symbolic link leads in a circle, or through one of /proc's".to_owned()),
+            false => error,
+        })?;
+        match prove(root, reached)? {
+            Ok(opened) => return Ok(opened),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| Errno::IO.into()))
+}
+
+/// What the name leads to, wherever that is.
+fn reach(root: BorrowedFd<'_>, path: &CStr) -> io::Result<OwnedFd> {
+    look(root, path, OFlags::empty())
+}
+
+/// The same, by links alone whose owner is that of their target. Whoever exchanges a link between the two looks at it gains
+/// nothing: a new link is its maker's too.
+fn reach_by_owner(root: BorrowedFd<'_>, path: &CStr) -> io::Result<OwnedFd> {
+    let mut at = look(root, c".", OFlags::empty())?;
+    for name in path.to_bytes().split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+        let name = CString::new(name).expect("part of a C string");
+        let mut found = look(at.as_fd(), &name, OFlags::NOFOLLOW)?;
+        let link = rustix::fs::fstat(&found)?;
+        if file::status(&found)?.kind == Kind::Link {
+            found = look(at.as_fd(), &name, OFlags::empty())?;
+            let target = rustix::fs::fstat(&found)?;
+            if link.st_uid != target.st_uid {
+                return Err(RefusedLink::error(format!(
+                    "the symbolic link {} belongs to user {}, and its target to user {}",
+                    name.to_string_lossy().escape_debug(),
+                    link.st_uid,
+                    target.st_uid
+                )));
+            }
+        }
+        at = found;
+    }
+    // A slash at the end asks for a folder.
+    if path.to_bytes().ends_with(b"/") && file::status(&at)?.kind != Kind::Directory {
+        return Err(Errno::NOTDIR.into());
+    }
+    Ok(at)
+}
+
+/// A descriptor that gives no access, for looking at what a name leads to.
+fn look(folder: BorrowedFd<'_>, path: &CStr, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
+    Ok(rustix::fs::openat2(folder, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?)
+}
+
+/// Opens what was reached once more, beneath the root and through no link. The inner error asks for another attempt.
+fn prove(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedFd>> {
+    let (base, real) = (real_path(root)?, real_path(reached.as_fd())?);
+    let inner = match &base[..] {
+        b"/" => real.strip_prefix(b"/"),
+        base => real.strip_prefix(base).and_then(|rest| match rest {
+            [] => Some(rest),
+            _ => rest.strip_prefix(b"/"),
+        }),
+    };
+    let Some(inner) = inner else {
+        let shown = Path::new(OsStr::from_bytes(&real)).display().to_string();
+        return Err(RefusedLink::error(format!("a symbolic link leads to {}, outside the root", shown.escape_debug())));
+    };
+    let inner = CString::new(if inner.is_empty() { b"." } else { inner }).expect("the kernel gives no NUL");
+    let opened = file::open_at(root, &inner, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS, Patience::Wait);
+    let is_same = |a: &Status, b: &Status| (a.device, a.inode) == (b.device, b.inode);
+    match opened {
+        Ok(opened) if is_same(&file::status(&opened)?, &file::status(&reached)?) => Ok(Ok(opened)),
+        Ok(_) => Ok(Err(Errno::IO.into())),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || file::is_exhaustion(&error) => Err(error),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// The path at which an open file lies now.
+fn real_path(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let path = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
+    match path.map(CString::into_bytes) {
+        Ok(path) if path.starts_with(b"/") => Ok(path),
+        Ok(_) | Err(Errno::NOENT | Errno::ACCESS) => {
+            Err(RefusedLink::error("an absolute symbolic link can be followed only where /proc is mounted".to_owned()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{lchown, symlink};
+
+    fn opened(root: &Path, path: &str, links: Links, patience: Patience) -> Result<String, String> {
+        let folder = file::open_root(root, Patience::Wait).expect("opened");
+        let path = CString::new(path).expect("no NUL");
+        let opened = open(folder.as_fd(), &path, links, patience).map_err(|error| match RefusedLink::of(&error) {
+            Some(refused) => format!("refused: {refused}"),
+            None => format!("{:?}", error.kind()),
+        })?;
+        Ok(match file::status(&opened).expect("status").kind {
+            Kind::Directory => "a folder".to_owned(),
+            _ => fs::read_to_string(format!("/proc/self/fd/{}", opened.as_raw_fd())).expect("read"),
+        })
+    }
+
+    #[test]
+    fn links_are_followed_as_the_policy_says() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let outside = folder.path().canonicalize().expect("there");
+        let root = outside.join("root");
+        fs::create_dir_all(root.join("sub")).expect("made");
+        fs::write(outside.join("secret"), "secret").expect("written");
+        fs::write(root.join("page"), "page").expect("written");
+        fs::write(root.join("sub/deep"), "deep").expect("written");
+        let root_again = outside.join("alias");
+        symlink(&root, &root_again).expect("linked");
+        let at = |name: &str| outside.join(name);
+        for (link, target) in [
+            ("relative", "page".into()),
+            ("absolute", at("root/page")),
+            ("folder", at("root/sub")),
+            ("alias", at("alias/page")),
+            ("round", "../root/page".into()),
+            ("twice", at("root/absolute")),
+            ("up", "../secret".into()),
+            ("out", at("secret")),
+            ("beside", at("root-other")),
+            ("itself", at("root/itself")),
+            ("top", root.clone()),
+            ("magic", "/proc/self/root/etc/hostname".into()),
+        ] {
+            symlink(target, root.join(link)).expect("linked");
+        }
+        fs::create_dir(at("root-other")).expect("made");
+        let check = |path: &str, links: Links, expected: Result<&str, &str>| {
+            for root in [&root, &root_again] {
+                let came_out = opened(root, path, links, Patience::Wait);
+                let is_right = match (&came_out, expected) {
+                    (Ok(text), Ok(expected)) => text == expected,
+                    (Err(text), Err(expected)) => text.starts_with(expected),
+                    _ => false,
+                };
+                assert!(is_right, "{path} {links:?}: {came_out:?}");
+            }
+        };
+        for links in [Links::Within, Links::Owner, Links::Any] {
+            for path in ["page", "relative", "absolute", "alias", "round", "twice"] {
+                check(path, links, Ok("page"));
+            }
+            check("folder/deep", links, Ok("deep"));
+            check("folder/", links, Ok("a folder"));
+            check("top", links, Ok("a folder"));
+            check("top/folder/deep", links, Ok("deep"));
+            check("absolute/", links, Err("NotADirectory"));
+            check("none", links, Err("NotFound"));
+            assert!(opened(&root, "itself", links, Patience::Wait).is_err());
+            assert!(opened(&root, "magic", links, Patience::Wait).is_err());
+        }
+        for links in [Links::Within, Links::Owner] {
+            for path in ["up", "out", "beside"] {
+                check(path, links, Err("refused: a symbolic link leads to "));
+            }
+        }
+        check("up", Links::Any, Ok("secret"));
+        check("out", Links::Any, Ok("secret"));
+        check("page", Links::None, Ok("page"));
+        check("sub/deep", Links::None, Ok("deep"));
+        for path in ["relative", "absolute", "folder/deep", "out"] {
+            check(path, Links::None, Err("refused: it leads through a symbolic link"));
+        }
+        // Who must not wait is told that it would have to, where the quick way is not enough.
+        assert_eq!(opened(&root, "absolute", Links::Within, Patience::Now), Err("WouldBlock".to_owned()));
+        assert_eq!(opened(&root, "relative", Links::Within, Patience::Now), Ok("page".to_owned()));
+        assert_eq!(opened(&root, "relative", Links::Owner, Patience::Now), Err("WouldBlock".to_owned()));
+    }
+
+    #[test]
+    fn links_of_another_owner_are_refused_if_that_is_asked_for() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = folder.path().canonicalize().expect("there");
+        fs::write(root.join("page"), "page").expect("written");
+        symlink("page", root.join("theirs")).expect("linked");
+        lchown(root.join("theirs"), Some(12_345), None).expect("this test needs root");
+        assert_eq!(opened(&root, "theirs", Links::Within, Patience::Wait), Ok("page".to_owned()));
+        let refused = opened(&root, "theirs", Links::Owner, Patience::Wait).expect_err("refused");
+        assert!(refused.contains("belongs to user 12345"), "{refused}");
+    }
+
+    /// Whatever is exchanged meanwhile, nothing outside is opened.
+    #[test]
+    fn a_link_that_changes_leads_nowhere_outside() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let outside = folder.path().canonicalize().expect("there");
+        let root = outside.join("root");
+        fs::create_dir_all(root.join("a")).expect("made");
+        fs::create_dir_all(outside.join("b")).expect("made");
+        fs::write(root.join("a/page"), "inside").expect("written");
+        fs::write(outside.join("b/page"), "outside").expect("written");
+        let switch = |target: &Path| {
+            symlink(target, root.join("next")).expect("linked");
+            fs::rename(root.join("next"), root.join("link")).expect("renamed");
+        };
+        switch(&root.join("a"));
+        let mut inside = 0;
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut count = 0;
+                for _ in 0..2000 {
+                    match opened(&root, "link/page", Links::Within, Patience::Wait) {
+                        Ok(text) => {
+                            assert_eq!(text, "inside");
+                            count += 1;
+                        }
+                        Err(why) => assert!(why.starts_with("refused") || why == "NotFound" || why == "Other", "{why}"),
+                    }
+                }
+                count
+            });
+            let mut is_inside = true;
+            while !reader.is_finished() {
+                is_inside = !is_inside;
+                switch(&if is_inside { outside.join("root/a") } else { outside.join("b") });
+            }
+            inside = reader.join().expect("no panic");
+        });
+        assert!(inside > 0, "it was never seen inside");
+    }
+}
