@@ -1,10 +1,14 @@
-//! Names that stand for others: redirects, which tell the client so, and rewrites, which do not; and the file that serves in
-//! place of those that are missing, for applications that route in the browser.
+//! Routes: what becomes of paths that match a pattern, before any file or application is looked for.
 //!
-//! `plan` asks once it has the clean path. What was matched is put into the other name as it is, so neither a dot segment nor
-//! an empty one may come of it: a rewritten path is a clean path again, or means nothing.
+//! A redirect tells the client another name, a rewrite does not; `deny` refuses, `respond` answers with a fixed response, and
+//! `internal` keeps clients away from a name that the site itself may use. Also here: the file that serves in place of missing
+//! ones, for applications that route by themselves.
+//!
+//! `plan` asks once it has the clean path. Matched text is put into the other name as it is, so neither a dot segment nor an
+//! empty one may come of it: a rewritten path is a clean path again, or means nothing.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::status::Status;
@@ -12,15 +16,47 @@ use amped_http::uri;
 
 use crate::glob::Glob;
 
-/// What paths that match stand for. Of a site's routes the first that matches applies.
+/// What becomes of paths that match. Of a site's routes the first that matches applies.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Which paths.
     pub pattern: Glob,
-    /// The other name: a path, or for a redirect also an http URL. `$1` is what the first star stood for, and so on to `$9`.
-    pub to: Box<str>,
-    /// The status of a redirect; `None` for a rewrite.
-    pub status: Option<Status>,
+    /// What becomes of them.
+    pub action: RouteAction,
+}
+
+/// What a route does.
+#[derive(Clone, Debug)]
+pub enum RouteAction {
+    /// Sends the client elsewhere. `$1` in `to` is what the first star stood for, and so on to `$9`.
+    Redirect {
+        /// A path or an http URL.
+        to: Box<str>,
+        /// The status.
+        status: Status,
+    },
+    /// Serves another path, without telling the client. `$1` as in a redirect.
+    Rewrite {
+        /// The other path.
+        to: Box<str>,
+    },
+    /// Refuses, whichever way the name was reached: asked for, rewritten to, or as the index or script of another.
+    Deny(Status),
+    /// Answers with this.
+    Respond(Arc<FixedResponse>),
+    /// Does not exist for clients (404); a rewrite, a fallback or an application may lead to it.
+    Internal,
+}
+
+/// A response that a route has ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FixedResponse {
+    /// The status.
+    pub status: Status,
+    /// The body; empty for one that the status forbids.
+    pub body: Arc<Vec<u8>>,
+    /// Fields beside Content-Length; Content-Type among them where there is a body.
+    pub fields: Vec<(Box<str>, Box<str>)>,
 }
 
 /// What a route makes of a path.
@@ -32,43 +68,56 @@ pub enum Routed {
     Rewrite(Vec<u8>),
     /// A path that can be none.
     Nowhere,
+    /// Refused with this status.
+    Deny(Status),
+    /// This response.
+    Respond(Arc<FixedResponse>),
+    /// Not for clients.
+    Internal,
 }
 
 impl Route {
-    /// What it makes of this clean path; `None`: it is not for it.
+    /// What it makes of this clean path; `None`: it does not match.
     pub fn apply(&self, path: &[u8]) -> Option<Routed> {
-        // That is quick, and nearly always the answer.
+        // The cheap test, which nearly always decides.
         if !self.pattern.matches(path) {
             return None;
         }
+        Some(match &self.action {
+            RouteAction::Redirect { to, status } => {
+                let mut made = self.fill(to, path, uri::encode_path)?;
+                // `//host` would be another host's.
+                let slashes = made.iter().take_while(|&&byte| byte == b'/').count();
+                made.drain(..slashes.saturating_sub(1));
+                Routed::Redirect(*status, made)
+            }
+            RouteAction::Rewrite { to } => {
+                let mut made = self.fill(to, path, |star, made| made.extend_from_slice(star))?;
+                made.dedup_by(|byte, before| *byte == b'/' && *before == b'/');
+                let is_odd = made.split(|&byte| byte == b'/').any(|segment| matches!(segment, b"." | b".."));
+                if is_odd || !made.starts_with(b"/") { Routed::Nowhere } else { Routed::Rewrite(made) }
+            }
+            RouteAction::Deny(status) => Routed::Deny(*status),
+            RouteAction::Respond(response) => Routed::Respond(Arc::clone(response)),
+            RouteAction::Internal => Routed::Internal,
+        })
+    }
+
+    /// `to` with the text of each star put in.
+    fn fill(&self, to: &str, path: &[u8], put: impl Fn(&[u8], &mut Vec<u8>)) -> Option<Vec<u8>> {
         let stars = self.pattern.captures(path)?;
-        let mut made = Vec::with_capacity(self.to.len() + path.len());
-        let mut rest = self.to.as_bytes();
+        let mut made = Vec::with_capacity(to.len() + path.len());
+        let mut rest = to.as_bytes();
         while let Some(dollar) = rest.iter().position(|&byte| byte == b'$') {
             made.extend_from_slice(&rest[..dollar]);
             let star =
                 rest.get(dollar + 1).filter(|digit| digit.is_ascii_digit()).map(|digit| usize::from(digit - b'0'));
             let star = star.and_then(|number| stars.get(number.checked_sub(1)?)).copied().unwrap_or_default();
-            match self.status {
-                Some(_) => uri::encode_path(star, &mut made),
-                None => made.extend_from_slice(star),
-            }
+            put(star, &mut made);
             rest = rest.get(dollar + 2..).unwrap_or_default();
         }
         made.extend_from_slice(rest);
-        Some(match self.status {
-            Some(status) => {
-                // `//host` would be another host's.
-                let slashes = made.iter().take_while(|&&byte| byte == b'/').count();
-                made.drain(..slashes.saturating_sub(1));
-                Routed::Redirect(status, made)
-            }
-            None => {
-                made.dedup_by(|byte, before| *byte == b'/' && *before == b'/');
-                let is_odd = made.split(|&byte| byte == b'/').any(|segment| matches!(segment, b"." | b".."));
-                if is_odd || !made.starts_with(b"/") { Routed::Nowhere } else { Routed::Rewrite(made) }
-            }
-        })
+        Some(made)
     }
 }
 
@@ -88,7 +137,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn route(pattern: &str, to: &str, status: Option<u16>) -> Route {
-        Route { pattern: Glob::new(pattern), to: to.into(), status: status.map(Status) }
+        let (pattern, to) = (Glob::new(pattern), to.into());
+        let action = match status {
+            Some(status) => RouteAction::Redirect { to, status: Status(status) },
+            None => RouteAction::Rewrite { to },
+        };
+        Route { pattern, action }
     }
 
     #[test]
@@ -99,6 +153,7 @@ mod tests {
                 Some(Routed::Nowhere) => String::from("nowhere"),
                 Some(Routed::Redirect(status, to)) => alloc::format!("{} {}", status.0, String::from_utf8_lossy(&to)),
                 Some(Routed::Rewrite(to)) => String::from_utf8_lossy(&to).into_owned(),
+                Some(other) => alloc::format!("{other:?}"),
             };
             assert_eq!(shown, expected, "{pattern} {path}");
         };

@@ -79,12 +79,27 @@ pub fn decimal(number: u64) -> Vec<u8> {
 pub struct ScriptHead<'a> {
     /// The status it asks for.
     pub status: Option<Status>,
+    /// The reason that it gives for that status; empty for none.
+    pub reason: &'a [u8],
     /// Where it sends the client, or us.
     pub location: Option<&'a [u8]>,
+    /// The file that is to be sent in place of its body.
+    pub send: Option<SendFile<'a>>,
     /// How long it says the body is.
     pub length: Option<u64>,
+    /// It asks for its response to go to the client as it comes (`X-Accel-Buffering: no`, nginx's field).
+    pub unbuffered: bool,
     /// All else that it says and may say, in order.
     pub fields: Vec<(&'a str, &'a [u8])>,
+}
+
+/// A file that the server is to send for a script. In no standard; the fields are nginx', and Apache's and lighttpd's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendFile<'a> {
+    /// `X-Accel-Redirect`: a path of the site, escaped as in a request, perhaps with a query.
+    Path(&'a [u8]),
+    /// `X-Sendfile`: the absolute name of a file.
+    File(&'a [u8]),
 }
 
 /// What a script's head comes to (RFC 3875, 6.2).
@@ -133,7 +148,15 @@ const OURS: &[&str] = &[
 /// # Errors
 /// [`BadScript`] as soon as no further byte can mend it.
 pub fn parse(bytes: &[u8]) -> Result<Option<(ScriptHead<'_>, usize)>, BadScript> {
-    let mut head = ScriptHead { status: None, location: None, length: None, fields: Vec::new() };
+    let mut head = ScriptHead {
+        status: None,
+        reason: b"",
+        location: None,
+        send: None,
+        length: None,
+        unbuffered: false,
+        fields: Vec::new(),
+    };
     let (mut at, mut lines) = (0, 0);
     for newline in memchr::memchr_iter(b'\n', bytes) {
         if newline >= HEAD_MAX {
@@ -171,14 +194,29 @@ fn take_line<'a>(head: &mut ScriptHead<'a>, line: &'a [u8]) -> Result<(), BadScr
     let is = |known: &str| name.eq_ignore_ascii_case(known);
     if is("status") {
         let status = status_of(value).ok_or(BadScript("Status is no status from 200 to 599"))?;
+        head.reason = trim_ows(&value[3..]);
         return set_once(&mut head.status, status, "Status stands twice");
     }
     if is("content-length") {
         let length = length_of(value).ok_or(BadScript("Content-Length is not a number"))?;
         return set_once(&mut head.length, length, "Content-Length stands twice");
     }
+    if is("x-accel-buffering") {
+        head.unbuffered |= value.eq_ignore_ascii_case(b"no");
+        return Ok(());
+    }
     if is("location") {
         set_once(&mut head.location, value, "Location stands twice")?;
+    }
+    let send = if is("x-accel-redirect") {
+        Some(SendFile::Path(value))
+    } else if is("x-sendfile") || is("x-lighttpd-send-file") {
+        Some(SendFile::File(value))
+    } else {
+        None
+    };
+    if let Some(send) = send {
+        return set_once(&mut head.send, send, "the file to send is named twice");
     }
     if is("content-type") && head.fields.iter().any(|(known, _)| known.eq_ignore_ascii_case(name)) {
         return Err(BadScript("Content-Type stands twice"));
@@ -193,7 +231,7 @@ fn set_once<T>(field: &mut Option<T>, value: T, why: &'static str) -> Result<(),
     if field.replace(value).is_some() { Err(BadScript(why)) } else { Ok(()) }
 }
 
-/// RFC 3875, 6.3.3: three digits, then perhaps a reason, which is for nobody. A script cannot speak of another that follows.
+/// RFC 3875, 6.3.3: three digits, then perhaps a reason. A script cannot speak of another response that follows (1xx).
 fn status_of(value: &[u8]) -> Option<Status> {
     let digits = value.split(|&byte| byte == b' ').next()?;
     let code = u16::try_from(length_of(digits).filter(|_| digits.len() == 3)?).ok()?;
@@ -265,7 +303,35 @@ mod tests {
         check("Status: 301 Moved\nLocation: /b\n\n", reply(301), &["Location"], None);
         check("Location: /b?c\n\n", Answer::Instead(b"/b?c"), &["Location"], None);
         check("X: y\nServer: z\nDate: q\nConnection: close\nTransfer-Encoding: chunked\n\n", reply(200), &["X"], None);
+        check("X-Accel-Buffering: no\nX: y\n\n", reply(200), &["X"], None);
         check("Set-Cookie: a\nSet-Cookie: b\n\n", reply(200), &["Set-Cookie", "Set-Cookie"], None);
+    }
+
+    #[test]
+    fn files_to_send_are_found() {
+        let check = |text: &str, expected: Option<SendFile<'_>>| {
+            let text = alloc::format!("Content-Type: a/b\n{text}\n");
+            let (head, _) = parse(text.as_bytes()).expect("good").expect("whole");
+            assert_eq!((head.send, head.fields.len()), (expected, 1), "{text}");
+        };
+        check("", None);
+        check("x-accel-redirect: /a%20b?c\n", Some(SendFile::Path(b"/a%20b?c")));
+        check("X-Sendfile: /srv/a b\n", Some(SendFile::File(b"/srv/a b")));
+        check("X-LIGHTTPD-send-file: /srv/a\n", Some(SendFile::File(b"/srv/a")));
+        assert!(parse(b"X-Sendfile: /a\nX-Accel-Redirect: /b\n\n").is_err());
+    }
+
+    #[test]
+    fn reason_of_a_status_is_kept() {
+        let check = |status: &str, expected: &str| {
+            let text = alloc::format!("Status: {status}\n\n");
+            let (head, _) = parse(text.as_bytes()).expect("good").expect("whole");
+            assert_eq!(head.reason, expected.as_bytes(), "{status}");
+        };
+        check("201 Made", "Made");
+        check("404  Not there at all ", "Not there at all");
+        check("200", "");
+        check("200 ", "");
     }
 
     #[test]

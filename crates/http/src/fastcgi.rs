@@ -59,6 +59,14 @@ pub fn body_end(out: &mut Vec<u8>) {
     record(out, STDIN, &[]);
 }
 
+/// FCGI_OVERLOADED: no request is taken now.
+pub const OVERLOADED: u8 = 2;
+
+/// Writes what an application says that does not take a request, for this reason.
+pub fn refusal(out: &mut Vec<u8>, status: u8) {
+    record(out, END_REQUEST, &[0, 0, 0, 0, status, 0, 0, 0]);
+}
+
 /// Section 3.4: up to 127 in one byte, else in four with the highest bit set. A head has nothing near to 2 GiB.
 fn push_length(out: &mut Vec<u8>, length: usize) {
     match u8::try_from(length) {
@@ -110,8 +118,8 @@ pub enum Said<'a> {
     Error(&'a [u8]),
     /// The answer is whole.
     End,
-    /// It does not take the request (section 5.5: FCGI_OVERLOADED, and others that mean the same to us).
-    Refused,
+    /// It does not take the request, for this reason (section 5.5, `protocolStatus`; [`OVERLOADED`]).
+    Refused(u8),
 }
 
 /// This is no FastCGI.
@@ -166,9 +174,9 @@ impl RecordReader {
             } else {
                 self.have = 0;
                 // Section 5.5: the application's status (4 bytes), then the protocol's; FCGI_REQUEST_COMPLETE is 0.
-                if let Some(&complete) = self.end.get(4) {
+                if let Some(&status) = self.end.get(4) {
                     self.end.clear();
-                    let said = if complete == 0 { Said::End } else { Said::Refused };
+                    let said = if status == 0 { Said::End } else { Said::Refused(status) };
                     return Ok(Piece { used, said });
                 }
             }
@@ -203,7 +211,7 @@ mod tests {
                 Said::Output(data) => output.extend_from_slice(data),
                 Said::Error(data) => errors.extend_from_slice(data),
                 Said::End => return Ok((output, errors, Some(true), bytes.len() - at)),
-                Said::Refused => return Ok((output, errors, Some(false), bytes.len() - at)),
+                Said::Refused(_) => return Ok((output, errors, Some(false), bytes.len() - at)),
             }
         }
         Ok((output, errors, None, 0))
@@ -267,6 +275,14 @@ mod tests {
             (STDIN, none),
         ];
         assert_eq!(streams(&out), expected);
+    }
+
+    #[test]
+    fn a_refusal_is_read_as_it_was_written() {
+        let mut out = Vec::new();
+        refusal(&mut out, OVERLOADED);
+        let piece = RecordReader::default().next(&out).expect("a record");
+        assert_eq!(piece, Piece { used: out.len(), said: Said::Refused(OVERLOADED) });
     }
 
     proptest! {

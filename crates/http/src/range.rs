@@ -40,6 +40,9 @@ pub fn parse(field: &[u8], size: u64, count_max: usize) -> Ranges {
         }
         match read_spec(spec) {
             None => return Ranges::Whole,
+            // As if it were not there: `0-` asks for all there is, as clients do that resume a download of which they have
+            // nothing. RFC 9110, 14.2 lets any Range be ignored.
+            Some(Spec::From { first: 0, last: u64::MAX }) if size == 0 => return Ranges::Whole,
             Some(Spec::From { first, last }) if first < size => ranges.push(first..last.saturating_add(1).min(size)),
             Some(Spec::Last { length: 1.. }) if size == 0 => {
                 // RFC 9110, 14.1.2: this one is satisfiable, but Content-Range has no form for a range of no bytes.
@@ -186,7 +189,8 @@ mod tests {
 
     #[test]
     fn an_empty_representation() {
-        check("bytes=0-", 0, Ranges::Unsatisfiable);
+        check("bytes=0-", 0, Ranges::Whole);
+        check("bytes=1-", 0, Ranges::Unsatisfiable);
         check("bytes=0-0", 0, Ranges::Unsatisfiable);
         check("bytes=-0", 0, Ranges::Unsatisfiable);
         check("bytes=-1", 0, Ranges::Whole);

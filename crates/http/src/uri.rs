@@ -105,9 +105,9 @@ pub fn host_of(authority: &[u8]) -> Option<Host<'_>> {
     };
     let name = match name {
         [b'[', address @ .., b']'] => {
-            // `[v1.x]` of RFC 3986 was never used for anything, and RFC 9844 took the zone (`%eth0`) out of URIs.
-            core::str::from_utf8(address).ok()?.parse::<Ipv6Addr>().ok()?;
-            name
+            // RFC 9844 took the zone (`%eth0`) out of URIs.
+            let is_ipv6 = || core::str::from_utf8(address).is_ok_and(|address| address.parse::<Ipv6Addr>().is_ok());
+            (is_ipv_future(address) || is_ipv6()).then_some(name)?
         }
         _ => {
             // `example.com.` is `example.com`: the dot is the DNS root's.
@@ -158,6 +158,27 @@ pub fn clean_path<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u
         }
     }
     Ok(scratch)
+}
+
+/// The same, with `%2F` taken for a slash, as applications' paths may hold it, and whether there was any. The slashes are
+/// decoded first, so that no segment escapes the rules for dots, and no rule for paths sees another name than is used.
+pub fn clean_path_with_slashes<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<(&'a [u8], bool), PathError> {
+    let is_slash = |escape: &[u8]| escape.eq_ignore_ascii_case(b"%2f");
+    if memchr::memchr(b'%', path).is_none() || !path.windows(3).any(is_slash) {
+        return Ok((clean_path(path, scratch)?, false));
+    }
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let [byte, after @ ..] = rest {
+        let is_slash = rest.get(..3).is_some_and(is_slash);
+        decoded.push(if is_slash { b'/' } else { *byte });
+        rest = if is_slash { &rest[3..] } else { after };
+    }
+    let mut cleaned = Vec::new();
+    let path = clean_path(&decoded, &mut cleaned)?;
+    scratch.clear();
+    scratch.extend_from_slice(path);
+    Ok((scratch, true))
 }
 
 /// Whether a clean path leads through a name that begins with a dot, which Unix hides and so do we.
@@ -227,6 +248,19 @@ fn read_port(digits: &[u8]) -> Option<u16> {
         let value = digit.is_ascii_digit().then(|| digit - b'0')?;
         port.checked_mul(10)?.checked_add(u16::from(value))
     })
+}
+
+/// RFC 3986, 3.2.2: `v`, a version in hexadecimal digits, a dot, and an address of unreserved, sub-delims and colons. No
+/// version was ever defined, so it is the name of no site, but it is a valid one.
+fn is_ipv_future(address: &[u8]) -> bool {
+    let [b'v' | b'V', rest @ ..] = address else { return false };
+    let Some(dot) = rest.iter().position(|&byte| byte == b'.') else { return false };
+    let (version, address) = (&rest[..dot], &rest[dot + 1..]);
+    let is_address = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:".contains(byte);
+    !version.is_empty()
+        && version.iter().all(u8::is_ascii_hexdigit)
+        && !address.is_empty()
+        && address.iter().all(is_address)
 }
 
 /// RFC 3986, 3.2.2: unreserved, sub-delims and escapes. An IPv4 address is one as well.
@@ -428,11 +462,17 @@ mod tests {
             "[1.2.3.4]",
             "[fe80::1%25eth0]",
             "[fe80::1%eth0]",
-            "[v1.a]",
+            "[v1.]",
+            "[v.a]",
+            "[vg.a]",
+            "[v1.a@b]",
+            "[v1]",
             "[[::1]]",
         ] {
             check(authority, None);
         }
+        assert_eq!(host_of(b"[v1.a]:80"), Some(Host { name: b"[v1.a]", port: Some(80) }));
+        assert!(host_of(b"[vF0.a:b~]").is_some());
         assert!(host_of(b"Example.COM:80").unwrap().is(b"example.com"));
         assert!(!host_of(b"example.com").unwrap().is(b"example.org"));
     }
@@ -534,6 +574,26 @@ mod tests {
         check("/.well-known-too", true);
         check("/.Well-Known/x", true);
         check("/a/.well-known/x", true);
+    }
+
+    #[test]
+    fn encoded_slashes_are_decoded_where_that_is_wanted() {
+        #[track_caller]
+        fn check(path: &str, expected: Result<(&str, bool), PathError>) {
+            let mut scratch = b"/left from before".to_vec();
+            let cleaned = clean_path_with_slashes(path.as_bytes(), &mut scratch);
+            assert_eq!(cleaned, expected.map(|(path, any)| (path.as_bytes(), any)), "{path}");
+        }
+        check("/a", Ok(("/a", false)));
+        check("/a//b%20", Ok(("/a/b ", false)));
+        check("/a%2Fb%2f", Ok(("/a/b/", true)));
+        check("/a%2F%2Fb", Ok(("/a/b", true)));
+        check("/a%252Fb", Ok(("/a%2Fb", false)));
+        check("/a%2F..%2Fb", Ok(("/b", true)));
+        check("/a/..%2F..", Err(PathError::AboveRoot));
+        check("/a%2F%zz", Err(PathError::BadEscape));
+        check("/a%%2F", Err(PathError::BadEscape));
+        check("/a%2F%00", Err(PathError::Nul));
     }
 
     #[test]

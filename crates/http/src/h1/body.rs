@@ -28,13 +28,10 @@ enum State {
         size: u64,
         digits: u8,
     },
-    /// In the blanks that may stand before a chunk extension (RFC 9112, 7.1.1).
-    SizeBlank {
-        size: u64,
-    },
-    /// In a chunk extension, up to its CR.
+    /// In an extension of a chunk of this size.
     Extension {
         size: u64,
+        place: Extension,
     },
     /// After the CR of the size's line.
     SizeLf {
@@ -43,12 +40,33 @@ enum State {
     /// After a chunk's data.
     DataCr,
     DataLf,
-    /// At the start of a trailer line, or of the empty line that ends the body.
+    /// At the start of a trailer field, or of the empty line that ends the body.
     TrailerStart,
-    Trailer,
+    TrailerName,
+    TrailerValue,
     TrailerLf,
     EndLf,
     Done,
+}
+
+/// Where in an extension: `*( BWS ";" BWS chunk-ext-name [ BWS "=" BWS chunk-ext-val ] )` (RFC 9112, 7.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extension {
+    /// In blanks that only a semicolon may follow.
+    BeforeSemicolon,
+    /// Before the name.
+    BeforeName,
+    Name,
+    /// In blanks behind a name.
+    AfterName,
+    /// Before the value.
+    BeforeValue,
+    Token,
+    Quoted,
+    /// After a backslash in a quoted value.
+    Escaped,
+    /// After the closing quote.
+    AfterQuoted,
 }
 
 /// What was found at the start of the bytes.
@@ -125,26 +143,57 @@ fn step(state: State, byte: u8) -> Result<State, BadBody> {
             State::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
         }
         (State::Size { digits: 0, .. }, _) => return Err(BadBody),
-        (State::Size { size, .. } | State::SizeBlank { size } | State::Extension { size }, b'\r') => {
+        // A blank before the line's end is an error: `1 \r\n` is 1 to one server and none to another.
+        (State::Size { size, .. }, b'\r') => State::SizeLf { size },
+        (State::Size { size, .. }, b';') => State::Extension { size, place: Extension::BeforeName },
+        (State::Size { size, .. }, b' ' | b'\t') => State::Extension { size, place: Extension::BeforeSemicolon },
+        (State::Extension { size, place: Extension::Name | Extension::Token | Extension::AfterQuoted }, b'\r') => {
             State::SizeLf { size }
         }
-        (State::Size { size, .. } | State::SizeBlank { size }, b';') => State::Extension { size },
-        // Behind a blank there is an extension or the line's end. `1 0` is not 1, nor is it 16.
-        (State::Size { size, .. } | State::SizeBlank { size }, b' ' | b'\t') => State::SizeBlank { size },
-        (State::Extension { .. }, b'\n' | 0) => return Err(BadBody),
-        (State::Extension { size }, _) => State::Extension { size },
+        (State::Extension { size, place }, _) => State::Extension { size, place: extension(place, byte)? },
         (State::SizeLf { size: 0 }, b'\n') => State::TrailerStart,
         (State::SizeLf { size }, b'\n') => State::Data { left: size, chunked: true },
         (State::DataCr, b'\r') => State::DataLf,
         (State::DataLf, b'\n') => State::Size { size: 0, digits: 0 },
         (State::TrailerStart, b'\r') => State::EndLf,
-        (State::TrailerStart | State::Trailer, b'\n' | 0) => return Err(BadBody),
-        (State::Trailer, b'\r') => State::TrailerLf,
-        (State::TrailerStart | State::Trailer, _) => State::Trailer,
+        (State::TrailerStart | State::TrailerName, _) if is_token(byte) => State::TrailerName,
+        (State::TrailerName, b':') => State::TrailerValue,
+        (State::TrailerValue, b'\r') => State::TrailerLf,
+        (State::TrailerValue, _) if is_text(byte) => State::TrailerValue,
         (State::TrailerLf, b'\n') => State::TrailerStart,
         (State::EndLf, b'\n') => State::Done,
         _ => return Err(BadBody),
     })
+}
+
+/// One byte of an extension, but for the line's end.
+fn extension(place: Extension, byte: u8) -> Result<Extension, BadBody> {
+    use Extension as E;
+    Ok(match (place, byte) {
+        (E::BeforeSemicolon | E::AfterName, b' ' | b'\t') => place,
+        (E::BeforeSemicolon | E::Name | E::AfterName | E::Token | E::AfterQuoted, b';') => E::BeforeName,
+        (E::BeforeName | E::BeforeValue, b' ' | b'\t') => place,
+        (E::BeforeName | E::Name, _) if is_token(byte) => E::Name,
+        (E::Name | E::AfterName, b'=') => E::BeforeValue,
+        (E::Name, b' ' | b'\t') => E::AfterName,
+        (E::BeforeValue | E::Token, _) if is_token(byte) => E::Token,
+        (E::BeforeValue, b'"') => E::Quoted,
+        (E::Token | E::AfterQuoted, b' ' | b'\t') => E::BeforeSemicolon,
+        (E::Quoted, b'"') => E::AfterQuoted,
+        (E::Quoted, b'\\') => E::Escaped,
+        (E::Quoted | E::Escaped, _) if is_text(byte) => E::Quoted,
+        _ => return Err(BadBody),
+    })
+}
+
+/// RFC 9110, 5.6.2.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// RFC 9110, 5.5 and 5.6.4: visible characters, blanks and bytes beyond ASCII.
+fn is_text(byte: u8) -> bool {
+    byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
 #[cfg(test)]
@@ -179,7 +228,62 @@ mod tests {
             check(chunked, b"3\r\nabc\r\n2;x=y\r\nde\r\n000\r\nA: b\r\nC: d\r\n\r\n", Ok((b"abcde", 0, true)));
             check(chunked, b"A\r\n0123456789\r\n0\r\n\r\n", Ok((b"0123456789", 0, true)));
             check(chunked, b"0\r\n\r\n", Ok((b"", 0, true)));
-            check(chunked, b"1 \t\r\na\r\n1 ; x\r\nb\r\n0\r\n\r\n", Ok((b"ab", 0, true)));
+            for good in [
+                &b";a"[..],
+                b";a=b",
+                b" ; a = b",
+                b";a;b=c;d",
+                b";a=\"x y\\\";z\xff\t\"",
+                b";a=\"\";b",
+                b"\t;\ta\t=\t\"b\" ; c",
+            ] {
+                let bytes = [b"1", good, b"\r\na\r\n0", good, b"\r\n\r\n"].concat();
+                check(chunked, &bytes, Ok((b"a", 0, true)));
+            }
+            for bad in [
+                &b" "[..],
+                b"\t",
+                b";",
+                b";;a",
+                b"; ",
+                b";a ",
+                b";a=",
+                b";a= ",
+                b";=b",
+                b" a",
+                b";a b",
+                b";a=b c",
+                b";a=b ",
+                b";a=\"b",
+                b";a=\"b\"c",
+                b";a=\"b\" ",
+                b";a=\"b\nc\"",
+                b";a=\"b\rc\"",
+                b";a=\"b\\\n\"",
+                b";a\0",
+                b";a=\x7f",
+                b";\xff",
+            ] {
+                check(chunked, &[b"1", bad, b"\r\na\r\n0\r\n\r\n"].concat(), Err(BadBody));
+            }
+            for good in [&b"A: b\r\n"[..], b"A:\r\nB:c\xff\t d\r\n", b"a-b!: \"\r\n"] {
+                check(chunked, &[b"0\r\n", good, b"\r\n"].concat(), Ok((b"", 0, true)));
+            }
+            for bad in [
+                &b"A\r\n"[..],
+                b": b\r\n",
+                b"A : b\r\n",
+                b" A: b\r\n",
+                b"A: b\r\n c\r\n",
+                b"A: b\0\r\n",
+                b"A: b\x7f\r\n",
+                b"A: b\rc\r\n",
+                b"A: b\n",
+                b"A(: b\r\n",
+                b"\n",
+            ] {
+                check(chunked, &[b"0\r\n", bad, b"\r\n"].concat(), Err(BadBody));
+            }
             for bad in [
                 &b"\r\n"[..],
                 b"x\r\n",
@@ -201,8 +305,11 @@ mod tests {
 
     #[test]
     fn endless_extensions_and_trailers_are_refused() {
-        let mut endless = b"3;".to_vec();
-        endless.resize(OVERHEAD_MAX as usize + 10, b'x');
-        assert_eq!(read(Framing::Chunked, &endless, 1000), Err(BadBody));
+        for start in [&b"3;"[..], b"3;a=\"", b"0\r\nA:"] {
+            let mut endless = start.to_vec();
+            endless.resize(OVERHEAD_MAX as usize + 10, b'x');
+            assert_eq!(read(Framing::Chunked, &endless[..OVERHEAD_MAX as usize], 1000).map(|read| read.2), Ok(false));
+            assert_eq!(read(Framing::Chunked, &endless, 1000), Err(BadBody));
+        }
     }
 }

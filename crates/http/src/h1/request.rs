@@ -222,6 +222,8 @@ fn parse_later_minor<'a>(head: &'a [u8], limits: &HeadLimits) -> Result<Option<(
     }
 }
 
+const HTTPS: &[u8] = b"https://";
+
 /// Makes a request of its parts.
 fn settle<'a>(
     method_text: &'a [u8],
@@ -234,6 +236,11 @@ fn settle<'a>(
         return Err(BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" });
     }
     let method = Method::from_token(method_text);
+    if target_text.len() > HTTPS.len() && target_text[..HTTPS.len()].eq_ignore_ascii_case(HTTPS) {
+        // RFC 9110, 7.4 and 15.5.20: for an https URI this server, which speaks no TLS, has no authority.
+        let why = "this server speaks no TLS, so it does not answer for https URLs";
+        return Err(BadHead { status: Status::MISDIRECTED_REQUEST, why });
+    }
     let target = Target::parse(target_text, method == Some(Method::Connect))
         .ok_or(bad("the request target is neither a path nor an http URL"))?;
     // RFC 9112, 3.2.4: the asterisk form is for OPTIONS alone.
@@ -301,7 +308,11 @@ fn find_end(bytes: &[u8], limits: &HeadLimits) -> Result<Option<usize>, BadHead>
     if bytes.first().is_some_and(|&b| !(b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~\r".contains(&b))) {
         return Err(bad("a request begins with its method"));
     }
-    let too_long_line = BadHead { status: Status::URI_TOO_LONG, why: "the request line is too long" };
+    let too_long_line = match memchr::memchr(b' ', &bytes[..bytes.len().min(limits.request_line)]) {
+        Some(_) => BadHead { status: Status::URI_TOO_LONG, why: "the request line is too long" },
+        // RFC 9112, 3: SHOULD, for a method longer than any that is implemented.
+        None => BadHead { status: Status::NOT_IMPLEMENTED, why: "the method is longer than any" },
+    };
     let too_many_fields = BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" };
     let too_long_head = BadHead { status: Status::HEAD_TOO_LARGE, why: "the header fields are too long" };
     let mut line_start = 0;
@@ -385,10 +396,13 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
         6 if is("Origin") => set_once(&mut request.origin, value),
         29 if is("Access-Control-Request-Method") => request.is_preflight = true,
         6 if is("Expect") => {
-            request.expectation = match value.eq_ignore_ascii_case(b"100-continue") {
-                true if request.expectation != Expectation::Unknown => Expectation::Continue,
-                _ => Expectation::Unknown,
-            };
+            // RFC 9110, 5.6.1: empty members of a list say nothing.
+            for member in value.split(|&byte| byte == b',').map(trim_ows).filter(|member| !member.is_empty()) {
+                request.expectation = match member.eq_ignore_ascii_case(b"100-continue") {
+                    true if request.expectation != Expectation::Unknown => Expectation::Continue,
+                    _ => Expectation::Unknown,
+                };
+            }
         }
         7 if is("Referer") => set_once(&mut request.referer, value),
         8 if is("If-Match") => request.if_match.push(value),
@@ -400,7 +414,7 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
             }
         }
         10 if is("User-Agent") => set_once(&mut request.user_agent, value),
-        13 if is("Authorization") => set_once(&mut request.authorization, value),
+        13 if is("Authorization") => set_only(&mut request.authorization, value)?,
         13 if is("If-None-Match") => request.if_none_match.push(value),
         14 if is("Content-Length") => {
             seen.content_length_doubled |= seen.content_length.is_some();
@@ -421,6 +435,14 @@ fn take_field<'a>(request: &mut Request<'a>, seen: &mut Seen<'a>, name: &[u8], v
 fn set_once<'a>(field: &mut Option<&'a [u8]>, value: &'a [u8]) {
     if field.is_none() {
         *field = Some(value);
+    }
+}
+
+/// Authorization, which may stand once: servers differ in which of two counts, and one server may stand behind another.
+fn set_only<'a>(field: &mut Option<&'a [u8]>, value: &'a [u8]) -> Result<(), BadHead> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(bad("more than one Authorization field")),
     }
 }
 

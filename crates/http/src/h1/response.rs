@@ -32,11 +32,16 @@ pub struct Head {
 impl Head {
     /// The status line, Server and Date.
     pub fn new(status: Status) -> Head {
+        Head::with_reason(status, status.reason().as_bytes())
+    }
+
+    /// The same with another reason phrase. It must hold no line end.
+    pub fn with_reason(status: Status, reason: &[u8]) -> Head {
         let mut bytes = Vec::with_capacity(320);
         bytes.extend_from_slice(b"HTTP/1.1 ");
         crate::text::push_decimal(&mut bytes, u64::from(status.0));
         bytes.push(b' ');
-        bytes.extend_from_slice(status.reason().as_bytes());
+        bytes.extend_from_slice(reason);
         bytes.extend_from_slice(b"\r\nServer: ");
         let server_at = bytes.len();
         bytes.extend_from_slice(SERVER.as_bytes());
@@ -79,6 +84,30 @@ impl Head {
         self.bytes.extend_from_slice(b": ");
         crate::text::push_decimal(&mut self.bytes, value);
         self.bytes.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Whether it has a field whose value begins so.
+    pub fn field_starts_with(&self, name: &str, start: &[u8]) -> bool {
+        self.bytes[self.date_at..].split(|&byte| byte == b'\n').any(|line| {
+            let value =
+                line.split_at_checked(name.len()).filter(|(found, _)| found.eq_ignore_ascii_case(name.as_bytes()));
+            value.is_some_and(|(_, rest)| rest.strip_prefix(b": ").is_some_and(|value| value.starts_with(start)))
+        })
+    }
+
+    /// Takes a field out, if it is there, whatever the case of its name. Server and Date stay.
+    pub fn remove(&mut self, name: &str) -> &mut Head {
+        let mut at = self.date_at + date::LEN + 2;
+        while at < self.bytes.len() {
+            let end = memchr::memchr(b'\n', &self.bytes[at..]).map_or(self.bytes.len(), |length| at + length + 1);
+            let is_it = self.bytes[at..end].split(|&byte| byte == b':').next();
+            if is_it.is_some_and(|found| found.eq_ignore_ascii_case(name.as_bytes())) {
+                self.bytes.drain(at..end);
+            } else {
+                at = end;
+            }
+        }
         self
     }
 
@@ -140,6 +169,18 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_are_taken_out() {
+        let mut head = Head::new(Status::OK);
+        head.field("Content-Type", "a/b").field("X-A", "1").field("x-a", "2").field("X-AB", "3");
+        assert!(head.field_starts_with("content-type", b"a/") && !head.field_starts_with("X-A", b"3"));
+        head.remove("X-a").remove("Date").remove("none").remove("content-type");
+        let mut out = Vec::new();
+        head.write(&mut out, &[b'd'; date::LEN], Connection::Persists, 1);
+        let expected = b"HTTP/1.1 200 OK\r\nServer: amped\r\nDate: ddddddddddddddddddddddddddddd\r\nX-AB: 3\r\n\r\n";
+        assert_eq!(out, expected);
+    }
 
     #[test]
     fn a_head_is_dated_when_it_is_sent() {
