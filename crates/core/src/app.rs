@@ -9,15 +9,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use amped_http::cgi::{self, Variables};
+use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::h1::request::{self, Framing, Request, Version};
-use amped_http::method::Method;
+use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 use amped_units::Bytes;
 
 use crate::cache::page::PageName;
 use crate::glob::Glob;
-use crate::routes::Routed;
 use crate::site::{Site, Sites};
 
 /// Paths that an application answers.
@@ -30,8 +29,8 @@ pub struct AppRule {
     pub time: Duration,
     /// Longest body of a request that it is given; a longer one is answered 413.
     pub body: Bytes,
-    /// Most that it may answer; one that says more is cut off.
-    pub output: Bytes,
+    /// Longest response, head included; one that is longer is cut off. `None`: any length.
+    pub output: Option<Bytes>,
     /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
     pub cache: Option<Duration>,
 }
@@ -71,6 +70,8 @@ pub enum Input {
     Join(PageName),
     /// Its answer is not going to be kept after all: whoever waits for it need not wait any more.
     Settled,
+    /// Its response is not to be read further than the client has taken it.
+    Unbuffered,
 }
 
 /// What an application says, or does.
@@ -103,8 +104,14 @@ pub enum AppTrouble {
     Absent,
     /// There is, and it must not be run: 403.
     Forbidden,
-    /// It could not be begun, or has ended before its answer was complete: 502.
+    /// It could not be reached, or not be started: 502.
+    Unreachable,
+    /// It has ended, and is about to be started again: 503.
+    Restarting,
+    /// It has ended before its answer was complete: 502.
     Failed,
+    /// There is no room for the body of the request: 503.
+    NoRoom,
 }
 
 /// A request that is an application's.
@@ -144,53 +151,62 @@ impl Claim {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
-            variables: variables((request, head), framing, user, for_others),
+            variables: variables((request, head), &self.path, framing, user, for_others),
         }
     }
 }
 
-/// The application that a request is for, if it is for one, by its path or by the one that this stands for. What a rule of
-/// the site answers to browsers that ask beforehand is none's.
-pub(crate) fn claim(request: &Request<'_>, sites: &Sites, scratch: &mut Vec<u8>) -> Option<Claim> {
-    // RFC 9110, 9.3.6 and 9.3.8: these two are about connections, and no application's business.
-    if !sites.have_apps() || matches!(request.method, None | Some(Method::Connect | Method::Trace)) {
-        return None;
-    }
-    let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else {
-        return None;
-    };
-    let site = sites.for_host(request.host);
-    let path = uri::clean_path(path, scratch).ok()?;
-    let is_open = |path: &[u8]| site.dotfiles || !uri::hidden(path);
-    if !is_open(path) || site.preflight(path, request).is_some() {
-        return None;
-    }
-    claim_of(site, path).or_else(|| match site.routed(path)? {
-        Routed::Rewrite(meant) if is_open(&meant) => claim_of(site, &meant),
-        Routed::Rewrite(_) | Routed::Redirect(..) | Routed::Nowhere => None,
-    })
-}
-
 /// The application that answers this clean path on this site: by the first rule that matches it, or what it begins with.
-pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Option<Claim> {
-    site.apps.iter().zip(0..).find_map(|(rule, number)| {
+///
+/// Names that begin with a dot hide a script, and are its own business behind it (PATH_INFO).
+///
+/// # Errors
+/// The status with which the site refuses a name that may be the script.
+pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Result<Option<Claim>, Status> {
+    let mut denials = site.has_denials();
+    for (rule, number) in site.apps.iter().zip(0..) {
         let slashes = memchr::memchr_iter(b'/', path).skip(1);
-        let ends: Vec<usize> = slashes.chain([path.len()]).filter(|&end| rule.pattern.matches(&path[..end])).collect();
-        let ends = if rule.pattern.as_str() == "/" { Vec::from([0]) } else { ends };
-        (!ends.is_empty()).then(|| Claim { site: site.number, rule: number, path: path.into(), ends })
-    })
+        let mut ends: Vec<usize> =
+            slashes.chain([path.len()]).filter(|&end| rule.pattern.matches(&path[..end])).collect();
+        if rule.pattern.as_str() == "/" {
+            (ends, denials) = (Vec::from([0]), false);
+        } else if !site.dotfiles {
+            // The first name with a dot hides all that follow it.
+            let open = ends.iter().take_while(|&&end| !uri::hidden(&path[..end])).count();
+            ends.truncate(open);
+        }
+        if ends.is_empty() {
+            continue;
+        }
+        if denials {
+            // Each costs a look at every route.
+            if ends.len() > SCRIPT_ENDS_MAX {
+                return Err(Status::NOT_FOUND);
+            }
+            if let Some(status) = ends.iter().find_map(|&end| site.denied(&path[..end])) {
+                return Err(status);
+            }
+        }
+        return Ok(Some(Claim { site: site.number, rule: number, path: path.into(), ends }));
+    }
+    Ok(None)
 }
 
-/// The meta-variables that follow from a head (RFC 3875, 4.1), and REQUEST_URI, which is in no standard and asked for by
-/// everybody.
+/// Beginnings of a path that may be its script, where routes deny: a path with more of them means nothing.
+const SCRIPT_ENDS_MAX: usize = 64;
+
+/// The meta-variables that follow from a head (RFC 3875, 4.1), and those beyond the standard that applications written for
+/// Apache and nginx read. `served`: the path of script and PATH_INFO, which a route, a fallback or an index may have put in
+/// place of the one in the request.
 fn variables(
     (request, head): (&Request<'_>, &[u8]),
+    served: &[u8],
     framing: Framing,
     user: Option<&[u8]>,
     for_others: bool,
 ) -> Variables {
     let is_told = |name: &[u8]| !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
-    let mut variables = cgi::field_variables(request::fields(head).filter(|(name, _)| is_told(name)));
+    let mut variables = cgi::field_variables(fields(request.target, head).filter(|(name, _)| is_told(name)));
     if user.is_some() {
         // 4.1.18: what the server has verified it keeps, with the password.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
@@ -208,7 +224,22 @@ fn variables(
     put("SERVER_SOFTWARE", b"amped");
     put("SERVER_PROTOCOL", protocol.as_bytes());
     put("REQUEST_METHOD", request.method_text);
-    put("REQUEST_URI", request.target_text);
+    match (request.target, query) {
+        // As nginx gives it: routers of applications look for a path there.
+        (Target::Absolute { path, .. }, None) => put("REQUEST_URI", path),
+        (Target::Absolute { path, .. }, Some(query)) => put("REQUEST_URI", &[path, b"?", query].concat()),
+        _ => put("REQUEST_URI", request.target_text),
+    }
+    put("REQUEST_SCHEME", b"http");
+    put("DOCUMENT_URI", served);
+    // PHP's CGI program runs nothing without it: it takes the request for one to its own address.
+    put("REDIRECT_STATUS", b"200");
+    if let Target::Origin { path, .. } | Target::Absolute { path, .. } = request.target
+        && let Ok((asked, _)) = uri::clean_path_with_slashes(path, &mut Vec::new())
+        && asked != served
+    {
+        put("REDIRECT_URL", asked);
+    }
     // 4.1.7: there even if empty.
     put("QUERY_STRING", query.unwrap_or_default());
     if !request.host.is_empty() {
@@ -219,15 +250,58 @@ fn variables(
         put("AUTH_TYPE", b"Basic");
         put("REMOTE_USER", user);
     }
-    // 4.1.2: of chunks nobody knows how many there will be; such a body ends where the stream does.
+    // 4.1.2. The length of a chunked body is known when it is whole: the driver adds it then.
     if let Framing::Length(length) = framing {
         put("CONTENT_LENGTH", &cgi::decimal(length));
     }
     variables
 }
 
+/// The fields of a head, with the Host that its target names if it names one. RFC 9112, 3.2.2: a server must ignore the Host
+/// field then; an application that believed it would be told of another site than the one whose rules were applied.
+fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+    let named = match target {
+        Target::Absolute { authority, .. } | Target::Authority(authority) => Some(authority),
+        Target::Origin { .. } | Target::Asterisk => None,
+    };
+    let hosts = named.map(|authority| (&b"Host"[..], authority)).into_iter();
+    let others = move |name: &[u8]| named.is_none() || !name.eq_ignore_ascii_case(b"host");
+    hosts.chain(request::fields(head).filter(move |(name, _)| others(name)))
+}
+
 /// Fields by which a client asks for less than all of a page (RFC 9110, 13.1 and 14.2).
 const OF_ONE: [&str; 4] = ["if-none-match", "if-modified-since", "if-range", "range"];
+
+/// The target of a request for the file that an application has the server send; `None`: it lies outside the site.
+pub(crate) fn target_of(send: SendFile<'_>, site: &Site) -> Option<Vec<u8>> {
+    let mut target = Vec::new();
+    match send {
+        // Many do not escape what they name: what no target may hold is escaped here.
+        SendFile::Path(path) => {
+            for &byte in path {
+                if byte <= b' ' || byte == 0x7f || byte == b'#' {
+                    target.extend_from_slice(alloc::format!("%{byte:02X}").as_bytes());
+                } else {
+                    target.push(byte);
+                }
+            }
+        }
+        SendFile::File(name) => {
+            let inner = site.root_names.iter().find_map(|root| name.strip_prefix(&**root))?;
+            uri::encode_path(inner, &mut target);
+        }
+    }
+    target.starts_with(b"/").then_some(target)
+}
+
+/// What an application said beside the file that it has the server send, as far as that goes to the client: the fields that
+/// nginx keeps.
+pub(crate) fn fields_beside_file(said: &cgi::ScriptHead<'_>) -> Vec<(Box<str>, Box<[u8]>)> {
+    let is_kept = |name: &str| KEPT_BESIDE_FILE.iter().any(|kept| name.eq_ignore_ascii_case(kept));
+    said.fields.iter().filter(|(name, _)| is_kept(name)).map(|&(name, value)| (name.into(), value.into())).collect()
+}
+
+const KEPT_BESIDE_FILE: [&str; 5] = ["Content-Type", "Content-Disposition", "Set-Cookie", "Cache-Control", "Expires"];
 
 /// The head of a request for what an application has named in place of its answer (RFC 3875, 6.2.2): without a body, and
 /// without the fields that were about one. `None` if that is no path.
@@ -235,9 +309,11 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     let line = head.split(|&byte| byte == b'\r').next()?;
     let method: &[u8] = if line.starts_with(b"HEAD ") { b"HEAD" } else { b"GET" };
     let version = line.rsplit(|&byte| byte == b' ').next()?;
+    let asked = line.split(|&byte| byte == b' ').nth(1)?;
+    let asked = Target::parse(asked, false)?;
     let mut made = [method, b" ", target, b" ", version, b"\r\n"].concat();
     let of_body = ["content-length", "content-type", "transfer-encoding", "expect"];
-    for (name, value) in request::fields(head) {
+    for (name, value) in fields(asked, head) {
         if !of_body.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes())) {
             made.extend_from_slice(&[name, b": ", value, b"\r\n"].concat());
         }
@@ -254,14 +330,14 @@ mod tests {
     use alloc::vec;
 
     fn rule(pattern: &str) -> AppRule {
-        AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: Bytes(0), cache: None }
+        AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: None, cache: None }
     }
 
     #[test]
     fn scripts_and_what_follows_them() {
         let check = |patterns: &[&str], path: &str, expected: Option<(u16, &[&str])>| {
             let apps = patterns.iter().map(|pattern| rule(pattern)).collect();
-            let claim = claim_of(&Site { apps, ..Site::default() }, path.as_bytes());
+            let claim = claim_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("nothing is denied");
             let found = claim.map(|claim| (claim.rule, claim.ends.iter().map(|&end| &path[..end]).collect::<Vec<_>>()));
             assert_eq!(found, expected.map(|(rule, ends)| (rule, ends.to_vec())), "{patterns:?} {path}");
         };
@@ -278,6 +354,33 @@ mod tests {
         check(&["/"], "/any/thing", Some((0, &[""])));
         check(&["/x", "/"], "/x/y", Some((0, &["/x"])));
         check(&["/x", "/"], "/y", Some((1, &[""])));
+        // A dot hides a script, and is the script's own business behind it.
+        check(&["*.php"], "/x.php/.a/b", Some((0, &["/x.php"])));
+        check(&["*.php"], "/.a/x.php", None);
+        check(&["*.php"], "/.x.php", None);
+        check(&["*.php"], "/.well-known/x.php", Some((0, &["/.well-known/x.php"])));
+        check(&["/cgi-bin/**"], "/cgi-bin/a/.b/c", Some((0, &["/cgi-bin/a"])));
+        check(&["/"], "/.a", Some((0, &[""])));
+    }
+
+    #[test]
+    fn files_to_send_are_paths_of_the_site() {
+        let root_names = vec![b"/srv/www".as_slice().into(), b"/data/www".as_slice().into()];
+        let site = Site { root_names, ..Site::default() };
+        let check = |send: SendFile<'_>, expected: Option<&str>| {
+            let target = target_of(send, &site).map(|target| String::from_utf8(target).expect("ASCII"));
+            assert_eq!(target.as_deref(), expected, "{send:?}");
+        };
+        check(SendFile::Path(b"/a%20b?c=d"), Some("/a%20b?c=d"));
+        check(SendFile::Path(b"/a b#c"), Some("/a%20b%23c"));
+        check(SendFile::Path(b"@named"), None);
+        check(SendFile::Path(b"http://b.example/"), None);
+        check(SendFile::File(b"/srv/www/a b%20"), Some("/a%20b%2520"));
+        check(SendFile::File(b"/data/www/x"), Some("/x"));
+        check(SendFile::File(b"/srv/www2/x"), None);
+        check(SendFile::File(b"/srv/www"), None);
+        check(SendFile::File(b"/etc/passwd"), None);
+        check(SendFile::File(b"x"), None);
     }
 
     #[test]
@@ -310,18 +413,40 @@ mod tests {
                 "SERVER_PROTOCOL=HTTP/1.1",
                 "REQUEST_METHOD=POST",
                 "REQUEST_URI=/x?a=b",
+                "REQUEST_SCHEME=http",
+                "DOCUMENT_URI=/x",
+                "REDIRECT_STATUS=200",
                 "QUERY_STRING=a=b",
                 "SERVER_NAME=h",
                 "CONTENT_LENGTH=7",
             ];
-            let found = variables((&request, head), request.framing, user, false);
+            let found = variables((&request, head), b"/x", request.framing, user, false);
             let mut found: Vec<String> = found.iter().map(text).collect();
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
         };
+        let found = variables((&request, head), b"/index.php", request.framing, None, false);
+        assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
         // Who is verified here is told to the application, and his password is not; else that is its own business.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
         check(Some(b"a"), &["AUTH_TYPE=Basic", "REMOTE_USER=a"]);
+    }
+
+    /// RFC 9112, 3.2.2: the target's host counts, and Host is not heard.
+    #[test]
+    fn host_of_an_absolute_target_is_the_one_that_applications_hear_of() {
+        let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
+        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
+        let found = variables((&request, head), b"/x", request.framing, None, false);
+        let values = |wanted: &str| -> Vec<&[u8]> {
+            found.iter().filter(|(name, _)| name == wanted.as_bytes()).map(|(_, value)| &**value).collect()
+        };
+        assert_eq!(values("HTTP_HOST"), [b"one.example:81"]);
+        assert_eq!(values("SERVER_NAME"), [b"one.example"]);
+        assert_eq!(values("REQUEST_URI"), [b"/x?y"]);
+        let instead = instead(head, b"/z").expect("a path");
+        assert_eq!(instead, b"GET /z HTTP/1.1\r\nHost: one.example:81\r\nA: b\r\n\r\n");
     }
 
     #[test]
@@ -330,7 +455,7 @@ mod tests {
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         for (for_others, expected) in [(false, 6), (true, 2)] {
-            let found = variables((&request, head), request.framing, None, for_others);
+            let found = variables((&request, head), b"/x", request.framing, None, for_others);
             assert_eq!(found.iter().filter(|(name, _)| name.starts_with(b"HTTP_")).count(), expected);
         }
     }

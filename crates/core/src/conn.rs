@@ -26,12 +26,14 @@ use amped_units::Time;
 
 use crate::app::Input;
 use crate::cache::path::Known;
-use crate::conn::asked::{APPS_BUSY, Asked, BODY_TOO_LONG, GIVEN_MAX, Stage};
+use crate::conn::asked::{APPS_BUSY, Asked, GIVEN_MAX, Stage};
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::desk::Desk;
 use crate::event::{Action, Answer, Delay, Event, Ticket};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
+use crate::pace::Pace;
+use crate::plan::Origin;
 use crate::record::Outcome;
 use crate::reply::{self, Reply, ScriptFraming};
 
@@ -46,7 +48,7 @@ pub struct Conn {
     pending: Vec<u8>,
     /// Whether `pending` begins with part of a head whose time runs since `began`.
     partial: bool,
-    /// When the first byte of the head or body being read came.
+    /// When the first byte of the head being read came, or our side was closed.
     began: Time,
     /// When the state last changed, or something was last sent.
     since: Time,
@@ -68,7 +70,12 @@ pub struct Conn {
     last: bool,
     /// How often the request in hand has been answered with another path by an application.
     detours: u8,
+    /// What an application said beside the file that it has the server send for the request in hand.
+    beside_file: Option<Box<BesideFile>>,
 }
+
+/// Names and values of fields.
+type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
 
 #[derive(Debug)]
 enum State {
@@ -95,6 +102,7 @@ struct Unread {
     reader: BodyReader,
     /// Bytes of data that may still come: the limit less what has come.
     left: u64,
+    pace: Pace,
     /// What the request is refused with when it is gone, and why, where that is known.
     refusal: Option<(Status, &'static str)>,
 }
@@ -162,6 +170,7 @@ impl Conn {
             finishing: false,
             last: false,
             detours: 0,
+            beside_file: None,
         }
     }
 
@@ -229,17 +238,21 @@ impl Conn {
     /// The moment at which [`Event::Deadline`] is due; [`Time::NEVER`] while the server, not the client, is to act.
     pub fn next_due(&self, limits: &Limits) -> Time {
         if self.unsent {
-            return self.since + limits.send_idle_time;
+            let due = self.since + limits.send_idle_time;
+            return match &self.state {
+                State::App(asked) if asked.waits_for_client() => due.min(asked.pace.due()),
+                _ => due,
+            };
         }
         match self.state {
             State::Reading if self.finishing && self.is_idle() => self.since + FIRST_BYTES.min(limits.head_time),
             State::Reading if self.requests == 0 => self.since + limits.head_time,
             State::Reading if self.partial => self.began + limits.head_time,
             State::Reading => self.since + limits.idle_time,
-            State::Body(_) => self.began + limits.body_time,
-            State::Lingering => self.since + limits.linger_time,
+            State::Body(ref unread) => unread.pace.due(),
+            State::Lingering => (self.since + limits.linger_time).min(self.began + LINGER_MAX),
             State::Waiting(_) => self.since + limits.disk_time,
-            State::App(ref asked) if asked.waits_for_client() => self.since + limits.body_time,
+            State::App(ref asked) if asked.waits_for_client() => asked.pace.due(),
             State::App(ref asked) => self.since + asked.time,
             State::Closing { .. } | State::Closed => Time::NEVER,
         }
@@ -350,6 +363,7 @@ impl Conn {
                             at += length;
                             self.requests += 1;
                             self.detours = 0;
+                            self.beside_file = None;
                             call.desk.counts.requests += 1;
                             call.desk.lap.note_head();
                             self.begin(call, &hand, at < bytes.len());
@@ -360,6 +374,7 @@ impl Conn {
                     match unread.reader.next(&bytes[at..]) {
                         Ok(piece) if piece.data.len() as u64 <= unread.left => {
                             unread.left -= piece.data.len() as u64;
+                            unread.pace.note(call.now, piece.data.len(), &call.desk.limits);
                             at += piece.used;
                         }
                         // It is told what it was refused for, at once: so much is not waited for.
@@ -397,8 +412,11 @@ impl Conn {
                         Ok(piece) if piece.data.len() as u64 <= asked.left => {
                             asked.left -= piece.data.len() as u64;
                             asked.given += piece.data.len();
+                            asked.pace.note(call.now, piece.data.len(), &call.desk.limits);
                             at += piece.used;
-                            self.since = call.now;
+                            if !self.unsent {
+                                self.since = call.now;
+                            }
                             if !piece.data.is_empty() {
                                 call.actions.push(Action::App(ticket, Input::Body(piece.data.to_vec())));
                             }
@@ -406,7 +424,7 @@ impl Conn {
                                 call.actions.push(Action::App(ticket, Input::End));
                             }
                         }
-                        Ok(_) => self.give_up_on_app(call, Status::CONTENT_TOO_LARGE, BODY_TOO_LONG),
+                        Ok(_) => self.refuse_long_body(call),
                         Err(_) => {
                             let why = "the chunks of the body are malformed";
                             self.give_up_on_app(call, Status::BAD_REQUEST, why);
@@ -418,7 +436,11 @@ impl Conn {
                     *linger |= at < bytes.len();
                     return bytes.len();
                 }
-                State::Lingering | State::Closed => return bytes.len(),
+                State::Lingering => {
+                    self.since = call.now;
+                    return bytes.len();
+                }
+                State::Closed => return bytes.len(),
             }
         }
     }
@@ -430,8 +452,9 @@ impl Conn {
 
     /// A request whose head is there. `more`: some of what follows it, too.
     fn begin<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, more: bool) {
-        // An application's body stays where it is until nothing stands between the two: a password may have to be verified.
-        if hand.unread && !decide::is_for_app(&hand.request, call.desk) {
+        // An application's body stays where it is until nothing stands between the two: a password may have to be verified,
+        // and whether a folder's index is a script only the disk knows.
+        if hand.unread && !decide::may_be_for_app(&hand.request, call.desk) {
             self.begin_body(call, hand, more);
         } else {
             self.answer(call, hand);
@@ -442,8 +465,8 @@ impl Conn {
     fn drop_body<F>(&mut self, call: &Call<'_, F>, hand: &Hand<'_>, refusal: Option<(Status, &'static str)>) {
         let (reader, left) = (BodyReader::new(hand.request.framing), call.desk.limits.body.0);
         let (head, began) = (hand.head.to_vec(), hand.began);
-        self.state = State::Body(Box::new(Unread { head, began, reader, left, refusal }));
-        self.began = call.now;
+        let pace = Pace::start(call.now, &call.desk.limits);
+        self.state = State::Body(Box::new(Unread { head, began, reader, left, pace, refusal }));
     }
 
     /// A request with a body that no application gets: no file takes one. `more`: some of it is there already.
@@ -486,16 +509,27 @@ impl Conn {
         }
     }
 
+    /// Who asks for what the request in hand names.
+    fn origin(&self) -> Origin {
+        if self.beside_file.is_some() { Origin::Site } else { Origin::Client }
+    }
+
     /// Answers a request, or asks the disk first.
     fn answer<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>) {
-        let step = decide::first_step(call.now, &hand.request, call.desk);
+        let step = decide::first_step(call.now, &hand.request, self.origin(), call.desk);
         self.take_step(call, hand, step);
     }
 
     fn take_step<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, step: Step<F>) {
         match step {
+            // No application's after all: its body is thrown away first, then it is answered.
+            Step::Reply(_) if hand.unread && !self.last => self.begin_body(call, hand, false),
             Step::Reply(made) => self.give(call, hand, made),
             Step::Ask(question) => self.ask(call, hand, question, Purpose::Target),
+            Step::Verify(work) => {
+                let ticket = self.wait(call, hand, work.generation, None, Purpose::Target);
+                call.actions.push(Action::Verify(ticket, work));
+            }
             Step::AskForFallback(question) => self.ask(call, hand, question, Purpose::Fallback),
             Step::Run(claim) => self.run(call, hand, claim),
             Step::Fail(status, why) if hand.unread && !self.last => self.fail_unread(call, hand, status, why),
@@ -530,16 +564,29 @@ impl Conn {
 
     fn ask<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, question: Question, purpose: Purpose) {
         let Question { work, stale } = question;
+        call.desk.counts.disk_questions += 1;
+        let ticket = self.wait(call, hand, work.generation(), stale, purpose);
+        call.actions.push(Action::Disk(ticket, work));
+    }
+
+    /// Has a request wait for an answer.
+    fn wait<F>(
+        &mut self,
+        call: &Call<'_, F>,
+        hand: &Hand<'_>,
+        generation: u32,
+        stale: Option<Known>,
+        purpose: Purpose,
+    ) -> Ticket {
         self.last_ticket = self.last_ticket.wrapping_add(1);
         let ticket = Ticket(self.last_ticket);
-        call.desk.counts.disk_questions += 1;
         self.state = State::Waiting(Box::new(Waiting {
             head: hand.head.to_vec(),
             began: hand.began,
             unread: hand.unread,
             ticket,
             asked: call.now,
-            generation: work.generation(),
+            generation,
             purpose,
             stale,
             late: false,
@@ -547,7 +594,7 @@ impl Conn {
         if !self.unsent {
             self.since = call.now;
         }
-        call.actions.push(Action::Disk(ticket, work));
+        ticket
     }
 
     /// The disk has answered.
@@ -567,6 +614,7 @@ impl Conn {
         self.take_up(call, &head, (began, unread), |conn, call, hand| match purpose {
             _ if !holds || matches!(answer, Answer::Outdated) => conn.begin(call, hand, !conn.pending.is_empty()),
             Purpose::Target => {
+                let answer = (conn.origin(), answer);
                 let step = decide::step_after(call.now, &hand.request, answer, outcome, call.desk);
                 conn.take_step(call, hand, step);
             }
@@ -604,7 +652,7 @@ impl Conn {
         let (head, began, unread) = (mem::take(&mut waiting.head), waiting.began, waiting.unread);
         let mut given = false;
         self.take_up(call, &head, (began, unread), |conn, call, hand| {
-            let answer = Answer::Name(known.meaning, Vec::new());
+            let answer = (conn.origin(), Answer::Name(known.meaning, Vec::new()));
             if let Step::Reply(made) = decide::step_after(call.now, &hand.request, answer, Outcome::Stale, call.desk) {
                 given = true;
                 call.desk.counts.stale_hits += 1;
@@ -621,7 +669,12 @@ impl Conn {
 
     /// Gives a reply to a request.
     fn give<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, made: Made<F>) {
-        let Made { head, body, outcome } = made;
+        let Made { mut head, body, outcome } = made;
+        if let Some(fields) = self.beside_file.take()
+            && matches!(head.get().status(), Status::OK | Status::PARTIAL_CONTENT | Status::NOT_MODIFIED)
+        {
+            head = reply::beside_file(&head, &fields);
+        }
         let request = &hand.request;
         // What follows is its body, which nobody will read.
         self.last |= hand.unread;
@@ -655,6 +708,7 @@ impl Conn {
             record.note_user(credentials.name());
         }
         record.set(head.get().status(), outcome);
+        record.site = call.desk.sites.for_host(request.host).number;
         record.note_body(&body);
         self.batched += 1;
         self.batched_bytes += body.len();
@@ -768,6 +822,7 @@ impl Conn {
 
     fn half_close<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
         self.state = State::Lingering;
+        (self.began, self.since) = (call.now, call.now);
         self.pending = Vec::new();
         call.actions.push(Action::HalfClose);
     }
@@ -781,6 +836,9 @@ impl Conn {
 
 /// Bytes that one client may send ahead of the replies.
 const PENDING_MAX: usize = 64 * 1024;
+
+/// After our side was closed a client is read from for so long at most; the default of nginx (`lingering_time`).
+const LINGER_MAX: Duration = Duration::from_secs(30);
 
 /// The first bytes follow the connection by one round trip; a second is a long one.
 const FIRST_BYTES: Duration = Duration::from_secs(1);

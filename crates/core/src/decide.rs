@@ -9,11 +9,13 @@ use alloc::vec::Vec;
 
 use amped_http::auth::Credentials;
 use amped_http::h1::request::Request;
+use amped_http::method::Method;
 use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
 use crate::app::{self, Claim};
+use crate::auth::Verdict;
 use crate::cache::Caches;
 use crate::cache::path::{Known, Meaning, Resource};
 use crate::desk::{Counts, Desk};
@@ -21,9 +23,10 @@ use crate::event::{Answer, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
-use crate::plan::{self, Look, Plan};
+use crate::plan::{self, Look, Origin, Plan};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, Wall};
+use crate::routes::Routed;
 use crate::site::Site;
 use crate::variants::Negotiated;
 
@@ -50,6 +53,8 @@ pub(crate) struct Question {
 pub(crate) enum Step<F> {
     Reply(Made<F>),
     Ask(Question),
+    /// Have the password verified.
+    Verify(VerifyWork),
     /// There is nothing of that name: ask for the file that serves in its place.
     AskForFallback(Question),
     Fail(Status, &'static str),
@@ -64,13 +69,22 @@ pub(crate) enum Failure<F> {
 }
 
 /// What a request comes to as far as the caches know; where a password is wanted, that goes first.
-pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
+pub(crate) fn first_step<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    origin: Origin,
+    desk: &mut Desk<F>,
+) -> Step<F> {
     let Desk { sites, caches, scratch, .. } = desk;
     if !sites.have_guards() {
-        return open_step(now, request, desk);
+        return open_step(now, request, origin, desk);
     }
     let site = sites.for_host(request.host);
     let path = plan::rules_path(request, scratch);
+    // An application that names a file for this very purpose has decided who gets it.
+    if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
+        return open_step(now, request, origin, desk);
+    }
     // What browsers ask beforehand they ask without a password (Fetch, 3.2.5); what a rule answers tells nothing of what is
     // there.
     if site.preflight(path, request).is_none()
@@ -79,11 +93,10 @@ pub(crate) fn first_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: 
         let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
             return Step::Fail(Status::UNAUTHORIZED, "this folder is for those who have a password");
         };
-        let (generation, site, accounts) = (caches.generation(), site.number, guard.accounts);
-        let work = Work::Verify(VerifyWork { generation, site, accounts, credentials });
-        return Step::Ask(Question { work, stale: None });
+        let (generation, accounts) = (caches.generation(), guard.accounts);
+        return Step::Verify(VerifyWork { generation, accounts, credentials });
     }
-    open_step(now, request, desk)
+    open_step(now, request, origin, desk)
 }
 
 /// The name that a request gives where one is wanted, for the log: of a 401, what was claimed.
@@ -92,24 +105,33 @@ pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Opti
     desk.sites.for_host(request.host).guard(plan::rules_path(request, &mut desk.scratch)).map(|_| credentials)
 }
 
-/// Whether an application gets the request's body, as it comes.
-pub(crate) fn is_for_app<F>(request: &Request<'_>, desk: &mut Desk<F>) -> bool {
-    app::claim(request, &desk.sites, &mut desk.scratch).is_some()
+/// Whether an application gets the request's body, or may get it once the disk has been asked.
+pub(crate) fn may_be_for_app<F>(request: &Request<'_>, desk: &mut Desk<F>) -> bool {
+    let Desk { sites, caches, scratch, meant, .. } = desk;
+    if !sites.have_apps() {
+        return false;
+    }
+    match plan::plan(request, Origin::Client, sites, &mut caches.uris, (scratch, meant)) {
+        Plan::Run(_) => true,
+        Plan::Look(look) => look.may_lead_to_app(),
+        Plan::Redirect { .. } | Plan::Respond { .. } | Plan::Options { .. } | Plan::Refuse { .. } => false,
+    }
 }
 
-/// What a request comes to that nobody has to be asked for a password for any more.
-fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>) -> Step<F> {
+/// What a request comes to for which no password is wanted any more.
+fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, desk: &mut Desk<F>) -> Step<F> {
     let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
-    if let Some(claim) = app::claim(request, sites, scratch) {
-        return Step::Run(claim);
-    }
-    let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
+    let look = match plan::plan(request, origin, sites, &mut caches.uris, (scratch, meant)) {
+        Plan::Run(claim) => return Step::Run(claim),
         Plan::Options { site, path } => {
             return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
         }
         Plan::Redirect { site, path, status, location } => {
             let reply = reply::redirect(site, request, path, status, "what was asked for is elsewhere", &location);
             return Step::Reply(Made::new(reply, Outcome::None));
+        }
+        Plan::Respond { site, path, response } => {
+            return Step::Reply(Made::new(reply::fixed(site, request, path, &response), Outcome::None));
         }
         Plan::Refuse { status, why } => return Step::Fail(status, why),
         Plan::Look(look) => look,
@@ -123,6 +145,9 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
             Meaning::File(resource) => resource,
             Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
                 Negotiated::Variant(at) => &variants.list[at].resource,
+                Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
+                    return step_without_app(request, site, path);
+                }
                 told @ (Negotiated::List | Negotiated::Refused) => {
                     counts.hits += 1;
                     return Step::Reply(Made::new(reply::variants(site, request, path, variants, told), Outcome::Hit));
@@ -135,8 +160,8 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
                 return step;
             }
         };
-        if let Some(claim) = index_claim(site, path, resource) {
-            return Step::Run(claim);
+        if let Some(step) = step_before_file(request, site, path, resource) {
+            return step;
         }
         let resource = &*ready(resource, site, caches.budgets.ready_headers);
         let representation = reply::choose(request, resource);
@@ -161,22 +186,21 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, desk: &mut Desk<F>
 pub(crate) fn step_after<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
-    answer: Answer<F>,
+    (origin, answer): (Origin, Answer<F>),
     outcome: Outcome,
     desk: &mut Desk<F>,
 ) -> Step<F> {
     match answer {
-        Answer::Verified(true) => return open_step(now, request, desk),
-        Answer::Verified(false) => return Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
+        Answer::Verified(verdict) => return step_after_verdict(now, request, verdict, origin, desk),
         Answer::Trouble(trouble) => return step_after_trouble(trouble, desk),
         _ => {}
     }
     let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
     // The same head under the same rules gives the same plan.
-    let look = match plan::plan(request, sites, &mut caches.uris, scratch, meant) {
+    let look = match plan::plan(request, origin, sites, &mut caches.uris, (scratch, meant)) {
         Plan::Look(look) => look,
         Plan::Refuse { status, why } => return Step::Fail(status, why),
-        Plan::Options { .. } | Plan::Redirect { .. } => {
+        Plan::Run(_) | Plan::Options { .. } | Plan::Redirect { .. } | Plan::Respond { .. } => {
             return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost");
         }
     };
@@ -187,6 +211,9 @@ pub(crate) fn step_after<F: FileHandle>(
                 Meaning::File(resource) => resource,
                 Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
                     Negotiated::Variant(at) => &variants.list[at].resource,
+                    Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
+                        return step_without_app(request, site, path);
+                    }
                     told @ (Negotiated::List | Negotiated::Refused) => {
                         let reply = reply::variants(site, request, path, variants, told);
                         return Step::Reply(Made::new(reply, outcome));
@@ -196,8 +223,8 @@ pub(crate) fn step_after<F: FileHandle>(
                     return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall, counts));
                 }
             };
-            if let Some(claim) = index_claim(site, path, resource) {
-                return Step::Run(claim);
+            if let Some(step) = step_before_file(request, site, path, resource) {
+                return step;
             }
             let resource = ready(resource, site, caches.budgets.ready_headers);
             let representation = reply::choose(request, &resource);
@@ -229,6 +256,30 @@ pub(crate) fn step_after<F: FileHandle>(
         Answer::Trouble(_) | Answer::Outdated | Answer::Verified(_) => {
             Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
         }
+    }
+}
+
+/// What a request comes to once its password was looked at.
+fn step_after_verdict<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    verdict: Verdict,
+    origin: Origin,
+    desk: &mut Desk<F>,
+) -> Step<F> {
+    match verdict {
+        Verdict::Good => open_step(now, request, origin, desk),
+        Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
+        Verdict::Limited => {
+            let why = "too many wrong passwords came from your address; try again in a minute";
+            Step::Fail(Status::TOO_MANY_REQUESTS, why)
+        }
+        Verdict::Busy => {
+            desk.counts.shed += 1;
+            let why = "too many passwords are waiting to be verified; try again in a second";
+            Step::Fail(Status::SERVICE_UNAVAILABLE, why)
+        }
+        Verdict::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the accounts could not be read"),
     }
 }
 
@@ -286,9 +337,29 @@ fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
     }
 }
 
-/// The application that an index file, or a variant, is: its source is nobody's.
-fn index_claim(site: &Site, path: &[u8], resource: &Resource) -> Option<Claim> {
-    (!site.apps.is_empty() && *path != *resource.name).then(|| app::claim_of(site, &resource.name))?
+/// What goes before a file that was found: a name by which nobody may reach it, the application that an index file or a
+/// variant is (its source is nobody's), and a method that is not for files.
+fn step_before_file<F>(request: &Request<'_>, site: &Site, path: &[u8], resource: &Resource) -> Option<Step<F>> {
+    if *path != *resource.name && !(site.apps.is_empty() && site.routes.is_empty()) {
+        if let Some(status) = site.denied(&resource.name) {
+            return Some(Step::Fail(status, plan::DENIED));
+        }
+        match app::claim_of(site, &resource.name) {
+            Ok(Some(claim)) => return Some(Step::Run(claim)),
+            Ok(None) => {}
+            Err(status) => return Some(Step::Fail(status, plan::DENIED)),
+        }
+    }
+    (!plan::is_read(request.method)).then(|| step_without_app(request, site, path))
+}
+
+/// What a request comes to that only an application could have answered.
+fn step_without_app<F>(request: &Request<'_>, site: &Site, path: &[u8]) -> Step<F> {
+    if request.method == Some(Method::Options) {
+        return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
+    }
+    let (status, why) = plan::refuse_method(request.method);
+    Step::Fail(status, why)
 }
 
 /// The resource as it was kept, or, with ready headers switched off, with all that heads say of it worked out anew.
@@ -308,8 +379,14 @@ fn step_without_file<F: FileHandle>(
     let Look { site, path, query } = *look;
     match meaning {
         Meaning::Absent if let Some(file) = site.fallback(path) => {
-            if let Some(claim) = app::claim_of(site, file.as_bytes()) {
-                return Step::Run(claim);
+            if let Some(status) = site.denied(file.as_bytes()) {
+                return Step::Fail(status, plan::DENIED);
+            }
+            match app::claim_of(site, file.as_bytes()) {
+                Ok(Some(claim)) => return Step::Run(claim),
+                Ok(None) if !plan::is_read(request.method) => return step_without_app(request, site, path),
+                Ok(None) => {}
+                Err(status) => return Step::Fail(status, plan::DENIED),
             }
             let known = caches.find(now, site.number, file.as_bytes());
             if let Some(Known { meaning: Meaning::File(resource), age }) = &known
@@ -322,6 +399,7 @@ fn step_without_file<F: FileHandle>(
             let work = Work::Name(caches.name_work(site, file.as_bytes().into(), None));
             Step::AskForFallback(Question { work, stale: None })
         }
+        _ if !plan::is_read(request.method) => step_without_app(request, site, path),
         Meaning::NeedsSlash => Step::Reply(Made::new(reply::add_slash(site, request, path, query), outcome)),
         Meaning::Directory(folder) if site.listing => {
             let (order, form) = (ListOrder::of(query), list_form(request));

@@ -6,6 +6,7 @@
 //! pieces. What is asked and answered ([`Work`], [`Found`]) is plain data beside the opened
 //! file, so that it can cross to another thread or process.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -14,6 +15,7 @@ use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 
 use crate::app::{Input, Output};
+use crate::auth::Verdict;
 use crate::cache::path::Meaning;
 use crate::file::{Content, FileVersion, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
@@ -49,6 +51,9 @@ pub enum Event<'a, F> {
 pub enum Action<F> {
     /// Ask the disk.
     Disk(Ticket, Work),
+    /// Verify a password; the verdict comes back as the disk's answers do. It computes for long on purpose, so the driver
+    /// gives it to a helper of its own kind.
+    Verify(Ticket, VerifyWork),
     /// This goes to the application that was begun, or is, with this ticket.
     App(Ticket, Input),
     /// Send this reply behind all that has been given before.
@@ -58,6 +63,8 @@ pub enum Action<F> {
     Piece(Vec<u8>, usize),
     /// That body is complete.
     PieceEnd,
+    /// Write this line to the error log.
+    Log(String),
     /// Send these bytes, which belong to no reply.
     Interim(&'static [u8]),
     /// Tell the client that nothing more will come, and go on reading.
@@ -86,8 +93,6 @@ pub enum Work {
     Name(NameWork),
     /// Make a listing of a directory.
     List(ListWork),
-    /// Verify a password.
-    Verify(VerifyWork),
 }
 
 impl Work {
@@ -96,7 +101,6 @@ impl Work {
         match self {
             Work::Name(work) => work.generation,
             Work::List(work) => work.generation,
-            Work::Verify(work) => work.generation,
         }
     }
 }
@@ -150,15 +154,13 @@ pub struct ListWork {
 }
 
 /// Verify a password.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyWork {
-    /// Counts the configurations that have been in force.
+    /// The configuration under which the question was asked, as in [`NameWork::generation`].
     pub generation: u32,
-    /// The site's number.
-    pub site: u16,
     /// Which list of the server's has the accounts.
     pub accounts: u16,
-    /// Who says that he has one, and which password.
+    /// The name and the password that the request gives.
     pub credentials: Credentials,
 }
 
@@ -187,8 +189,6 @@ pub enum Found<F> {
     Directory(FileVersion),
     /// A listing, ready to send.
     Listing(Listing),
-    /// Whether the password is that of the account.
-    Verified(bool),
     /// Nothing there.
     Absent,
     /// It must not be read, or lies outside the root.
@@ -203,7 +203,7 @@ impl<F> Found<F> {
         match self {
             Found::File { files, .. } | Found::Variants { files, .. } => files,
             Found::Missing(opened) => core::slice::from_ref(opened),
-            Found::NeedsSlash | Found::Directory(_) | Found::Listing(_) | Found::Verified(_) => &[],
+            Found::NeedsSlash | Found::Directory(_) | Found::Listing(_) => &[],
             Found::Absent | Found::Forbidden | Found::Trouble(_) => &[],
         }
     }
@@ -239,8 +239,8 @@ pub enum Answer<F> {
     Name(Meaning, Vec<Arc<Content<F>>>),
     /// A listing.
     Listing(Listing),
-    /// Whether a password was good.
-    Verified(bool),
+    /// What became of a name and its password.
+    Verified(Verdict),
     /// None.
     Trouble(Trouble),
     /// The question has lost its sense, since something else is known by now. Ask anew.
@@ -322,7 +322,7 @@ impl<F> Clone for Answer<F> {
         match self {
             Answer::Name(meaning, contents) => Answer::Name(meaning.clone(), contents.clone()),
             Answer::Listing(listing) => Answer::Listing(listing.clone()),
-            Answer::Verified(good) => Answer::Verified(*good),
+            Answer::Verified(verdict) => Answer::Verified(*verdict),
             Answer::Trouble(trouble) => Answer::Trouble(*trouble),
             Answer::Outdated => Answer::Outdated,
         }

@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 
 use crate::site::EtagForm;
 
-/// A file in one state. Two equal versions have the same bytes: whatever changes a file changes its ctime, as finely as
-/// the file system tells times apart (a kernel before 6.13 gives two changes within one tick the same time).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A file in one state. Two equal versions have the same bytes, unless they were changing: whatever changes a file changes
+/// its ctime, as finely as the file system tells times apart, and the disk side waits until that time is past.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FileVersion {
     /// Number of the device that holds it.
     pub device: u64,
@@ -18,6 +18,8 @@ pub struct FileVersion {
     pub mtime_ns: i64,
     /// Time of the last change, of content or of inode, nanoseconds since 1970. No user can set it.
     pub ctime_ns: i64,
+    /// Whether the file kept changing while it was looked at. Then other bytes may have the same state.
+    pub is_changing: bool,
 }
 
 impl FileVersion {
@@ -27,16 +29,18 @@ impl FileVersion {
         self.mtime_ns.min(self.ctime_ns).div_euclid(1_000_000_000)
     }
 
-    /// A strong entity tag with its quotes (RFC 9110, 8.8.3): a different one for each coding of the same file, since
-    /// these are different representations (8.8.3.3).
+    /// An entity tag with its quotes (RFC 9110, 8.8.3): a different one for each coding of the same file, since these are
+    /// different representations (8.8.3.3). It is strong unless the file was changing, for a strong one must not name two
+    /// sequences of bytes (8.8.1).
     pub fn etag(&self, form: EtagForm, coding_suffix: &str) -> Box<str> {
         let suffix = coding_suffix.trim_start_matches('.');
         let dash = if suffix.is_empty() { "" } else { "-" };
+        let weak = if self.is_changing { "W/" } else { "" };
         match form {
-            EtagForm::Portable => alloc::format!("\"{:x}-{:x}{dash}{suffix}\"", self.size, self.mtime_ns),
+            EtagForm::Portable => alloc::format!("{weak}\"{:x}-{:x}{dash}{suffix}\"", self.size, self.mtime_ns),
             EtagForm::Full => {
                 let state = [self.device, self.inode, self.mtime_ns as u64, self.ctime_ns as u64];
-                alloc::format!("\"{:x}-{:016x}{dash}{suffix}\"", self.size, digest(&state))
+                alloc::format!("{weak}\"{:x}-{:016x}{dash}{suffix}\"", self.size, digest(&state))
             }
         }
         .into_boxed_str()
@@ -96,7 +100,7 @@ mod tests {
 
     #[test]
     fn tags_differ_with_every_change() {
-        let base = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
+        let base = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5, is_changing: false };
         let tag = |version: FileVersion| version.etag(EtagForm::Full, "");
         assert_eq!(tag(base), tag(base));
         let others = [
@@ -112,6 +116,9 @@ mod tests {
         let moved = FileVersion { inode: 9, device: 9, ctime_ns: 9, ..base };
         assert_eq!(base.etag(EtagForm::Portable, ".br"), moved.etag(EtagForm::Portable, ".br"));
         assert_eq!(&*base.etag(EtagForm::Portable, ".br"), "\"3-4-br\"");
+        let changing = FileVersion { is_changing: true, ..base };
+        assert_eq!(&*changing.etag(EtagForm::Portable, ".br"), "W/\"3-4-br\"");
+        assert_eq!(*changing.etag(EtagForm::Full, ""), *alloc::format!("W/{}", base.etag(EtagForm::Full, "")));
     }
 
     #[test]
@@ -132,7 +139,7 @@ mod tests {
     #[test]
     fn no_file_was_modified_in_the_future() {
         let check = |mtime_ns, ctime_ns, expected| {
-            let version = FileVersion { device: 1, inode: 2, size: 3, mtime_ns, ctime_ns };
+            let version = FileVersion { device: 1, inode: 2, size: 3, mtime_ns, ctime_ns, is_changing: false };
             assert_eq!(version.modified_seconds(), expected);
         };
         check(5_999_999_999, 9_000_000_000, 5);

@@ -26,6 +26,7 @@ pub mod glob;
 pub mod json;
 pub mod limits;
 pub mod listing;
+mod pace;
 pub mod pages;
 pub mod plan;
 pub mod record;

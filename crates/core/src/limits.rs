@@ -20,9 +20,13 @@ pub struct Limits {
     /// A head must be complete this long after its first byte (after the connection, for the first), else 408. Slow
     /// phones need a few seconds; someone who sends a byte now and then to hold a connection gets this long.
     pub head_time: Duration,
-    /// A body that is thrown away must be complete this long after its head, else 408; one for an application may stand still
-    /// for so long.
+    /// A client may send nothing of a body for this long, else 408. What it sends renews this only at `body_rate`.
     pub body_time: Duration,
+    /// Bytes of a body that a client must send each second on average, 0: any number. A client of 500 B/s needs half an hour
+    /// for a megabyte; the default of Apache's mod_reqtimeout.
+    pub body_rate: Bytes,
+    /// A body must be complete after this, however fast it comes, else 408. 10 GB at 4 Mbit/s take 6 hours.
+    pub body_total_time: Duration,
     /// A connection with no request on it is closed after this. Browsers come back for the next page within a minute.
     pub idle_time: Duration,
     /// A reply whose receiver takes nothing for this long is given up. Every byte taken starts it anew, so that a slow
@@ -31,8 +35,8 @@ pub struct Limits {
     /// A request whose answer is on the disk is answered 503 if the disk does not answer for this long, and a download is
     /// given up. Disks that are alive answer within seconds, even old ones that have to spin up.
     pub disk_time: Duration,
-    /// After a refusal, what the client still sends is read and dropped for this long, so that the reply is not lost to
-    /// a reset (RFC 9112, 9.6).
+    /// After a refusal, the connection is closed when the client has sent nothing for this long, or after 30 s: what it still
+    /// sends is read and dropped, so that the reply is not lost to a reset (RFC 9112, 9.6).
     pub linger_time: Duration,
     /// Requests on one connection before it is closed, so that clients spread anew over the workers.
     pub requests: u32,
@@ -51,6 +55,8 @@ impl Default for Limits {
             body: Bytes::mib(1),
             head_time: Duration::from_secs(20),
             body_time: Duration::from_secs(30),
+            body_rate: Bytes(500),
+            body_total_time: Duration::from_secs(6 * 60 * 60),
             idle_time: Duration::from_secs(60),
             send_idle_time: Duration::from_secs(60),
             disk_time: Duration::from_secs(60),

@@ -144,14 +144,14 @@ mod tests {
             pattern: Glob::new("/"),
             time: Duration::ZERO,
             body: Bytes(0),
-            output: Bytes(0),
+            output: None,
             cache: Some(Duration::ZERO),
         };
         let site = Site { apps: Vec::from([rule]), ..Site::default() };
         let head = lines.replace('\n', "\r\n") + "\r\n\r\n";
         let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head.as_bytes(), &limits).expect("good").expect("whole");
-        let claim = app::claim_of(&site, b"/a").expect("claimed");
+        let claim = app::claim_of(&site, b"/a").expect("allowed").expect("claimed");
         wanted(0, &claim, &request, head.as_bytes(), request.framing)
     }
 

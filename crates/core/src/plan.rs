@@ -1,24 +1,29 @@
 //! Stop 5 of 8: what a request asks for, as far as its head tells.
 //!
-//! Before it, `http/h1/request` has read the head. What comes out is either a refusal or a name to look up, in the caches
-//! first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
+//! Before it, `http/h1/request` has read the head. The order is that of the specification: the path is cleaned, routes apply,
+//! then applications, then files. What comes out is a refusal, an application's request, or a name to look up, in the
+//! caches first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_http::uri::{self, PathError, Target};
 
+use crate::app::{self, Claim};
 use crate::cache::uri::{Translated, UriCache};
-use crate::routes::Routed;
+use crate::routes::{FixedResponse, Routed};
 use crate::site::{Site, Sites};
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// What is to be done for a request.
 #[derive(Debug)]
-pub enum Plan<'a> {
+pub(crate) enum Plan<'a> {
     /// Look this name up and send what it means.
     Look(Look<'a>),
+    /// Give it to an application.
+    Run(Claim),
     /// Send the client elsewhere.
     Redirect {
         /// Where the rule is.
@@ -29,6 +34,15 @@ pub enum Plan<'a> {
         status: Status,
         /// Where to, with the query.
         location: Vec<u8>,
+    },
+    /// Send this response.
+    Respond {
+        /// Where the rule is.
+        site: &'a Site,
+        /// What was asked for.
+        path: &'a [u8],
+        /// The response.
+        response: Arc<FixedResponse>,
     },
     /// Say which methods there are.
     Options {
@@ -48,79 +62,149 @@ pub enum Plan<'a> {
 
 /// A name to look up.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub(crate) struct Look<'a> {
     /// Where.
-    pub site: &'a Site,
+    pub(crate) site: &'a Site,
     /// The clean path (see [`uri::clean_path`]).
-    pub path: &'a [u8],
+    pub(crate) path: &'a [u8],
     /// What followed the question mark.
-    pub query: Option<&'a [u8]>,
+    pub(crate) query: Option<&'a [u8]>,
 }
 
-/// Decides what a request asks for. `scratch` holds the clean path where it is not part of the head, `meant` the one that it
-/// stands for, if that is another.
-pub fn plan<'a>(
+impl Look<'_> {
+    /// Whether the name may turn out to be an application's: the index of a folder, a variant, or the file in place of a
+    /// missing one may be a script, which only the disk can tell.
+    pub(crate) fn may_lead_to_app(&self) -> bool {
+        let Look { site, path, .. } = *self;
+        !site.apps.is_empty()
+            && (path.ends_with(b"/") || site.fallback(path).is_some() || site.negotiation(path).is_some())
+    }
+}
+
+/// Whether a file answers a request with this method.
+pub(crate) fn is_read(method: Option<Method>) -> bool {
+    matches!(method, Some(Method::Get | Method::Head))
+}
+
+/// The refusal of a method that only applications take. RFC 9110, 15.6.2: a method that is not known at all; 15.5.6: one
+/// that is known, but not for files.
+pub(crate) fn refuse_method(method: Option<Method>) -> (Status, &'static str) {
+    match method {
+        None => (Status::NOT_IMPLEMENTED, "this method is not known here"),
+        Some(_) => (Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
+    }
+}
+
+/// Decides what a request asks for: routes go first, then applications, then files. `scratch` holds the clean path where it
+/// is not part of the head, `meant` the one that it stands for, if that is another. `origin`: who asks.
+pub(crate) fn plan<'a>(
     request: &Request<'a>,
+    origin: Origin,
     sites: &'a Sites,
     uris: &mut UriCache,
-    scratch: &'a mut Vec<u8>,
-    meant: &'a mut Vec<u8>,
+    (scratch, meant): (&'a mut Vec<u8>, &'a mut Vec<u8>),
 ) -> Plan<'a> {
-    let refuse = |status, why| Plan::Refuse { status, why };
-
-    // RFC 9110, 15.6.2: a method that is not known at all. 15.5.6: one that is known, but not for files.
-    match request.method {
-        None => return refuse(Status::NOT_IMPLEMENTED, "this method is not known here"),
-        Some(Method::Get | Method::Head) => {}
-        Some(Method::Options) => {
-            return Plan::Options { site: sites.for_host(request.host), path: rules_path(request, scratch) };
-        }
-        Some(_) => return refuse(Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
-    }
-    // RFC 9110, 10.1.1.
-    if request.expectation == Expectation::Unknown {
-        return refuse(Status::EXPECTATION_FAILED, "the only expectation known is 100-continue");
-    }
-    let (path, query) = match request.target {
-        Target::Origin { path, query } | Target::Absolute { path, query, .. } => (path, query),
-        Target::Asterisk | Target::Authority(_) => return refuse(Status::BAD_REQUEST, "the target names no path"),
+    let refuse = |(status, why)| Plan::Refuse { status, why };
+    let (Target::Origin { path: sent, query } | Target::Absolute { path: sent, query, .. }) = request.target else {
+        return match request.method {
+            Some(Method::Options) => Plan::Options { site: sites.for_host(request.host), path: b"/" },
+            method if is_read(method) => refuse((Status::BAD_REQUEST, "the target names no path")),
+            method => refuse(refuse_method(method)),
+        };
     };
-    if let Some(known) = uris.find(request.host, path)
-        && let Some(site) = sites.get(known.site)
-    {
-        scratch.clear();
-        scratch.extend_from_slice(&known.path);
-        return route(Look { site, path: scratch, query }, meant);
+    // RFC 9110, 9.3.6 and 9.3.8: these two are about connections.
+    if let Some(Method::Connect | Method::Trace) = request.method {
+        return refuse(refuse_method(request.method));
     }
-    let site = sites.for_host(request.host);
-    let sent = path;
-    let path = match name_of(site, path, scratch) {
-        Ok(path) => path,
-        Err((status, why)) => return refuse(status, why),
-    };
-    uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
-    route(Look { site, path, query }, meant)
-}
-
-/// What is to be looked up, if the path stands for another one.
-fn route<'a>(look: Look<'a>, meant: &'a mut Vec<u8>) -> Plan<'a> {
-    let Look { site, path, query } = look;
-    let not_found = Plan::Refuse { status: Status::NOT_FOUND, why: NOT_FOUND };
-    match site.routed(path) {
-        None => Plan::Look(look),
-        Some(Routed::Nowhere) => not_found,
-        Some(Routed::Rewrite(other)) if !site.dotfiles && uri::hidden(&other) => not_found,
-        Some(Routed::Rewrite(other)) => {
-            *meant = other;
-            Plan::Look(Look { path: meant, ..look })
+    let known = uris.find(request.host, sent).and_then(|known| Some((sites.get(known.site)?, &known.path)));
+    let (site, path, has_slash) = match known {
+        Some((site, path)) => {
+            scratch.clear();
+            scratch.extend_from_slice(path);
+            (site, &**scratch, false)
         }
+        None => {
+            let site = sites.for_host(request.host);
+            match uri::clean_path_with_slashes(sent, scratch) {
+                Ok((path, has_slash)) => {
+                    if !has_slash {
+                        uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
+                    }
+                    (site, path, has_slash)
+                }
+                Err(_) if request.method == Some(Method::Options) => return Plan::Options { site, path: b"/" },
+                Err(error) => return refuse(refuse_path(error)),
+            }
+        }
+    };
+    if site.preflight(path, request).is_some() {
+        return Plan::Options { site, path };
+    }
+    let asked = path;
+    let path = match site.routed(path) {
+        None => path,
+        Some(Routed::Internal) if origin == Origin::Site => path,
+        Some(Routed::Internal | Routed::Nowhere) => return refuse((Status::NOT_FOUND, NOT_FOUND)),
+        Some(Routed::Deny(status)) => return refuse((status, DENIED)),
+        Some(Routed::Respond(response)) => return Plan::Respond { site, path, response },
         Some(Routed::Redirect(status, mut location)) => {
             if let Some(query) = query.filter(|_| !location.contains(&b'?')) {
                 location.push(b'?');
                 location.extend_from_slice(query);
             }
-            Plan::Redirect { site, path, status, location }
+            return Plan::Redirect { site, path, status, location };
         }
+        Some(Routed::Rewrite(other)) => {
+            if let Some(status) = site.denied(&other) {
+                return refuse((status, DENIED));
+            }
+            *meant = other;
+            &**meant
+        }
+    };
+    match app::claim_of(site, path) {
+        Ok(Some(claim)) => return Plan::Run(claim),
+        Ok(None) => {}
+        Err(status) => return refuse((status, DENIED)),
+    }
+    let look = Look { site, path, query };
+    if !is_read(request.method) && !look.may_lead_to_app() {
+        return match request.method {
+            Some(Method::Options) => Plan::Options { site, path: asked },
+            method => refuse(refuse_method(method)),
+        };
+    }
+    // RFC 9110, 10.1.1. An application is asked with it: `conn` judges it there.
+    if request.expectation == Expectation::Unknown && is_read(request.method) {
+        return refuse((Status::EXPECTATION_FAILED, "the only expectation known is 100-continue"));
+    }
+    if has_slash {
+        return refuse(refuse_path(PathError::EncodedSlash));
+    }
+    if !site.dotfiles && uri::hidden(path) {
+        // Not 403, which would tell that something is there.
+        return refuse((Status::NOT_FOUND, NOT_FOUND));
+    }
+    Plan::Look(look)
+}
+
+/// Who asks for a name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A client, in its request.
+    #[default]
+    Client,
+    /// An application of the site, in its answer.
+    Site,
+}
+
+fn refuse_path(error: PathError) -> (Status, &'static str) {
+    match error {
+        // A slash inside a name can be no file's, and must not be mistaken for one between names.
+        PathError::EncodedSlash => (Status::NOT_FOUND, "no file has a slash in its name"),
+        PathError::BadEscape => (Status::BAD_REQUEST, "a % in the path is not followed by two digits"),
+        PathError::Nul => (Status::BAD_REQUEST, "no path holds a NUL"),
+        PathError::AboveRoot => (Status::BAD_REQUEST, "the path leads above the root"),
     }
 }
 
@@ -129,13 +213,7 @@ fn route<'a>(look: Look<'a>, meant: &'a mut Vec<u8>) -> Plan<'a> {
 /// # Errors
 /// The answer, and the reason for people, if it stands for none, or for one that is hidden.
 pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], (Status, &'static str)> {
-    let path = uri::clean_path(path, scratch).map_err(|error| match error {
-        // A slash inside a name can be no file's, and must not be mistaken for one between names.
-        PathError::EncodedSlash => (Status::NOT_FOUND, "no file has a slash in its name"),
-        PathError::BadEscape => (Status::BAD_REQUEST, "a % in the path is not followed by two digits"),
-        PathError::Nul => (Status::BAD_REQUEST, "no path holds a NUL"),
-        PathError::AboveRoot => (Status::BAD_REQUEST, "the path leads above the root"),
-    })?;
+    let path = uri::clean_path(path, scratch).map_err(refuse_path)?;
     if !site.dotfiles && uri::hidden(path) {
         // Not 403, which would tell that something is there.
         return Err((Status::NOT_FOUND, NOT_FOUND));
@@ -146,10 +224,16 @@ pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Res
 /// The path by which rules for headers find a reply that is no file's: clean, as for every other; `/` where there is none.
 pub fn rules_path<'a>(request: &Request<'a>, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     match request.target {
-        Target::Origin { path, .. } | Target::Absolute { path, .. } => uri::clean_path(path, scratch).unwrap_or(b"/"),
+        // As `plan` reads it: what is guarded is what is served.
+        Target::Origin { path, .. } | Target::Absolute { path, .. } => {
+            uri::clean_path_with_slashes(path, scratch).map_or(b"/", |(path, _)| path)
+        }
         Target::Asterisk | Target::Authority(_) => b"/",
     }
 }
+
+/// The reason given for a name that a route denies.
+pub(crate) const DENIED: &str = "this is not for clients";
 
 /// What is said of a name that means nothing.
 pub const NOT_FOUND: &str = "there is nothing of this name here";
@@ -157,48 +241,74 @@ pub const NOT_FOUND: &str = "there is nothing of this name here";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::AppRule;
     use crate::glob::Glob;
-    use crate::routes::Route;
+    use crate::routes::{Fallback, Route, RouteAction};
     use alloc::format;
     use alloc::string::String;
     use amped_http::h1::request::{self, HeadLimits};
+    use amped_units::Bytes;
+    use core::time::Duration;
 
-    #[test]
-    fn what_is_asked_for() {
-        let site = Site::default();
-        let route = |pattern: &str, to: &str, status| Route { pattern: Glob::new(pattern), to: to.into(), status };
-        let site = Site {
-            routes: alloc::vec![
-                route("/old/**", "/new/$1", Some(Status::FOUND)),
-                route("/to/**", "/at?x=$1", Some(Status::FOUND)),
-                route("/r/**", "/real/$1", None),
-                route("/h/*", "/.$1", None),
-            ],
-            ..site
-        };
-        let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
-        let sites = Sites::new(alloc::vec![site, open]).expect("some");
-        // As `site path ?query`, a status, or OPTIONS with the path for rules.
-        let check = |request: &str, expected: &str| {
-            let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
-            let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
-            let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
-            let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
-            let mut scratch = Vec::new();
-            let (mut uris, mut meant) = (UriCache::new(0), Vec::new());
-            let came_out = match plan(&request, &sites, &mut uris, &mut scratch, &mut meant) {
+    fn rule(pattern: &str) -> AppRule {
+        let pattern = Glob::new(pattern);
+        AppRule { pattern, time: Duration::ZERO, body: Bytes(0), output: None, cache: None }
+    }
+
+    fn redirect(to: &str) -> RouteAction {
+        RouteAction::Redirect { to: to.into(), status: Status::FOUND }
+    }
+
+    fn rewrite(to: &str) -> RouteAction {
+        RouteAction::Rewrite { to: to.into() }
+    }
+
+    /// The plan for a request, as `site path ?query`, `APP path`, a status, or OPTIONS with the path for rules.
+    #[track_caller]
+    fn check(sites: &Sites, origin: Origin, request: &str, expected: &str) {
+        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
+        let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
+        let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
+        let (mut scratch, mut uris, mut meant) = (Vec::new(), UriCache::new(8), Vec::new());
+        // The second time the path comes from the cache.
+        for _ in 0..2 {
+            let came_out = match plan(&request, origin, sites, &mut uris, (&mut scratch, &mut meant)) {
                 Plan::Redirect { status, location, .. } => {
                     format!("{} {}", status.0, String::from_utf8_lossy(&location))
                 }
+                Plan::Respond { response, .. } => {
+                    format!("{} {}", response.status.0, String::from_utf8_lossy(&response.body))
+                }
                 Plan::Options { path, .. } => format!("OPTIONS {}", String::from_utf8_lossy(path)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
+                Plan::Run(claim) => format!("APP {}", String::from_utf8_lossy(claim.path())),
                 Plan::Look(Look { site, path, query }) => {
                     let query = query.map_or(String::new(), |query| format!(" ?{}", String::from_utf8_lossy(query)));
                     format!("{} {}{query}", site.number, String::from_utf8_lossy(path))
                 }
             };
             assert_eq!(came_out, expected, "{text}");
-        };
+        }
+    }
+
+    fn site(routes: &[(&str, RouteAction)]) -> Site {
+        let route =
+            |(pattern, action): &(&str, RouteAction)| Route { pattern: Glob::new(pattern), action: action.clone() };
+        Site { routes: routes.iter().map(route).collect(), ..Site::default() }
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let site = site(&[
+            ("/old/**", redirect("/new/$1")),
+            ("/to/**", redirect("/at?x=$1")),
+            ("/r/**", rewrite("/real/$1")),
+            ("/h/*", rewrite("/.$1")),
+        ]);
+        let open = Site { dotfiles: true, hosts: alloc::vec!["open".into()], ..site.clone() };
+        let sites = Sites::new(alloc::vec![site, open]).expect("some");
+        let check = |request: &str, expected: &str| check(&sites, Origin::Client, request, expected);
         check("GET / HTTP", "0 /");
         check("HEAD /a/../b?c HTTP", "0 /b ?c");
         check("GET /a%20b HTTP", "0 /a b");
@@ -209,7 +319,7 @@ mod tests {
         check("GET /r/a?c HTTP", "0 /real/a ?c");
         check("GET /h/git HTTP", "404");
         check("GET /h/git HTTP\r\nHost: open", "1 /.git");
-        check("POST /old/a HTTP", "405");
+        check("POST /old/a HTTP", "302 /new/a");
         check("GET /.git HTTP", "404");
         check("GET /%2egit HTTP", "404");
         check("GET /.well-known/x HTTP", "0 /.well-known/x");
@@ -228,5 +338,105 @@ mod tests {
         check("BREW / HTTP", "501");
         check("GET / HTTP\r\nHost: a\r\nExpect: more", "417");
         check("GET / HTTP\r\nHost: a\r\nExpect: 100-continue", "0 /");
+    }
+
+    #[test]
+    fn routes_go_before_applications() {
+        let response = FixedResponse { status: Status(410), body: Arc::new(b"gone".to_vec()), fields: Vec::new() };
+        let mut site = site(&[
+            ("/uploads/ok.php", rewrite("/uploads/ok.php")),
+            ("/uploads/**", RouteAction::Deny(Status::FORBIDDEN)),
+            ("/media/*.php", RouteAction::Deny(Status::NOT_FOUND)),
+            ("/gone/**", RouteAction::Respond(Arc::new(response))),
+            ("/old.php", redirect("/new.php")),
+            ("/pretty/**", rewrite("/front.php")),
+            ("/sly/**", rewrite("/uploads/$1")),
+            ("/inner/**", RouteAction::Internal),
+            ("/way/**", rewrite("/inner/$1")),
+        ]);
+        site.apps = alloc::vec![rule("*.php"), rule("/api")];
+        let sites = Sites::new(alloc::vec![site]).expect("some");
+        for method in ["GET", "HEAD", "POST", "OPTIONS", "PROPFIND", "get", "X-!"] {
+            let check = |target: &str, expected: &str| {
+                check(&sites, Origin::Client, &format!("{method} {target} HTTP"), expected);
+            };
+            check("/x.php", "APP /x.php");
+            check("/x.php/a/b?c", "APP /x.php/a/b");
+            check("/api/a", "APP /api/a");
+            check("/old.php", "302 /new.php");
+            check("/old.php?a=b", "302 /new.php?a=b");
+            check("/pretty/a/b", "APP /front.php");
+            check("/gone/x.php", "410 gone");
+            // Refused under every spelling, as a script's beginning, and behind a rewrite.
+            check("/uploads/e.php", "403");
+            check("/uploads/e.php/x", "403");
+            check("/uploads/a/b/e.php/", "403");
+            check("/uploads/%65.%70hp", "403");
+            check("/uploads%2fe.php", "403");
+            check("/%2f/uploads/%2e/e.php", "403");
+            check("/x.php/../uploads/e.php", "403");
+            check("/x.php/..%2fuploads/e.php", "403");
+            check("/media/e.php", "404");
+            check("/media/e.php/x", "404");
+            check("/media/e.php/x.php", "404");
+            check("/sly/e.php", "403");
+            // The first route that matches applies.
+            check("/uploads/ok.php", "APP /uploads/ok.php");
+            check("/inner/x.php", "404");
+            check("/way/x.php", "APP /inner/x.php");
+        }
+        let get = |origin: Origin, target: &str, expected: &str| {
+            check(&sites, origin, &format!("GET {target} HTTP"), expected);
+        };
+        get(Origin::Client, "/inner/a", "404");
+        get(Origin::Site, "/inner/a", "0 /inner/a");
+        get(Origin::Client, "/way/a", "0 /inner/a");
+        get(Origin::Site, "/uploads/a", "403");
+        let deep = "/a".repeat(100);
+        get(Origin::Client, &format!("/api{deep}"), &format!("APP /api{deep}"));
+    }
+
+    #[test]
+    fn path_info_may_hold_slashes_and_dots() {
+        let mut site = site(&[]);
+        site.apps = alloc::vec![rule("*.php"), rule("/api")];
+        let sites = Sites::new(alloc::vec![site]).expect("some");
+        let check = |target: &str, expected: &str| {
+            check(&sites, Origin::Client, &format!("GET {target} HTTP"), expected);
+        };
+        check("/api/queues/%2F/x", "APP /api/queues/x");
+        check("/api/@a%2fb", "APP /api/@a/b");
+        check("/api/%252F", "APP /api/%2F");
+        check("/x.php/.htaccess", "APP /x.php/.htaccess");
+        check("/x.php/a/.b/c", "APP /x.php/a/.b/c");
+        check("/.x.php", "404");
+        check("/.a/x.php", "404");
+        check("/a%2Fb", "404");
+        check("/%2Ea/x.php", "404");
+        check("/.a%2fx.php", "404");
+        check("/api/..%2f..%2fx", "400");
+    }
+
+    #[test]
+    fn any_method_goes_to_applications_and_few_to_files() {
+        let mut site = site(&[]);
+        site.apps = alloc::vec![rule("*.php")];
+        site.fallbacks = alloc::vec![Fallback { folder: "/wp/".into(), file: "/wp/index.php".into() }];
+        let sites = Sites::new(alloc::vec![site]).expect("some");
+        let check = |request: &str, expected: &str| check(&sites, Origin::Client, request, expected);
+        for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "QUERY", "!"] {
+            check(&format!("{method} /x.php HTTP"), "APP /x.php");
+            // The disk knows whether an application takes these.
+            check(&format!("{method} /folder/ HTTP"), "0 /folder/");
+            check(&format!("{method} /wp/2024/post HTTP"), "0 /wp/2024/post");
+        }
+        check("OPTIONS /wp/x HTTP", "0 /wp/x");
+        check("OPTIONS /x HTTP", "OPTIONS /x");
+        check("POST /x HTTP", "405");
+        check("MKCOL /x HTTP", "501");
+        for target in ["/x.php", "/wp/x", "/folder/"] {
+            check(&format!("TRACE {target} HTTP"), "405");
+        }
+        check("CONNECT a:1 HTTP", "405");
     }
 }

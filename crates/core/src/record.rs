@@ -29,6 +29,22 @@ pub enum Outcome {
     Helper,
     /// An application has answered.
     App,
+    /// It had answered before, and that was kept.
+    Page,
+}
+
+/// Who made a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Handler {
+    /// A file, or that the client has it.
+    #[default]
+    File,
+    /// An application, also a response of its own that was kept.
+    App,
+    /// The server itself: a listing, a redirect, a fixed response, OPTIONS.
+    Own,
+    /// An error of the server's, with whatever page.
+    Error,
 }
 
 impl Outcome {
@@ -36,7 +52,7 @@ impl Outcome {
     pub fn as_str(self) -> &'static str {
         match self {
             Outcome::None => "none",
-            Outcome::Hit => "hit",
+            Outcome::Hit | Outcome::Page => "hit",
             Outcome::Stale => "stale",
             Outcome::Probe => "probe",
             Outcome::Helper => "helper",
@@ -67,8 +83,10 @@ pub struct Record {
     pub head_bytes: usize,
     /// Bytes of its body as it is to be sent: none for HEAD and 304.
     pub body_bytes: u64,
-    /// Whether the reply was made for this request, as a listing, an error or a redirect is, and is not about a file.
-    pub is_made: bool,
+    /// Who made the reply.
+    pub handler: Handler,
+    /// The number of the site that it is of; the first for a request that could not be read.
+    pub site: u16,
 }
 
 impl Record {
@@ -147,14 +165,16 @@ impl Record {
         }
     }
 
-    /// Notes what is to be sent behind the head.
+    /// Notes what is to be sent behind the head, once the status is set.
     pub fn note_body<F>(&mut self, body: &Body<F>) {
         self.body_bytes = body.len();
-        self.is_made = match body {
-            Body::Content(..) | Body::Parts(..) => false,
-            Body::Text(_) | Body::Shared(_) | Body::Open => true,
+        self.handler = match (body, self.outcome) {
+            (_, Outcome::App | Outcome::Page) => Handler::App,
+            _ if self.status >= 400 => Handler::Error,
+            (Body::Content(..) | Body::Parts(..), _) => Handler::File,
             // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
-            Body::Empty => matches!(self.outcome, Outcome::None | Outcome::App),
+            (Body::Empty, outcome) if outcome != Outcome::None => Handler::File,
+            _ => Handler::Own,
         };
     }
 

@@ -30,6 +30,7 @@ use crate::file::{Content, FileVersion, Stored, digest};
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
 use crate::record::Record;
+use crate::routes::FixedResponse;
 use crate::site::Site;
 use crate::variants::{Negotiated, VariantFile, Variants, Vary};
 
@@ -343,7 +344,7 @@ fn partial<F>(
 /// A boundary that hardly stands in the file: 128 bits that follow from the file's state and the ranges. Whoever could put
 /// it into a file on purpose would have to know the state that writing it makes.
 fn boundary(representation: &Representation, ranges: &[Range<u64>]) -> String {
-    let FileVersion { device, inode, size, mtime_ns, ctime_ns } = representation.version;
+    let FileVersion { device, inode, size, mtime_ns, ctime_ns, .. } = representation.version;
     let state = digest(&[device, inode, size, mtime_ns as u64, ctime_ns as u64]);
     let words: Vec<u64> = ranges.iter().flat_map(|range| [range.start, range.end]).collect();
     alloc::format!("amped{state:016x}{:016x}", digest(&words))
@@ -412,7 +413,10 @@ pub fn script(
     said: &ScriptHead<'_>,
     framing: ScriptFraming,
 ) -> Head {
-    let mut head = Head::new(status);
+    let mut head = match said.reason {
+        b"" => Head::new(status),
+        reason => Head::with_reason(status, reason),
+    };
     for (name, value) in &said.fields {
         head.field(name, value);
     }
@@ -612,6 +616,10 @@ fn error_head(status: Status, length: u64, media_type: &str) -> Head {
         Status::METHOD_NOT_ALLOWED => {
             head.field("Allow", ALLOW);
         }
+        // RFC 6585, 4: by then what was counted against the address is forgotten (`server/passwords/ledger`).
+        Status::TOO_MANY_REQUESTS => {
+            head.field("Retry-After", "60");
+        }
         // RFC 9110, 10.2.3.
         Status::SERVICE_UNAVAILABLE => {
             head.field("Retry-After", "1");
@@ -662,6 +670,46 @@ pub fn redirect<F>(
     error_with(site, request, path, status, why, |head| {
         head.field("Location", location);
     })
+}
+
+/// The head of a file that an application has sent, with what that said of it.
+pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
+    let mut head = head.get().clone();
+    let status = head.status();
+    let is_of_body =
+        |name: &str| name.eq_ignore_ascii_case("Content-Type") || name.eq_ignore_ascii_case("Content-Disposition");
+    // A 304 says nothing of the body, and several ranges are a message of another type (RFC 9110, 14.6).
+    let is_several = head.field_starts_with("Content-Type", b"multipart/byteranges");
+    let goes_along = |name: &str| match status {
+        Status::NOT_MODIFIED => !is_of_body(name),
+        _ => !(is_several && name.eq_ignore_ascii_case("Content-Type")),
+    };
+    let fields: Vec<_> = fields.iter().filter(|(name, _)| goes_along(name)).collect();
+    for (name, _) in &fields {
+        head.remove(name);
+    }
+    for (name, value) in fields {
+        head.field(name, value);
+    }
+    ReplyHead::Made(Box::new(head))
+}
+
+/// The response that a route has ready.
+pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &FixedResponse) -> (ReplyHead, Body<F>) {
+    let FixedResponse { status, body, fields } = response;
+    let mut head = Head::new(*status);
+    for (name, value) in fields {
+        head.field(name, &**value);
+    }
+    // RFC 9110, 8.6: neither says a length.
+    if !matches!(*status, Status::NO_CONTENT | Status::NOT_MODIFIED) {
+        head.number("Content-Length", body.len() as u64);
+    }
+    add_to_script(&mut head, site, request, path, |name| {
+        fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name))
+    });
+    let has_body = request.method != Some(Method::Head) && !body.is_empty();
+    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
 }
 
 /// What is said of a precondition that failed.
@@ -778,7 +826,7 @@ mod tests {
 
     fn representation(size: u64, coding: Coding) -> Representation {
         let mtime_ns = MODIFIED * 1_000_000_000 + 5;
-        let version = FileVersion { device: 1, inode: 2, size, mtime_ns, ctime_ns: mtime_ns + 7 };
+        let version = FileVersion { device: 1, inode: 2, size, mtime_ns, ctime_ns: mtime_ns + 7, is_changing: false };
         let etag = "\"tag\"".into();
         Representation { coding, version, etag, content_hint: Hint::default(), head_hints: Default::default() }
     }

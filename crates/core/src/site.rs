@@ -16,7 +16,7 @@ use crate::app::AppRule;
 use crate::auth::Guard;
 use crate::cors::{Asker, CorsRule};
 use crate::glob::Glob;
-use crate::routes::{Fallback, Route, Routed};
+use crate::routes::{Fallback, Route, RouteAction, Routed};
 use crate::variants::NegotiationRule;
 
 /// One site.
@@ -48,7 +48,7 @@ pub struct Site {
     pub guards: Vec<Guard>,
     /// Which other origins' pages may read what; the last that matches applies.
     pub cors: Vec<CorsRule>,
-    /// Names that stand for others; the first that matches applies.
+    /// What becomes of paths before files and applications are looked for; the first that matches applies.
     pub routes: Vec<Route>,
     /// Files that serve in place of what is missing.
     pub fallbacks: Vec<Fallback>,
@@ -56,6 +56,24 @@ pub struct Site {
     pub error_pages: Vec<(Status, Box<str>)>,
     /// What a validator is made of.
     pub etag: EtagForm,
+    /// Which symbolic links are followed.
+    pub symlinks: Symlinks,
+    /// Absolute names of the root as applications know it, by which they name files to send (X-Sendfile).
+    pub root_names: Vec<Box<[u8]>>,
+}
+
+/// Which symbolic links are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Symlinks {
+    /// Those that end beneath the root.
+    #[default]
+    Within,
+    /// The same, if link and target have the same owner.
+    Owner,
+    /// All.
+    Any,
+    /// None.
+    None,
 }
 
 impl Default for Site {
@@ -79,6 +97,8 @@ impl Default for Site {
             fallbacks: Vec::new(),
             error_pages: Vec::new(),
             etag: EtagForm::default(),
+            symlinks: Symlinks::default(),
+            root_names: Vec::new(),
         }
     }
 }
@@ -96,7 +116,7 @@ impl Site {
         }
         match self.routed(path) {
             Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
-            Some(Routed::Redirect(..) | Routed::Nowhere) | None => of(path),
+            _ => of(path),
         }
     }
 
@@ -119,9 +139,22 @@ impl Site {
         }
     }
 
-    /// What this path stands for, if for another one.
+    /// What the first route that matches makes of this path.
     pub fn routed(&self, path: &[u8]) -> Option<Routed> {
         self.routes.iter().find_map(|route| route.apply(path))
+    }
+
+    /// The status with which this name is refused, if it is, whichever way it was reached.
+    pub fn denied(&self, name: &[u8]) -> Option<Status> {
+        match self.routes.iter().find(|route| route.pattern.matches(name))?.action {
+            RouteAction::Deny(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether any route refuses.
+    pub fn has_denials(&self) -> bool {
+        self.routes.iter().any(|route| matches!(route.action, RouteAction::Deny(_)))
     }
 
     /// The file that serves where there is nothing of this name: that of the innermost folder.

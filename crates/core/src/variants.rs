@@ -95,6 +95,13 @@ const ENDINGS_MAX: usize = 5;
 /// Files that are looked at for one name: the first ones by name. Each is opened and, if it is small, read.
 pub const CANDIDATES_MAX: usize = 64;
 
+/// Whether a sibling with this time of modification was made of the file as it is now. In whole seconds: brotli, among others,
+/// gives the sibling the time of the file without the fraction.
+pub fn is_current(sibling_mtime_ns: i64, mtime_ns: i64) -> bool {
+    let seconds = |ns: i64| ns.div_euclid(1_000_000_000);
+    seconds(sibling_mtime_ns) >= seconds(mtime_ns)
+}
+
 /// Whether a file of this name may be a variant of what is asked for by another, both without their folder: it has the same
 /// stem, and the endings that are asked for in their order, among others.
 pub fn stands_for(asked: &[u8], name: &[u8]) -> bool {
@@ -248,7 +255,7 @@ impl Variants {
             let place = |coding: Coding| site.precompressed.iter().position(|known| *known == coding);
             states.sort_by_key(|(coding, _)| place(*coding).map_or(0, |at| at + 1));
             if let [(Coding::Identity, version), ..] = states[..] {
-                states.retain(|(_, state)| state.mtime_ns >= version.mtime_ns);
+                states.retain(|(_, state)| is_current(state.mtime_ns, version.mtime_ns));
             }
             let resource = Resource::of_variant(site, name, states.iter().copied(), &traits);
             let codings = states.iter().map(|(coding, _)| *coding).collect();
@@ -485,7 +492,10 @@ mod tests {
     }
 
     fn file(name: &str, size: u64, mtime_ns: i64) -> (Arc<[u8]>, FileVersion) {
-        (name.as_bytes().into(), FileVersion { device: 1, inode: size, size, mtime_ns, ctime_ns: mtime_ns })
+        (
+            name.as_bytes().into(),
+            FileVersion { device: 1, inode: size, size, mtime_ns, ctime_ns: mtime_ns, is_changing: false },
+        )
     }
 
     /// The variants of `asked` among these names, in the order of the site, each as its name, type, language and codings.
@@ -588,12 +598,15 @@ mod tests {
     #[test]
     fn a_coded_variant_that_is_older_than_the_plain_one_is_passed_over() {
         let site = site();
-        let codings = |plain: i64, coded: i64| {
+        let codings = |plain_ms: i64, coded_ms: i64| {
+            let (plain, coded) = (plain_ms * 1_000_000, coded_ms * 1_000_000);
             let files = [file("/docs/page.html", 9, plain), file("/docs/page.html.gz", 4, coded)];
             Variants::of(&site, b"/docs/page", &files).expect("some").list[0].codings.clone()
         };
-        assert_eq!(codings(5, 5), [Coding::Identity, Coding::Gzip]);
-        assert_eq!(codings(6, 5), [Coding::Identity]);
+        assert_eq!(codings(5_000, 5_000), [Coding::Identity, Coding::Gzip]);
+        // Compressors cut the fraction of a second.
+        assert_eq!(codings(5_900, 5_000), [Coding::Identity, Coding::Gzip]);
+        assert_eq!(codings(6_000, 5_999), [Coding::Identity]);
     }
 
     fn ask(choices: &mut Choices, variants: &Arc<Variants>, fields: &str) -> Negotiated {
@@ -677,7 +690,7 @@ mod tests {
     fn a_variant_has_a_tag_of_its_own() {
         let mut site = site();
         site.etag = crate::site::EtagForm::Portable;
-        let version = FileVersion { device: 1, inode: 1, size: 1, mtime_ns: 5, ctime_ns: 5 };
+        let version = FileVersion { device: 1, inode: 1, size: 1, mtime_ns: 5, ctime_ns: 5, is_changing: false };
         let files = ["/docs/page.en.html", "/docs/page.fr.html"].map(|name| (name.as_bytes().into(), version));
         let variants = Variants::of(&site, b"/docs/page", &files).expect("some");
         let tag = |at: usize| variants.list[at].resource.representations[0].etag.clone();

@@ -474,7 +474,6 @@ impl<F> Caches<F> {
         let mut contents = Vec::new();
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
-            Found::Verified(good) => return Answer::Verified(good),
             Found::Listing(listing) => {
                 self.learn_listing(asked, work, &listing);
                 return Answer::Listing(listing);
@@ -494,7 +493,7 @@ impl<F> Caches<F> {
                 let found: Vec<_> = names.into_iter().zip(files.iter().map(|file| file.version)).collect();
                 let variants = match work {
                     Work::Name(name) => Variants::of(site_of(work, sites), &name.path, &found),
-                    Work::List(_) | Work::Verify(_) => None,
+                    Work::List(_) => None,
                 };
                 contents = self.learn_contents(files);
                 match (variants, work) {
@@ -515,7 +514,7 @@ impl<F> Caches<F> {
                 }
                 meaning
             }
-            Work::List(_) | Work::Verify(_) => meaning,
+            Work::List(_) => meaning,
         };
         Answer::Name(meaning, contents)
     }
@@ -609,7 +608,6 @@ fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
     let number = match work {
         Work::Name(work) => work.site,
         Work::List(work) => work.site,
-        Work::Verify(work) => work.site,
     };
     sites.get(number).unwrap_or(sites.first())
 }
@@ -690,7 +688,7 @@ mod tests {
     fn a_listing_is_good_as_long_as_its_directory_is_as_it_was() {
         let site = Site { listing: true, ..Site::default() };
         let sites = Sites::new(alloc::vec![site]).expect("one");
-        let state = |ctime_ns| FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns };
+        let state = |ctime_ns| FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns, is_changing: false };
         let order = ListOrder::of(None);
         let change = |path: &str| Change { site: 0, path: path.as_bytes().into(), beneath: false };
         let whole = Budgets::default;
@@ -809,7 +807,7 @@ mod tests {
     fn a_listing_that_was_asked_for_before_the_forgetting_is_not_kept() {
         let sites = Sites::new(alloc::vec![Site { listing: true, ..Site::default() }]).expect("one");
         let mut caches = Caches::<()>::new(Budgets::default());
-        let state = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 };
+        let state = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5, is_changing: false };
         let ask = |caches: &mut Caches<()>| caches.list_work(0, b"/a/"[..].into(), ListOrder::of(None), ListForm::Html);
         let before = ask(&mut caches);
         caches.forget(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);

@@ -1,10 +1,10 @@
 //! A connection while an application has its request: the body goes there as it comes, the answer comes back in pieces.
 //!
-//! Nothing is gathered. Of the body an application is given so much ahead ([`GIVEN_MAX`]), then the client is not read
-//! from; of the answer it is heard only when the client has what was said before (`wants_output`). So whoever is slower makes
-//! the other one wait, and nobody else. But where others wait for the same page, which is kept as it comes, it is read to its
-//! end: they are not to wait for this client. What the head of an answer comes to is `app`'s and `reply`'s business, its grammar
-//! `amped_http::cgi`'s.
+//! Nothing is gathered here: a body that is to be whole before the application gets it, and a response that is ahead of its
+//! client, are the driver's to keep. Of the body the driver is given so much ahead ([`GIVEN_MAX`]), then the client is not read
+//! from; the response is taken only when the client has what came before (`wants_output`). But where others wait for the same
+//! page, which is kept as it comes, it is read to its end: they do not wait for this client. What the head of a response comes
+//! to is `app`'s and `reply`'s business, its grammar `amped_http::cgi`'s.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -19,7 +19,7 @@ use amped_http::h1::body::BodyReader;
 use amped_http::h1::request::{Expectation, Framing, Version};
 use amped_http::method::Method;
 use amped_http::status::Status;
-use amped_units::Time;
+use amped_units::{Bytes, Time};
 
 use super::{Call, Conn, Hand, State};
 use crate::app::{self, AppRule, AppTrouble, Claim, Input, Output};
@@ -27,6 +27,7 @@ use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
 use crate::decide::{self, Made, Step};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
+use crate::pace::Pace;
 use crate::pages::{self, Wanted};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
@@ -41,6 +42,7 @@ pub(super) struct Asked {
     /// Its body, and how many bytes of data may still come of it.
     pub(super) reader: BodyReader,
     pub(super) left: u64,
+    pub(super) pace: Pace,
     /// Bytes of it that the application has been given, and not taken as far as we know.
     pub(super) given: usize,
     /// It may do nothing for so long,
@@ -122,6 +124,8 @@ impl Conn {
             }
             return;
         }
+        // This application answers for itself, also where another one has named it as a file to send.
+        self.beside_file = None;
         let request = &hand.request;
         let framing = if hand.unread { request.framing } else { Framing::None };
         // What comes behind a head that is refused here is its body, which nobody will read.
@@ -138,6 +142,7 @@ impl Conn {
         let AppRule { time, body, output, cache, .. } = *rule;
         if matches!(framing, Framing::Length(length) if length > body.0) {
             self.last = true;
+            call.actions.push(Action::Log(too_long(&claim, body)));
             return self.take_step(call, hand, Step::Fail(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         }
         let fill = match cache.map(|time| look_for_page(call, hand, &claim, framing, time)) {
@@ -161,9 +166,10 @@ impl Conn {
             ticket,
             reader: BodyReader::new(framing),
             left: body.0,
+            pace: Pace::start(call.now, &call.desk.limits),
             given: 0,
             time,
-            output_left: output.0,
+            output_left: output.map_or(u64::MAX, |most| most.0),
             begun: false,
             stage: Stage::Head(Vec::new()),
             claim,
@@ -355,6 +361,7 @@ impl Conn {
             Output::Again => self.look_again(call),
             Output::Room => {
                 asked.given = 0;
+                asked.pace.resume(call.now);
                 self.resume(call);
             }
             Output::Bytes(bytes) => self.take_output_bytes(call, bytes),
@@ -392,6 +399,24 @@ impl Conn {
             return;
         };
         let (head, began) = (mem::take(&mut asked.head), asked.began);
+        if let Some(send) = said.send {
+            let site = call.desk.sites.get(asked.claim.site).unwrap_or(call.desk.sites.first());
+            let target = app::target_of(send, site).filter(|_| self.detours < DETOURS_MAX);
+            let instead = target.and_then(|target| app::instead(&head, &target));
+            asked.head = head;
+            match instead {
+                Some(instead) => {
+                    asked.stage = Stage::Rest(instead);
+                    self.beside_file = Some(Box::new(app::fields_beside_file(said)));
+                    self.give_up_page(call, UNKEPT_TIME);
+                }
+                None => {
+                    let why = "the application names a file to send that is none of the site";
+                    self.give_up_on_app(call, Status::BAD_GATEWAY, why);
+                }
+            }
+            return;
+        }
         let status = match said.answer() {
             Answer::Reply(status) => status,
             Answer::Instead(target) => {
@@ -417,6 +442,11 @@ impl Conn {
                 (_, _, None) => ScriptFraming::UntilClose,
             };
             conn.judge_page(call, hand, said, status);
+            if said.unbuffered
+                && let State::App(asked) = &conn.state
+            {
+                call.actions.push(Action::App(asked.ticket, Input::Unbuffered));
+            }
             let State::App(asked) = &conn.state else {
                 return;
             };
@@ -462,9 +492,19 @@ impl Conn {
                 self.leave_app(call, why);
                 self.fail_app(call, Status::BAD_GATEWAY, why);
             }
+            (Stage::Head(_), Some(AppTrouble::Unreachable)) => {
+                self.fail_app(call, Status::BAD_GATEWAY, "the application cannot be reached");
+            }
             (Stage::Head(_), Some(AppTrouble::Busy)) => {
                 call.desk.counts.shed += 1;
                 self.fail_app(call, Status::SERVICE_UNAVAILABLE, APPS_BUSY);
+            }
+            (Stage::Head(_), Some(AppTrouble::Restarting)) => {
+                self.fail_app(call, Status::SERVICE_UNAVAILABLE, "the application is being restarted");
+            }
+            (Stage::Head(_), Some(AppTrouble::NoRoom)) => {
+                call.desk.counts.shed += 1;
+                self.fail_app(call, Status::SERVICE_UNAVAILABLE, "there is no room for the request's body");
             }
             (Stage::Head(_), Some(AppTrouble::Absent)) => {
                 self.fail_app(call, Status::NOT_FOUND, crate::plan::NOT_FOUND)
@@ -510,6 +550,16 @@ impl Conn {
             self.since = call.now;
             self.all_sent(call);
         }
+    }
+
+    /// More of the body has come than the rule allows.
+    pub(super) fn refuse_long_body<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        if let State::App(asked) = &self.state
+            && let Some(rule) = asked.claim.rule(&call.desk.sites)
+        {
+            call.actions.push(Action::Log(too_long(&asked.claim, rule.body)));
+        }
+        self.give_up_on_app(call, Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
     }
 
     /// There is no answer, or no end of one, and the application is to go.
@@ -583,7 +633,7 @@ fn kept<F: FileHandle>(call: &mut Call<'_, F>, hand: &Hand<'_>, claim: &Claim, p
     let site = call.desk.sites.get(claim.site).unwrap_or(call.desk.sites.first());
     let times = (call.now, call.desk.wall.seconds);
     let (head, body) = reply::kept(site, &hand.request, claim.path(), page, times);
-    Made { head, body, outcome: Outcome::Hit }
+    Made { head, body, outcome: Outcome::Page }
 }
 
 /// Passes part of a body on, as far as it has room for it. Whether there was anything to pass on.
@@ -626,6 +676,15 @@ const FAILED_TIME: Duration = Duration::from_secs(1);
 
 /// Applications that may send one request on from one to the next.
 const DETOURS_MAX: u8 = 10;
+
+/// RFC 9110, 15.5.14.
+fn too_long(claim: &Claim, limit: Bytes) -> String {
+    let path = String::from_utf8_lossy(claim.path());
+    alloc::format!(
+        "{}: 413, the request's body is longer than {limit} (`body` of its [[site.app]])",
+        path.escape_debug()
+    )
+}
 
 pub(super) const BODY_TOO_LONG: &str = "the body is longer than this server reads";
 pub(super) const APPS_BUSY: &str = "too many requests are waiting for applications; try again in a second";

@@ -1,0 +1,111 @@
+//! The pace at which a client must send the body of a request.
+//!
+//! A client has a credit of time, at most `body_time`. It runs down while the server waits for the client, and grows with each
+//! byte, by a second for `body_rate` of them. So a client that sends nothing is cut off after `body_time`, and so is one that
+//! sends a byte now and then; one that keeps the rate may send for as long as `body_total_time`. Apache's mod_reqtimeout
+//! works by the same two numbers, but lets the credit grow without bound.
+//!
+//! The head of a request needs no pace: it has `head_time` in all.
+
+use core::time::Duration;
+
+use amped_units::Time;
+
+use crate::limits::Limits;
+
+/// How long a client may still take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    credit: Duration,
+    /// The credit runs down from here.
+    from: Time,
+    /// At the latest.
+    until: Time,
+}
+
+impl Pace {
+    /// That of a body of which nothing has come.
+    pub(crate) fn start(now: Time, limits: &Limits) -> Pace {
+        Pace { credit: limits.body_time, from: now, until: now + limits.body_total_time }
+    }
+
+    /// When the client is too late.
+    pub(crate) fn due(&self) -> Time {
+        (self.from + self.credit).min(self.until)
+    }
+
+    /// So many bytes have come.
+    pub(crate) fn note(&mut self, now: Time, bytes: usize, limits: &Limits) {
+        if bytes == 0 {
+            return;
+        }
+        let gained = match limits.body_rate.0 {
+            0 => limits.body_time,
+            rate => Duration::from_nanos((bytes as u64).saturating_mul(1_000_000_000) / rate),
+        };
+        let left = self.credit.saturating_sub(now.since(self.from));
+        (self.credit, self.from) = (left.saturating_add(gained).min(limits.body_time), now);
+    }
+
+    /// Until now the client had to wait for the server.
+    pub(crate) fn resume(&mut self, now: Time) {
+        let waited = now.since(self.from);
+        (self.from, self.until) = (now, self.until + waited);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_units::Bytes;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_millis(seconds * 1000)
+    }
+
+    fn limits(rate: u64) -> Limits {
+        let (body_time, body_total_time) = (Duration::from_secs(20), Duration::from_secs(1000));
+        Limits { body_time, body_rate: Bytes(rate), body_total_time, ..Limits::default() }
+    }
+
+    /// When a client is cut off that sends so many bytes each second.
+    fn cut_off(rate: u64, bytes: usize) -> u64 {
+        let limits = limits(rate);
+        let mut pace = Pace::start(Time::START, &limits);
+        (0..)
+            .find(|&second| {
+                let now = at(second);
+                let is_late = now >= pace.due();
+                pace.note(now, bytes, &limits);
+                is_late
+            })
+            .expect("at some time")
+    }
+
+    #[test]
+    fn client_below_the_rate_is_cut_off() {
+        assert_eq!(cut_off(500, 0), 20);
+        assert_eq!(cut_off(500, 1), 21);
+        assert_eq!(cut_off(500, 250), 39);
+        assert_eq!(cut_off(500, 500), 1000);
+        assert_eq!(cut_off(500, 1 << 20), 1000);
+        assert_eq!(cut_off(0, 1), 1000);
+    }
+
+    #[test]
+    fn many_bytes_at_once_buy_no_more_than_the_credit() {
+        let limits = limits(500);
+        let mut pace = Pace::start(Time::START, &limits);
+        pace.note(at(1), usize::MAX, &limits);
+        assert_eq!(pace.due(), at(21));
+    }
+
+    #[test]
+    fn server_that_is_slow_costs_no_credit() {
+        let limits = limits(500);
+        let mut pace = Pace::start(Time::START, &limits);
+        pace.note(at(15), 500, &limits);
+        pace.resume(at(600));
+        assert_eq!(pace.due(), at(606));
+    }
+}
