@@ -1,0 +1,276 @@
+//! The files of accounts: which accounts there are, and whether a name and a password are one of them.
+//!
+//! A pair that was good is remembered for a few minutes: by a keyed hash of it, with a key that is drawn at the start and
+//! never leaves the server, so that nothing in memory tells the password. The state of the file is part of what is hashed:
+//! a change of the file changes what every remembered pair is remembered by.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use amped_core::auth::{Accounts, Flaw};
+use amped_core::file::FileVersion;
+use amped_http::auth::Credentials;
+use amped_sys::clock::monotonic_ns;
+use amped_sys::file::{self, Patience};
+use blake2::Blake2sMac256;
+use blake2::digest::{KeyInit, Mac};
+
+use super::crypt;
+use super::ledger::Ledger;
+use crate::disk;
+use crate::say;
+
+/// The longest file that is read.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// The lists of accounts of a configuration, in their order.
+pub struct AccountFiles {
+    paths: Vec<PathBuf>,
+    /// A file is looked at again after this time.
+    revalidate: Duration,
+    key: [u8; 32],
+    /// By the number of the file.
+    lists: Mutex<HashMap<u16, Listed>>,
+    /// Which pairs were good.
+    ledger: Arc<Ledger>,
+}
+
+/// A file as it was when it was last looked at.
+#[derive(Clone, Debug)]
+struct Listed {
+    checked: Instant,
+    version: FileVersion,
+    accounts: Arc<Accounts>,
+}
+
+/// Without the key.
+impl fmt::Debug for AccountFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AccountFiles").field(&self.paths).finish()
+    }
+}
+
+impl AccountFiles {
+    /// These files, which are read when they are needed.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub fn new(paths: Vec<PathBuf>, revalidate: Duration, ledger: Arc<Ledger>) -> io::Result<AccountFiles> {
+        let mut key = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        Ok(AccountFiles { paths, revalidate, key, lists: Mutex::default(), ledger })
+    }
+
+    /// Where it lies.
+    pub fn path(&self, list: u16) -> Option<&Path> {
+        self.paths.get(usize::from(list)).map(PathBuf::as_path)
+    }
+
+    /// Where it is kept which pairs were good.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Whether this pair was good a while ago, by the file as it is now. Never waits: `false` also if that cannot be told
+    /// at once.
+    pub fn remembers(&self, list: u16, credentials: &Credentials) -> bool {
+        let known = self.fresh(list).map(|known| known.version);
+        let seen = || {
+            let checked = Instant::now();
+            let status = file::open_path(self.path(list)?, Patience::Now).and_then(file::status).ok()?;
+            let version = disk::version_of(&status);
+            // Not for each request.
+            if let Some(known) = self.lock().get_mut(&list).filter(|known| known.version == version) {
+                known.checked = checked;
+            }
+            Some(version)
+        };
+        known.or_else(seen).is_some_and(|version| self.is_remembered(self.hash(list, &version, credentials)))
+    }
+
+    /// What is known of a file, if it was looked at just now.
+    fn fresh(&self, list: u16) -> Option<Listed> {
+        self.lock().get(&list).filter(|known| known.checked.elapsed() < self.revalidate).cloned()
+    }
+
+    /// Whether these are the credentials of an account. Reads the file if it has changed, and computes for as long as the
+    /// hash was made to take.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn verify(&self, list: u16, credentials: &Credentials) -> io::Result<bool> {
+        let Listed { version, accounts, .. } = match self.fresh(list) {
+            Some(known) => known,
+            None => self.look(list)?,
+        };
+        let pair = self.hash(list, &version, credentials);
+        // An earlier one in the queue may have been the same.
+        if self.is_remembered(pair) {
+            return Ok(true);
+        }
+        let hash = accounts.hash_of(credentials.name());
+        let number = self.number_of(credentials.name());
+        let is_match = hash.or(accounts.decoy(number)).is_some_and(|hash| crypt::verify(credentials.password(), hash));
+        let good = is_match && hash.is_some();
+        if good {
+            self.ledger.remember(pair, monotonic_ns());
+        }
+        Ok(good)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u16, Listed>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_remembered(&self, pair: u128) -> bool {
+        self.ledger.remembers(pair, monotonic_ns())
+    }
+
+    /// Looks at a file, and reads it if it is another one than it was.
+    fn look(&self, list: u16) -> io::Result<Listed> {
+        let path = self.paths.get(usize::from(list)).ok_or(io::ErrorKind::NotFound)?;
+        let checked = Instant::now();
+        let opened = File::open(path)?;
+        let version = disk::version_of(&file::status(&opened)?);
+        let known = self.lock().get(&list).filter(|known| known.version == version).cloned();
+        let accounts = match known {
+            Some(known) => known.accounts,
+            None => {
+                let accounts = read_opened(opened)?;
+                complain(path, &accounts);
+                Arc::new(accounts)
+            }
+        };
+        let listed = Listed { checked, version, accounts };
+        self.lock().insert(list, listed.clone());
+        Ok(listed)
+    }
+
+    /// A number that depends on the name and the key.
+    fn number_of(&self, name: &[u8]) -> u64 {
+        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
+        mac.update(b"decoy");
+        mac.update(name);
+        let hash: [u8; 32] = mac.finalize().into_bytes().into();
+        hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// What a pair is remembered by.
+    fn hash(&self, list: u16, version: &FileVersion, credentials: &Credentials) -> u128 {
+        let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _ } = *version;
+        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
+        mac.update(&list.to_le_bytes());
+        for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64, credentials.name().len() as u64] {
+            mac.update(&word.to_le_bytes());
+        }
+        mac.update(credentials.name());
+        mac.update(credentials.password());
+        let hash: [u8; 32] = mac.finalize().into_bytes().into();
+        hash.first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes))
+    }
+}
+
+/// Says which entries let nobody in, once for each state of the file.
+fn complain(path: &Path, accounts: &Accounts) {
+    let shown = path.display();
+    if let [Flaw { line, why, .. }, ..] = accounts.flaws[..] {
+        let count = match accounts.flaws.len() {
+            1 => "an entry lets".to_owned(),
+            count => format!("{count} entries let"),
+        };
+        say!("{shown}: {count} nobody in, first on line {line}: {why}; `amped check` lists them all");
+    }
+    if accounts.is_empty() {
+        say!("{shown}: nobody has a password here; `htpasswd -B {shown} NAME` adds somebody");
+    }
+}
+
+/// What [`AccountFiles`] would make of this file, for the operator.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read(path: &Path) -> io::Result<Accounts> {
+    read_opened(File::open(path)?)
+}
+
+fn read_opened(file: File) -> io::Result<Accounts> {
+    let mut text = Vec::new();
+    file.take(BYTES_MAX).read_to_end(&mut text)?;
+    Ok(Accounts::parse(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn files(path: &Path) -> AccountFiles {
+        let ledger = Arc::new(Ledger::new().unwrap());
+        AccountFiles::new(vec![path.to_owned()], Duration::ZERO, ledger).unwrap()
+    }
+
+    /// At the least cost.
+    fn hash_of(password: &str) -> String {
+        bcrypt::hash(password, 4).unwrap()
+    }
+
+    fn argon_of(password: &str) -> String {
+        use argon2::password_hash::PasswordHasher;
+        use argon2::password_hash::phc::PasswordHash;
+        let params = argon2::Params::new(64, 1, 1, None).unwrap();
+        let argon = argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, params);
+        let hash: PasswordHash = argon.hash_password_with_salt(password.as_bytes(), b"some salt of ours").unwrap();
+        hash.to_string()
+    }
+
+    #[test]
+    fn passwords_good_and_bad() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("users");
+        fs::write(&path, format!("ann:{}\nbob:{}\n", hash_of("secret"), argon_of("geheim"))).unwrap();
+        let files = files(&path);
+        let check = |name: &str, password: &str, expected: bool| {
+            let credentials = Credentials::new(name.as_bytes(), password.as_bytes()).unwrap();
+            assert_eq!(files.verify(0, &credentials).unwrap(), expected, "{name}");
+        };
+        check("ann", "secret", true);
+        check("ann", "secret", true);
+        check("ann", "geheim", false);
+        check("bob", "geheim", true);
+        check("bob", "secret", false);
+        check("bob", "", false);
+        // Whose name is not there has not the password of another.
+        check("carl", "secret", false);
+        check("", "secret", false);
+        assert!(files.verify(1, &Credentials::new(b"a", b"b").unwrap()).is_err());
+    }
+
+    #[test]
+    fn what_was_good_is_remembered_until_the_file_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("users");
+        fs::write(&path, format!("ann:{}\n", hash_of("secret"))).unwrap();
+        let files = AccountFiles { revalidate: Duration::from_secs(3600), ..files(&path) };
+        let credentials = Credentials::new(b"ann", b"secret").unwrap();
+        let at_once = || files.remembers(0, &credentials);
+        assert!(!at_once(), "nothing is known yet");
+        assert!(files.verify(0, &credentials).unwrap());
+        assert!(at_once());
+        // That somebody was refused is not remembered.
+        let wrong = Credentials::new(b"ann", b"wrong").unwrap();
+        assert!(!files.verify(0, &wrong).unwrap());
+        assert!(!files.remembers(0, &wrong));
+        let files = AccountFiles { revalidate: Duration::ZERO, ..files };
+        assert!(files.remembers(0, &credentials), "the file is seen not to have changed, without waiting");
+        fs::write(&path, format!("ann:{}\n", hash_of("another one"))).unwrap();
+        assert!(!files.remembers(0, &credentials));
+        assert!(!files.verify(0, &credentials).unwrap());
+        fs::remove_file(&path).unwrap();
+        assert!(files.verify(0, &credentials).is_err());
+    }
+}

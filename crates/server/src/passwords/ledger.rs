@@ -1,0 +1,238 @@
+//! What all workers of a server, threads or processes, have in common about passwords.
+//!
+//! - How many passwords an address may try. Each has a budget of attempts that fills up again within a minute; an attempt
+//!   that proves right is given back. An IPv6 client has 2^64 addresses of its own at least, so its /64 counts as one.
+//! - Which names and passwords were verified a while ago, by a hash that tells neither.
+//! - A lock, under which one password at a time is verified in the whole server, and places for those processes that wait.
+//!
+//! Both tables have a fixed size, in sets of a few entries: a new entry takes the place of the one in its set that means the
+//! least. A stranger with thousands of addresses gets round the budgets so, and meets the bound of the queue (`verifier`).
+//!
+//! The memory is shared with processes that are forked later (`sys/shared`).
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use amped_sys::shared::{Damaged, Guard, Outside, Region};
+
+/// An address as far as it counts here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client(u128);
+
+impl Client {
+    /// The client at this address; all whose address is not known are one.
+    pub fn new(address: Option<IpAddr>) -> Client {
+        Client(match address.map(|address| address.to_canonical()) {
+            Some(IpAddr::V4(address)) => address.to_ipv6_mapped().to_bits(),
+            Some(IpAddr::V6(address)) => address.to_bits() >> 64 << 64,
+            None => 0,
+        })
+    }
+}
+
+/// The attempts that an address has at once, and regains within a minute; `None`: as many as it likes.
+pub type Budget = Option<std::num::NonZeroU32>;
+
+/// The tables, the lock and the places.
+#[derive(Debug)]
+pub struct Ledger {
+    region: Region,
+    hash: RandomState,
+}
+
+const SETS: usize = 1024;
+const WAYS: usize = 4;
+/// A key (16 bytes), and a moment (8 bytes): the later, the more the entry means.
+const ENTRY: usize = 24;
+const SET: usize = WAYS * ENTRY;
+
+/// Places for processes that wait, behind the table: until when each is taken.
+const PLACES: usize = SETS * SET;
+const PLACES_MAX: usize = 256;
+
+/// A process that dies with a place leaves it taken no longer than this.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// A part for the addresses, with the moment at which the budget of each is full again,
+const TRIED: usize = 0;
+/// one for the pairs, with the moment at which each was verified,
+const GOOD: usize = 1;
+/// and one for its lock alone.
+const VERIFYING: usize = 2;
+
+/// A pair that was good is good for so long without being verified again.
+const REMEMBERED_NS: u64 = 300_000_000_000;
+
+const MINUTE_NS: u64 = 60_000_000_000;
+
+impl Ledger {
+    /// A ledger in which nobody has tried anything.
+    ///
+    /// # Errors
+    /// There is no memory, or no descriptor.
+    pub fn new() -> io::Result<Ledger> {
+        let region = Region::new(3, PLACES + 8 * PLACES_MAX)?;
+        Ok(Ledger { region, hash: RandomState::new() })
+    }
+
+    /// Takes an attempt at `now_ns` from a client's budget. `false`: none is left.
+    pub fn take(&self, client: Client, budget: Budget, now_ns: u64) -> bool {
+        let Some(budget) = budget else { return true };
+        let step = MINUTE_NS / u64::from(budget.get());
+        self.change(TRIED, client.0, |full_at| {
+            let full_at = full_at.max(now_ns) + step;
+            (full_at - now_ns <= step * u64::from(budget.get())).then_some(full_at)
+        })
+    }
+
+    /// Gives an attempt back, because it was right.
+    pub fn give_back(&self, client: Client, budget: Budget) {
+        if let Some(budget) = budget {
+            let step = MINUTE_NS / u64::from(budget.get());
+            self.change(TRIED, client.0, |full_at| Some(full_at.saturating_sub(step)));
+        }
+    }
+
+    /// Notes at `now_ns` that this pair was verified and good.
+    pub fn remember(&self, pair: u128, now_ns: u64) {
+        self.change(GOOD, pair, |_| Some(now_ns));
+    }
+
+    /// Whether this pair was good a while ago.
+    pub fn remembers(&self, pair: u128, now_ns: u64) -> bool {
+        let mut good = false;
+        self.change(GOOD, pair, |since| {
+            good = since > 0 && now_ns.saturating_sub(since) < REMEMBERED_NS;
+            None
+        });
+        good
+    }
+
+    /// Sets the moment of a key, of which 0 is not known; `None` leaves all as it is.
+    fn change(&self, table: usize, key: u128, to: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let set = self.hash.hash_one(key) as usize % SETS * SET;
+        let guard = self.lock(table);
+        let mut entries = [(0, 0); WAYS];
+        for (way, entry) in entries.iter_mut().enumerate() {
+            *entry = read(&guard, set + way * ENTRY).unwrap_or_default();
+        }
+        let own = entries.iter().position(|(known, _)| *known == key);
+        let least = (0..WAYS).min_by_key(|way| entries[*way].1).unwrap_or(0);
+        let (way, moment) = own.map_or((least, 0), |way| (way, entries[way].1));
+        let Some(moment) = to(moment) else { return false };
+        let at = set + way * ENTRY;
+        let written = guard.write(at, &key.to_ne_bytes()).and_then(|()| guard.set_word(at + 16, moment));
+        debug_assert!(written.is_ok(), "the table is as large as it is");
+        true
+    }
+
+    /// Takes one of the first `places` for a process that waits. `None`: all are taken.
+    pub fn take_place(&self, places: usize, now_ns: u64) -> Option<usize> {
+        let guard = self.lock(TRIED);
+        let place = (0..places.min(PLACES_MAX))
+            .find(|place| guard.word(PLACES + 8 * place).is_ok_and(|until| until <= now_ns))?;
+        let until = now_ns + u64::try_from(LEASE.as_nanos()).unwrap_or(u64::MAX);
+        guard.set_word(PLACES + 8 * place, until).ok().map(|()| place)
+    }
+
+    /// Gives a place back.
+    pub fn give_place_back(&self, place: usize) {
+        let freed = self.lock(TRIED).set_word(PLACES + 8 * place, 0);
+        debug_assert!(freed.is_ok(), "it was taken");
+    }
+
+    /// Waits until nobody else in the server verifies a password.
+    pub fn verifying(&self) -> Guard<'_> {
+        self.lock(VERIFYING)
+    }
+
+    /// A process that died with the lock leaves nothing that would have to be put right: every word is an entry's of its own.
+    fn lock(&self, part: usize) -> Guard<'_> {
+        self.region.lock(part).unwrap_or_else(|damaged: Damaged<'_>| damaged.mend(|_| ()))
+    }
+}
+
+fn read(guard: &Guard<'_>, at: usize) -> Result<(u128, u64), Outside> {
+    let mut key = [0; 16];
+    guard.read(at, &mut key)?;
+    Ok((u128::from_ne_bytes(key), guard.word(at + 16)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(text: &str) -> Client {
+        Client::new(Some(text.parse().unwrap()))
+    }
+
+    fn budget(attempts: u32) -> Budget {
+        std::num::NonZeroU32::new(attempts)
+    }
+
+    #[test]
+    fn ipv6_clients_of_one_network_are_one() {
+        assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:1:2:3"));
+        assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
+        assert_eq!(client("::ffff:192.0.2.1"), client("192.0.2.1"));
+        assert_ne!(client("192.0.2.1"), client("192.0.2.2"));
+    }
+
+    #[test]
+    fn budget_is_used_up_and_fills_again_within_a_minute() {
+        let ledger = Ledger::new().unwrap();
+        let (ann, bob) = (client("192.0.2.1"), client("192.0.2.2"));
+        let take = |client, at: u64| ledger.take(client, budget(20), 1_000_000_000 + at * 1_000_000_000);
+        assert_eq!((0..30).filter(|_| take(ann, 0)).count(), 20);
+        assert!(take(bob, 0), "another address has a budget of its own");
+        assert!(!take(ann, 2));
+        assert!(take(ann, 3), "one is regained every three seconds");
+        assert!(!take(ann, 3));
+        assert_eq!((0..30).filter(|_| take(ann, 63)).count(), 20);
+        ledger.give_back(ann, budget(20));
+        assert!(take(ann, 63), "one that was right does not count");
+        assert!(!take(ann, 63));
+        assert!((0..1000).all(|_| ledger.take(ann, None, 0)), "without a budget there is no limit");
+    }
+
+    #[test]
+    fn many_addresses_push_out_those_that_have_tried_least() {
+        let ledger = Ledger::new().unwrap();
+        let worst = client("192.0.2.1");
+        while ledger.take(worst, budget(20), 0) {}
+        for n in 0..2_u32 * (SETS * WAYS) as u32 {
+            ledger.take(Client::new(Some(IpAddr::from(n.to_be_bytes()))), budget(20), 0);
+        }
+        assert!(!ledger.take(worst, budget(20), 0));
+    }
+
+    #[test]
+    fn pairs_are_remembered_for_a_while() {
+        let ledger = Ledger::new().unwrap();
+        ledger.remember(7, 1);
+        let known = |pair, now_ns| ledger.remembers(pair, now_ns);
+        assert_eq!(
+            [known(7, 1), known(7, REMEMBERED_NS), known(7, REMEMBERED_NS + 1), known(8, 1)],
+            [true, true, false, false]
+        );
+        assert!(!known(0, 1), "an empty entry is none");
+        // The table has room for so many; those that were verified last stay.
+        for pair in 0..100_000 {
+            ledger.remember(pair, 1 + pair as u64);
+        }
+        assert_eq!((99_990..100_000).filter(|pair| known(*pair, 100_000)).count(), 10);
+        assert!((0..100_000).filter(|pair| known(*pair, 100_000)).count() <= SETS * WAYS);
+    }
+
+    #[test]
+    fn places_are_given_back_or_run_out() {
+        let ledger = Ledger::new().unwrap();
+        let (now, later) = (1, 1 + LEASE.as_nanos() as u64);
+        assert_eq!([(); 3].map(|()| ledger.take_place(2, now)), [Some(0), Some(1), None]);
+        ledger.give_place_back(0);
+        assert_eq!([(); 2].map(|()| ledger.take_place(2, now)), [Some(0), None]);
+        assert_eq!([(); 3].map(|()| ledger.take_place(2, later)), [Some(0), Some(1), None]);
+    }
+}

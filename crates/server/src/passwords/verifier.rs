@@ -1,0 +1,475 @@
+//! The helper that verifies passwords: one thread of a process, with a bounded queue of its own.
+//!
+//! A pair that is remembered is answered in the loop. Everything else waits its turn here, and the verdict comes to the loop
+//! by its mailbox. What bounds the harm that strangers can do:
+//!
+//! - one password at a time is verified in the whole server, so one core and the memory of one hash are all that they get;
+//! - an address has a budget of attempts ([`ledger`](super::ledger));
+//! - the queue is served by turns, an address at a time, and when it is full the address with the most in it gives way: a
+//!   client waits for as many others as there are addresses, not for as many as there are attempts;
+//! - a client that has left is not verified for;
+//! - in a pool, where a worker waits with its client, no more than a quarter of the workers do so.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use amped_core::auth::Verdict;
+use amped_core::event::{Ticket, VerifyWork};
+use amped_sys::clock::monotonic_ns;
+
+use super::accounts::AccountFiles;
+use super::ledger::{Budget, Client, Ledger};
+use crate::mailbox::{Mailbox, Message};
+use crate::say;
+use crate::worker::Token;
+
+/// Most that wait, where workers have other connections meanwhile. At 50 ms a password that is three seconds.
+const QUEUE_MAX: usize = 64;
+
+/// Without work for so long the thread ends.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// Who waits, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Loops that have other connections.
+    Loops,
+    /// Threads of a pool of so many, each with its client.
+    PoolOfThreads(usize),
+    /// Processes of a pool of so many, each with its client.
+    PoolOfProcesses(usize),
+}
+
+/// The verifier of a process and a configuration.
+#[derive(Debug)]
+pub struct Verifier {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    accounts: AccountFiles,
+    ledger: Arc<Ledger>,
+    budget: Budget,
+    waiting: Waiting,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `queue.len() <= queue_max`
+    queue: Vec<Job>,
+    /// The round of the job that was taken last.
+    round: u64,
+    /// A job is being worked on.
+    busy: bool,
+    has_thread: bool,
+    /// No thread can be started: said once.
+    cannot_start: bool,
+    /// The place among the processes of a pool, while anything is queued or worked on.
+    place: Option<usize>,
+}
+
+/// A password that waits.
+#[derive(Debug)]
+struct Job {
+    work: VerifyWork,
+    client: Client,
+    asker: Weak<Asker>,
+    /// Where the verdict goes.
+    address: (Arc<Mailbox>, Token, Ticket),
+    /// Lower rounds go first; an address has one job in each.
+    round: u64,
+    /// It found others before it.
+    has_waited: bool,
+}
+
+/// The connection that waits for a verdict: dropped when that closes.
+#[derive(Debug, Default)]
+pub struct Asker {
+    left: AtomicBool,
+}
+
+impl Asker {
+    /// The client has closed its side. It may still read, so it is answered if its turn comes at once, and not if it has to
+    /// wait: of those who close, most have left.
+    pub fn leaves(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What becomes of a question.
+#[derive(Debug)]
+pub enum Asked {
+    /// The verdict is there.
+    Answered(Verdict),
+    /// It will come as [`Message::Verified`].
+    Later(Arc<Asker>),
+}
+
+impl Verifier {
+    /// With these files.
+    pub fn new(accounts: AccountFiles, budget: Budget, waiting: Waiting) -> Verifier {
+        let ledger = Arc::clone(accounts.ledger());
+        let (state, wake) = Default::default();
+        Verifier { shared: Arc::new(Shared { accounts, ledger, budget, waiting, state, wake }) }
+    }
+
+    /// What outlives a configuration.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.shared.ledger
+    }
+
+    /// A connection's question. Never waits.
+    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<Mailbox>, Token, Ticket)) -> Asked {
+        let shared = &self.shared;
+        if shared.accounts.remembers(work.accounts, &work.credentials) {
+            return Asked::Answered(Verdict::Good);
+        }
+        let mut state = shared.lock();
+        let asker = Arc::new(Asker::default());
+        let has_waited = state.busy || !state.queue.is_empty();
+        let round = state.round_of(client);
+        if state.queue.len() >= shared.queue_max() && !state.make_room(round) {
+            return Asked::Answered(Verdict::Busy);
+        }
+        let now_ns = monotonic_ns();
+        if let Waiting::PoolOfProcesses(workers) = shared.waiting
+            && state.place.is_none()
+        {
+            state.place = shared.ledger.take_place(quarter(workers), now_ns);
+            if state.place.is_none() {
+                return Asked::Answered(Verdict::Busy);
+            }
+        }
+        if !shared.ledger.take(client, shared.budget, now_ns) {
+            shared.leave_place(&mut state);
+            return Asked::Answered(Verdict::Limited);
+        }
+        state.queue.push(Job { work, client, asker: Arc::downgrade(&asker), address, round, has_waited });
+        if !self.has_thread(&mut state) {
+            state.queue.pop();
+            shared.leave_place(&mut state);
+            return Asked::Answered(Verdict::Busy);
+        }
+        shared.wake.notify_one();
+        Asked::Later(asker)
+    }
+
+    /// Starts the thread if there is none. `false`: none can be started.
+    fn has_thread(&self, state: &mut State) -> bool {
+        if !state.has_thread {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("verifier".to_owned()).stack_size(256 * 1024);
+            match thread.spawn(move || shared.work()) {
+                Ok(_) => state.has_thread = true,
+                Err(error) if !std::mem::replace(&mut state.cannot_start, true) => {
+                    say!(
+                        "cannot start the thread that verifies passwords: {error}; requests with one are answered 503"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+        state.has_thread
+    }
+}
+
+/// Most workers of a pool that wait for a password.
+fn quarter(workers: usize) -> usize {
+    (workers / 4).max(1)
+}
+
+impl State {
+    /// The round of an address's next job: behind those it has.
+    fn round_of(&self, client: Client) -> u64 {
+        let last = self.queue.iter().filter(|job| job.client == client).map(|job| job.round).max();
+        last.map_or(self.round, |last| last + 1)
+    }
+
+    /// Makes room for a job of this round: those who have left go, else the last of the address with the most. `false`: the
+    /// others have as few as this one would have.
+    fn make_room(&mut self, round: u64) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|job| job.asker.strong_count() > 0);
+        if self.queue.len() < before {
+            return true;
+        }
+        let Some(last) = (0..before).max_by_key(|at| self.queue[*at].round) else { return false };
+        if self.queue[last].round <= round {
+            return false;
+        }
+        self.queue.swap_remove(last).tell(Some(Verdict::Busy));
+        true
+    }
+
+    /// The job whose turn it is: the first of the lowest round.
+    fn next(&mut self) -> Option<Job> {
+        let at = (0..self.queue.len()).min_by_key(|at| self.queue[*at].round)?;
+        let job = self.queue.remove(at);
+        self.round = job.round;
+        Some(job)
+    }
+}
+
+impl Job {
+    /// Whether a verdict would still be of use.
+    fn is_wanted(&self) -> bool {
+        self.asker.upgrade().is_some_and(|asker| !(self.has_waited && asker.left.load(Ordering::Relaxed)))
+    }
+
+    /// Tells the loop; `None`: the client has left.
+    fn tell(self, verdict: Option<Verdict>) {
+        let (mailbox, token, ticket) = self.address;
+        mailbox.put(Message::Verified(token, ticket, verdict));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue_max(&self) -> usize {
+        match self.waiting {
+            Waiting::Loops => QUEUE_MAX,
+            Waiting::PoolOfThreads(workers) => quarter(workers),
+            // A process has one connection; what else is in its queue has left.
+            Waiting::PoolOfProcesses(_) => 1,
+        }
+    }
+
+    /// With nothing to wait for the process gives its place up.
+    fn leave_place(&self, state: &mut State) {
+        if state.queue.is_empty()
+            && !state.busy
+            && let Some(place) = state.place.take()
+        {
+            self.ledger.give_place_back(place);
+        }
+    }
+
+    /// The thread's life.
+    fn work(&self) {
+        while let Some(job) = self.next_job() {
+            // With processes the wait may be here.
+            let one_at_a_time = self.ledger.verifying();
+            let verdict = job.is_wanted().then(|| self.verify(&job));
+            drop(one_at_a_time);
+            job.tell(verdict);
+        }
+    }
+
+    fn verify(&self, job: &Job) -> Verdict {
+        let VerifyWork { accounts, credentials, .. } = &job.work;
+        // The client must hear something, even of a bug: a panic is told on standard error.
+        match catch_unwind(AssertUnwindSafe(|| self.accounts.verify(*accounts, credentials))) {
+            Ok(Ok(true)) => {
+                self.ledger.give_back(job.client, self.budget);
+                Verdict::Good
+            }
+            Ok(Ok(false)) => Verdict::Wrong,
+            Ok(Err(error)) => {
+                let path =
+                    self.accounts.path(*accounts).map_or_else(Default::default, |path| path.display().to_string());
+                say!("cannot read the passwords in {path}: {error}");
+                // That was no guess.
+                self.ledger.give_back(job.client, self.budget);
+                Verdict::Failed
+            }
+            Err(_) => Verdict::Failed,
+        }
+    }
+
+    /// Waits for a job. `None`: none has come for long, and the thread is not needed.
+    fn next_job(&self) -> Option<Job> {
+        let mut state = self.lock();
+        state.busy = false;
+        loop {
+            if let Some(job) = state.next() {
+                state.busy = true;
+                return Some(job);
+            }
+            self.leave_place(&mut state);
+            let waited = self.wake.wait_timeout(state, IDLE);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if timeout.timed_out() && state.queue.is_empty() {
+                state.has_thread = false;
+                return None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_http::auth::Credentials;
+    use std::net::Ipv4Addr;
+    use std::num::NonZeroU32;
+
+    struct Set {
+        verifier: Verifier,
+        mailbox: Arc<Mailbox>,
+        _folder: tempfile::TempDir,
+    }
+
+    /// `ann` has the password `secret`.
+    fn set(waiting: Waiting, budget: u32) -> Set {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("users");
+        std::fs::write(&path, format!("ann:{}\n", bcrypt::hash("secret", 4).unwrap())).unwrap();
+        let ledger = Arc::new(Ledger::new().unwrap());
+        let accounts = AccountFiles::new(vec![path], Duration::from_secs(3600), ledger).unwrap();
+        let verifier = Verifier::new(accounts, NonZeroU32::new(budget), waiting);
+        Set { verifier, mailbox: Arc::new(Mailbox::new().unwrap()), _folder: folder }
+    }
+
+    impl Set {
+        /// The question of client `from`, whose verdict will come with this number.
+        fn ask(&self, number: u32, from: u8, password: &str) -> Asked {
+            let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
+            let work = VerifyWork { generation: 0, accounts: 0, credentials };
+            let client = Client::new(Some(Ipv4Addr::new(192, 0, 2, from).into()));
+            self.verifier.ask(work, client, (Arc::clone(&self.mailbox), Token::from_number(0), Ticket(number)))
+        }
+
+        fn must_wait(&self, number: u32, from: u8, password: &str) -> Arc<Asker> {
+            match self.ask(number, from, password) {
+                Asked::Later(asker) => asker,
+                Asked::Answered(verdict) => panic!("{number} was answered {verdict:?}"),
+            }
+        }
+
+        fn answer(&self, number: u32, from: u8, password: &str) -> Option<Verdict> {
+            match self.ask(number, from, password) {
+                Asked::Answered(verdict) => Some(verdict),
+                Asked::Later(_) => None,
+            }
+        }
+
+        /// So many verdicts, in the order in which they came.
+        fn verdicts(&self, count: usize) -> Vec<(u32, Option<Verdict>)> {
+            let (mut verdicts, mut messages) = (Vec::new(), Vec::new());
+            let start = std::time::Instant::now();
+            while verdicts.len() < count {
+                assert!(start.elapsed() < Duration::from_secs(60), "{verdicts:?}");
+                self.mailbox.take(&mut messages);
+                verdicts.extend(messages.drain(..).filter_map(|message| match message {
+                    Message::Verified(_, Ticket(number), verdict) => Some((number, verdict)),
+                    _ => None,
+                }));
+                thread::sleep(Duration::from_millis(1));
+            }
+            verdicts
+        }
+
+        /// Waits until the thread has taken a job.
+        fn is_busy(&self) {
+            while !self.verifier.shared.lock().busy {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[test]
+    fn remembered_password_is_answered_at_once_behind_any_queue() {
+        let set = set(Waiting::Loops, 0);
+        let _asker = set.must_wait(0, 1, "secret");
+        assert_eq!(set.verdicts(1), [(0, Some(Verdict::Good))]);
+        let stalled = set.verifier.shared.ledger.verifying();
+        let _askers: Vec<_> = (0..QUEUE_MAX).map(|n| set.ask(n as u32, 2, &n.to_string())).collect();
+        assert_eq!(set.answer(100, 2, "secret"), Some(Verdict::Good));
+        drop(stalled);
+    }
+
+    #[test]
+    fn address_with_many_attempts_does_not_delay_another() {
+        let set = set(Waiting::Loops, 0);
+        let stalled = set.verifier.shared.ledger.verifying();
+        let mut askers = vec![set.must_wait(0, 1, "a")];
+        set.is_busy();
+        askers.extend((1..20).map(|n| set.must_wait(n, 1, &n.to_string())));
+        askers.push(set.must_wait(99, 2, "secret"));
+        drop(stalled);
+        let verdicts = set.verdicts(21);
+        let at = verdicts.iter().position(|verdict| *verdict == (99, Some(Verdict::Good))).unwrap();
+        assert!(at <= 2, "{verdicts:?}");
+        assert_eq!(verdicts.iter().filter(|(_, verdict)| *verdict == Some(Verdict::Wrong)).count(), 20);
+    }
+
+    #[test]
+    fn full_queue_refuses_the_address_with_the_most() {
+        let set = set(Waiting::Loops, 0);
+        let stalled = set.verifier.shared.ledger.verifying();
+        let mut askers = vec![set.must_wait(0, 1, "a")];
+        set.is_busy();
+        askers.extend((1..=QUEUE_MAX as u32).map(|n| set.must_wait(n, 1, &n.to_string())));
+        assert_eq!(set.answer(500, 1, "b"), Some(Verdict::Busy));
+        askers.push(set.must_wait(99, 2, "secret"));
+        assert_eq!(set.verdicts(1), [(QUEUE_MAX as u32, Some(Verdict::Busy))]);
+        // Those who leave make room.
+        askers.truncate(10);
+        assert_eq!(set.answer(501, 1, "c"), None);
+        drop(stalled);
+    }
+
+    #[test]
+    fn client_that_has_left_is_not_verified_for() {
+        let set = set(Waiting::Loops, 0);
+        let stalled = set.verifier.shared.ledger.verifying();
+        let first = set.must_wait(0, 1, "secret");
+        set.is_busy();
+        drop(set.must_wait(1, 2, "secret2"));
+        let half = set.must_wait(2, 3, "secret3");
+        half.leaves();
+        // Its turn came at once, so it is answered although it has closed its side.
+        first.leaves();
+        drop(stalled);
+        let verdicts = set.verdicts(3);
+        assert_eq!(verdicts, [(0, Some(Verdict::Good)), (1, None), (2, None)]);
+    }
+
+    #[test]
+    fn address_has_a_budget_of_wrong_passwords() {
+        let set = set(Waiting::Loops, 3);
+        let _askers: Vec<_> = (0..3).map(|n| set.must_wait(n, 1, &n.to_string())).collect();
+        assert_eq!(set.answer(3, 1, "secret"), Some(Verdict::Limited));
+        let asker = set.must_wait(4, 2, "secret");
+        set.verdicts(4);
+        drop(asker);
+        assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Good), "a remembered one is answered all the same");
+    }
+
+    #[test]
+    fn quarter_of_a_pool_waits_and_no_more() {
+        let threads = set(Waiting::PoolOfThreads(8), 0);
+        let stalled = threads.verifier.shared.ledger.verifying();
+        let mut askers = vec![threads.must_wait(0, 1, "a")];
+        threads.is_busy();
+        askers.extend([1, 2].map(|n| threads.must_wait(n, n as u8, "b")));
+        assert_eq!(threads.answer(3, 3, "c"), Some(Verdict::Busy));
+        drop(stalled);
+
+        // A process that has nothing to wait for gives its place to another.
+        let process = set(Waiting::PoolOfProcesses(8), 0);
+        let ledger = &process.verifier.shared.ledger;
+        let other = ledger.take_place(2, monotonic_ns()).unwrap();
+        let _asker = process.must_wait(0, 1, "a");
+        assert_eq!(ledger.take_place(2, monotonic_ns()), None);
+        process.verdicts(1);
+        let start = std::time::Instant::now();
+        while ledger.take_place(2, monotonic_ns()).is_none() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the place is not given back");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(process.answer(1, 1, "b"), Some(Verdict::Busy));
+        ledger.give_place_back(other);
+        assert_eq!(process.answer(2, 1, "b"), None);
+    }
+}
