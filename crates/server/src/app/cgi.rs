@@ -6,30 +6,33 @@
 use std::ffi::OsStr;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_core::event::Ticket;
 use amped_http::cgi::{Variables, decimal};
+use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
-use amped_sys::{file, poll, process};
+use amped_sys::{file, poll, process, socket};
 
-use super::fastcgi::{Backend, Talk};
+use super::fastcgi::Backend;
 use super::gate::Pass;
-use crate::disk::Disk;
+use super::scripts::Found;
+use crate::disk::{Disk, Script};
 use crate::say;
 use crate::worker::Token;
 
 /// Where a script finds programs, which the standard leaves to the server (RFC 3875, 7.2).
 const PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
-/// A process that is to be started.
+/// A request that needs the disk before it can be begun.
+#[derive(Debug)]
 pub struct Job {
     /// Who asked, and under which ticket.
     pub token: Token,
@@ -43,23 +46,46 @@ pub struct Job {
     pub pass: Pass,
     /// A connection that the place has been used with.
     pub kept: Option<OwnedFd>,
+    /// When it was asked for.
+    pub asked: Instant,
 }
 
 /// Where a request was made, by whom, and under which rules.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The client.
-    pub peer: Option<SocketAddr>,
-    /// Our end of its connection.
-    pub local: Option<SocketAddr>,
+    /// The two ends of the client's connection.
+    pub ends: Arc<Ends>,
     /// By which what a script complains of is told apart.
     pub id: String,
+    /// Its number among the loop's requests: the lowest goes first.
+    pub number: u64,
     /// What the rule adds to the variables.
     pub env: Arc<[(Box<str>, Box<str>)]>,
     /// Where scripts are found.
     pub disk: Arc<Disk>,
     /// The application that lives on; `None`: each request has a process of its own.
     pub backend: Option<Arc<Backend>>,
+    /// Scripts are files of the site; else the application knows its own.
+    pub files: bool,
+    /// The connection knows that it has its turn.
+    pub is_told: bool,
+}
+
+/// The two ends of a client's connection, as applications are told of them. Asked for once a connection.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// The client's address and port.
+    peer: Option<(String, Vec<u8>)>,
+    /// Ours.
+    local: Option<(String, Vec<u8>)>,
+}
+
+impl Ends {
+    /// Those of this socket.
+    pub fn of(socket: BorrowedFd<'_>) -> Ends {
+        let text = |address: SocketAddr| (address.ip().to_canonical().to_string(), decimal(address.port().into()));
+        Ends { peer: socket::peer_address(socket).ok().map(text), local: socket::local_address(socket).ok().map(text) }
+    }
 }
 
 /// What came of it.
@@ -78,8 +104,8 @@ pub struct Started {
 pub enum Begun {
     /// By a process of its own.
     Runs(Running),
-    /// On a connection to an application that lives on.
-    Talks(Box<Talk>),
+    /// Not yet: its script has been found, and the application that lives on may be asked.
+    Found(Box<Job>, Found),
 }
 
 /// A process that runs, and our ends of its pipes.
@@ -96,34 +122,70 @@ pub struct Running {
 }
 
 impl Job {
-    /// Starts the process. Waits for the disk.
+    /// Finds the script, and starts its process if it is to have one. Waits for the disk.
     pub fn perform(self) -> Started {
-        let Job { token, ticket, work, place, pass, kept } = self;
-        if let Some(backend) = place.backend.clone() {
-            let result = backend.begin((work, place), pass, kept).map(|talk| Begun::Talks(Box::new(talk)));
+        let (token, ticket) = (self.token, self.ticket);
+        if let Some(backend) = self.place.backend.clone() {
+            let found = self.find(&backend);
+            let result = found.map(|found| Begun::Found(Box::new(self), found));
             return Started { token, ticket, result };
         }
-        let result = place.disk.script(work.site, &work.path, &work.ends).and_then(|(end, script)| {
-            let variables = variables(&work, &place, end, &script);
-            start(&script, &variables, work.has_body, pass).map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => AppTrouble::Forbidden,
-                _ if file::is_exhaustion(&error) || error.kind() == io::ErrorKind::WouldBlock => {
-                    say!("{} cannot start {}: {error}", place.id, script.display());
-                    AppTrouble::Busy
-                }
-                _ => {
-                    let hint = match error.kind() {
-                        io::ErrorKind::NotFound => {
-                            " (the program in its first line is not there, or the line ends in CR LF)"
-                        }
-                        _ => "",
-                    };
-                    say!("{} cannot start {}: {error}{hint}", place.id, script.display());
-                    AppTrouble::Failed
-                }
-            })
-        });
+        let Job { work, place, pass, .. } = self;
+        let (mut tries, mut pass) = (0, Some(pass));
+        let result = loop {
+            let script = match place.disk.script(work.site, &work.path, &work.ends) {
+                Ok(script) => script,
+                Err(trouble) => break Err(trouble),
+            };
+            let variables = variables(&work, &place, script.end, &script.path);
+            let path = script.path.clone();
+            match start(script, &variables, work.has_body, &mut pass) {
+                // It was replaced in this moment.
+                Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle && tries < TRIES => tries += 1,
+                result => break result.map_err(|error| trouble_of(&error, &place.id, &path)),
+            }
+        };
         Started { token, ticket, result: result.map(Begun::Runs) }
+    }
+
+    fn find(&self, backend: &Backend) -> Result<Found, AppTrouble> {
+        let Job { work, place, .. } = self;
+        let found = match place.files {
+            true => {
+                let script = place.disk.script(work.site, &work.path, &work.ends)?;
+                (script.end, script.path.into())
+            }
+            false => {
+                let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
+                (work.ends[0], root.join(relative(&work.path[..work.ends[0]])).into())
+            }
+        };
+        if self.kept.is_none() {
+            backend.prepare(&self.pass);
+        }
+        Ok(found)
+    }
+}
+
+/// A script that is replaced so often while it is started is not started.
+const TRIES: usize = 10;
+
+/// What it means for the request that its script cannot be started.
+fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => AppTrouble::Forbidden,
+        _ if file::is_exhaustion(error) || error.kind() == io::ErrorKind::WouldBlock => {
+            say!("{id} cannot start {}: {error}", script.display());
+            AppTrouble::Busy
+        }
+        _ => {
+            let hint = match error.kind() {
+                io::ErrorKind::NotFound => " (the program in its first line is not there, or the line ends in CR LF)",
+                _ => "",
+            };
+            say!("{id} cannot start {}: {error}{hint}", script.display());
+            AppTrouble::Unreachable
+        }
     }
 }
 
@@ -131,10 +193,8 @@ impl Job {
 pub fn variables(work: &AppWork, place: &Place, end: usize, script: &Path) -> Variables {
     let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
     let mut variables = work.variables.clone();
-    let mut put = |name: &str, value: &[u8]| {
-        variables.retain(|(known, _)| known != name.as_bytes());
-        variables.push((name.into(), value.to_vec()));
-    };
+    // No variable that follows from the head has one of these names, but for SERVER_NAME.
+    let mut put = |name: &str, value: &[u8]| variables.push((name.into(), value.to_vec()));
     put("PATH", PATH);
     put("DOCUMENT_ROOT", root.as_os_str().as_bytes());
     put("SCRIPT_NAME", &work.path[..end]);
@@ -144,14 +204,13 @@ pub fn variables(work: &AppWork, place: &Place, end: usize, script: &Path) -> Va
         put("PATH_INFO", &work.path[end..]);
         put("PATH_TRANSLATED", &[root.as_os_str().as_bytes(), &work.path[end..]].concat());
     }
-    if let Some(peer) = place.peer {
-        put("REMOTE_ADDR", peer.ip().to_canonical().to_string().as_bytes());
-        put("REMOTE_PORT", &decimal(peer.port().into()));
+    if let Some((address, port)) = &place.ends.peer {
+        put("REMOTE_ADDR", address.as_bytes());
+        put("REMOTE_PORT", port);
     }
-    if let Some(local) = place.local {
-        let address = local.ip().to_canonical().to_string();
+    if let Some((address, port)) = &place.ends.local {
         put("SERVER_ADDR", address.as_bytes());
-        put("SERVER_PORT", &decimal(local.port().into()));
+        put("SERVER_PORT", port);
         // 4.1.14: never without a value.
         if !work.variables.iter().any(|(name, _)| name == b"SERVER_NAME") {
             put("SERVER_NAME", address.as_bytes());
@@ -159,15 +218,19 @@ pub fn variables(work: &AppWork, place: &Place, end: usize, script: &Path) -> Va
     }
     put("UNIQUE_ID", place.id.as_bytes());
     for (name, value) in &*place.env {
-        put(name, value.as_bytes());
+        variables.retain(|(known, _)| known != name.as_bytes());
+        variables.push((name.as_bytes().into(), value.as_bytes().into()));
     }
     variables
 }
 
-fn start(script: &Path, variables: &Variables, has_body: bool, pass: Pass) -> io::Result<Running> {
+/// Starts a script. The file that was found is what is executed, whatever its name means by then. A script with `#!` is opened
+/// once more by its interpreter, which wants its name: so what that means is compared at the last moment.
+fn start(script: Script, variables: &Variables, has_body: bool, pass: &mut Option<Pass>) -> io::Result<Running> {
     let stdin = if has_body { Some(pipe::to_program()?) } else { None };
     let (stdout, stderr) = (pipe::from_program()?, pipe::from_program()?);
-    let mut command = Command::new(script);
+    let Script { path: script, file, .. } = script;
+    let mut command = Command::new(&script);
     command.env_clear();
     command.envs(variables.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
     // RFC 3875, 7.2: the script's own folder.
@@ -176,8 +239,17 @@ fn start(script: &Path, variables: &Variables, has_body: bool, pass: Pass) -> io
     command.stdin(theirs).stdout(stdout.theirs).stderr(stderr.theirs);
     process::end_with_this_thread(&mut command);
     process::keep_descriptors_from(&mut command);
+    let mut beginning = [0; 2];
+    let is_interpreted = file::read_at(&file, &mut beginning, 0, Patience::Wait)? == 2 && beginning == *b"#!";
+    if is_interpreted {
+        let state = file::status(&file)?;
+        process::expect_file(&mut command, state.device, state.inode);
+    } else {
+        let text = |(name, value): &(Vec<u8>, Vec<u8>)| process::c_string([name, &b"="[..], value].concat());
+        process::execute_file(&mut command, file, variables.iter().filter_map(text).collect());
+    }
     let pid = command.spawn()?.id();
-    let process = Process::new(pid, Some(pass))?;
+    let process = Process::new(pid, pass.take())?;
     Ok(Running { process, stdin, stdout: Some(stdout.ours), stderr: Some(stderr.ours) })
 }
 

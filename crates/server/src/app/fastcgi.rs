@@ -1,41 +1,46 @@
-//! Applications that live on (FastCGI): connections to them, which are used again, and one exchange on one of these.
+//! Applications that live on (FastCGI): connections to them, and one request on one of these.
 //!
-//! A connection carries one request at a time, and is kept for the next where the application leaves it open
-//! (FCGI_KEEP_CONN). It holds its place in the gate as long as it is open, since an application usually has a process for
-//! each connection, idle ones among them. Whether the application was here before (`fastcgi = "unix:…"`) or is started by us
-//! (`keeper`), nobody but this file knows.
+//! A connection carries one request at a time. Most applications have a process for each connection, also for one that nobody
+//! uses; so a connection to an application that others may need too, that is one that was here before (`fastcgi = "unix:…"`),
+//! is closed after its request, and the application's own queue, the backlog of its socket, decides who is next. Only where the
+//! administrator says so (`reserve`) are some kept open (FCGI_KEEP_CONN). An application that is started here (`manager`) serves
+//! nobody else: its connection holds its place in the gate as long as it is open, and is used again.
+//!
+//! Nothing here waits: what may, the lookup of a script, was done before (`scripts`, `threads`).
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_http::cgi::Variables;
 use amped_http::fastcgi::{self, RecordReader, Said};
+use amped_sys::epoll::Interest;
 use amped_sys::{file, local, socket};
 
 use super::cgi::{self, Place};
+use super::exchange::{Came, Complaints};
 use super::gate::{Gate, Pass};
-use super::keeper::Keeper;
-use super::{Came, Complaints};
+use super::manager::{Application, CANNOT_START};
+use super::scripts::Found;
 use crate::say;
 
-/// An application, and the connections to it that nobody uses at the moment.
+/// An application, and the connections to it that nobody uses at the moment. Rules that name the same address share it.
 #[derive(Debug)]
 pub struct Backend {
     at: At,
-    gate: Arc<Gate>,
-    /// Scripts are files of the site; else the application knows its own.
-    files: bool,
-    /// Connections are used again. Where workers are processes, an idle one would keep others from the application.
-    keeps: bool,
-    /// So many stay open when there is nothing to do.
+    /// Idle connections that are kept open at most.
+    idle_max: usize,
+    /// Of an application that is started here, processes that stay when there is nothing to do.
     reserve: usize,
     idle: Mutex<Vec<Idle>>,
+    /// When the name of its socket was last used with success, in milliseconds since `start`; 0: never.
+    connected_ms: AtomicU64,
+    start: Instant,
 }
 
 /// Where it is.
@@ -45,108 +50,174 @@ pub enum At {
     Unix(PathBuf),
     /// It listens at this address.
     Tcp(SocketAddr),
-    /// It is started here.
-    Kept(Keeper),
+    /// It is started here, with a socket for each place.
+    Kept(Application),
 }
 
 #[derive(Debug)]
 struct Idle {
     socket: OwnedFd,
-    pass: Pass,
+    /// Its place, where that is a process.
+    pass: Option<Pass>,
     since: Instant,
 }
 
-/// An idle connection, or application, beyond the reserve goes after this; the default of helpers.
+/// An idle process, and its connection, beyond the reserve goes after this; the default of helpers.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
+/// An idle connection to an application that others may need goes after this.
+const IDLE_TIME_SHARED: Duration = Duration::from_secs(1);
+
+/// The name of a socket that was used so recently is in the kernel's memory, so that using it does not wait for a disk.
+const NAME_TIME: Duration = Duration::from_secs(10);
+
+/// Why a request has not been begun.
+#[derive(Debug)]
+pub enum NotBegun {
+    /// The application's queue is full, or the server is out of descriptors: the request waits.
+    Waits,
+    /// It is answered with this.
+    Failed(AppTrouble),
+}
+
 impl Backend {
-    /// The application there. `keeps`: connections are used again.
-    pub fn new(at: At, gate: Arc<Gate>, (files, keeps): (bool, bool), reserve: usize) -> Backend {
-        Backend { at, gate, files, keeps, reserve, idle: Mutex::default() }
+    /// The application there. Keeps so many idle connections, and so many idle processes of its own.
+    pub fn new(at: At, idle_max: usize, reserve: usize) -> Backend {
+        let (idle, connected_ms) = (Mutex::default(), AtomicU64::new(0));
+        Backend { at, idle_max, reserve, idle, connected_ms, start: Instant::now() }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Idle>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that was used before and is still open, with its place.
-    pub fn take_idle(&self) -> Option<(OwnedFd, Pass)> {
+    /// A connection that was used before and is still open, with its place: that of a process, or one of this gate.
+    pub fn take_idle(&self, gate: &Arc<Gate>) -> Option<(OwnedFd, Pass)> {
+        if self.idle_max == 0 {
+            return None;
+        }
+        // Where the connection has none of its own.
+        let mut own = None;
+        if !matches!(self.at, At::Kept(_)) {
+            own = Some(gate.enter()?);
+        }
         loop {
             let Idle { socket, pass, .. } = self.idle().pop()?;
-            self.gate.idle.fetch_sub(1, Ordering::Relaxed);
+            if pass.is_some() {
+                gate.idle.fetch_sub(1, Ordering::Relaxed);
+            }
             // Nothing is to be said on it now. Whatever it says is its end, or not meant for us.
             match socket::receive(&socket, &mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some((socket, pass)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return pass.or(own).map(|pass| (socket, pass));
+                }
                 Ok(_) | Err(_) => {}
             }
         }
     }
 
-    /// Keeps a connection for others.
+    /// Keeps a connection for the next request, if there may be one more and no request waits for what it holds.
     fn keep(&self, socket: OwnedFd, pass: Pass) {
-        self.gate.idle.fetch_add(1, Ordering::Relaxed);
-        self.idle().push(Idle { socket, pass, since: Instant::now() });
+        let mut idle = self.idle();
+        if idle.len() >= self.idle_max {
+            return;
+        }
+        let pass = match self.at {
+            At::Kept(_) => {
+                pass.gate().idle.fetch_add(1, Ordering::Relaxed);
+                Some(pass)
+            }
+            At::Unix(_) | At::Tcp(_) if pass.gate().is_wanted() => return,
+            At::Unix(_) | At::Tcp(_) => None,
+        };
+        idle.push(Idle { socket, pass, since: Instant::now() });
     }
 
     /// Lets go of what has been idle for long enough. Whether there is anything left that is to be looked after.
     pub fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut idle = self.idle();
+        let (time, kept) = match &self.at {
+            At::Kept(_) => (IDLE_TIME, self.reserve),
+            At::Unix(_) | At::Tcp(_) => (IDLE_TIME_SHARED, 0),
+        };
         // The longest idle are in front.
-        while idle.len() > self.reserve && idle.first().is_some_and(|first| now >= first.since + IDLE_TIME) {
-            self.gate.idle.fetch_sub(1, Ordering::Relaxed);
-            drop(idle.remove(0));
+        while idle.len() > kept && idle.first().is_some_and(|first| now >= first.since + time) {
+            let gone = idle.remove(0);
+            if let Some(pass) = &gone.pass {
+                pass.gate().idle.fetch_sub(1, Ordering::Relaxed);
+            }
         }
-        let left = !idle.is_empty();
-        drop(idle);
+        !idle.is_empty()
+    }
+
+    /// Whether a connection to it can be made without waiting for anything.
+    pub fn is_at_hand(&self) -> bool {
         match &self.at {
-            At::Unix(_) | At::Tcp(_) => left,
-            At::Kept(keeper) => keeper.sweep(&self.gate, self.reserve, IDLE_TIME) || left,
+            At::Tcp(_) => true,
+            At::Unix(_) | At::Kept(_) => match self.connected_ms.load(Ordering::Relaxed) {
+                0 => false,
+                used => self.start.elapsed() < Duration::from_millis(used) + NAME_TIME,
+            },
         }
     }
 
-    /// A new connection. Waits for the start of the application, if need be, and not for the application.
-    fn connect(&self, pass: &Pass) -> Result<OwnedFd, AppTrouble> {
+    /// Sees to it that a connection to it can be made without waiting.
+    pub fn prepare(&self, pass: &Pass) {
+        let name = match &self.at {
+            At::Tcp(_) => return,
+            At::Unix(name) => name.clone(),
+            At::Kept(application) => application.name(pass.number()),
+        };
+        // Only its name is to be in memory: whether it is there is found out by connecting.
+        let _ = std::fs::symlink_metadata(name);
+    }
+
+    /// A new connection.
+    fn connect(&self, pass: &Pass) -> Result<OwnedFd, NotBegun> {
         let connected = match &self.at {
             At::Unix(name) => local::connect_now(name).map_err(|error| (name.display().to_string(), error)),
             At::Tcp(address) => connect(*address).map_err(|error| (address.to_string(), error)),
-            At::Kept(keeper) => {
-                let name = keeper.ensure(pass.number())?;
+            At::Kept(application) => {
+                let name = application.name(pass.number());
+                application.note_use(pass.number());
                 local::connect_now(&name).map_err(|error| (name.display().to_string(), error))
             }
         };
+        if connected.is_ok() && !matches!(self.at, At::Tcp(_)) {
+            let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.connected_ms.store(now.max(1), Ordering::Relaxed);
+        }
         connected.map_err(|(at, error)| {
-            // One that was started here and has died a moment ago is about to be started again.
-            let returns = matches!(self.at, At::Kept(_)) && error.kind() == io::ErrorKind::ConnectionRefused;
-            if returns || error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
-                return AppTrouble::Busy;
+            if error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
+                return NotBegun::Waits;
             }
             say!("cannot reach the application at {at}: {error}");
-            AppTrouble::Failed
+            NotBegun::Failed(AppTrouble::Unreachable)
         })
     }
 
-    /// Begins a request, on this connection or on a new one. Waits for the disk, and for the start of the application.
+    /// Begins a request, on this connection or on a new one, and says what it waits for then.
+    ///
+    /// # Errors
+    /// Why not, with the request and its place.
     pub fn begin(
         self: &Arc<Backend>,
-        (work, place): (Box<AppWork>, Place),
+        (work, place): Question,
         pass: Pass,
         kept: Option<OwnedFd>,
-    ) -> Result<Talk, AppTrouble> {
-        let (end, script) = match self.files {
-            true => place.disk.script(work.site, &work.path, &work.ends)?,
-            false => {
-                let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
-                (work.ends[0], root.join(cgi::relative(&work.path[..work.ends[0]])))
-            }
+        (end, script): Found,
+    ) -> Result<(Box<Talk>, Interest), (NotBegun, Question)> {
+        let is_used = kept.is_some();
+        let socket = match kept.map_or_else(|| self.connect(&pass), Ok) {
+            Ok(socket) => socket,
+            Err(why) => return Err((why, (work, place))),
         };
         let variables: Variables = cgi::variables(&work, &place, end, &script);
-        let is_used = kept.is_some();
-        let socket = kept.map_or_else(|| self.connect(&pass), Ok)?;
         let mut out = Vec::new();
         // Where it looks for programs is its own business.
         let variables = variables.iter().filter(|(name, _)| name != b"PATH");
-        fastcgi::begin(&mut out, self.keeps, variables.map(|(name, value)| (&name[..], &value[..])));
+        fastcgi::begin(&mut out, self.idle_max > 0, variables.map(|(name, value)| (&name[..], &value[..])));
         let has_body = work.has_body;
         if !has_body {
             fastcgi::body_end(&mut out);
@@ -156,7 +227,7 @@ impl Backend {
             .iter()
             .any(|(name, value)| name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS"));
         let again = (is_used && is_safe && !has_body).then_some((work, place));
-        Ok(Talk {
+        let mut talk = Box::new(Talk {
             backend: Arc::clone(self),
             socket,
             pass,
@@ -165,13 +236,17 @@ impl Backend {
             reader: RecordReader::default(),
             again,
             end: None,
+            trouble: AppTrouble::Failed,
             is_told: !has_body,
             is_broken: false,
             connecting: match self.at {
                 At::Tcp(address) if !is_used => Some(address),
                 At::Tcp(_) | At::Unix(_) | At::Kept(_) => None,
             },
-        })
+        });
+        // Most requests are written at once, and then there is no room to wait for.
+        let is_written = talk.flush() && !has_body;
+        Ok((talk, if is_written { Interest::Incoming } else { Interest::Connection }))
     }
 }
 
@@ -182,7 +257,7 @@ fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
 }
 
 /// What is asked, and under which rules.
-type Question = (Box<AppWork>, Place);
+pub type Question = (Box<AppWork>, Place);
 
 /// A request on a connection to an application.
 #[derive(Debug)]
@@ -199,6 +274,8 @@ pub struct Talk {
     again: Option<Question>,
     /// It has come to its end, and whether that is one.
     end: Option<bool>,
+    /// If it is none, what has gone wrong.
+    trouble: AppTrouble,
     /// It was told that the body is complete.
     is_told: bool,
     /// Nothing can be written to it any more.
@@ -224,6 +301,11 @@ impl Talk {
         }
     }
 
+    /// Whether everything so far was written.
+    pub fn has_flushed(&self) -> bool {
+        self.out_at == self.out.len() || self.is_broken
+    }
+
     /// Writes what it takes: whether that is everything.
     pub fn flush(&mut self) -> bool {
         while self.out_at < self.out.len() && !self.is_broken {
@@ -234,13 +316,19 @@ impl Talk {
                 // What it has said before may still be read.
                 Err(error) => {
                     self.is_broken = true;
-                    if let Some(address) = self.connecting.take() {
-                        say!("cannot reach the application at {address}: {error}");
-                    }
+                    self.note_unreached(&error);
                 }
             }
         }
         true
+    }
+
+    /// If it was not known yet whether somebody is there, nobody is.
+    fn note_unreached(&mut self, error: &io::Error) {
+        if let Some(address) = self.connecting.take() {
+            self.trouble = AppTrouble::Unreachable;
+            say!("cannot reach the application at {address}: {error}");
+        }
     }
 
     /// Takes in what it says. The answer's bytes are put to the front of the buffer.
@@ -248,14 +336,17 @@ impl Talk {
         loop {
             if let Some(is_whole) = self.end {
                 complaints.say_line();
-                return if is_whole { Came::Ended } else { Came::Failed(AppTrouble::Failed) };
+                return if is_whole { Came::Ended } else { Came::Failed(self.trouble) };
             }
             let count = match socket::receive(&self.socket, buffer) {
                 Ok(0) => 0,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Came::Nothing,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => 0,
+                Err(error) => {
+                    self.note_unreached(&error);
+                    0
+                }
             };
             if count == 0 {
                 self.end = Some(false);
@@ -293,7 +384,15 @@ impl Talk {
                 }
                 Said::Error(data) => complaints.say(data),
                 Said::End => self.end = Some(true),
-                Said::Refused => self.end = Some(false),
+                Said::Refused(status) => {
+                    let is_ours = matches!(self.backend.at, At::Kept(_));
+                    (self.end, self.trouble) = match status {
+                        CANNOT_START if is_ours => (Some(false), AppTrouble::Unreachable),
+                        fastcgi::OVERLOADED if is_ours => (Some(false), AppTrouble::Restarting),
+                        fastcgi::OVERLOADED => (Some(false), AppTrouble::Busy),
+                        _ => (Some(false), AppTrouble::Failed),
+                    };
+                }
             }
         }
         kept
@@ -310,21 +409,60 @@ impl Talk {
         }
     }
 
-    /// It is over, and was not broken off: the connection is kept, if it may be used again.
-    pub fn finish(self) {
-        let is_whole = self.end == Some(true) && self.out_at == self.out.len() && !self.is_broken;
-        if is_whole && self.backend.keeps {
+    /// Whether its connection may be used again.
+    pub fn may_be_kept(&self) -> bool {
+        self.backend.idle_max > 0 && self.end == Some(true) && self.out_at == self.out.len() && !self.is_broken
+    }
+
+    /// It is over, and was not broken off: the connection is kept, if it may be used again. Then this has to be looked after.
+    pub fn finish(self) -> Option<Arc<Backend>> {
+        self.may_be_kept().then(|| {
             self.backend.keep(self.socket, self.pass);
-        }
+            self.backend
+        })
     }
 
     /// Nobody wants its answer any more. An application that was started here is ended, as a script would be: it may be at it
-    /// for a long time, and is the only one in its place.
-    pub fn abandon(self) {
-        if let At::Kept(keeper) = &self.backend.at
-            && self.end.is_none()
-        {
-            keeper.kill(self.pass.number());
-        }
+    /// for a long time, and is the only one in its place. Then this is what is left of the request until it has.
+    pub fn abandon(self) -> Option<Abandoned> {
+        let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
+        is_kept.then(|| Abandoned { backend: self.backend, socket: self.socket, pass: self.pass, is_told: false })
     }
 }
+
+/// A request whose application is being ended: it holds the place until the connection has come to its end.
+#[derive(Debug)]
+pub struct Abandoned {
+    backend: Arc<Backend>,
+    /// The connection.
+    pub socket: OwnedFd,
+    pass: Pass,
+    /// The process manager knows.
+    is_told: bool,
+}
+
+impl Abandoned {
+    /// Whether it is over. Reads what comes, which is for nobody.
+    pub fn is_over(&mut self) -> bool {
+        let At::Kept(application) = &self.backend.at else {
+            return true;
+        };
+        if !self.is_told {
+            self.is_told = application.end(self.pass.number());
+        }
+        let mut buffer = [0; 4096];
+        // An application that says much is ended in the midst of it; the rest is read when its end is told.
+        for _ in 0..ABANDONED_READS {
+            match socket::receive(&self.socket, &mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return true,
+                Ok(_) => {}
+            }
+        }
+        false
+    }
+}
+
+/// Pieces of an abandoned answer that are read at once.
+const ABANDONED_READS: usize = 64;

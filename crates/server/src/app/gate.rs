@@ -1,8 +1,11 @@
-//! How many applications of a rule run at a time: whoever wants another one waits until one has ended.
+//! Limits how many requests a rule has at its application at a time; further ones wait.
 //!
 //! The limit is the server's, not a loop's. Loops in threads count together; processes, as in MP, share places that the kernel
-//! gives back when one of them dies (`amped_sys::slots`). Nobody is told across loops that a place is free: who waits looks
-//! again after a moment, while a loop's own places go to those who wait in it at once.
+//! gives back when one of them dies (`amped_sys::slots`). No loop is told that another one has freed a place: waiting requests
+//! look again after a moment, while a loop's own places go to the requests that wait in it at once.
+//!
+//! A rule without a limit, as one for an application that this server did not start, has a queue all the same: for requests
+//! that the application's own queue (its listening socket's backlog) has no room for.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,31 +19,39 @@ pub struct Gate {
     queue_max: usize,
     /// What other processes see of it.
     shared: Option<Slots>,
-    /// Places that are held by connections which nobody uses.
+    /// Places that are held by connections which no request uses.
     pub idle: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Places {
-    /// Which are taken by this process.
-    taken: Vec<bool>,
-    /// Those who wait for one.
+    /// Which are taken by this process; `None`: there is no limit.
+    taken: Option<Vec<bool>>,
+    /// Requests that wait for one.
     waiting: usize,
 }
 
 impl Gate {
-    /// So many places, and so many may wait for one. `shared`: with other processes.
+    /// So many places, and so many requests may wait for one. `shared`: with other processes.
     ///
     /// # Errors
     /// When the process is out of descriptors.
-    pub fn new(places: usize, queue_max: usize, shared: bool) -> std::io::Result<Gate> {
-        let shared = shared.then(Slots::new).transpose()?;
-        Ok(Gate {
-            places: Mutex::new(Places { taken: vec![false; places], waiting: 0 }),
-            queue_max,
-            shared,
-            idle: AtomicUsize::new(0),
-        })
+    pub fn new(places: Option<usize>, queue_max: usize, shared: bool) -> std::io::Result<Gate> {
+        let shared = (shared && places.is_some()).then(Slots::new).transpose()?;
+        let taken = places.map(|places| vec![false; places]);
+        Ok(Gate { places: Mutex::new(Places { taken, waiting: 0 }), queue_max, shared, idle: AtomicUsize::new(0) })
+    }
+
+    /// So many places that another process shares with this one.
+    pub fn of_slots(places: usize, slots: Slots) -> Gate {
+        let taken = Some(vec![false; places]);
+        let places = Mutex::new(Places { taken, waiting: 0 });
+        Gate { places, queue_max: 0, shared: Some(slots), idle: AtomicUsize::new(0) }
+    }
+
+    /// What other processes see of it, if they do.
+    pub fn slots(&self) -> Option<&Slots> {
+        self.shared.as_ref()
     }
 
     fn places(&self) -> std::sync::MutexGuard<'_, Places> {
@@ -49,34 +60,48 @@ impl Gate {
 
     /// A place, if one is free.
     pub fn enter(self: &Arc<Gate>) -> Option<Pass> {
-        let places = self.places().taken.len();
+        let Some(places) = self.places().taken.as_ref().map(Vec::len) else {
+            return Some(Pass { gate: Arc::clone(self), number: 0 });
+        };
         (0..places).find_map(|number| self.enter_at(number))
     }
 
     /// This place, if it is free.
     pub fn enter_at(self: &Arc<Gate>, number: usize) -> Option<Pass> {
         let mut places = self.places();
-        let is_free = !places.taken[number] && self.shared.as_ref().is_none_or(|shared| shared.take(number as u32));
+        let taken = places.taken.as_mut()?;
+        let is_free = !taken[number] && self.shared.as_ref().is_none_or(|shared| shared.take(number as u32));
         is_free.then(|| {
-            places.taken[number] = true;
+            taken[number] = true;
             Pass { gate: Arc::clone(self), number }
         })
     }
 
     /// Places that are free as far as this process can see.
     pub fn free(&self) -> usize {
-        self.places().taken.iter().filter(|taken| !**taken).count()
+        match &self.places().taken {
+            Some(taken) => taken.iter().filter(|taken| !**taken).count(),
+            None => UNLIMITED_TRIES,
+        }
     }
 
-    /// A place in the queue, if it is not full.
-    pub fn queue(self: &Arc<Gate>) -> Option<Waits> {
+    /// A place in the queue for the request of this number, if the queue is not full.
+    pub fn queue(self: &Arc<Gate>, number: u64) -> Option<Waits> {
         let mut places = self.places();
         (places.waiting < self.queue_max).then(|| {
             places.waiting += 1;
-            Waits(Arc::clone(self))
+            Waits { gate: Arc::clone(self), number }
         })
     }
+
+    /// Whether requests wait for a place.
+    pub fn is_wanted(&self) -> bool {
+        self.places().waiting > 0
+    }
 }
+
+/// Requests that look at a time whether an application has room for them again: each look is a system call.
+const UNLIMITED_TRIES: usize = 8;
 
 /// A place that is taken until this is dropped.
 #[derive(Debug)]
@@ -90,32 +115,42 @@ impl Pass {
     pub fn number(&self) -> usize {
         self.number
     }
+
+    /// Of which rule.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut places = self.gate.places();
-        places.taken[self.number] = false;
-        if let Some(shared) = &self.gate.shared {
-            shared.give_back(self.number as u32);
+        if let Some(taken) = &mut self.gate.places().taken {
+            taken[self.number] = false;
+            if let Some(shared) = &self.gate.shared {
+                shared.give_back(self.number as u32);
+            }
         }
     }
 }
 
-/// Somebody who waits, until this is dropped.
+/// A request that waits, until this is dropped.
 #[derive(Debug)]
-pub struct Waits(Arc<Gate>);
+pub struct Waits {
+    gate: Arc<Gate>,
+    /// Its number among the loop's requests: the lowest goes first.
+    pub number: u64,
+}
 
 impl Waits {
-    /// What is waited for.
+    /// What it waits for.
     pub fn gate(&self) -> &Arc<Gate> {
-        &self.0
+        &self.gate
     }
 }
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        self.0.places().waiting -= 1;
+        self.gate.places().waiting -= 1;
     }
 }
 
@@ -126,17 +161,28 @@ mod tests {
     #[test]
     fn as_many_as_there_are_places() {
         for shared in [false, true] {
-            let gate = Arc::new(Gate::new(2, 1, shared).expect("made"));
+            let gate = Arc::new(Gate::new(Some(2), 1, shared).expect("made"));
             let first = gate.enter().expect("free");
             let second = gate.enter().expect("free");
             assert!(gate.enter().is_none());
-            let waits = gate.queue().expect("room");
-            assert!(gate.queue().is_none());
+            let waits = gate.queue(1).expect("room");
+            assert!(gate.queue(2).is_none() && gate.is_wanted());
             drop(first);
             let third = gate.enter().expect("free again");
             assert!(gate.enter().is_none());
             drop((second, third, waits));
-            assert!(gate.queue().is_some() && gate.enter().is_some());
+            assert!(gate.queue(3).is_some() && gate.enter().is_some());
         }
+    }
+
+    #[test]
+    fn a_gate_without_limit_lets_all_in_and_bounds_its_queue() {
+        let gate = Arc::new(Gate::new(None, 1, true).expect("made"));
+        let passes: Vec<Pass> = (0..1000).map_while(|_| gate.enter()).collect();
+        assert_eq!(passes.len(), 1000);
+        let waits = gate.queue(1).expect("room");
+        assert!(gate.queue(2).is_none());
+        drop((passes, waits));
+        assert!(gate.queue(3).is_some() && gate.free() > 0);
     }
 }

@@ -5,80 +5,154 @@
 //! nothing, or says nothing, keeps its client waiting and nobody else. What is gathered is bounded on both sides: `core` gives
 //! no more of a body than so much ahead, and here nothing is read that the client has no room for.
 //!
-//! `cgi` starts a process for a request, `fastcgi` asks one that lives on, and `keeper` starts these; what of it may wait is
-//! done in a thread where the loop must not (`starter`). How many there are at a
-//! time is the `gate`'s to say; those beyond wait here, in their order. Requests for a page that is being made for another wait
-//! for that (`fills`).
+//! `cgi` starts a process for a request, `fastcgi` asks one that lives on, and `manager` starts these; `scripts` knows which
+//! names are scripts, and what of all this may wait is done in a thread where the loop must not (`threads`). `exchange` moves
+//! the bytes, and `spool` keeps those that one side is too slow for. The `gate` limits how many there are at a time; further
+//! requests wait here, in their order. Requests for a page
+//! that is being made for another wait for that (`fills`).
 
 pub mod cgi;
+mod exchange;
 pub mod fastcgi;
 pub mod fills;
 pub mod gate;
-pub mod keeper;
-mod starter;
+pub mod manager;
+mod scripts;
+pub mod spool;
+mod threads;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork, Input, Output};
 use amped_core::event::Ticket;
+use amped_http::cgi::decimal;
 use amped_sys::epoll::{Epoll, Interest};
-use amped_sys::process::Ending;
-use amped_sys::{pipe, socket};
 use amped_units::Time;
 
+pub use self::cgi::Ends;
 use self::cgi::{Begun, Job, Place, Process, Running, Started};
-use self::fastcgi::{At, Backend, Talk};
-use self::fills::{Filling, Fills, Following};
-use self::gate::{Gate, Pass, Waits};
-use self::keeper::Keeper;
-use self::starter::Starter;
-use crate::config::{AppKind, AppSettings};
-use crate::mailbox::Mailbox;
-use crate::say;
+pub use self::exchange::Exchange;
+use self::exchange::{Came, Complaints, Stage};
+use self::fastcgi::{Abandoned, At, Backend, NotBegun, Question};
+use self::fills::{Filling, Fills};
+use self::gate::{Gate, Pass};
+use self::manager::ProcessManager;
+use self::scripts::{Found, Scripts};
+use self::spool::{Room, Side, Spool, Spooler};
+use self::threads::{Task, Threads};
+use crate::config::{AppKind, AppSettings, SpoolSettings};
+use crate::mailbox::{Mailbox, Message};
 use crate::worker::{Generation, Token};
 
 /// The applications of a configuration, in the order of its sites and their rules.
 #[derive(Debug, Default)]
 pub struct Apps {
     sites: Vec<Vec<App>>,
+    /// There is one as soon as an application was to be started; it lives as long as the server.
+    manager: Option<Arc<ProcessManager>>,
     /// Of loops that share their caches.
     fills: Arc<Fills>,
+    /// For bodies.
+    room: Arc<Room>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct App {
+    settings: AppSettings,
     gate: Arc<Gate>,
     env: Arc<[(Box<str>, Box<str>)]>,
     backend: Option<Arc<Backend>>,
 }
 
 impl Apps {
-    /// Those of these settings. `processes`: loops are processes, and count together.
+    /// Those of these settings; what is as it was `before` is kept, with its places and processes. `processes`: loops are
+    /// processes, and count together.
     ///
     /// # Errors
-    /// When the process is out of descriptors.
-    pub fn new(settings: &[Vec<AppSettings>], processes: bool) -> io::Result<Apps> {
-        let app = |app: &AppSettings| {
-            let gate = Arc::new(Gate::new(app.processes, app.queue, processes)?);
-            let env: Arc<[_]> = app.env.clone().into();
-            let at = match &app.kind {
-                AppKind::Cgi => return Ok(App { gate, env, backend: None }),
-                AppKind::Unix(name) => At::Unix(name.clone()),
-                AppKind::Tcp(address) => At::Tcp(*address),
-                AppKind::Command(command) => {
-                    At::Kept(Keeper::new(command.clone(), Arc::clone(&env), app.processes, processes)?)
-                }
-            };
-            let backend = Backend::new(at, Arc::clone(&gate), (app.files, !processes), app.reserve);
-            Ok(App { gate, env, backend: Some(Arc::new(backend)) })
+    /// When the process manager cannot take an application, or the process is out of descriptors.
+    pub fn new(
+        settings: &[Vec<AppSettings>],
+        spool: &SpoolSettings,
+        processes: bool,
+        before: Option<&Apps>,
+    ) -> io::Result<Apps> {
+        let manager = before.and_then(|before| before.manager.clone());
+        let room = Arc::new(Room::new(spool.clone()));
+        let mut made = Apps { manager, room, ..Apps::default() };
+        let mut old: Vec<&App> = before.into_iter().flat_map(|before| before.sites.iter().flatten()).collect();
+        for site in settings {
+            let mut apps = Vec::new();
+            for settings in site {
+                let is_same = |app: &&App| app.settings.is_run_alike(settings);
+                apps.push(match old.iter().position(is_same) {
+                    Some(at) => App { settings: settings.clone(), ..old.swap_remove(at).clone() },
+                    None => made.add(settings, &apps, before, processes)?,
+                });
+            }
+            made.sites.push(apps);
+        }
+        Ok(made)
+    }
+
+    /// One that was not there before, or was different; `siblings` are those of its site so far.
+    fn add(
+        &mut self,
+        settings: &AppSettings,
+        siblings: &[App],
+        before: Option<&Apps>,
+        processes: bool,
+    ) -> io::Result<App> {
+        let gate = Arc::new(Gate::new(settings.processes, settings.queue, processes)?);
+        let env: Arc<[_]> = settings.env.clone().into();
+        let at = match &settings.kind {
+            AppKind::Cgi => None,
+            AppKind::Unix(name) => Some(At::Unix(name.clone())),
+            AppKind::Tcp(address) => Some(At::Tcp(*address)),
+            AppKind::Command(command) => {
+                let manager = match &self.manager {
+                    Some(manager) => manager,
+                    None => self.manager.insert(Arc::new(ProcessManager::start(processes)?)),
+                };
+                let places = settings.processes.unwrap_or(1);
+                Some(At::Kept(manager.add(command, &env, (&gate, places), settings.reserve)?))
+            }
         };
-        let sites = settings.iter().map(|site| site.iter().map(app).collect::<io::Result<Vec<_>>>());
-        Ok(Apps { sites: sites.collect::<io::Result<_>>()?, fills: Arc::default() })
+        // Rules that name the same address share what they keep idle.
+        let all = self.sites.iter().flatten().chain(siblings);
+        let mut all = all.chain(before.into_iter().flat_map(|before| before.sites.iter().flatten()));
+        let is_shared = |app: &&App| {
+            !matches!(settings.kind, AppKind::Cgi | AppKind::Command(_))
+                && (&app.settings.kind, app.settings.reserve) == (&settings.kind, settings.reserve)
+        };
+        let shared = all.find(is_shared).and_then(|app| app.backend.clone());
+        let backend = shared.or_else(|| {
+            // Of an application that is ours each place may keep a connection. An idle one of one process would keep it from
+            // the others.
+            let (most, reserve) = match &at {
+                Some(At::Kept(_)) => (settings.processes.unwrap_or(1), settings.reserve),
+                _ => (settings.reserve, 0),
+            };
+            at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve)))
+        });
+        Ok(App { settings: settings.clone(), gate, env, backend })
+    }
+
+    /// Ends the process manager, with all that it has started. Only a server that ends does so.
+    pub fn stop(&self) {
+        if let Some(manager) = &self.manager {
+            manager.stop();
+        }
+    }
+
+    /// Whether this is the process that starts applications, without which none can be started any more.
+    pub fn is_manager(&self, pid: u32) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.is_process(pid))
     }
 
     fn find(&self, work: &AppWork) -> Option<&App> {
@@ -90,81 +164,31 @@ impl Apps {
 pub struct AppSide {
     epoll: Arc<Epoll>,
     /// For a loop that must not wait.
-    starter: Option<Starter>,
-    /// Those who wait for a place, in their order. Those who have gone meanwhile are among them.
-    queue: VecDeque<(Token, Arc<Gate>)>,
+    starter: Option<Threads<Box<Job>>>,
+    /// What stores bodies.
+    spooler: Spooler,
+    /// Requests that wait for a place, by their number. Those whose client has left meanwhile are among them.
+    queue: BTreeMap<u64, (Token, Arc<Gate>)>,
     /// When they look again.
     look_again: Time,
     /// Processes that nobody listens to any more, and when they are ended if they have not.
     left: Vec<(Process, Time)>,
+    /// Requests that were abandoned, and whose applications are being ended.
+    abandoned: Vec<Abandoned>,
     /// Answers that have ended while their processes go on, and when that is believed.
     ending: VecDeque<(Time, Token)>,
     /// Applications that live on, and when they are looked after.
     backends: Vec<Weak<Backend>>,
     sweep_at: Time,
-    /// Starts that threads have not told of.
-    starting: usize,
     /// Requests so far.
     count: u64,
+    /// This process and this loop, which make a request's number one of a kind on this machine.
+    name: String,
+    scripts: Scripts,
     mailbox: Arc<Mailbox>,
     /// Pages that are being made for this loop's own cache.
     fills: Arc<Fills>,
 }
-
-/// What a request has of an application.
-pub struct Exchange {
-    ticket: Ticket,
-    stage: Stage,
-    /// What of the body it has not taken yet, from `input_at` on.
-    input: Vec<u8>,
-    input_at: usize,
-    /// Nothing follows that.
-    input_ended: bool,
-    /// The connection waits to hear that all of it was taken.
-    owes_room: bool,
-    /// There may be something to read.
-    is_ready: bool,
-    complaints: Complaints,
-    /// How long it may go on when nobody listens any more.
-    time: Duration,
-    /// Others wait for what it answers.
-    filling: Option<Filling>,
-}
-
-enum Stage {
-    /// It is about to be begun, or to wait for what another is answered.
-    Joins,
-    /// It waits for that.
-    Follows(#[expect(dead_code, reason = "dropped, it waits no more")] Following),
-    /// It waits for a place.
-    Queued(Box<AppWork>, Place, Waits),
-    /// A process is being started.
-    Starting,
-    /// It runs. `ended`: its answer has, at that moment.
-    Runs { running: Running, ended: Option<Time> },
-    /// An application that lives on has it.
-    Talks(Box<Talk>),
-    /// It has ended.
-    Over,
-}
-
-/// What came of looking after an exchange.
-enum Came {
-    /// Nothing that the connection has to know.
-    Nothing,
-    /// All of the body that was there has been taken.
-    Room,
-    /// So many bytes of the answer.
-    Bytes(usize),
-    /// The end of it.
-    Ended,
-    /// There is no more of it.
-    Failed(AppTrouble),
-}
-
-/// A process whose answer has come to its end, ends itself within this; if not, it is not going to say how it ended, and the
-/// answer is taken for whole.
-const LAST_MOMENT: Duration = Duration::from_millis(100);
 
 /// Those who wait for a place that may become free in another loop look again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -172,9 +196,32 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Applications that live on are looked after as often: whether one has died, or is needed no more.
 const SWEEP: Duration = Duration::from_secs(1);
 
+/// What an exchange has come to in its turn.
+pub enum Heard<'a> {
+    /// Nothing: something has to happen first.
+    Nothing,
+    /// There is more to do, and nothing that the connection has to know.
+    Again,
+    /// This, under this ticket.
+    Said(Ticket, Output<'a>),
+}
+
+const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
+
+/// Whether the application is told how long the body is.
+fn says_length(work: &AppWork) -> bool {
+    work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
+}
+
+impl Task for Box<Job> {
+    fn perform(self) -> Option<Message> {
+        Some(Message::Started(Box::new(Job::perform(*self))))
+    }
+}
+
 /// A place for a request, with a connection that it was used with before, if there is one.
 fn enter(gate: &Arc<Gate>, place: &Place) -> Option<(Pass, Option<OwnedFd>)> {
-    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle());
+    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(gate));
     kept.map(|(socket, pass)| (pass, Some(socket))).or_else(|| gate.enter().map(|pass| (pass, None)))
 }
 
@@ -187,15 +234,19 @@ impl AppSide {
     pub fn new(epoll: Arc<Epoll>, mailbox: &Arc<Mailbox>, waits: bool) -> AppSide {
         AppSide {
             epoll,
-            starter: (!waits).then(|| Starter::new(Arc::clone(mailbox))),
-            queue: VecDeque::new(),
+            starter: (!waits).then(|| Threads::new("starter", Arc::clone(mailbox))),
+            spooler: Spooler::new(mailbox, waits),
+            queue: BTreeMap::new(),
             look_again: Time::NEVER,
             left: Vec::new(),
+            abandoned: Vec::new(),
             ending: VecDeque::new(),
             backends: Vec::new(),
             sweep_at: Time::NEVER,
-            starting: 0,
             count: 0,
+            // The loop within the process by where its mailbox lies.
+            name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
+            scripts: Scripts::default(),
             mailbox: Arc::clone(mailbox),
             fills: Arc::default(),
         }
@@ -207,7 +258,7 @@ impl AppSide {
         exchange: &mut Option<Box<Exchange>>,
         token: Token,
         (ticket, input): (Ticket, Input),
-        socket: BorrowedFd<'_>,
+        (socket, ends): (BorrowedFd<'_>, &mut Option<Arc<Ends>>),
         generation: &Generation,
     ) -> Option<Output<'static>> {
         match input {
@@ -223,7 +274,8 @@ impl AppSide {
             Input::Start(work) => {
                 let joined = exchange.take().filter(|exchange| exchange.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
-                let (made, output) = self.start((token, ticket, filling), work, socket, generation);
+                let ends = Arc::clone(ends.get_or_insert_with(|| Arc::new(Ends::of(socket))));
+                let (made, output) = self.start((token, ticket, filling), work, ends, generation);
                 *exchange = made;
                 Some(output?)
             }
@@ -235,12 +287,36 @@ impl AppSide {
             Input::Body(bytes) => {
                 let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
                 exchange.put(&bytes);
+                exchange.feed(token, &mut self.spooler);
+                if let Some(trouble) = exchange.trouble() {
+                    return Some(self.give_up(exchange, trouble));
+                }
                 exchange.has_room().then_some(Output::Room)
             }
             Input::End => {
                 let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
                 exchange.input_ended = true;
-                exchange.flush();
+                match std::mem::replace(&mut exchange.stage, Stage::Over) {
+                    Stage::Gathers(mut work, mut place, gate) => {
+                        // It comes behind the requests that were whole before it.
+                        self.count += 1;
+                        place.number = self.count;
+                        if !says_length(&work) {
+                            let length = decimal(exchange.input.total());
+                            work.variables.push((CONTENT_LENGTH.to_vec(), length));
+                        }
+                        self.look_first(exchange, token, (work, place), &gate)
+                    }
+                    stage => {
+                        exchange.stage = stage;
+                        exchange.feed(token, &mut self.spooler);
+                        None
+                    }
+                }
+            }
+            Input::Unbuffered => {
+                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
+                exchange.reads_ahead = false;
                 None
             }
             Input::Leave(why) => {
@@ -257,7 +333,7 @@ impl AppSide {
         &mut self,
         (token, ticket, filling): (Token, Ticket, Option<Filling>),
         work: Box<AppWork>,
-        socket: BorrowedFd<'_>,
+        ends: Arc<Ends>,
         generation: &Generation,
     ) -> (Option<Box<Exchange>>, Option<Output<'static>>) {
         let rule = generation.settings.sites.get(work.site).and_then(|site| site.apps.get(usize::from(work.rule)));
@@ -266,44 +342,82 @@ impl AppSide {
             return (Some(Box::new(over)), Some(Output::Failed(AppTrouble::Failed)));
         };
         self.count += 1;
-        // The process, and the loop within it by where its memory lies, make it one of a kind on this machine.
-        let id =
-            format!("{:x}-{:x}-{:x}", std::process::id(), std::ptr::from_ref(self).addr() >> 4 & 0xffff, self.count);
         let place = Place {
-            peer: socket::peer_address(socket).ok(),
-            local: socket::local_address(socket).ok(),
-            id,
+            ends,
+            id: format!("{}-{:x}", self.name, self.count),
+            number: self.count,
             env: Arc::clone(&app.env),
             disk: Arc::clone(&generation.disk),
             backend: app.backend.clone(),
+            files: app.settings.files,
+            is_told: false,
         };
         let mut exchange = Box::new(Exchange {
             input_ended: !work.has_body,
+            // The length of a body in chunks is known when it is whole.
+            gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
+            reads_ahead: app.settings.buffer_response,
+            output: Spool::new(Side::Response, Some(Arc::clone(&generation.apps.room))),
             complaints: Complaints::new(&place.id, cgi::shown(&work)),
             time: rule.time,
             filling,
             ..Exchange::new(ticket)
         });
-        // Whoever waits already goes first.
-        let others = self.queue.iter().any(|(_, gate)| Arc::ptr_eq(gate, &app.gate));
-        let entered = if others { None } else { enter(&app.gate, &place) };
+        if exchange.gathers {
+            exchange.input = Spool::new(Side::Request, Some(Arc::clone(&generation.apps.room)));
+            exchange.stage = Stage::Gathers(work, place, Arc::clone(&app.gate));
+            return (Some(exchange), None);
+        }
+        let output = self.look_first(&mut exchange, token, (work, place), &app.gate);
+        (Some(exchange), output)
+    }
+
+    /// A request is whole: it gets a place, or waits for one.
+    fn look_first(
+        &mut self,
+        exchange: &mut Exchange,
+        token: Token,
+        (work, place): Question,
+        gate: &Arc<Gate>,
+    ) -> Option<Output<'static>> {
+        // Requests that wait already go first.
+        let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, gate));
+        let entered = if others { None } else { enter(gate, &place) };
         let output = match entered {
-            Some(entered) => self.begin(&mut exchange, token, (work, place), entered),
-            None => match app.gate.queue() {
-                Some(waits) => {
-                    exchange.stage = Stage::Queued(work, place, waits);
-                    self.queue.push_back((token, Arc::clone(&app.gate)));
-                    self.look_again = Time::START;
-                    None
-                }
-                None => Some(Output::Failed(AppTrouble::Busy)),
-            },
+            Some(entered) => self.begin(exchange, token, (work, place), entered),
+            None => self.put_off(exchange, token, (work, place), gate),
         };
         // It stays for as long as the connection's turn, as what others wait for.
         if matches!(output, Some(Output::Failed(_))) {
             exchange.stage = Stage::Over;
         }
-        (Some(exchange), output)
+        output
+    }
+
+    /// The body of a request is lost: no application gets it, or no more of it.
+    fn give_up(&mut self, exchange: &mut Exchange, trouble: AppTrouble) -> Output<'static> {
+        let stage = std::mem::replace(&mut exchange.stage, Stage::Over);
+        self.leave_stage(stage);
+        Output::Failed(trouble)
+    }
+
+    /// Has a request wait for a place, or for room in the application's own queue.
+    fn put_off(
+        &mut self,
+        exchange: &mut Exchange,
+        token: Token,
+        (work, place): Question,
+        gate: &Arc<Gate>,
+    ) -> Option<Output<'static>> {
+        let Some(waits) = gate.queue(place.number) else {
+            return Some(Output::Failed(AppTrouble::Busy));
+        };
+        self.queue.insert(place.number, (token, Arc::clone(gate)));
+        if self.look_again == Time::NEVER {
+            self.look_again = Time::START;
+        }
+        exchange.stage = Stage::Queued(work, place, waits);
+        None
     }
 
     /// Has it started; what is known of that at once.
@@ -314,54 +428,104 @@ impl AppSide {
         (work, place): (Box<AppWork>, Place),
         (pass, kept): (Pass, Option<OwnedFd>),
     ) -> Option<Output<'static>> {
-        if let Some(backend) = &place.backend
-            && !self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
-        {
-            self.backends.push(Arc::downgrade(backend));
-            self.sweep_at = Time::START;
-        }
-        let job = Box::new(Job { token, ticket: exchange.ticket, work, place, pass, kept });
         exchange.stage = Stage::Starting;
+        if let Some(backend) = &place.backend
+            && (kept.is_some() || backend.is_at_hand())
+            && let Some(found) = self.script_of(&work, &place)
+        {
+            return self.ask(exchange, token, (work, place), (pass, kept), found);
+        }
+        let job = Box::new(Job { token, ticket: exchange.ticket, work, place, pass, kept, asked: Instant::now() });
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
         };
-        self.starting += usize::from(job.is_none());
         // Where no thread can be had, the loop has to wait.
-        job.map(|job| self.take_started(exchange, job.perform()))
+        job.and_then(|job| self.take_started(exchange, Job::perform(*job)))
     }
 
-    /// A thread has told what came of a start.
-    pub fn note_started(&mut self) {
-        self.starting -= 1;
+    /// Bytes of bodies that were written to files.
+    pub fn spooled(&self) -> u64 {
+        self.spooler.written
     }
 
-    /// A process has been started, or not.
-    pub fn take_started(&mut self, exchange: &mut Exchange, started: Started) -> Output<'static> {
-        let begun = match started.result {
-            Ok(begun) => begun,
+    /// The script that a request to an application that lives on is for, if no disk needs to be asked.
+    fn script_of(&self, work: &AppWork, place: &Place) -> Option<Found> {
+        if place.files {
+            return self.scripts.find(&place.disk, work);
+        }
+        let end = *work.ends.first()?;
+        let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
+        Some((end, root.join(cgi::relative(&work.path[..end])).into()))
+    }
+
+    /// Names are to be looked up again.
+    pub fn forget_scripts(&mut self) {
+        self.scripts.forget();
+    }
+
+    /// A process has been started, or a script found, or not.
+    pub fn take_started(&mut self, exchange: &mut Exchange, started: Started) -> Option<Output<'static>> {
+        let running = match started.result {
+            Ok(Begun::Runs(running)) => running,
+            Ok(Begun::Found(job, found)) => {
+                let Job { token, work, place, pass, kept, asked, .. } = *job;
+                if place.files {
+                    self.scripts.learn(&place.disk, &work, &found, asked);
+                }
+                return self.ask(exchange, token, (work, place), (pass, kept), found);
+            }
             Err(trouble) => {
                 self.look_again = Time::START;
-                return Output::Failed(trouble);
+                return Some(Output::Failed(trouble));
             }
         };
-        if self.register(&begun, started.token.to_app_number()).is_err() {
-            self.end(begun);
-            return Output::Failed(AppTrouble::Busy);
+        if self.register(&running, started.token.to_app_number()).is_err() {
+            self.end(Begun::Runs(running));
+            return Some(Output::Failed(AppTrouble::Busy));
         }
-        exchange.stage = match begun {
-            Begun::Runs(running) => Stage::Runs { running, ended: None },
-            Begun::Talks(talk) => Stage::Talks(talk),
-        };
+        exchange.stage = Stage::Runs { running, ended: None };
         exchange.is_ready = true;
-        Output::Begun
+        Some(Output::Begun)
     }
 
-    fn register(&self, begun: &Begun, number: u64) -> io::Result<()> {
-        let running = match begun {
-            Begun::Runs(running) => running,
-            Begun::Talks(talk) => return self.epoll.add(&talk.socket, number, Interest::Connection),
+    /// Asks an application that lives on.
+    fn ask(
+        &mut self,
+        exchange: &mut Exchange,
+        token: Token,
+        question: Question,
+        (pass, kept): (Pass, Option<OwnedFd>),
+        found: Found,
+    ) -> Option<Output<'static>> {
+        let Some(backend) = question.1.backend.clone() else {
+            return Some(Output::Failed(AppTrouble::Failed));
         };
+        let (gate, is_told) = (Arc::clone(pass.gate()), question.1.is_told);
+        match backend.begin(question, pass, kept, found) {
+            Ok((talk, interest)) => {
+                if self.epoll.add(&talk.socket, token.to_app_number(), interest).is_err() {
+                    return Some(Output::Failed(AppTrouble::Busy));
+                }
+                exchange.stage = Stage::Talks(talk);
+                // Nothing has come yet; epoll tells when something does.
+                exchange.is_ready = false;
+                (!is_told).then_some(Output::Begun)
+            }
+            Err((NotBegun::Failed(trouble), _)) => {
+                self.look_again = Time::START;
+                Some(Output::Failed(trouble))
+            }
+            Err((NotBegun::Waits, (work, mut place))) => {
+                // It is the application that it waits for now, so its time runs.
+                place.is_told = true;
+                let refused = self.put_off(exchange, token, (work, place), &gate);
+                refused.or((!is_told).then_some(Output::Begun))
+            }
+        }
+    }
+
+    fn register(&self, running: &Running, number: u64) -> io::Result<()> {
         let pipes = [&running.stdin, &running.stdout, &running.stderr];
         for descriptor in pipes.into_iter().flatten().chain([&running.process.watch]) {
             self.epoll.add(descriptor, number, Interest::Connection)?;
@@ -371,10 +535,26 @@ impl AppSide {
 
     /// Nobody wants the answer any more.
     pub fn abandon(&mut self, exchange: Option<Box<Exchange>>) {
-        match exchange.map(|exchange| exchange.stage) {
-            Some(Stage::Runs { running, .. }) => self.end(Begun::Runs(running)),
-            Some(Stage::Talks(talk)) => self.end(Begun::Talks(talk)),
-            Some(Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over) | None => {}
+        if let Some(exchange) = exchange {
+            self.leave_stage(exchange.stage);
+        }
+    }
+
+    fn leave_stage(&mut self, stage: Stage) {
+        match stage {
+            Stage::Runs { running, .. } => self.end(Begun::Runs(running)),
+            Stage::Talks(talk) => {
+                if let Some(mut abandoned) = talk.abandon()
+                    && !abandoned.is_over()
+                {
+                    // If its end cannot be told of, it is looked at as often as the others are.
+                    let _ = self.epoll.change(&abandoned.socket, AppSide::TOKEN, Interest::Connection);
+                    self.abandoned.push(abandoned);
+                }
+                self.look_again = Time::START;
+            }
+            Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => {}
+            Stage::Starting | Stage::Drains(_) | Stage::Over => {}
         }
     }
 
@@ -385,10 +565,7 @@ impl AppSide {
                 running.process.kill();
                 self.leave(running.process, Time::NEVER);
             }
-            Begun::Talks(talk) => {
-                talk.abandon();
-                self.look_again = Time::START;
-            }
+            Begun::Found(..) => self.look_again = Time::START,
         }
     }
 
@@ -408,13 +585,15 @@ impl AppSide {
     /// One of those that were left has ended.
     pub fn reap(&mut self) {
         self.left.retain_mut(|(process, _)| process.ended().is_none());
+        self.abandoned.retain_mut(|abandoned| !abandoned.is_over());
         self.look_again = Time::START;
     }
 
     /// When [`take_due`](AppSide::take_due) has something to do.
     pub fn next_due(&self) -> Time {
         let left = self.left.iter().map(|(_, until)| *until).min().unwrap_or(Time::NEVER);
-        let look_again = if self.queue.is_empty() { Time::NEVER } else { self.look_again };
+        let is_idle = self.queue.is_empty() && self.abandoned.is_empty();
+        let look_again = if is_idle { Time::NEVER } else { self.look_again };
         self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again).min(self.sweep_at)
     }
 
@@ -426,9 +605,7 @@ impl AppSide {
         }
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
-            // What is about to be started is not there yet, and is to be looked after then.
-            let starts = self.starting > 0;
-            self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep() || starts));
+            self.backends.retain(|backend| backend.upgrade().is_some_and(|backend| backend.sweep()));
             if self.backends.is_empty() {
                 self.sweep_at = Time::NEVER;
             }
@@ -437,11 +614,12 @@ impl AppSide {
         while self.ending.front().is_some_and(|(when, _)| *when <= now) {
             due.extend(self.ending.pop_front().map(|(_, token)| token));
         }
-        if now >= self.look_again && !self.queue.is_empty() {
+        if now >= self.look_again && !(self.queue.is_empty() && self.abandoned.is_empty()) {
             self.look_again = now + LOOK_AGAIN;
+            self.abandoned.retain_mut(|abandoned| !abandoned.is_over());
             // As many of those who wait for the same as there may be places.
             let mut places: Vec<(Arc<Gate>, usize)> = Vec::new();
-            self.queue.retain(|(token, gate)| {
+            self.queue.retain(|_, (token, gate)| {
                 let known = places.iter().position(|(known, _)| Arc::ptr_eq(known, gate));
                 let at = known.unwrap_or_else(|| {
                     places.push((Arc::clone(gate), gate.free() + gate.idle.load(Ordering::Relaxed)));
@@ -458,7 +636,7 @@ impl AppSide {
         due
     }
 
-    /// Looks after an exchange: `None`, nothing has come of it. `wants_output`: what the application says is of use.
+    /// Looks after an exchange. `wants_output`: what the application says is of use.
     pub fn turn<'a>(
         &mut self,
         slot: &mut Option<Box<Exchange>>,
@@ -466,47 +644,79 @@ impl AppSide {
         now: Time,
         wants_output: bool,
         buffer: &'a mut [u8],
-    ) -> Option<(Ticket, Output<'a>)> {
-        let exchange = slot.as_mut()?;
+    ) -> Heard<'a> {
+        let Some(exchange) = slot.as_mut() else { return Heard::Nothing };
         let ticket = exchange.ticket;
+        if let Some(trouble) = exchange.trouble() {
+            return Heard::Said(ticket, self.give_up(exchange, trouble));
+        }
         if let Stage::Queued(..) = &exchange.stage {
-            let output = self.look_for_place(exchange, token)?;
+            let Some(output) = self.look_for_place(exchange, token) else { return Heard::Nothing };
             if matches!(output, Output::Failed(_)) {
                 exchange.stage = Stage::Over;
             }
-            return Some((ticket, output));
+            return Heard::Said(ticket, output);
         }
-        let came = exchange.turn(now, wants_output, buffer, |when| self.ending.push_back((when, token)));
-        // It stays for as long as the connection's turn: that may have something to say of it.
-        if matches!(came, Came::Ended | Came::Failed(_)) {
-            let until = now + exchange.time;
-            self.look_again = Time::START;
-            match std::mem::replace(&mut exchange.stage, Stage::Over) {
-                Stage::Runs { running, .. } => self.leave(running.process, until),
-                Stage::Talks(talk) => {
-                    let _ = self.epoll.remove(&talk.socket);
-                    match talk.into_again() {
-                        Ok((again, pass)) => {
-                            let output = self.begin(exchange, token, again, (pass, None));
-                            if matches!(output, Some(Output::Failed(_))) {
-                                exchange.stage = Stage::Over;
-                            }
-                            return output.map(|output| (ticket, output));
-                        }
-                        Err(talk) => talk.finish(),
-                    }
-                }
-                Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => {}
-            }
-        }
+        let wake = |when| self.ending.push_back((when, token));
+        let came = exchange.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
         let output = match came {
-            Came::Nothing => return None,
+            Came::Nothing => return Heard::Nothing,
+            Came::Again => return Heard::Again,
             Came::Room => Output::Room,
             Came::Bytes(count) => Output::Bytes(&buffer[..count]),
-            Came::Ended => Output::Ended,
-            Came::Failed(trouble) => Output::Failed(trouble),
+            Came::Ended | Came::Failed(_) => {
+                let trouble = if let Came::Failed(trouble) = came { Some(trouble) } else { None };
+                return self.take_end(exchange, token, now, trouble);
+            }
         };
-        Some((ticket, output))
+        Heard::Said(ticket, output)
+    }
+
+    /// An application has come to its end, or the client has all of its response.
+    fn take_end(
+        &mut self,
+        exchange: &mut Exchange,
+        token: Token,
+        now: Time,
+        trouble: Option<AppTrouble>,
+    ) -> Heard<'static> {
+        let until = now + exchange.time;
+        match std::mem::replace(&mut exchange.stage, Stage::Drains(trouble)) {
+            Stage::Runs { running, .. } => self.leave(running.process, until),
+            Stage::Talks(talk) => {
+                if talk.may_be_kept() {
+                    let _ = self.epoll.remove(&talk.socket);
+                }
+                match talk.into_again() {
+                    Ok((again, pass)) => {
+                        let output = self.begin(exchange, token, again, (pass, None));
+                        if matches!(output, Some(Output::Failed(_))) {
+                            exchange.stage = Stage::Over;
+                        }
+                        return output.map_or(Heard::Nothing, |output| Heard::Said(exchange.ticket, output));
+                    }
+                    Err(talk) => {
+                        let known = |backend: &Arc<Backend>| {
+                            self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
+                        };
+                        if let Some(backend) = talk.finish().filter(|backend| !known(backend)) {
+                            self.backends.push(Arc::downgrade(&backend));
+                            self.sweep_at = self.sweep_at.min(now + SWEEP);
+                        }
+                    }
+                }
+            }
+            // It stays for as long as the connection's turn: that may have something to say of it.
+            Stage::Drains(_) => {
+                exchange.stage = Stage::Over;
+                let output = trouble.map_or(Output::Ended, Output::Failed);
+                return Heard::Said(exchange.ticket, output);
+            }
+            Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => {}
+            Stage::Starting | Stage::Over => {}
+        }
+        self.look_again = Time::START;
+        Heard::Again
     }
 
     /// One that waits for a place looks whether there is one.
@@ -516,239 +726,16 @@ impl AppSide {
         };
         if let Some(entered) = enter(waits.gate(), &place) {
             drop(waits);
-            return self.begin(exchange, token, (work, place), entered);
+            let output = self.begin(exchange, token, (work, place), entered);
+            if !matches!(exchange.stage, Stage::Queued(..)) {
+                // Where this one found room, the next may.
+                self.look_again = Time::START;
+            }
+            return output;
         }
-        if !self.queue.iter().any(|(waiting, _)| *waiting == token) {
-            // Another loop was faster. It keeps its turn.
-            self.queue.push_front((token, Arc::clone(waits.gate())));
-        }
+        // Another loop may have been faster. It keeps its turn.
+        self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.gate())));
         exchange.stage = Stage::Queued(work, place, waits);
         None
-    }
-}
-
-impl Exchange {
-    /// One that nobody has begun yet.
-    fn new(ticket: Ticket) -> Exchange {
-        Exchange {
-            ticket,
-            stage: Stage::Starting,
-            input: Vec::new(),
-            input_at: 0,
-            input_ended: true,
-            owes_room: false,
-            is_ready: true,
-            complaints: Complaints::new("", String::new()),
-            time: Duration::ZERO,
-            filling: None,
-        }
-    }
-
-    /// Whether it waits for what another is answered.
-    pub fn follows(&self) -> bool {
-        matches!(self.stage, Stage::Follows(_))
-    }
-
-    /// Which question it answers.
-    pub fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-
-    /// Whether it has ended.
-    pub fn is_over(&self) -> bool {
-        matches!(self.stage, Stage::Over)
-    }
-
-    /// Something may have happened to it.
-    pub fn is_ready(&mut self) {
-        self.is_ready = true;
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        if self.input_at == self.input.len() {
-            self.input.clear();
-            self.input_at = 0;
-        }
-        self.input.extend_from_slice(bytes);
-        self.owes_room = true;
-    }
-
-    /// Whether the application has taken all that the connection waits for.
-    fn has_room(&mut self) -> bool {
-        self.flush() && std::mem::take(&mut self.owes_room)
-    }
-
-    /// Gives the application what it takes of the body: whether it has all that was there.
-    fn flush(&mut self) -> bool {
-        let running = match &mut self.stage {
-            Stage::Runs { running, .. } => running,
-            Stage::Talks(talk) => {
-                if self.input_at < self.input.len() {
-                    talk.put(&self.input[self.input_at..]);
-                    self.input_at = self.input.len();
-                }
-                if self.input_ended {
-                    talk.put_end();
-                }
-                return talk.flush();
-            }
-            Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => return false,
-        };
-        while self.input_at < self.input.len() {
-            let Some(stdin) = &running.stdin else {
-                // It wants no more: the rest is for nobody.
-                self.input_at = self.input.len();
-                break;
-            };
-            match pipe::write(stdin, &self.input[self.input_at..]) {
-                Ok(count) => self.input_at += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                Err(_) => running.stdin = None,
-            }
-        }
-        if self.input_ended {
-            running.stdin = None;
-        }
-        true
-    }
-
-    fn turn(&mut self, now: Time, wants_output: bool, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
-        if self.has_room() {
-            return Came::Room;
-        }
-        let (running, ended) = match &mut self.stage {
-            Stage::Runs { running, ended } => (running, ended),
-            Stage::Talks(talk) if wants_output => return talk.hear(buffer, &mut self.complaints),
-            Stage::Talks(_) | Stage::Joins | Stage::Follows(_) | Stage::Queued(..) | Stage::Starting | Stage::Over => {
-                return Came::Nothing;
-            }
-        };
-        if std::mem::take(&mut self.is_ready) {
-            self.complaints.hear(&mut running.stderr, buffer);
-        }
-        if !wants_output {
-            return Came::Nothing;
-        }
-        if let Some(stdout) = &running.stdout {
-            match pipe::read(stdout, buffer) {
-                Ok(0) => running.stdout = None,
-                Ok(count) => return Came::Bytes(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Came::Nothing,
-                Err(_) => running.stdout = None,
-            }
-        }
-        // The answer is complete, unless the process was ended in the midst of it.
-        match running.process.ended() {
-            Some(ending) => {
-                self.complaints.hear(&mut running.stderr, buffer);
-                self.complaints.note_end(ending);
-                match ending {
-                    Ending::Status(_) => Came::Ended,
-                    Ending::Signal(_) => Came::Failed(AppTrouble::Failed),
-                }
-            }
-            None if ended.is_some_and(|ended| now >= ended + LAST_MOMENT) => Came::Ended,
-            None => {
-                if ended.is_none() {
-                    *ended = Some(now);
-                    wake(now + LAST_MOMENT);
-                }
-                Came::Nothing
-            }
-        }
-    }
-}
-
-/// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
-struct Complaints {
-    name: String,
-    line: Vec<u8>,
-    /// Bytes that may still be said.
-    left: usize,
-}
-
-/// Bytes of what one request may have said on standard error, and of a line of it.
-const COMPLAINTS_MAX: usize = 64 * 1024;
-const LINE_MAX: usize = 1024;
-
-impl Complaints {
-    fn new(id: &str, path: String) -> Complaints {
-        Complaints { name: format!("[{id}] {path}"), line: Vec::new(), left: COMPLAINTS_MAX }
-    }
-
-    /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
-    fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
-        while let Some(pipe) = stderr {
-            match pipe::read(pipe, buffer) {
-                Ok(0) => *stderr = None,
-                Ok(count) => {
-                    self.say(&buffer[..count]);
-                    if self.left == 0 {
-                        // It is not listened to any more; who writes on gets an error.
-                        *stderr = None;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => *stderr = None,
-            }
-        }
-        self.say_line();
-    }
-
-    fn say(&mut self, bytes: &[u8]) {
-        let count = bytes.len().min(self.left);
-        self.left -= count;
-        for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {
-            self.line.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.line.len() >= LINE_MAX {
-                self.say_line();
-            }
-        }
-        if self.left == 0 {
-            self.say_line();
-            say!("{}: has said enough on standard error; the rest is lost", self.name);
-        }
-    }
-
-    fn say_line(&mut self) {
-        let line = std::mem::take(&mut self.line);
-        let line = line.trim_ascii_end();
-        if !line.is_empty() {
-            // What it holds may have come from a client: no control character reaches a terminal.
-            let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
-            say!("{}: {text}", self.name);
-        }
-    }
-
-    /// An end that somebody should know of.
-    fn note_end(&mut self, ending: Ending) {
-        self.say_line();
-        if ending != Ending::Status(0) {
-            say!("{}: the application {ending}", self.name);
-        }
-    }
-
-    /// Why its answer is of no use, if that is so.
-    fn note(&mut self, why: &str) {
-        if !why.is_empty() {
-            self.say_line();
-            say!("{}: {why}", self.name);
-        }
-    }
-}
-
-fn shown(c: char) -> impl Iterator<Item = char> {
-    let plain = (!c.is_control() || c == '\t').then_some(c);
-    plain.into_iter().chain(plain.is_none().then(|| c.escape_default()).into_iter().flatten())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_shown() {
-        let text: String = "a\tb\u{1b}[31mc\u{7}é".chars().flat_map(shown).collect();
-        assert_eq!(text, "a\tb\\u{1b}[31mc\\u{7}é");
     }
 }

@@ -1,0 +1,431 @@
+//! The exchange of one request with its application: what moves the bytes of both, and what is said on standard error.
+//!
+//! `mod` says which exchange has its turn, and which process or connection it gets. Here the request's body goes to that, and
+//! the response comes from it, by way of two spools, so that an application need not wait for a client:
+//!
+//! 1. The body is gathered until it is whole (`buffer_request`); only then a place is taken. A body in chunks is gathered in
+//!    any case: before it is whole nobody knows its length, which the application is told first (RFC 3875, 4.1.2).
+//! 2. The application gets the body as fast as it takes it.
+//! 3. The response is read as fast as it comes (`buffer_response`). What the client has room for goes there at once; the rest is
+//!    stored. When the application has ended its place is free, however much the client has still to take ([`Stage::Drains`]).
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_core::app::{AppTrouble, AppWork};
+use amped_core::event::Ticket;
+use amped_sys::pipe;
+use amped_sys::process::Ending;
+use amped_units::Time;
+
+use super::cgi::{Place, Running};
+use super::fastcgi::Talk;
+use super::fills::{Filling, Following};
+use super::gate::{Gate, Waits};
+use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
+use crate::say;
+use crate::worker::Token;
+
+/// What a request has of an application.
+pub struct Exchange {
+    pub(super) ticket: Ticket,
+    pub(super) stage: Stage,
+    /// What of the body the application has not taken yet.
+    pub(super) input: Spool,
+    /// Nothing follows that.
+    pub(super) input_ended: bool,
+    /// The body is whole before the application gets any of it.
+    pub(super) gathers: bool,
+    /// The connection waits to hear that there is room for more of the body.
+    pub(super) owes_room: bool,
+    /// What of the response the client has no room for yet.
+    pub(super) output: Spool,
+    /// The response is read further than the client has taken it.
+    pub(super) reads_ahead: bool,
+    /// There may be something to read.
+    pub(super) is_ready: bool,
+    pub(super) complaints: Complaints,
+    /// How long it may go on when nobody listens any more.
+    pub(super) time: Duration,
+    /// Others wait for what it answers.
+    pub(super) filling: Option<Filling>,
+}
+
+pub(super) enum Stage {
+    /// It is about to be begun, or to wait for what another is answered.
+    Joins,
+    /// It waits for that.
+    Follows(#[expect(dead_code, reason = "dropped, it waits no more")] Following),
+    /// Its body is not whole yet.
+    Gathers(Box<AppWork>, Place, Arc<Gate>),
+    /// It waits for a place.
+    Queued(Box<AppWork>, Place, Waits),
+    /// A process is being started.
+    Starting,
+    /// It runs. `ended`: its answer has, at that moment.
+    Runs { running: Running, ended: Option<Time> },
+    /// An application that lives on has it.
+    Talks(Box<Talk>),
+    /// The application has ended, like this, and is free for others; the client has not taken all of the response.
+    Drains(Option<AppTrouble>),
+    /// It has ended.
+    Over,
+}
+
+/// What came of looking after an exchange.
+pub(super) enum Came {
+    /// Nothing that the connection has to know.
+    Nothing,
+    /// The same, and there may be more to do at once.
+    Again,
+    /// There is room for more of the body.
+    Room,
+    /// So many bytes of the answer.
+    Bytes(usize),
+    /// The end of it.
+    Ended,
+    /// There is no more of it.
+    Failed(AppTrouble),
+}
+
+/// A process whose answer has come to its end, ends itself within this; if not, it is not going to say how it ended, and the
+/// answer is taken for whole.
+const LAST_MOMENT: Duration = Duration::from_millis(100);
+
+impl Exchange {
+    /// One that nobody has begun yet.
+    pub(super) fn new(ticket: Ticket) -> Exchange {
+        Exchange {
+            ticket,
+            stage: Stage::Starting,
+            input: Spool::new(Side::Request, None),
+            input_ended: true,
+            gathers: false,
+            owes_room: false,
+            output: Spool::new(Side::Response, None),
+            reads_ahead: false,
+            is_ready: true,
+            complaints: Complaints::new("", String::new()),
+            time: Duration::ZERO,
+            filling: None,
+        }
+    }
+
+    /// Whether it waits for what another is answered.
+    pub fn follows(&self) -> bool {
+        matches!(self.stage, Stage::Follows(_))
+    }
+
+    /// Which question it answers.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    /// Something may have happened to it.
+    pub fn is_ready(&mut self) {
+        self.is_ready = true;
+    }
+
+    /// An errand for one of its bodies has been done.
+    pub fn note_done(&mut self, Done { asker, came }: Done) {
+        match asker.side {
+            Side::Request => self.input.note_done(came),
+            Side::Response => self.output.note_done(came),
+        }
+    }
+
+    /// Bytes of memory that it is.
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Exchange>() + self.input.heap_bytes() + self.output.heap_bytes()
+    }
+
+    /// Part of the body, or its end, has come.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.input.put(bytes);
+        self.owes_room = true;
+    }
+
+    /// Whether the connection is to be told that there is room.
+    pub(super) fn has_room(&mut self) -> bool {
+        let is_free = match (self.gathers, &self.stage) {
+            (true, _) => self.input.has_room(),
+            (false, Stage::Runs { .. }) => self.input.is_empty(),
+            (false, Stage::Talks(talk)) => self.input.is_empty() && talk.has_flushed(),
+            (false, _) => false,
+        };
+        is_free && std::mem::take(&mut self.owes_room)
+    }
+
+    /// Gives the application what it takes of the body: `false`, that there is more that it might take.
+    pub(super) fn feed(&mut self, token: Token, spooler: &mut Spooler) -> bool {
+        let is_begun = matches!(self.stage, Stage::Runs { .. } | Stage::Talks(_));
+        for _ in 0..ROUNDS {
+            spooler.serve(&mut self.input, (token, self.ticket), is_begun);
+            if !self.flush() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Gives it what is at hand: whether more is.
+    fn flush(&mut self) -> bool {
+        match &mut self.stage {
+            Stage::Runs { running, .. } => {
+                let Some(stdin) = &running.stdin else {
+                    // It wants no more: the rest is for nobody.
+                    self.input = Spool::new(Side::Request, None);
+                    return false;
+                };
+                let bytes = self.input.front();
+                if bytes.is_empty() {
+                    if self.input_ended && self.input.is_empty() {
+                        running.stdin = None;
+                    }
+                    return false;
+                }
+                match pipe::write(stdin, bytes) {
+                    Ok(count) => self.input.consume(count),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                    Err(_) => running.stdin = None,
+                }
+                true
+            }
+            Stage::Talks(talk) => {
+                if !talk.flush() {
+                    return false;
+                }
+                let bytes = self.input.front();
+                let count = bytes.len().min(MEMORY);
+                talk.put(&bytes[..count]);
+                self.input.consume(count);
+                if self.input_ended && self.input.is_empty() {
+                    talk.put_end();
+                }
+                talk.flush() && count > 0
+            }
+            Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => false,
+            Stage::Starting | Stage::Drains(_) | Stage::Over => false,
+        }
+    }
+
+    /// The body cannot be stored, or not be read again: said, and what the client is told.
+    pub(super) fn trouble(&mut self) -> Option<AppTrouble> {
+        let trouble = self.input.take_trouble()?;
+        let (error, verb) = match &trouble {
+            Trouble::Full(error) => (error, "store"),
+            Trouble::Lost(error) => (error, "read"),
+        };
+        self.complaints.note(&format!("cannot {verb} the request's body: {error}"));
+        Some(AppTrouble::NoRoom)
+    }
+
+    pub(super) fn turn(
+        &mut self,
+        now: Time,
+        (token, wants_output): (Token, bool),
+        spooler: &mut Spooler,
+        buffer: &mut [u8],
+        wake: impl FnMut(Time),
+    ) -> Came {
+        let is_fed = self.feed(token, spooler);
+        if self.has_room() {
+            return Came::Room;
+        }
+        if let Stage::Runs { running, .. } = &mut self.stage
+            && std::mem::take(&mut self.is_ready)
+        {
+            self.complaints.hear(&mut running.stderr, buffer);
+        }
+        spooler.serve(&mut self.output, (token, self.ticket), true);
+        match self.output.take_trouble() {
+            // It waits for the client from now on.
+            Some(Trouble::Full(error)) => self.complaints.note(&format!("cannot store the response: {error}")),
+            Some(Trouble::Lost(error)) => {
+                self.complaints.note(&format!("cannot read the stored response: {error}"));
+                self.output = Spool::new(Side::Response, None);
+                return Came::Failed(AppTrouble::Failed);
+            }
+            None => {}
+        }
+        if wants_output {
+            let bytes = self.output.front();
+            let count = bytes.len().min(buffer.len());
+            if count > 0 {
+                buffer[..count].copy_from_slice(&bytes[..count]);
+                self.output.consume(count);
+                return Came::Bytes(count);
+            }
+        }
+        let is_passed_on = wants_output && self.output.is_empty();
+        let may_hear = is_passed_on || (self.reads_ahead && self.output.has_room());
+        if !may_hear {
+            return Came::Nothing;
+        }
+        match self.hear(now, buffer, wake) {
+            Came::Bytes(count) if !is_passed_on => {
+                self.output.put(&buffer[..count]);
+                Came::Again
+            }
+            Came::Ended | Came::Failed(_) if matches!(self.stage, Stage::Drains(_)) && !is_passed_on => Came::Nothing,
+            Came::Nothing if !is_fed => Came::Again,
+            came => came,
+        }
+    }
+
+    /// Reads what the application says.
+    fn hear(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
+        let (running, ended) = match &mut self.stage {
+            Stage::Runs { running, ended } => (running, ended),
+            Stage::Talks(talk) => {
+                if !self.is_ready {
+                    return Came::Nothing;
+                }
+                let came = talk.hear(buffer, &mut self.complaints);
+                self.is_ready = !matches!(came, Came::Nothing);
+                return came;
+            }
+            Stage::Drains(None) => return Came::Ended,
+            Stage::Drains(Some(trouble)) => return Came::Failed(*trouble),
+            Stage::Joins
+            | Stage::Follows(_)
+            | Stage::Gathers(..)
+            | Stage::Queued(..)
+            | Stage::Starting
+            | Stage::Over => {
+                return Came::Nothing;
+            }
+        };
+        if let Some(stdout) = &running.stdout {
+            match pipe::read(stdout, buffer) {
+                Ok(0) => running.stdout = None,
+                Ok(count) => return Came::Bytes(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Came::Nothing,
+                Err(_) => running.stdout = None,
+            }
+        }
+        // The answer is complete, unless the process was ended in the midst of it.
+        match running.process.ended() {
+            Some(ending) => {
+                self.complaints.hear(&mut running.stderr, buffer);
+                self.complaints.note_end(ending);
+                match ending {
+                    Ending::Status(_) => Came::Ended,
+                    Ending::Signal(_) => Came::Failed(AppTrouble::Failed),
+                }
+            }
+            None if ended.is_some_and(|ended| now >= ended + LAST_MOMENT) => Came::Ended,
+            None => {
+                if ended.is_none() {
+                    *ended = Some(now);
+                    wake(now + LAST_MOMENT);
+                }
+                Came::Nothing
+            }
+        }
+    }
+}
+
+/// Pieces of a body that an application is given in one turn: others have theirs, too.
+const ROUNDS: usize = 16;
+
+/// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
+pub(super) struct Complaints {
+    pub(super) name: String,
+    line: Vec<u8>,
+    /// Bytes that may still be said.
+    left: usize,
+}
+
+/// Bytes of what one request may have said on standard error, and of a line of it.
+const COMPLAINTS_MAX: usize = 64 * 1024;
+const LINE_MAX: usize = 1024;
+
+impl Complaints {
+    pub(super) fn new(id: &str, path: String) -> Complaints {
+        Complaints { name: format!("[{id}] {path}"), line: Vec::new(), left: COMPLAINTS_MAX }
+    }
+
+    /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
+    fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
+        while let Some(pipe) = stderr {
+            match pipe::read(pipe, buffer) {
+                Ok(0) => *stderr = None,
+                Ok(count) => {
+                    self.say(&buffer[..count]);
+                    if self.left == 0 {
+                        // It is not listened to any more; who writes on gets an error.
+                        *stderr = None;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => *stderr = None,
+            }
+        }
+        self.say_line();
+    }
+
+    pub(super) fn say(&mut self, bytes: &[u8]) {
+        let count = bytes.len().min(self.left);
+        self.left -= count;
+        for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.line.len() >= LINE_MAX {
+                self.say_line();
+            }
+        }
+        if self.left == 0 {
+            self.say_line();
+            say!("{}: has said enough on standard error; the rest is lost", self.name);
+        }
+    }
+
+    pub(super) fn say_line(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        let line = line.trim_ascii_end();
+        if !line.is_empty() {
+            // What it holds may have come from a client: no control character reaches a terminal.
+            let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
+            say!("{}: {text}", self.name);
+        }
+    }
+
+    /// An end that somebody should know of.
+    pub(super) fn note_end(&mut self, ending: Ending) {
+        self.say_line();
+        if ending != Ending::Status(0) {
+            say!("{}: the application {ending}", self.name);
+        }
+    }
+
+    /// Why its answer is of no use, if that is so.
+    pub(super) fn note(&mut self, why: &str) {
+        if !why.is_empty() {
+            self.say_line();
+            say!("{}: {why}", self.name);
+        }
+    }
+}
+
+fn shown(c: char) -> impl Iterator<Item = char> {
+    let plain = (!c.is_control() || c == '\t').then_some(c);
+    plain.into_iter().chain(plain.is_none().then(|| c.escape_default()).into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown() {
+        let text: String = "a\tb\u{1b}[31mc\u{7}é".chars().flat_map(shown).collect();
+        assert_eq!(text, "a\tb\\u{1b}[31mc\\u{7}é");
+    }
+}

@@ -1,0 +1,782 @@
+//! The process manager: starts the applications of `command` rules, one process for each place of their gate, and keeps them
+//! as long as the server lives.
+//!
+//! It is a thread that never ends before the server does, or, where workers are processes, a process of its own that outlives
+//! all of them: a program that the server starts is killed by the kernel when the *thread* that started it ends
+//! (`PR_SET_PDEATHSIG`), so no loop, helper or worker may start one that is to serve others after it.
+//!
+//! It works as inetd did. Each place has a listening socket, in a folder that only this user can enter, and the manager waits
+//! for connections at those that have no process. The first one has the process started, which finds the socket as its standard
+//! input (FastCGI 1.0, section 2.2) and takes the connection that waits. So a loop never asks for a process: it connects, and a
+//! process that dies between two requests costs none of them. One that dies at once is started again with a pause that doubles;
+//! requests wait through a short pause, and are refused by FastCGI's own words during a long one.
+//!
+//! A loop that holds a place says when it uses it and when its process is to be ended, on a channel of the application. The
+//! loops' end of that is closed by the last of them, whatever its process, so the end of the channel is the end of the
+//! application's rule: a reload that leaves the rule as it is keeps the channel, and with it the processes.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use amped_http::fastcgi;
+use amped_sys::file::Patience;
+use amped_sys::signal::Signals;
+use amped_sys::slots::Slots;
+use amped_sys::{local, poll, process, socket};
+
+use super::cgi::Process;
+use super::gate::{Gate, Pass};
+use crate::say;
+use crate::serve::die;
+
+/// The process manager, as the server knows it.
+#[derive(Debug)]
+pub struct ProcessManager {
+    /// Applications are given to it here. Its end is the end of the server.
+    control: OwnedFd,
+    runs: Mutex<Option<Runs>>,
+    gates: Gates,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Runs {
+    Thread(JoinHandle<()>),
+    Process(u32),
+}
+
+/// The places of applications whose manager is a thread, by the application's number.
+type Gates = Arc<Mutex<HashMap<u64, Weak<Gate>>>>;
+
+/// An application that the manager keeps.
+#[derive(Debug)]
+pub struct Application {
+    number: u64,
+    folder: PathBuf,
+    channel: OwnedFd,
+    /// When the manager was last told that a place is used, in milliseconds since `start`.
+    told_ms: Vec<AtomicU64>,
+    start: Instant,
+}
+
+/// An application's status for a request that it did not take, beside those of FastCGI 1.0: it cannot be started.
+pub const CANNOT_START: u8 = 255;
+
+/// On a channel: this place is being used.
+const USED: u8 = b'U';
+/// On a channel: the process of this place is to be ended, with what it has accepted and what waits to be.
+const END: u8 = b'E';
+/// A message on a channel: one of these, and the place.
+const MESSAGE: usize = 5;
+
+/// A place's use is told once in so many milliseconds.
+const TELL_MS: u64 = 1000;
+
+/// The longest description of an application.
+const DESCRIPTION_MAX: usize = 128 * 1024;
+
+impl ProcessManager {
+    /// Starts it: as a process (`own_process`; then there must be one thread), or as a thread.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(own_process: bool) -> io::Result<ProcessManager> {
+        let (ours, theirs) = socket::packet_pair()?;
+        let gates = Gates::default();
+        let runs = match own_process {
+            true => {
+                // What is on its way to standard output would else be written by both.
+                io::stdout().flush()?;
+                Runs::Process(process::split_off(theirs, |control| {
+                    if let Ok(signals) = Signals::block() {
+                        signals.leave_to_parent();
+                    }
+                    process::set_name(c"app-manager");
+                    run(control, None);
+                })?)
+            }
+            false => {
+                let gates = Arc::clone(&gates);
+                let life = move || run(theirs, Some(gates));
+                Runs::Thread(std::thread::Builder::new().name("app-manager".to_owned()).spawn(life)?)
+            }
+        };
+        Ok(ProcessManager { control: ours, runs: Mutex::new(Some(runs)), gates, next: AtomicU64::new(0) })
+    }
+
+    /// Gives it an application to keep: program and arguments, variables, the gate of its places, and how many processes stay
+    /// when there is nothing to do.
+    ///
+    /// # Errors
+    /// When the folder of the sockets cannot be made, or descriptors are short.
+    pub fn add(
+        &self,
+        command: &[String],
+        env: &[(Box<str>, Box<str>)],
+        (gate, places): (&Arc<Gate>, usize),
+        reserve: usize,
+    ) -> io::Result<Application> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (ours, theirs) = socket::packet_pair()?;
+        let numbers = [number, places as u64, reserve as u64, command.len() as u64].map(|number| number.to_string());
+        let words = numbers.iter().map(String::as_str).chain(command.iter().map(String::as_str));
+        let variables = env.iter().flat_map(|(name, value)| [&**name, &**value]);
+        let text = words.chain(variables).collect::<Vec<_>>().join("\0");
+        if text.len() > DESCRIPTION_MAX {
+            return Err(io::Error::other("its command and variables are longer than 128 KiB"));
+        }
+        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(gate));
+        let descriptors: Vec<BorrowedFd<'_>> =
+            [theirs.as_fd()].into_iter().chain(gate.slots().map(AsFd::as_fd)).collect();
+        socket::send_with_descriptors(&self.control, text.as_bytes(), &descriptors, Patience::Wait)?;
+        let mut answer = vec![0; 64 * 1024];
+        let received = socket::receive_with_descriptors(&self.control, &mut answer, &mut Vec::new(), Patience::Wait)?;
+        let answer = String::from_utf8_lossy(&answer[..received.bytes]).into_owned();
+        match answer.split_at_checked(1) {
+            Some(("+", folder)) => {
+                let told_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
+                Ok(Application { number, folder: folder.into(), channel: ours, told_ms, start: Instant::now() })
+            }
+            Some((_, error)) => Err(io::Error::other(error.to_owned())),
+            None => Err(io::Error::other("the process manager has ended")),
+        }
+    }
+
+    /// Whether it is the process of this number.
+    pub fn is_process(&self, pid: u32) -> bool {
+        let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(&*runs, Some(Runs::Process(own)) if *own == pid)
+    }
+
+    /// Ends it, with all applications, and waits until their folder is gone.
+    pub fn stop(&self) {
+        // It has ended already, or now does.
+        let _ = socket::half_close(&self.control);
+        match self.runs.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(Runs::Thread(thread)) => drop(thread.join()),
+            Some(Runs::Process(pid)) => drop(process::wait_for(pid)),
+            None => {}
+        }
+    }
+}
+
+impl Application {
+    /// Where the process of this place listens.
+    pub fn name(&self, place: usize) -> PathBuf {
+        self.folder.join(format!("{}-{place}", self.number))
+    }
+
+    /// This place is being used by whoever holds it.
+    pub fn note_use(&self, place: usize) {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
+        let told = self.told_ms[place].load(Ordering::Relaxed);
+        if told == 0 || now >= told + TELL_MS {
+            self.told_ms[place].store(now, Ordering::Relaxed);
+            self.tell(USED, place);
+        }
+    }
+
+    /// Has the process of this place ended, by whoever holds the place: its connection then comes to its end, and the place
+    /// must be held until that. `false`: it could not be told now.
+    pub fn end(&self, place: usize) -> bool {
+        self.tell(END, place)
+    }
+
+    fn tell(&self, what: u8, place: usize) -> bool {
+        let mut message = [what; MESSAGE];
+        message[1..].copy_from_slice(&(place as u32).to_le_bytes());
+        match socket::send_with_descriptors(&self.channel, &message, &[], Patience::Now) {
+            // Where it has ended its processes have too.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            Ok(_) | Err(_) => true,
+        }
+    }
+}
+
+/// The manager's life: until the other end of `control` is closed. `gates`: it is a thread of the server.
+fn run(control: OwnedFd, gates: Option<Gates>) {
+    let mut manager = Manager { control, gates, folder: None, kept: Vec::new(), idle_time: IDLE_TIME };
+    loop {
+        match manager.turn() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => die(&format!("the process manager cannot go on: {error}")),
+        }
+    }
+}
+
+struct Manager {
+    control: OwnedFd,
+    gates: Option<Gates>,
+    /// Made for the first application.
+    folder: Option<Folder>,
+    kept: Vec<Kept>,
+    idle_time: Duration,
+}
+
+/// An application and its processes.
+struct Kept {
+    command: Vec<String>,
+    env: Vec<(String, String)>,
+    reserve: usize,
+    gate: Weak<Gate>,
+    /// Where the gate is this process's own.
+    _own: Option<Arc<Gate>>,
+    channel: OwnedFd,
+    places: Vec<Place>,
+}
+
+/// A place: its socket, and its process if it has one.
+struct Place {
+    name: PathBuf,
+    listener: UnixListener,
+    process: Option<Process>,
+    started: Instant,
+    used: Instant,
+    /// A loop wants it ended: then what waits at the socket is that loop's, and for nobody.
+    is_unwanted: bool,
+    /// It was idle for too long: nobody enters its place before it has ended.
+    closed: Option<Pass>,
+    /// It is not started again before this,
+    not_before: Instant,
+    /// since it lived so shortly that there is a pause. `pause <= PAUSE_MAX`
+    pause: Duration,
+}
+
+/// One that lives shorter than this died of its start.
+const LIFE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// A request waits so long for the end of a pause, and is refused before.
+const HOLD: Duration = Duration::from_secs(1);
+
+/// A process beyond the reserve that is not used goes after this; the default of helpers.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// How often idle ones are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What the manager waits for.
+enum Source {
+    Control,
+    /// Of an application.
+    Channel(usize),
+    /// The end of the process of a place.
+    Process(usize, usize),
+    /// A connection at a place without a process.
+    Listener(usize, usize),
+}
+
+impl Manager {
+    /// Waits until something happens, and sees to it. `false`: the server has ended.
+    fn turn(&mut self) -> io::Result<bool> {
+        let (ready, now) = self.wait()?;
+        let mut gone = Vec::new();
+        for source in ready {
+            match source {
+                Source::Control => {
+                    if !self.take_order()? {
+                        self.kept.clear();
+                        self.folder = None;
+                        return Ok(false);
+                    }
+                }
+                Source::Channel(app) => {
+                    if !self.kept[app].obey() {
+                        gone.push(app);
+                    }
+                }
+                Source::Process(app, place) => self.kept[app].look_after(place),
+                Source::Listener(app, place) => self.kept[app].serve(place, now),
+            }
+        }
+        for app in gone.into_iter().rev() {
+            // Its processes are ended by being dropped.
+            self.kept.remove(app);
+        }
+        for kept in &mut self.kept {
+            kept.sweep(self.idle_time);
+        }
+        Ok(true)
+    }
+
+    fn wait(&self) -> io::Result<(Vec<Source>, Instant)> {
+        let now = Instant::now();
+        let mut sources = vec![(Source::Control, self.control.as_fd())];
+        let mut patience = Duration::MAX;
+        for (app, kept) in self.kept.iter().enumerate() {
+            sources.push((Source::Channel(app), kept.channel.as_fd()));
+            if kept.alive() > kept.reserve {
+                patience = patience.min(SWEEP);
+            }
+            for (number, place) in kept.places.iter().enumerate() {
+                let pause = place.not_before.saturating_duration_since(now);
+                match &place.process {
+                    Some(process) => sources.push((Source::Process(app, number), process.watch.as_fd())),
+                    None if pause.is_zero() || pause > HOLD => {
+                        sources.push((Source::Listener(app, number), place.listener.as_fd()));
+                        if !pause.is_zero() {
+                            patience = patience.min(pause - HOLD);
+                        }
+                    }
+                    None => patience = patience.min(pause),
+                }
+            }
+        }
+        let descriptors: Vec<BorrowedFd<'_>> = sources.iter().map(|(_, descriptor)| *descriptor).collect();
+        let ready = poll::wait_readable(&descriptors, patience)?;
+        let sources = sources.into_iter().zip(ready).filter_map(|((source, _), ready)| ready.then_some(source));
+        Ok((sources.collect(), Instant::now()))
+    }
+
+    /// Takes an application. `false`: the server has ended.
+    fn take_order(&mut self) -> io::Result<bool> {
+        let (mut text, mut descriptors) = (vec![0; DESCRIPTION_MAX + 1], Vec::new());
+        let received = socket::receive_with_descriptors(&self.control, &mut text, &mut descriptors, Patience::Wait);
+        let Ok(received) = received.map(|received| received.bytes).map_err(|_| ()) else {
+            return Ok(false);
+        };
+        if received == 0 {
+            return Ok(false);
+        }
+        let answer = match self.add(&String::from_utf8_lossy(&text[..received]), descriptors) {
+            Ok(folder) => format!("+{folder}"),
+            Err(error) => format!("-{error}"),
+        };
+        // A server that has ended reads no answer, and is seen to have.
+        let _ = socket::send_with_descriptors(&self.control, answer.as_bytes(), &[], Patience::Wait);
+        Ok(true)
+    }
+
+    fn add(&mut self, text: &str, descriptors: Vec<OwnedFd>) -> io::Result<String> {
+        let unreadable = || io::Error::other("it was told what it cannot read; this is a bug of amped's");
+        let mut words = text.split('\0');
+        let mut number = || words.next().and_then(|word| word.parse::<usize>().ok()).ok_or_else(unreadable);
+        let (id, places, reserve, length) = (number()?, number()?, number()?, number()?);
+        let command: Vec<String> = words.by_ref().take(length).map(str::to_owned).collect();
+        let mut env = Vec::new();
+        while let (Some(name), Some(value)) = (words.next(), words.next()) {
+            env.push((name.to_owned(), value.to_owned()));
+        }
+        let mut descriptors = descriptors.into_iter();
+        // Lost where this process can have no more of them.
+        let channel =
+            descriptors.next().ok_or_else(|| io::Error::other("the process manager is out of descriptors"))?;
+        let (gate, own) = match &self.gates {
+            Some(gates) => {
+                let gate = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&(id as u64));
+                (gate.ok_or_else(unreadable)?, None)
+            }
+            None => {
+                let slots = descriptors.next().ok_or_else(unreadable)?;
+                let gate = Arc::new(Gate::of_slots(places, Slots::of(slots)));
+                (Arc::downgrade(&gate), Some(gate))
+            }
+        };
+        if self.folder.is_none() {
+            self.folder = Some(Folder::new(&Folder::parent())?);
+        }
+        let folder = self.folder.as_ref().map(|folder| &folder.path).ok_or_else(unreadable)?;
+        let places = (0..places).map(|place| Place::new(folder.join(format!("{id}-{place}"))));
+        let places = places.collect::<io::Result<_>>()?;
+        self.kept.push(Kept { command, env, reserve, gate, _own: own, channel, places });
+        Ok(folder.display().to_string())
+    }
+}
+
+impl Kept {
+    fn alive(&self) -> usize {
+        self.places.iter().filter(|place| place.process.is_some()).count()
+    }
+
+    /// Does what the loops have said. `false`: none needs it any more.
+    fn obey(&mut self) -> bool {
+        loop {
+            let mut message = [0; MESSAGE];
+            let received =
+                socket::receive_with_descriptors(&self.channel, &mut message, &mut Vec::new(), Patience::Now);
+            match received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Ok(received) if received.bytes == MESSAGE => {}
+                Ok(_) | Err(_) => return false,
+            }
+            let [what, number @ ..] = message;
+            let number = u32::from_le_bytes(number) as usize;
+            let Some(place) = self.places.get_mut(number) else { continue };
+            place.used = Instant::now();
+            if what == END {
+                match &place.process {
+                    Some(process) => {
+                        process.kill();
+                        place.is_unwanted = true;
+                    }
+                    None => place.turn_away(None),
+                }
+            }
+        }
+    }
+
+    /// Takes leave of the process of a place, if that has ended.
+    fn look_after(&mut self, number: usize) {
+        let place = &mut self.places[number];
+        let Some(ending) = place.process.as_mut().and_then(Process::ended) else {
+            return;
+        };
+        place.process = None;
+        if place.closed.take().is_some() {
+            return;
+        }
+        if std::mem::take(&mut place.is_unwanted) {
+            return place.turn_away(None);
+        }
+        match place.started.elapsed() < LIFE_MIN {
+            true => place.put_off(),
+            false => place.pause = Duration::ZERO,
+        }
+        let when = if place.pause.is_zero() { "when it is needed".to_owned() } else { format!("in {:?}", place.pause) };
+        say!("{} {ending}; it is started again {when}", self.command[0]);
+    }
+
+    /// Starts the process of a place, where a connection waits; or refuses that during a long pause.
+    fn serve(&mut self, number: usize, now: Instant) {
+        let place = &mut self.places[number];
+        if now < place.not_before {
+            return place.turn_away(Some(fastcgi::OVERLOADED));
+        }
+        let started = place.listener.try_clone().map(OwnedFd::from);
+        match started.and_then(|listener| start(&self.command, &self.env, listener)) {
+            Ok(process) => (place.process, place.started, place.used) = (Some(process), now, now),
+            Err(error) => {
+                say!("cannot start {}: {error}", self.command[0]);
+                place.put_off();
+                place.turn_away(Some(CANNOT_START));
+            }
+        }
+    }
+
+    /// Ends what has not been used for so long, beyond the reserve.
+    fn sweep(&mut self, idle_time: Duration) {
+        let mut alive = self.alive();
+        let Some(gate) = self.gate.upgrade() else { return };
+        for (number, place) in self.places.iter_mut().enumerate().rev() {
+            let is_idle = alive > self.reserve && place.used.elapsed() >= idle_time && place.closed.is_none();
+            if let Some(process) = place.process.as_ref().filter(|_| is_idle)
+                && let Some(pass) = gate.enter_at(number)
+            {
+                process.kill();
+                place.closed = Some(pass);
+                alive -= 1;
+            }
+        }
+    }
+}
+
+fn start(command: &[String], env: &[(String, String)], listener: OwnedFd) -> io::Result<Process> {
+    let program = Path::new(&command[0]);
+    let mut made = Command::new(program);
+    made.args(&command[1..]).env_clear();
+    made.env("PATH", OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    made.envs(env.iter().map(|(name, value)| (name, value)));
+    let folder = program.parent().filter(|folder| folder.is_absolute());
+    made.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
+    // What it writes to standard error outside of a request goes where ours does.
+    made.stdin(Stdio::from(listener)).stdout(Stdio::null());
+    process::end_with_this_thread(&mut made);
+    process::keep_descriptors_from(&mut made);
+    Process::new(made.spawn()?.id(), None)
+}
+
+impl Place {
+    fn new(name: PathBuf) -> io::Result<Place> {
+        let listener = local::listen(&name)?;
+        // The application's own wait for a connection is meant to wait.
+        listener.set_nonblocking(false)?;
+        let now = Instant::now();
+        let (process, closed, pause) = (None, None, Duration::ZERO);
+        Ok(Place {
+            name,
+            listener,
+            process,
+            started: now,
+            used: now,
+            is_unwanted: false,
+            closed,
+            not_before: now,
+            pause,
+        })
+    }
+
+    fn put_off(&mut self) {
+        self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.not_before = Instant::now() + self.pause;
+    }
+
+    /// Ends what waits at the socket, with this answer if there is one.
+    fn turn_away(&self, status: Option<u8>) {
+        while poll::wait_readable(&[self.listener.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
+            let Ok((mut stream, _)) = self.listener.accept() else { return };
+            if let Some(status) = status {
+                let mut answer = Vec::new();
+                fastcgi::refusal(&mut answer, status);
+                // What was sent is read first: closed with it unread the connection would be reset. None of this waits.
+                let _ = stream.set_nonblocking(true);
+                let _ = stream.read(&mut vec![0; 64 * 1024]);
+                let _ = stream.write(&answer);
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.name);
+    }
+}
+
+/// A folder of our own, which goes with us; that of a server that was killed goes with the next that makes one.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    /// Locked as long as we live.
+    _lock: File,
+}
+
+/// What folders' names begin with, and the file by whose content and lock one is known to be ours and not in use.
+const PREFIX: &str = "amped-";
+const LOCK: &str = "lock";
+
+impl Folder {
+    /// Where to make one: where the service manager wants what lasts as long as the service (systemd.exec(5)), else where
+    /// temporary files go.
+    fn parent() -> PathBuf {
+        let given = std::env::var_os("RUNTIME_DIRECTORY");
+        let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());
+        first.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
+    }
+
+    fn new(parent: &Path) -> io::Result<Folder> {
+        remove_stale(parent);
+        loop {
+            let path = parent.join(format!("{PREFIX}{:08x}", RandomState::new().build_hasher().finish() as u32));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {
+                    let mut lock = File::create_new(path.join(LOCK))?;
+                    lock.try_lock().map_err(io::Error::from)?;
+                    // Only once it is locked is it known as ours, and so not removed before.
+                    lock.write_all(mark_of(&path)?.as_bytes())?;
+                    return Ok(Folder { path, _lock: lock });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            }
+        }
+    }
+}
+
+/// What the lock of a folder of ours says: which folder it belongs to, so that no copy of one is taken for it.
+fn mark_of(folder: &Path) -> io::Result<String> {
+    let state = fs::symlink_metadata(folder)?;
+    Ok(format!("sockets of applications of amped; folder {}:{}\n", state.dev(), state.ino()))
+}
+
+/// Removes folders of servers that were killed.
+fn remove_stale(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+            let _ = remove_if_stale(&entry.path());
+        }
+    }
+}
+
+/// Removes a folder whose lock says that it is ours, and that nobody uses it; only what we put into it, so that one with
+/// anything else in it stays.
+fn remove_if_stale(folder: &Path) -> io::Result<()> {
+    let (state, name) = (fs::symlink_metadata(folder)?, folder.join(LOCK));
+    if !state.is_dir() || !process::is_user(state.uid()) || !fs::symlink_metadata(&name)?.is_file() {
+        return Ok(());
+    }
+    let mut lock = File::open(&name)?;
+    let mut mark = String::new();
+    (&mut lock).take(1024).read_to_string(&mut mark)?;
+    if mark != mark_of(folder)? || lock.try_lock().is_err() {
+        return Ok(());
+    }
+    remove(folder)
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    let is_ours =
+        |entry: &fs::DirEntry| entry.file_name() == LOCK || entry.file_type().is_ok_and(|kind| kind.is_socket());
+    if entries.iter().all(is_ours) {
+        entries.iter().try_for_each(|entry| fs::remove_file(entry.path()))?;
+        fs::remove_dir(folder)?;
+    }
+    Ok(())
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = remove(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// A manager without a thread, and an application of two places.
+    struct Bench {
+        manager: Manager,
+        application: Application,
+        gate: Arc<Gate>,
+        control: OwnedFd,
+        _parent: tempfile::TempDir,
+    }
+
+    fn bench(command: &[&str], reserve: usize) -> Bench {
+        let parent = tempfile::tempdir().expect("a folder");
+        let (ours, theirs) = socket::packet_pair().expect("made");
+        let gate = Arc::new(Gate::new(Some(2), 0, false).expect("made"));
+        let gates: Gates = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&gate))])));
+        let folder = Folder::new(parent.path()).expect("made");
+        let path = folder.path.clone();
+        let (control, gates) = (theirs, Some(gates));
+        let idle_time = Duration::from_secs(1000);
+        let mut manager = Manager { control, gates, folder: Some(folder), kept: Vec::new(), idle_time };
+        let (channel, its_end) = socket::packet_pair().expect("made");
+        let text = format!("0\x002\0{reserve}\0{}\0{}", command.len(), command.join("\0"));
+        manager.add(&text, vec![its_end]).expect("taken");
+        let told_ms = [0, 0].map(AtomicU64::new).into();
+        let application = Application { number: 0, folder: path, channel, told_ms, start: Instant::now() };
+        Bench { manager, application, gate, control: ours, _parent: parent }
+    }
+
+    impl Bench {
+        fn connect(&self, place: usize) -> UnixStream {
+            local::connect(&self.application.name(place), Duration::from_secs(60)).expect("somebody listens")
+        }
+
+        fn turn_until(&mut self, what: &str, holds: impl Fn(&Kept) -> bool) {
+            let start = Instant::now();
+            while !holds(&self.manager.kept[0]) {
+                assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for {what}");
+                self.manager.turn().expect("goes on");
+            }
+        }
+    }
+
+    fn status_of(mut stream: UnixStream) -> Option<u8> {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok()?;
+        match fastcgi::RecordReader::default().next(&answer).expect("a record").said {
+            fastcgi::Said::Refused(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_process_that_dies_at_once_is_put_off_and_its_requests_are_refused() {
+        let mut bench = bench(&["/bin/false"], 0);
+        let waits = bench.connect(0);
+        // It waits through the short pauses.
+        bench.turn_until("a long pause", |kept| kept.places[0].pause > HOLD);
+        bench.manager.turn().expect("goes on");
+        assert_eq!(status_of(waits), Some(fastcgi::OVERLOADED));
+        assert!(bench.manager.kept[0].places[1].pause.is_zero(), "another place is another process");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_said_to_be_unstartable() {
+        let mut bench = bench(&["/there/is/none"], 0);
+        let waits = bench.connect(0);
+        bench.manager.turn().expect("goes on");
+        assert_eq!(status_of(waits), Some(CANNOT_START));
+    }
+
+    #[test]
+    fn unused_processes_end_but_for_the_reserve() {
+        let mut bench = bench(&["/bin/sleep", "1000"], 1);
+        let connections = [0, 1].map(|place| bench.connect(place));
+        bench.turn_until("two processes", |kept| kept.alive() == 2);
+        let held = bench.gate.enter_at(1).expect("free");
+        bench.manager.idle_time = Duration::ZERO;
+        bench.turn_until("the end of one", |kept| kept.alive() == 1);
+        assert!(bench.manager.kept[0].places[1].process.is_some(), "who holds a place keeps its process");
+        assert!(bench.gate.enter_at(0).is_some(), "its place is free again");
+        drop((held, connections));
+    }
+
+    #[test]
+    fn a_loop_has_the_process_of_its_place_ended_with_what_waits_there() {
+        let mut bench = bench(&["/bin/sleep", "1000"], 2);
+        let waits = bench.connect(0);
+        bench.turn_until("a process", |kept| kept.alive() == 1);
+        assert!(bench.application.end(0));
+        bench.turn_until("its end", |kept| kept.alive() == 0);
+        assert_eq!(status_of(waits), None, "closed without an answer");
+        // None is started for what was abandoned.
+        drop(bench.connect(1));
+        bench.turn_until("another", |kept| kept.places[1].process.is_some());
+        assert!(bench.manager.kept[0].places[0].process.is_none());
+    }
+
+    #[test]
+    fn an_application_ends_with_its_rule_and_the_folder_with_the_server() {
+        let mut bench = bench(&["/bin/sleep", "1000"], 2);
+        let _waits = bench.connect(0);
+        bench.turn_until("a process", |kept| kept.alive() == 1);
+        let (folder, socket) = (bench.application.folder.clone(), bench.application.name(0));
+        drop(bench.application);
+        while !bench.manager.kept.is_empty() {
+            bench.manager.turn().expect("goes on");
+        }
+        assert!(!socket.exists() && folder.exists());
+        drop(bench.control);
+        assert!(!bench.manager.turn().expect("ends"));
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn only_the_folder_of_a_server_that_was_killed_is_removed() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let make = |name: &str, mark: Option<&str>| {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).expect("made");
+            let mark = mark.map_or_else(|| mark_of(&path).expect("there"), str::to_owned);
+            fs::write(path.join(LOCK), mark).expect("written");
+            path
+        };
+        let left = make("amped-1", None);
+        drop(UnixListener::bind(left.join("0-0")).expect("bound"));
+        let held = make("amped-2", None);
+        let lock = File::open(held.join(LOCK)).expect("there");
+        lock.lock().expect("locked");
+        // A copy of one of ours, somebody's own of that name, and one that holds somebody's file.
+        let copy = make("amped-copy", Some(&mark_of(&left).expect("there")));
+        let own = make("amped-backup", Some(""));
+        let filled = make("amped-3", None);
+        fs::write(filled.join("notes"), "mine").expect("written");
+        remove_stale(parent.path());
+        assert_eq!([&left, &held, &copy, &own, &filled].map(|path| path.exists()), [false, true, true, true, true]);
+        assert_eq!(fs::read_to_string(filled.join("notes")).expect("there"), "mine");
+        let folder = Folder::new(parent.path()).expect("made");
+        remove_stale(parent.path());
+        assert!(folder.path.exists());
+    }
+}

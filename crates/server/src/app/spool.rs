@@ -1,0 +1,504 @@
+//! Bodies between clients and applications, where one of the two is slow: in memory at first, then in a file.
+//!
+//! A [`Spool`] is a queue of bytes: `front`, then a part of the file, then `tail`. Bytes go to the file when the tail is as
+//! long as [`MEMORY`], and come back from it when the front is used up. The file has no name and goes with its descriptor; it
+//! begins anew when it has been read to its end.
+//!
+//! Writing and reading it waits for the disk. A loop that must not wait has that done by threads, and then a spool has one
+//! errand under way at most, so that bytes keep their order; what comes of it the loop is told by its mailbox
+//! ([`Done`]). Other loops do the errand at once. Closing a large file that has no name frees its blocks, which is work for the disk
+//! as well: [`Scratch`] has that done where errands are.
+//!
+//! The bytes in all files of a process are bounded ([`Room`]).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+
+use amped_core::event::Ticket;
+use amped_sys::file;
+
+use super::threads::{Task, Threads};
+use crate::config::SpoolSettings;
+use crate::mailbox::{Mailbox, Message};
+use crate::worker::Token;
+
+/// Bytes that are held in memory at either end.
+pub const MEMORY: usize = 64 * 1024;
+
+/// Where files are, and how much they may hold.
+#[derive(Debug, Default)]
+pub struct Room {
+    settings: SpoolSettings,
+    used: AtomicU64,
+}
+
+impl Room {
+    /// None of it used.
+    pub fn new(settings: SpoolSettings) -> Room {
+        Room { settings, used: AtomicU64::new(0) }
+    }
+
+    /// Takes so many bytes of it, if there are as many.
+    fn take(&self, bytes: u64) -> bool {
+        let max = self.settings.max.0;
+        let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// A new file. May wait for the disk.
+    fn file(&self) -> io::Result<File> {
+        let named = |error: io::Error, directory: &Path| {
+            io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
+        };
+        if let Some(directory) = &self.settings.directory {
+            return file::unnamed(directory).map_err(|error| named(error, directory));
+        }
+        let default = std::env::var_os("TMPDIR").filter(|name| !name.is_empty()).map(PathBuf::from);
+        // /tmp is often memory.
+        let directories = default.into_iter().chain(["/var/tmp", "/tmp"].map(PathBuf::from));
+        let mut trouble = None;
+        for directory in directories {
+            match file::unnamed(&directory) {
+                Ok(file) => return Ok(file),
+                Err(error) => trouble = trouble.or(Some(named(error, &directory))),
+            }
+        }
+        Err(trouble.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+    }
+}
+
+/// What a spool is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The request's body. One that does not fit fails.
+    Request,
+    /// The response. One that does not fit waits for its client; so it takes no more than a quarter of the room.
+    Response,
+}
+
+/// A queue of bytes.
+#[derive(Debug)]
+pub struct Spool {
+    side: Side,
+    /// Without it everything stays in memory.
+    room: Option<Arc<Room>>,
+    /// From `front_at` on.
+    front: Vec<u8>,
+    front_at: usize,
+    /// Bytes `read..written` of it follow the front.
+    file: Option<Arc<Scratch>>,
+    read: u64,
+    written: u64,
+    /// The most that the file has held: bytes taken of the room. `written <= extent`
+    extent: u64,
+    tail: Vec<u8>,
+    busy: Option<Busy>,
+    trouble: Option<Trouble>,
+    /// The file could not be written: that is not tried again.
+    is_full: bool,
+    /// Bytes that were put in.
+    total: u64,
+}
+
+/// What an errand does at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Busy {
+    Reads,
+    Writes,
+}
+
+/// Why a spool does not do what it should.
+#[derive(Debug)]
+pub enum Trouble {
+    /// It takes nothing more than memory holds.
+    Full(io::Error),
+    /// What it held is lost.
+    Lost(io::Error),
+}
+
+impl Spool {
+    /// An empty one. `room`: for what exceeds memory.
+    pub fn new(side: Side, room: Option<Arc<Room>>) -> Spool {
+        Spool {
+            side,
+            room,
+            front: Vec::new(),
+            front_at: 0,
+            file: None,
+            read: 0,
+            written: 0,
+            extent: 0,
+            tail: Vec::new(),
+            busy: None,
+            trouble: None,
+            is_full: false,
+            total: 0,
+        }
+    }
+
+    /// Puts bytes in, behind all others.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.tail.extend_from_slice(bytes);
+        self.total += bytes.len() as u64;
+    }
+
+    /// Bytes that were put in so far.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether more may be put in.
+    pub fn has_room(&self) -> bool {
+        self.tail.len() < MEMORY && self.busy != Some(Busy::Writes)
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        let is_held = self.front_at < self.front.len() || !self.tail.is_empty();
+        !is_held && self.read == self.written && self.busy.is_none()
+    }
+
+    /// The first bytes, as many as are at hand: none, if an errand has to bring them.
+    pub fn front(&mut self) -> &[u8] {
+        if self.front_at == self.front.len() && self.read == self.written && self.busy.is_none() {
+            std::mem::swap(&mut self.front, &mut self.tail);
+            self.tail.clear();
+            (self.front_at, self.read, self.written) = (0, 0, 0);
+        }
+        &self.front[self.front_at..]
+    }
+
+    /// So many bytes at the front have been used.
+    pub fn consume(&mut self, count: usize) {
+        self.front_at += count;
+        debug_assert!(self.front_at <= self.front.len());
+        if self.is_empty() {
+            (self.front, self.front_at, self.tail) = (Vec::new(), 0, Vec::new());
+        }
+    }
+
+    /// What went wrong, once.
+    pub fn take_trouble(&mut self) -> Option<Trouble> {
+        self.trouble.take()
+    }
+
+    /// Bytes of memory that it holds.
+    pub fn heap_bytes(&self) -> usize {
+        self.front.capacity() + self.tail.capacity()
+    }
+
+    /// What is to be done on the disk. `reads`: the front is wanted.
+    fn next_errand(&mut self, reads: bool) -> Option<What> {
+        if self.busy.is_some() {
+            return None;
+        }
+        if reads
+            && self.front().is_empty()
+            && self.read < self.written
+            && let Some(file) = &self.file
+        {
+            self.busy = Some(Busy::Reads);
+            let count = usize::try_from(self.written - self.read).unwrap_or(usize::MAX).min(MEMORY);
+            let mut buffer = std::mem::take(&mut self.front);
+            self.front_at = 0;
+            buffer.resize(count, 0);
+            return Some(What::Read { file: Arc::clone(file), at: self.read, buffer });
+        }
+        let room = self.room.as_ref().filter(|_| self.tail.len() >= MEMORY && !self.is_full)?;
+        let extent = self.extent.max(self.written + self.tail.len() as u64);
+        let most = match self.side {
+            Side::Request => u64::MAX,
+            Side::Response => room.settings.max.0 / 4,
+        };
+        if extent > most || !room.take(extent - self.extent) {
+            if self.side == Side::Request {
+                let error = io::Error::other(format!("bodies of {} are stored already (spool.max)", room.settings.max));
+                (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
+            }
+            return None;
+        }
+        self.extent = extent;
+        self.busy = Some(Busy::Writes);
+        let bytes = std::mem::take(&mut self.tail);
+        Some(What::Write { file: self.file.clone(), room: Arc::clone(room), at: self.written, bytes })
+    }
+
+    /// An errand has been done.
+    pub fn note_done(&mut self, done: Came) {
+        self.busy = None;
+        match done {
+            Came::Written(file, bytes) => {
+                self.written += bytes as u64;
+                self.file = Some(file);
+            }
+            Came::Unwritten(error, mut bytes) => {
+                bytes.append(&mut self.tail);
+                self.tail = bytes;
+                (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
+            }
+            Came::Read(bytes) => {
+                self.read += bytes.len() as u64;
+                self.front = bytes;
+            }
+            Came::Unread(error) => self.trouble = Some(Trouble::Lost(error)),
+        }
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        if let Some(room) = &self.room {
+            room.give_back(self.extent);
+        }
+    }
+}
+
+/// A file without a name. Where threads do the disk's work, one of them closes it.
+#[derive(Debug)]
+pub struct Scratch {
+    file: Option<File>,
+    threads: Option<Sender<Errand>>,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let (Some(file), Some(threads)) = (self.file.take(), &self.threads) {
+            // Without a thread any more it is closed here.
+            let _ = threads.send(Errand { asker: None, what: What::Close(file), threads: None });
+        }
+    }
+}
+
+/// Whose spool it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// The connection.
+    pub token: Token,
+    /// Its request.
+    pub ticket: Ticket,
+    /// Which of the two bodies.
+    pub side: Side,
+}
+
+/// Something to be done on the disk.
+#[derive(Debug)]
+pub struct Errand {
+    asker: Option<Asker>,
+    what: What,
+    /// Where a new file is closed.
+    threads: Option<Sender<Errand>>,
+}
+
+#[derive(Debug)]
+enum What {
+    Write { file: Option<Arc<Scratch>>, room: Arc<Room>, at: u64, bytes: Vec<u8> },
+    Read { file: Arc<Scratch>, at: u64, buffer: Vec<u8> },
+    Close(File),
+}
+
+/// What came of an errand.
+#[derive(Debug)]
+pub struct Done {
+    /// Whose it was.
+    pub asker: Asker,
+    /// What came of it.
+    pub came: Came,
+}
+
+/// The same.
+#[derive(Debug)]
+pub enum Came {
+    /// So many bytes are in this file.
+    Written(Arc<Scratch>, usize),
+    /// These are not.
+    Unwritten(io::Error, Vec<u8>),
+    /// These were in it.
+    Read(Vec<u8>),
+    /// They cannot be read.
+    Unread(io::Error),
+}
+
+impl Errand {
+    fn do_it(self) -> Option<Came> {
+        match self.what {
+            What::Write { file, room, at, bytes } => {
+                let scratch = match file {
+                    Some(scratch) => Ok(scratch),
+                    None => room.file().map(|file| Arc::new(Scratch { file: Some(file), threads: self.threads })),
+                };
+                let written = scratch.and_then(|scratch| scratch.get()?.write_all_at(&bytes, at).map(|()| scratch));
+                Some(match written {
+                    Ok(scratch) => Came::Written(scratch, bytes.len()),
+                    Err(error) => Came::Unwritten(error, bytes),
+                })
+            }
+            What::Read { file, at, mut buffer } => {
+                let read = file.get().and_then(|file| file.read_exact_at(&mut buffer, at));
+                Some(read.map_or_else(Came::Unread, |()| Came::Read(buffer)))
+            }
+            What::Close(file) => {
+                drop(file);
+                None
+            }
+        }
+    }
+}
+
+impl Scratch {
+    fn get(&self) -> io::Result<&File> {
+        self.file.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Task for Errand {
+    fn perform(self) -> Option<Message> {
+        let asker = self.asker;
+        let came = self.do_it()?;
+        Some(Message::Spooled(Box::new(Done { asker: asker?, came })))
+    }
+}
+
+/// What a loop does errands by.
+pub struct Spooler {
+    threads: Option<Threads<Errand>>,
+    /// Bytes that were written to files.
+    pub written: u64,
+}
+
+impl Spooler {
+    /// `waits`: the loop does errands itself; else threads do, and tell this mailbox.
+    pub fn new(mailbox: &Arc<Mailbox>, waits: bool) -> Spooler {
+        Spooler { threads: (!waits).then(|| Threads::new("spool", Arc::clone(mailbox))), written: 0 }
+    }
+
+    /// Has done what a spool needs. `reads`: its front is wanted.
+    pub fn serve(&mut self, spool: &mut Spool, (token, ticket): (Token, Ticket), reads: bool) {
+        while let Some(what) = spool.next_errand(reads) {
+            if let What::Write { bytes, .. } = &what {
+                self.written += bytes.len() as u64;
+            }
+            let asker = Some(Asker { token, ticket, side: spool.side });
+            let errand = match &mut self.threads {
+                Some(threads) => match threads.start(Errand { asker, what, threads: Some(threads.sender()) }) {
+                    Ok(()) => return,
+                    Err(errand) => Errand { threads: None, ..errand },
+                },
+                None => Errand { asker, what, threads: None },
+            };
+            if let Some(came) = errand.do_it() {
+                spool.note_done(came);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn room(max: u64) -> Arc<Room> {
+        let directory = Some(std::env::temp_dir());
+        Arc::new(Room::new(SpoolSettings { directory, max: amped_units::Bytes(max) }))
+    }
+
+    /// What may happen to a spool: bytes come, bytes are used, an errand is begun, or done.
+    #[derive(Clone, Debug)]
+    enum Deed {
+        Put(usize),
+        Use(usize),
+        Begin(bool),
+        Finish,
+    }
+
+    fn deed() -> impl Strategy<Value = Deed> {
+        prop_oneof![
+            (0..100_000_usize).prop_map(Deed::Put),
+            (0..100_000_usize).prop_map(Deed::Use),
+            any::<bool>().prop_map(Deed::Begin),
+            Just(Deed::Finish),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_out_in_the_order_in_which_they_went_in(deeds in prop::collection::vec(deed(), 1..200)) {
+            let room = room(u64::MAX);
+            let mut spool = Spool::new(Side::Response, Some(Arc::clone(&room)));
+            let (mut put, mut used) = (0_u64, 0_u64);
+            let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+            let mut under_way = None;
+            let take = |spool: &mut Spool, used: &mut u64, most: usize| {
+                let front = spool.front();
+                let count = front.len().min(most);
+                let is_right = front[..count].iter().zip(*used..).all(|(&found, at)| found == byte(at));
+                *used += count as u64;
+                spool.consume(count);
+                is_right
+            };
+            let done = |what| Errand { asker: None, what, threads: None }.do_it().expect("something came of it");
+            for deed in deeds {
+                match deed {
+                    Deed::Put(count) if spool.has_room() => {
+                        let bytes: Vec<u8> = (put..put + count as u64).map(byte).collect();
+                        spool.put(&bytes);
+                        put += count as u64;
+                    }
+                    Deed::Use(count) => prop_assert!(take(&mut spool, &mut used, count)),
+                    Deed::Begin(reads) if under_way.is_none() => under_way = spool.next_errand(reads),
+                    Deed::Finish => under_way.take().into_iter().for_each(|what| spool.note_done(done(what))),
+                    Deed::Put(_) | Deed::Begin(_) => {}
+                }
+                prop_assert!(spool.take_trouble().is_none());
+                prop_assert!(spool.heap_bytes() < 4 * (MEMORY + 100_000));
+                prop_assert!(!spool.is_empty() || used == put);
+            }
+            under_way.take().into_iter().for_each(|what| spool.note_done(done(what)));
+            while !spool.is_empty() {
+                if let Some(what) = spool.next_errand(true) {
+                    spool.note_done(done(what));
+                }
+                prop_assert!(take(&mut spool, &mut used, usize::MAX));
+            }
+            prop_assert_eq!((used, spool.total()), (put, put));
+            drop(spool);
+            prop_assert_eq!(room.used.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn full_room_fails_a_request_and_holds_a_response_back() {
+        let room = room(8 * MEMORY as u64);
+        for side in [Side::Request, Side::Response] {
+            let mut spooler = Spooler { threads: None, written: 0 };
+            let mut spool = Spool::new(side, Some(Arc::clone(&room)));
+            let (mut count, mut is_failed) = (0, false);
+            while spool.has_room() && !is_failed {
+                spool.put(&[7; MEMORY]);
+                count += 1;
+                spooler.serve(&mut spool, (Token::from_number(0), Ticket(0)), side == Side::Response);
+                is_failed = spool.take_trouble().is_some();
+            }
+            // The response has a quarter of it, and what memory holds at both ends.
+            assert_eq!((count, is_failed), if side == Side::Request { (9, true) } else { (4, false) });
+            let mut left = count * MEMORY;
+            while side == Side::Response && left > 0 {
+                let length = spool.front().len();
+                spool.consume(length);
+                left -= length;
+                spooler.serve(&mut spool, (Token::from_number(0), Ticket(0)), true);
+            }
+            assert!(side == Side::Request || spool.is_empty());
+        }
+        assert_eq!(room.used.load(Ordering::Relaxed), 0);
+    }
+}
