@@ -233,7 +233,8 @@ mod tests {
         check("GET /metrics HTTP/1.1\r\n\r\n", Some((400, false)));
         check("GET /metrics HTTP/1.1\r\nHost", None);
         check("", None);
-        check(&"x".repeat(LIMITS.head), Some((414, false)));
+        check(&format!("GET /{}", "x".repeat(LIMITS.head)), Some((414, false)));
+        check(&"x".repeat(LIMITS.head), Some((501, false)));
     }
 
     #[test]

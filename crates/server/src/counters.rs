@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub waits: WaitCounts,
     /// Bytes given to sockets, heads and bodies.
     pub sent_bytes: u64,
+    /// Bytes of bodies for applications, or of their responses, that were written to files.
+    pub spooled_bytes: u64,
     /// The loop itself.
     pub loops: LoopCounts,
     /// Mapped windows, of the whole process.
@@ -65,10 +67,10 @@ pub struct ProbeCounts {
 }
 
 impl ProbeCounts {
-    /// One more. A listing is no miss, nor is a password: nobody tries to make one, or verify one, without waiting.
+    /// One more. A listing is no miss: nobody tries to make one without waiting.
     pub fn add(&mut self, work: &Work, why: Delay) {
         match (work, why) {
-            (Work::List(_) | Work::Verify(_), _) => {}
+            (Work::List(_), _) => {}
             (Work::Name(_), Delay::Disk) => self.names += 1,
             (Work::Name(_), Delay::Change) => self.changes += 1,
         }
@@ -204,6 +206,7 @@ const _: () = assert!(size_of::<Snapshot>() == FIGURES.len() * size_of::<u64>())
 figures! {
     counts.requests: Counter Things "requests" "" "Requests whose head was read.",
     sent_bytes: Counter Bytes "sent" "" "Bytes given to sockets, heads and bodies.",
+    spooled_bytes: Counter Bytes "spooled" "" "Bodies of applications' requests and responses that were written to files.",
     counts.bad_requests: Counter Things "bad_requests" "" "Requests that could not be read, or not in time.",
     counts.hits: Counter Things "request_hits" "" "Requests for which the caches were enough.",
     counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an entry past its time.",

@@ -1,13 +1,14 @@
 //! Stop 6 of 8: the disk's answer to a question, in the loop if it can be had without waiting, in a helper if not.
 //!
-//! One function for both, told apart by [`Patience`]: with [`Patience::Now`] every step asks the kernel in a way that
+//! One function for both, told apart by [`Effort`]: with [`Effort::Now`] every step asks the kernel in a way that
 //! fails rather than waits, and the first that would wait ends the attempt. A helper then does the whole step from the
-//! start, with [`Patience::Wait`]: open, state, siblings, and the first bytes, in one hand-off.
+//! start, with [`Effort::Wait`]: open, state, siblings, and the first bytes, in one hand-off.
 //!
-//! Whatever the name says, the kernel keeps it beneath the site's root (`openat2`, `RESOLVE_BENEATH`).
+//! Whatever the name says, the kernel keeps it beneath the site's root (`openat2`, `RESOLVE_BENEATH`), unless `symlinks` says
+//! otherwise; see `sys/links`.
 
-use std::collections::HashMap;
-use std::ffi::{CString, OsStr};
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -20,18 +21,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::AppTrouble;
 use amped_core::desk::Desk;
-use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
+use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::listing::{self, Entry, Listing};
-use amped_core::site::{Site, Sites};
+use amped_core::site::{Site, Sites, Symlinks};
 use amped_core::variants;
 use amped_http::negotiate::Coding;
 use amped_sys::file::{self, Kind, Patience};
+use amped_sys::links::{self, Links, RefusedLink};
 use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::Time;
 
-use crate::accounts::AccountFiles;
 use crate::config::SiteRoot;
 use crate::listings::Listings;
 use crate::mapped::MappedWindows;
@@ -51,6 +52,33 @@ pub struct OpenFile {
     mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
     /// When each of the first windows was last seen to be in memory as a whole: milliseconds, from 1 on. Made when the first is.
     seen: OnceLock<Box<[AtomicU64]>>,
+    /// By which changes that leave the bytes alone are told from others.
+    known: Box<Mutex<KnownInode>>,
+}
+
+/// The inode of an open file, when its ctime last changed without its bytes.
+#[derive(Debug)]
+struct KnownInode {
+    ctime_ns: i64,
+    traits: Traits,
+    /// The ctime is not that with which the file was opened, and the change was explained.
+    is_later: bool,
+}
+
+/// What an inode shows of changes that leave its bytes alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Traits {
+    links: u64,
+    owner: (u32, u32),
+    mode: u32,
+    /// Where the file lies; a rename changes that.
+    path: Option<PathBuf>,
+}
+
+impl Traits {
+    fn of(file: impl AsFd, status: &file::Status) -> Traits {
+        Traits { links: status.links, owner: status.owner, mode: status.mode, path: file::path(file) }
+    }
 }
 
 /// Windows of a file that are remembered to have been seen: all of one of 16 MiB, by half a KiB.
@@ -59,7 +87,39 @@ const SEEN_MAX: u64 = 64;
 impl OpenFile {
     /// The file behind this descriptor.
     pub fn new(descriptor: OwnedFd) -> OpenFile {
-        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new() }
+        let (ctime_ns, traits) = file::status(&descriptor)
+            .map_or_else(|_| (0, Traits::default()), |status| (status.ctime_ns, Traits::of(&descriptor, &status)));
+        let known = Box::new(Mutex::new(KnownInode { ctime_ns, traits, is_later: false }));
+        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }
+    }
+
+    /// Whether the bytes are still those of this version, while a reply is being sent. Never waits.
+    ///
+    /// Size and modification time must be the same. So must be the ctime, which nobody can put back; but a rename, a new
+    /// or removed name, owner or mode changes it as well, as every deployment does, and replies go on if such a change
+    /// shows. A change of the ctime that nothing explains counts as one of the bytes.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn still_has_bytes_of(&self, version: &FileVersion) -> io::Result<bool> {
+        let status = file::status(self)?;
+        if (status.size, status.mtime_ns) != (version.size, version.mtime_ns) {
+            return Ok(false);
+        }
+        if status.ctime_ns == version.ctime_ns {
+            return Ok(true);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Opened, it was in a later state than that of the version: what lies between is not known.
+        if !known.is_later && known.ctime_ns != version.ctime_ns {
+            return Ok(false);
+        }
+        let traits = Traits::of(self, &status);
+        let is_explained = status.ctime_ns == known.ctime_ns || traits != known.traits;
+        if is_explained {
+            *known = KnownInode { ctime_ns: status.ctime_ns, traits, is_later: true };
+        }
+        Ok(is_explained)
     }
 
     /// Whether nobody has seen this window to be in memory; `false` for windows of which that is not remembered.
@@ -98,7 +158,8 @@ impl FileHandle for OpenFile {
     /// The ctime included: before a reply begins there is time to ask again, and whoever puts an old mtime back is found
     /// out. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
-        file::status(self).is_ok_and(|status| version_of(&status) == *version)
+        let version = FileVersion { is_changing: false, ..*version };
+        file::status(self).is_ok_and(|status| version_of(&status) == version)
     }
 }
 
@@ -154,7 +215,10 @@ pub struct Disk {
     start: Instant,
     /// Whom to tell which names are known, if folders are watched.
     notes: OnceLock<Arc<Notes>>,
-    accounts: AccountFiles,
+    /// Files that are never served, whatever name or link leads to them: the accounts.
+    secrets: Vec<PathBuf>,
+    /// Names whose symbolic links were refused, as far as that was said.
+    refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
     /// Those that threads which share this one are making.
     pub listings: Listings,
 }
@@ -162,8 +226,8 @@ pub struct Disk {
 /// What a [`Disk`] goes by on all sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Where lists of accounts lie.
-    pub accounts: Vec<PathBuf>,
+    /// Files that are never served.
+    pub secrets: Vec<PathBuf>,
     /// Files up to this size are read whole, bytes.
     pub content_file_max: u64,
     /// A root, or a user's folder, is looked up anew after this time.
@@ -189,6 +253,9 @@ struct UserRoot {
     checked: Instant,
 }
 
+/// Refused symbolic links that are said, under one configuration.
+const REFUSALS_MAX: usize = 200;
+
 /// Names of users that are remembered; a client can ask for any number.
 const USERS_MAX: usize = 1024;
 
@@ -196,18 +263,50 @@ const USERS_MAX: usize = 1024;
 type Answer<T> = Result<T, NoAnswer>;
 
 enum NoAnswer {
-    /// [`Patience::Now`] was not enough.
+    /// [`Effort::Now`] was not enough.
     WouldWait,
     /// The same, because the file has changed a moment ago.
     Fresh,
     Io(io::Error),
 }
 
-/// A file that changed within this time may be in the middle of being written: write(2) stamps it at the start, and what
-/// it has not copied yet is not there. Read now, the half of it would pass for the whole, and stay in the cache, as the
-/// stamp does not change again. Before Linux 6.13 stamps also have the grain of a tick, up to 10 ms, within which a second
-/// write does not show. A single call that takes longer than this is not recognised.
-const STILL: Duration = Duration::from_millis(50);
+/// What to do when the answer cannot be had at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Fail: neither the disk nor a writer may be waited for.
+    Now,
+    /// Wait for the disk, and fail for a file that has just changed: its time is not the disk's.
+    Defer,
+    /// Wait for the disk, and up to [`CHANGES_MAX`] until a file holds still.
+    Wait,
+    /// Wait for the disk, and take a file that does not hold still as it is.
+    Accept,
+}
+
+impl Effort {
+    fn patience(self) -> Patience {
+        match self {
+            Effort::Now => Patience::Now,
+            Effort::Defer | Effort::Wait | Effort::Accept => Patience::Wait,
+        }
+    }
+}
+
+/// A file that changed within this time may be in the middle of being written by several calls, and the clock of its stamps
+/// may not have moved on: it has the grain of a tick, up to 10 ms, before Linux 6.13. So its state is not yet that of one
+/// sequence of bytes.
+pub const STILL: Duration = Duration::from_millis(50);
+
+/// For how long a file that does not hold still is waited for in all. Then it is served as it is, with a weak entity tag, and
+/// nothing of it is kept.
+pub const CHANGES_MAX: Duration = Duration::from_secs(1);
+
+/// How often a file is looked at anew whose stamps do not tell when it changed. It holds still much sooner, or never.
+const ATTEMPTS_MAX: u32 = 64;
+
+/// write(2) stamps a file at its start, so a single long call leaves a file that looks still while half of it is missing. A
+/// file that has changed within this time is read behind [`file::wait_for_writer`], which waits, so not in a loop.
+const CONFIRM: Duration = Duration::from_secs(10);
 
 impl From<io::Error> for NoAnswer {
     fn from(error: io::Error) -> NoAnswer {
@@ -244,7 +343,7 @@ impl Disk {
         Ok(Disk::new(sites, roots, content_file_max, revalidate))
     }
 
-    /// With what is open and nothing learnt, in which the residency test is the usual one and nobody needs a password.
+    /// With what is open and nothing learnt, in which the residency test is the usual one.
     fn new(sites: Arc<Sites>, roots: Vec<Root>, content_file_max: u64, revalidate: Duration) -> Disk {
         Disk {
             sites,
@@ -257,14 +356,15 @@ impl Disk {
             forgotten_ns: AtomicU64::new(0),
             start: Instant::now(),
             notes: OnceLock::new(),
-            accounts: AccountFiles::default(),
+            secrets: Vec::new(),
+            refused: Mutex::default(),
             listings: Listings::default(),
         }
     }
 
-    /// With these lists of accounts.
-    pub fn with_accounts(self, accounts: AccountFiles) -> Disk {
-        Disk { accounts, ..self }
+    /// That never serves these files.
+    pub fn with_secrets(self, secrets: Vec<PathBuf>) -> Disk {
+        Disk { secrets, ..self }
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -293,8 +393,7 @@ impl Disk {
 
     /// What goes for all sites.
     pub fn rules(&self) -> Rules {
-        let accounts = self.accounts.paths().to_vec();
-        Rules { accounts, content_file_max: self.content_file_max, revalidate: self.revalidate }
+        Rules { secrets: self.secrets.clone(), content_file_max: self.content_file_max, revalidate: self.revalidate }
     }
 
     /// The same in another process, without anything that was learnt. `None`: there is no site.
@@ -306,10 +405,9 @@ impl Disk {
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        let Rules { accounts, content_file_max, revalidate } = rules;
-        let accounts = AccountFiles::new(accounts, revalidate).ok()?;
+        let Rules { secrets, content_file_max, revalidate } = rules;
         let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, content_file_max, revalidate);
-        Some(disk.with_accounts(accounts))
+        Some(disk.with_secrets(secrets))
     }
 
     /// A helper of another process has brought this: what it read is in memory.
@@ -364,15 +462,14 @@ impl Disk {
     /// As openat2(2).
     pub fn folder(&self, site: u16, path: &[u8]) -> io::Result<OwnedFd> {
         let (root, path) = self.beneath(site, path)?;
-        file::open_root_beneath(root.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
+        file::open_root_beneath(root.folder.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
     }
 
     /// The file of this name, if the last step to it is a link. Waits for the disk.
     pub fn behind_link(&self, site: u16, path: &[u8]) -> Option<OwnedFd> {
         let (root, path) = self.beneath(site, path).ok()?;
-        let status = file::status_at(&root, &path).ok()?;
-        let opened =
-            (status.kind == Kind::Link).then(|| file::open_beneath(root.as_fd(), &path, Patience::Wait))?.ok()?;
+        let status = file::status_at(&root.folder, &path).ok()?;
+        let opened = (status.kind == Kind::Link).then(|| root.open(&path, Patience::Wait))?.ok()?;
         (file::status(&opened).ok()?.kind == Kind::Regular).then_some(opened)
     }
 
@@ -386,13 +483,12 @@ impl Disk {
         own.iter().flat_map(|file| suffixes.iter().map(move |suffix| [&**file, suffix].concat().into())).collect()
     }
 
-    /// The script of an application: the first of these beginnings of the path that is a file of the site's, which end it
-    /// is, and where that lies. Folders of users have none: who may put a file there is not to run it as this user. Waits for
+    /// The script of an application: the first of these beginnings of the path that is a file of the site's. Folders of users have none: who may put a file there is not to run it as this user. Waits for
     /// the disk.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn script(&self, site: u16, path: &[u8], ends: &[usize]) -> Result<(usize, PathBuf), AppTrouble> {
+    pub fn script(&self, site: u16, path: &[u8], ends: &[usize]) -> Result<Script, AppTrouble> {
         let (Some(rules), Some(root)) = (self.sites.get(site), self.roots.get(usize::from(site))) else {
             return Err(AppTrouble::Absent);
         };
@@ -402,15 +498,22 @@ impl Disk {
         for &end in ends {
             let opened = self.beneath(site, &path[..end]).and_then(|(folder, name)| {
                 let name = if name.is_empty() { c".".into() } else { name };
-                Ok((file::status(file::open_beneath(folder.as_fd(), &name, Patience::Wait)?)?.kind, name))
+                let file = folder.open(&name, Patience::Wait)?;
+                Ok((file::status(&file)?.kind, name, file))
             });
             match opened {
-                Ok((Kind::Regular, name)) => return Ok((end, root.path.join(OsStr::from_bytes(name.to_bytes())))),
-                Ok((Kind::Directory, _)) => {}
+                Ok((Kind::Regular, name, file)) => {
+                    let path = root.path.join(OsStr::from_bytes(name.to_bytes()));
+                    return Ok(Script { end, path, file });
+                }
+                Ok((Kind::Directory, ..)) => {}
                 Ok(_) => return Err(AppTrouble::Forbidden),
                 Err(error) if is_absence(&error) => return Err(AppTrouble::Absent),
                 Err(error) if file::is_exhaustion(&error) => return Err(AppTrouble::Busy),
-                Err(_) => return Err(AppTrouble::Forbidden),
+                Err(error) => {
+                    self.note_refusal(site, path, &error);
+                    return Err(AppTrouble::Forbidden);
+                }
             }
         }
         Err(AppTrouble::Absent)
@@ -421,7 +524,7 @@ impl Disk {
         self.roots.get(usize::from(site)).map(|root| &*root.path)
     }
 
-    fn beneath(&self, site: u16, path: &[u8]) -> io::Result<(Arc<OwnedFd>, CString)> {
+    fn beneath(&self, site: u16, path: &[u8]) -> io::Result<(Tree, CString)> {
         let absent = || io::Error::from(io::ErrorKind::NotFound);
         let site = self.sites.get(site).ok_or_else(absent)?;
         match self.place(site, path, Patience::Wait) {
@@ -443,44 +546,62 @@ impl Disk {
     }
 
     /// Whether what was looked up then is still believed.
-    fn believes(&self, checked: Instant) -> bool {
+    pub fn believes(&self, checked: Instant) -> bool {
         checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.revalidate
     }
 
     /// Does the work.
     ///
     /// # Errors
-    /// Only with [`Patience::Now`]: for what it would have had to wait.
-    pub fn perform(&self, work: &Work, patience: Patience) -> Result<Found<OpenFile>, Delay> {
+    /// Only with [`Effort::Now`] and [`Effort::Defer`]: for what it would have had to wait.
+    pub fn perform(&self, work: &Work, effort: Effort) -> Result<Found<OpenFile>, Delay> {
         let found = match work {
-            Work::Name(work) => self.name(work, patience),
+            Work::Name(work) => self.name(work, effort),
             // Reading a directory has no form that does not wait.
-            Work::List(_) if self.for_names(patience) == Patience::Now => Err(NoAnswer::WouldWait),
+            Work::List(_) if self.for_names(effort) == Patience::Now => Err(NoAnswer::WouldWait),
             Work::List(work) => self.list(work),
-            Work::Verify(work) => self.verify(work, patience),
         };
         match found {
             Ok(found) => Ok(found),
-            Err(NoAnswer::Io(error)) => Ok(explain(&error)),
-            Err(_) if patience == Patience::Wait => Ok(Found::Trouble(Trouble::Failed)),
-            Err(NoAnswer::WouldWait) => Err(Delay::Disk),
+            Err(NoAnswer::Io(error)) => {
+                let (Work::Name(NameWork { site, path, .. }) | Work::List(ListWork { site, path, .. })) = work;
+                self.note_refusal(*site, path, &error);
+                Ok(explain(&error))
+            }
             Err(NoAnswer::Fresh) => Err(Delay::Change),
+            Err(NoAnswer::WouldWait) if effort == Effort::Now => Err(Delay::Disk),
+            Err(NoAnswer::WouldWait) => Ok(Found::Trouble(Trouble::Failed)),
+        }
+    }
+
+    /// Says once for each name which symbolic link is not followed, and why.
+    fn note_refusal(&self, site: u16, path: &[u8], error: &io::Error) {
+        let Some(why) = RefusedLink::of(error) else {
+            return;
+        };
+        let mut noted = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        // A client can ask for any number of names beyond one link.
+        if noted.len() < REFUSALS_MAX && noted.insert((site, path.into())) {
+            drop(noted);
+            let root = self.root_of(site).unwrap_or(Path::new("/")).display();
+            let path = String::from_utf8_lossy(path);
+            say!("{root}: {} is refused: {why} (see `symlinks`)", path.escape_debug());
         }
     }
 
     /// Whether names may be waited for. Where nothing is tested they are, too; only the pause that a file in motion takes is
     /// not made in the loop, for that is no work.
-    fn for_names(&self, patience: Patience) -> Patience {
-        if matches!(*self.residency, Residency::None) { Patience::Wait } else { patience }
+    fn for_names(&self, effort: Effort) -> Patience {
+        if matches!(*self.residency, Residency::None) { Patience::Wait } else { effort.patience() }
     }
 
-    fn name(&self, work: &NameWork, patience: Patience) -> Answer<Found<OpenFile>> {
-        let names = self.for_names(patience);
+    fn name(&self, work: &NameWork, effort: Effort) -> Answer<Found<OpenFile>> {
+        let names = self.for_names(effort);
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
         if let Some(missing) = &work.missing
-            && let Some(opened) = self.missing(site, missing, patience)?
+            && let Some(opened) = self.missing(site, missing, effort)?
         {
             return Ok(Found::Missing(opened));
         }
@@ -496,11 +617,11 @@ impl Disk {
                 match open_regular(&root, &[path, index].concat(), names) {
                     Ok(Some(opened)) => {
                         let name = [&*work.path, index].concat();
-                        return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, patience);
+                        return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, effort);
                     }
                     Ok(None) => {}
                     Err(NoAnswer::Io(error)) if is_absence(&error) => {
-                        if let Some(found) = self.variants(&root, (path, index), work, patience)? {
+                        if let Some(found) = self.variants(&root, (path, index), work, effort)? {
                             return Ok(found);
                         }
                     }
@@ -510,25 +631,28 @@ impl Disk {
         }
         let folder = if path.is_empty() { b"." } else { path };
         let folder = c_string(folder)?;
-        let opened = match file::open_beneath(root.as_fd(), &folder, names) {
+        let opened = match root.open(&folder, names) {
             // A folder may be open to those who know what is in it, and to no others (mode 711, as homes have).
             Err(error)
-                if error.kind() == io::ErrorKind::PermissionDenied && !path.ends_with(b"/") && !path.is_empty() =>
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && RefusedLink::of(&error).is_none()
+                    && !path.ends_with(b"/")
+                    && !path.is_empty() =>
             {
-                return match file::is_directory_beneath(root.as_fd(), &folder, names)? {
+                return match file::is_directory_beneath(root.folder.as_fd(), &folder, names)? {
                     true => Ok(Found::NeedsSlash),
                     false => Err(error.into()),
                 };
             }
             Err(error) if is_absence(&error) && !path.ends_with(b"/") => {
                 let (folder, asked) = path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
-                return self.variants(&root, (folder, asked), work, patience)?.ok_or(error.into());
+                return self.variants(&root, (folder, asked), work, effort)?.ok_or(error.into());
             }
             opened => opened?,
         };
         let status = file::status(&opened)?;
         match status.kind {
-            Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, patience),
+            Kind::Regular => self.found(site, &root, path, Arc::clone(&work.path), (opened, status), work, effort),
             Kind::Directory if path.ends_with(b"/") || path.is_empty() => Ok(Found::Directory(version_of(&status))),
             Kind::Directory => Ok(Found::NeedsSlash),
             Kind::Link | Kind::Other => Ok(Found::Forbidden),
@@ -539,20 +663,20 @@ impl Disk {
     /// itself; `None` if there are none, or nobody wants them.
     fn variants(
         &self,
-        root: &OwnedFd,
+        root: &Tree,
         (folder, asked): (&[u8], &[u8]),
         work: &NameWork,
-        patience: Patience,
+        effort: Effort,
     ) -> Answer<Option<Found<OpenFile>>> {
         if !work.variants || asked.is_empty() {
             return Ok(None);
         }
-        let names = self.for_names(patience);
+        let names = self.for_names(effort);
         // Reading a directory has no form that does not wait.
         if names == Patience::Now {
             return Err(NoAnswer::WouldWait);
         }
-        let opened = file::open_beneath(root.as_fd(), &c_string(if folder.is_empty() { b"." } else { folder })?, names);
+        let opened = root.open(&c_string(if folder.is_empty() { b"." } else { folder })?, names);
         let opened = match opened {
             Err(error) if is_absence(&error) => return Ok(None),
             opened => opened?,
@@ -567,29 +691,38 @@ impl Disk {
         candidates.sort();
         let above = work.path.len() - work.path.iter().rev().take_while(|&&byte| byte != b'/').count();
         let (mut paths, mut files): (Vec<Arc<[u8]>>, _) = (Vec::new(), Vec::new());
+        let mut failed = None;
         for name in candidates.into_iter().take(variants::CANDIDATES_MAX) {
             match open_regular(root, &[folder, &name].concat(), names) {
-                Ok(Some((opened, status))) => {
-                    files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
-                    paths.push([&work.path[..above], &name].concat().into());
-                }
-                // Not to be had, for whatever reason: the others serve.
-                Ok(None) | Err(NoAnswer::Io(_)) => {}
+                Ok(Some((opened, status))) => match self.bring(Coding::Identity, opened, status, &work.known, effort) {
+                    Ok(opened) => {
+                        files.push(opened);
+                        paths.push([&work.path[..above], &name].concat().into());
+                    }
+                    Err(NoAnswer::Io(error)) => failed = failed.or(Some(error)),
+                    Err(wait) => return Err(wait),
+                },
+                Ok(None) => {}
+                // The others serve; without any, that one of them cannot be read is no absence.
+                Err(NoAnswer::Io(error)) => failed = failed.or((!is_absence(&error)).then_some(error)),
                 Err(wait) => return Err(wait),
             }
         }
-        Ok((!files.is_empty()).then_some(Found::Variants { names: paths, files }))
+        match failed {
+            Some(error) if files.is_empty() => Err(error.into()),
+            _ => Ok((!files.is_empty()).then_some(Found::Variants { names: paths, files })),
+        }
     }
 
     /// The content of a file that is known; `None` if there is another one by now, or none.
-    fn missing(&self, site: &Site, missing: &Missing, patience: Patience) -> Answer<Option<Opened<OpenFile>>> {
-        let names = self.for_names(patience);
+    fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> Answer<Option<Opened<OpenFile>>> {
+        let names = self.for_names(effort);
         let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
             return Ok(None);
         };
         match open_regular(&root, &[path, missing.coding.suffix().as_bytes()].concat(), names) {
             Ok(Some((opened, status))) if version_of(&status) == missing.version => {
-                let opened = self.bring(missing.coding, opened, status, &[], patience)?;
+                let opened = self.bring(missing.coding, opened, status, &[], effort)?;
                 Ok((opened.version == missing.version).then_some(opened))
             }
             Ok(_) | Err(NoAnswer::Io(_)) => Ok(None),
@@ -602,22 +735,26 @@ impl Disk {
     fn found(
         &self,
         site: &Site,
-        root: &OwnedFd,
+        root: &Tree,
         path: &[u8],
         name: Arc<[u8]>,
         (opened, status): (OwnedFd, file::Status),
         work: &NameWork,
-        patience: Patience,
+        effort: Effort,
     ) -> Answer<Found<OpenFile>> {
         let mut files = Vec::with_capacity(1 + site.precompressed.len());
         let mtime = status.mtime_ns;
-        files.push(self.bring(Coding::Identity, opened, status, &work.known, patience)?);
+        files.push(self.bring(Coding::Identity, opened, status, &work.known, effort)?);
         for &coding in &site.precompressed {
             let sibling = [path, coding.suffix().as_bytes()].concat();
-            match open_regular(root, &sibling, self.for_names(patience)) {
+            match open_regular(root, &sibling, self.for_names(effort)) {
                 // One that is older than its original was made from an earlier version of it.
-                Ok(Some((opened, status))) if status.mtime_ns >= mtime => {
-                    files.push(self.bring(coding, opened, status, &work.known, patience)?);
+                Ok(Some((opened, status))) if variants::is_current(status.mtime_ns, mtime) => {
+                    match self.bring(coding, opened, status, &work.known, effort) {
+                        Ok(opened) => files.push(opened),
+                        Err(NoAnswer::Io(_)) => {}
+                        Err(wait) => return Err(wait),
+                    }
                 }
                 // Not to be had, for whatever reason: the original serves.
                 Ok(_) | Err(NoAnswer::Io(_)) => {}
@@ -628,61 +765,92 @@ impl Disk {
     }
 
     /// The content of an opened file: read if it is small, its first window in memory if it is large.
+    ///
+    /// Somebody may be writing to it at this moment, by one long call or by several. So it is read once it has held still, and
+    /// is good only if its state was the same before and after.
     fn bring(
         &self,
         coding: Coding,
         opened: OwnedFd,
-        mut status: file::Status,
+        status: file::Status,
         known: &[FileVersion],
-        patience: Patience,
+        effort: Effort,
     ) -> Answer<Opened<OpenFile>> {
-        // Somebody may be writing to it at this moment. What is read is good only if the file was in the same state
-        // before and after; a file that does not hold still is left to the page cache.
-        for attempt in 0..4 {
-            let version = version_of(&status);
+        if self.is_secret(&status, self.for_names(effort))? {
+            return Err(NoAnswer::Io(io::ErrorKind::PermissionDenied.into()));
+        }
+        let began = Instant::now();
+        let mut version = version_of(&status);
+        for attempt in 0_u32.. {
             if known.contains(&version) {
                 return Ok(Opened { coding, version, content: None });
             }
-            let moving = moving_for(&version, SystemTime::now());
-            if moving > Duration::ZERO {
-                match patience {
-                    Patience::Now => return Err(NoAnswer::Fresh),
-                    Patience::Wait if attempt == 0 => {
-                        thread::sleep(moving);
-                        status = file::status(&opened)?;
-                        continue;
-                    }
-                    // It is written to all the time, as a log is.
-                    Patience::Wait => break,
+            let moving = moving_for(&version, SystemTime::now(), STILL);
+            let wait_max = CHANGES_MAX + grain(&version);
+            match effort {
+                _ if moving.is_zero() && attempt < ATTEMPTS_MAX => {}
+                Effort::Now | Effort::Defer if !moving.is_zero() => return Err(NoAnswer::Fresh),
+                Effort::Wait if !moving.is_zero() && began.elapsed() < wait_max => {
+                    thread::sleep(moving);
+                    version = version_of(&file::status(&opened)?);
+                    continue;
+                }
+                // It is written to all the time, as a log is.
+                Effort::Now | Effort::Defer | Effort::Wait | Effort::Accept => {
+                    version.is_changing = true;
+                    break;
                 }
             }
-            if version.size > self.content_file_max {
-                break;
+            let is_young = !moving_for(&version, SystemTime::now(), CONFIRM).is_zero();
+            if is_young && effort == Effort::Now {
+                return Err(NoAnswer::Fresh);
             }
-            let bytes = self.read_whole(&opened, &version, patience)?;
-            status = file::status(&opened)?;
-            if let Some(bytes) = bytes
-                && version_of(&status) == version
-            {
-                return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) });
+            if is_young {
+                file::wait_for_writer(&opened);
+            }
+            let is_small = version.size <= self.content_file_max;
+            let bytes = if is_small { self.read_whole(&opened, &version, effort.patience())? } else { None };
+            if is_young || is_small {
+                let now = version_of(&file::status(&opened)?);
+                if now != version {
+                    version = now;
+                    continue;
+                }
+            }
+            match bytes {
+                Some(bytes) => return Ok(Opened { coding, version, content: Some(Stored::Memory(bytes)) }),
+                None => break,
             }
         }
-        let version = version_of(&status);
         if version.size > 0 {
             let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
-            match patience {
+            match effort.patience() {
                 Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), 0, first_page) => {
                     return Err(NoAnswer::WouldWait);
                 }
                 Patience::Now => {}
                 Patience::Wait => {
                     let window = 0..WINDOW.min(version.size);
-                    warm(&opened, 0, window.end);
+                    // Before the head goes out: without its first bytes the reply is an error.
+                    warm(&opened, 0, window.end)?;
                     self.residency.was_read(&version, &window);
                 }
             }
         }
         Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))) })
+    }
+
+    /// Whether a file in this state is one that is never served. A hard link, or a link out of the root where those are
+    /// followed, leads to it by any name.
+    fn is_secret(&self, status: &file::Status, patience: Patience) -> io::Result<bool> {
+        for path in &self.secrets {
+            match file::open_path(path, patience).and_then(file::status) {
+                Ok(secret) if (secret.device, secret.inode) == (status.device, status.inode) => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(false)
     }
 
     /// `None` if the file is shorter than it was said to be.
@@ -702,22 +870,6 @@ impl Disk {
         Ok(Some(bytes.into_boxed_slice()))
     }
 
-    /// An unreadable list is trouble: nobody gets in, and whoever serves is told.
-    fn verify(&self, work: &VerifyWork, patience: Patience) -> Answer<Found<OpenFile>> {
-        match self.accounts.verify(work.accounts, &work.credentials, self.for_names(patience)) {
-            Ok(Some(good)) => Ok(Found::Verified(good)),
-            Ok(None) => Err(NoAnswer::WouldWait),
-            Err(error) => {
-                let path = self.accounts.paths().get(usize::from(work.accounts));
-                say!(
-                    "cannot read the passwords in {}: {error}",
-                    path.map_or_else(Default::default, |path| path.display().to_string())
-                );
-                Ok(Found::Trouble(Trouble::Failed))
-            }
-        }
-    }
-
     fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
@@ -726,7 +878,7 @@ impl Disk {
             return Ok(Found::Absent);
         };
         let folder = if path.is_empty() { b"." } else { path };
-        let folder = file::open_beneath(root.as_fd(), &c_string(folder)?, Patience::Wait)?;
+        let folder = root.open(&c_string(folder)?, Patience::Wait)?;
         // As for a file that is being written: what was read is that of one state only if that holds still.
         let started = SystemTime::now();
         let before = file::status(&folder)?;
@@ -743,7 +895,7 @@ impl Disk {
             let mut status = file::status_at(&folder, &c_name);
             if matches!(&status, Ok(status) if status.kind == Kind::Link) {
                 let inside = [path, &name].concat();
-                status = file::open_beneath(root.as_fd(), &c_string(&inside)?, Patience::Wait).and_then(file::status);
+                status = root.open(&c_string(&inside)?, Patience::Wait).and_then(file::status);
             }
             let Ok(status) = status else { continue };
             let is_directory = match status.kind {
@@ -758,7 +910,7 @@ impl Disk {
         }
         let version = version_of(&before);
         let holds_still =
-            moving_for(&version, started) == Duration::ZERO && version_of(&file::status(&folder)?) == version;
+            moving_for(&version, started, STILL) == Duration::ZERO && version_of(&file::status(&folder)?) == version;
         let page = listing::render(&work.path, entries, work.order, work.form);
         Ok(Found::Listing(Listing::new(page, changed_ns, holds_still.then_some(version))))
     }
@@ -772,9 +924,13 @@ impl Disk {
             let slash = rest.iter().position(|&b| b == b'/');
             let name = &rest[..slash.unwrap_or(rest.len())];
             let root = self.user_root(name, folder, patience)?;
-            return Ok(root.map(|root| Place { root, path: slash.map(|slash| &rest[slash + 1..]) }));
+            // A user may publish what is in that folder, and no file elsewhere that this process can read.
+            let links = if site.symlinks == Symlinks::Any { Links::Within } else { links_of(site.symlinks) };
+            return Ok(
+                root.map(|folder| Place { root: Tree { folder, links }, path: slash.map(|slash| &rest[slash + 1..]) })
+            );
         }
-        let root = self.root(site.number, patience)?;
+        let root = Tree { folder: self.root(site.number, patience)?, links: links_of(site.symlinks) };
         Ok(Some(Place { root, path: Some(rest) }))
     }
 
@@ -834,10 +990,42 @@ impl Disk {
     }
 }
 
+/// The file of a script.
+#[derive(Debug)]
+pub struct Script {
+    /// Where its name ends in the path of the request.
+    pub end: usize,
+    /// Its absolute name.
+    pub path: PathBuf,
+    /// The file itself, as it was found beneath the root.
+    pub file: OwnedFd,
+}
+
+/// A folder with all that is beneath it, and the links that are followed there.
+struct Tree {
+    folder: Arc<OwnedFd>,
+    links: Links,
+}
+
+impl Tree {
+    fn open(&self, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
+        links::open(self.folder.as_fd(), path, self.links, patience)
+    }
+}
+
 struct Place<'a> {
-    root: Arc<OwnedFd>,
+    root: Tree,
     /// Relative to the root, without a slash in front; `None` for `/~user`, which lacks its slash.
     path: Option<&'a [u8]>,
+}
+
+fn links_of(symlinks: Symlinks) -> Links {
+    match symlinks {
+        Symlinks::Within => Links::Within,
+        Symlinks::Owner => Links::Owner,
+        Symlinks::Any => Links::Any,
+        Symlinks::None => Links::None,
+    }
 }
 
 /// `~user` is for people: system accounts, root's among them, have homes such as `/` that nobody means to publish.
@@ -853,24 +1041,34 @@ fn open_user_root(name: &[u8], folder: &str) -> Option<Arc<OwnedFd>> {
     Some(Arc::new(root))
 }
 
-/// Makes a window of a file resident, by reading it; called by helpers alone. Errors are for whoever sends it.
-pub fn warm(file: impl AsFd, start: u64, length: u64) {
+/// Makes a window of a file resident, by reading it; called by helpers alone.
+///
+/// # Errors
+/// As pread(2), if not even the first bytes can be read; what lies behind is for whoever sends it.
+pub fn warm(file: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     let (mut at, end) = (start, start + length);
     while at < end {
         let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
         match file::read_at(&file, &mut buffer[..count], at, Patience::Wait) {
-            Ok(0) | Err(_) => return,
+            Err(error) if at == start => return Err(error),
+            Ok(0) | Err(_) => return Ok(()),
             Ok(count) => at += count as u64,
         }
     }
+    Ok(())
 }
 
-/// For how long a file in this state may still be in motion.
-fn moving_for(version: &FileVersion, now: SystemTime) -> Duration {
+/// How long it takes until the last change of a file is `still` ago.
+fn moving_for(version: &FileVersion, now: SystemTime, still: Duration) -> Duration {
     let changed = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(version.ctime_ns).unwrap_or(0));
     // A change in the future is that of a file server whose clock is another one: it tells nothing.
-    now.duration_since(changed).map_or(Duration::ZERO, |age| STILL.saturating_sub(age))
+    now.duration_since(changed).map_or(Duration::ZERO, |age| (still + grain(version)).saturating_sub(age))
+}
+
+/// By how much a stamp may be too old beyond what [`STILL`] allows for: some file systems know whole seconds alone.
+fn grain(version: &FileVersion) -> Duration {
+    if version.ctime_ns % 1_000_000_000 == 0 { Duration::from_secs(1) } else { Duration::ZERO }
 }
 
 /// The version of a file in this state.
@@ -881,12 +1079,13 @@ pub fn version_of(status: &file::Status) -> FileVersion {
         size: status.size,
         mtime_ns: status.mtime_ns,
         ctime_ns: status.ctime_ns,
+        is_changing: false,
     }
 }
 
 /// `None` for something that is no regular file.
-fn open_regular(root: &OwnedFd, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
-    let opened = file::open_beneath(root.as_fd(), &c_string(path)?, patience)?;
+fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
+    let opened = root.open(&c_string(path)?, patience)?;
     let status = file::status(&opened)?;
     Ok((status.kind == Kind::Regular).then_some((opened, status)))
 }
@@ -924,6 +1123,58 @@ mod tests {
         let links =
             fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
         links.filter(|link| link.starts_with(folder) && link.to_string_lossy().ends_with(" (deleted)")).count()
+    }
+
+    #[test]
+    fn stamps_of_whole_seconds_take_a_second_longer_to_settle() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let check = |ctime_ns: i64, expected_ms: u64| {
+            let version = FileVersion { ctime_ns, ..FileVersion::default() };
+            assert_eq!(moving_for(&version, now, STILL), Duration::from_millis(expected_ms), "{ctime_ns}");
+        };
+        check(999_990_000_000, 40);
+        check(999_950_000_000, 0);
+        check(999_000_000_000, 50);
+        check(998_000_000_000, 0);
+        // Another machine's clock.
+        check(1_000_000_000_001, 0);
+    }
+
+    #[test]
+    fn ctime_change_without_a_visible_cause_counts_as_an_edit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "text").unwrap();
+        let open = || {
+            let opened: OwnedFd = fs::File::open(&path).unwrap().into();
+            let version = version_of(&file::status(&opened).unwrap());
+            (OpenFile::new(opened), version)
+        };
+        let (file, version) = open();
+        let check = |expected: bool| assert_eq!(file.still_has_bytes_of(&version).unwrap(), expected);
+        // Past the grain of the clock each time, lest two changes have one stamp.
+        let after_a_tick = || thread::sleep(Duration::from_millis(20));
+        check(true);
+        after_a_tick();
+        fs::hard_link(&path, folder.path().join("other")).unwrap();
+        check(true);
+        check(true);
+        after_a_tick();
+        fs::rename(&path, folder.path().join("renamed")).unwrap();
+        check(true);
+        after_a_tick();
+        let modified = fs::metadata(folder.path().join("renamed")).unwrap().modified().unwrap();
+        let writable = fs::File::options().write(true).open(folder.path().join("renamed")).unwrap();
+        writable.set_modified(modified).unwrap();
+        check(false);
+        check(false);
+        // Opened in another state than that of the version: what lies between is not known.
+        fs::rename(folder.path().join("renamed"), &path).unwrap();
+        let (_, before) = open();
+        after_a_tick();
+        writable.set_modified(modified).unwrap();
+        let (file, _) = open();
+        assert!(!file.still_has_bytes_of(&before).unwrap());
     }
 
     #[test]

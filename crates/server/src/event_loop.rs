@@ -53,7 +53,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     disk.register(&epoll, DISK)?;
     let mut door = Door::new(listeners, generation.pooled());
     let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
-    let mut worker = Worker::new(generation, apps, log, clock, seat);
+    let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, seat);
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
@@ -111,7 +111,9 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         for message in messages.drain(..) {
             match message {
                 Message::Done(done) => disk.done(done, now, &mut worker),
+                Message::Verified(token, ticket, verdict) => worker.verified(token, ticket, verdict, now, &mut disk),
                 Message::Started(started) => worker.app_started(*started, now, &mut disk),
+                Message::Spooled(done) => worker.app_spooled(*done, now, &mut disk),
                 Message::PageSettled(token, ticket) => worker.page_settled(token, ticket, now, &mut disk),
                 Message::Renew(generation) => {
                     disk.renew(&generation);

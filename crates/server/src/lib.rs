@@ -5,12 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod access_log;
-pub mod accounts;
 pub mod app;
 pub mod arch;
 pub mod config;
 pub mod control;
 pub mod counters;
+pub mod descriptors;
 pub mod disk;
 pub mod event_loop;
 pub mod front;
@@ -21,6 +21,7 @@ pub mod locked;
 pub mod mailbox;
 pub mod mapped;
 pub mod metrics;
+pub mod passwords;
 pub mod portable;
 pub mod preload;
 pub mod processes;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use amped_core::auth::Verdict;
 use amped_core::cache::{Caches, Change};
 use amped_core::event::{Brief, Ticket};
 use amped_core::site::Sites;
@@ -12,17 +13,23 @@ use amped_sys::eventfd::EventFd;
 use amped_units::Time;
 
 use crate::app::cgi::Started;
+use crate::app::spool;
 use crate::counters::Snapshot;
 use crate::helper::Done;
 use crate::worker::{Generation, Token};
 
 /// What a loop is told.
+#[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
 #[derive(Debug)]
 pub enum Message {
     /// A helper has done something.
     Done(Done),
+    /// The verdict on a password; `None`: the client was seen to have left.
+    Verified(Token, Ticket, Option<Verdict>),
     /// A process has been started for a request, or not.
     Started(Box<Started>),
+    /// An errand for a stored body has been done.
+    Spooled(Box<spool::Done>),
     /// A page for which this request waits is kept now, or is not going to be.
     PageSettled(Token, Ticket),
     /// Another configuration comes into force.

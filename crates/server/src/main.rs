@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
 use amped::{config, preload, say, serve};
+use amped_sys::process;
 
 fn main() -> ExitCode {
     let command = match cli::parse(std::env::args_os()) {
@@ -13,7 +14,13 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match command {
-        Command::Serve(flags) => serve::serve(&flags),
+        Command::Serve(flags) => {
+            // First of all: from here on open descriptors are the server's.
+            if let Err(error) = process::close_inherited() {
+                say::plain(&format!("amped: cannot close inherited descriptors: {error}\n"));
+            }
+            serve::serve(&flags)
+        }
         Command::Preload(flags) => preload::preload(&flags),
         Command::Check(flags) => match config::check(&flags) {
             Ok(summary) => serve::print(&summary),

@@ -19,17 +19,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, VerifyWork, Work};
+use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileVersion, Stored};
 use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
-use amped_core::site::Site;
-use amped_http::auth::Credentials;
+use amped_core::site::{Site, Symlinks};
 use amped_http::negotiate::Coding;
 
 use crate::disk::Rules;
 
 /// Counts the forms: whoever changes one, changes this.
-const FORM: u8 = 3;
+const FORM: u8 = 4;
 
 /// The bytes say nothing that could have been written here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +77,6 @@ pub fn write_work(work: &Work) -> Vec<u8> {
             out.extend(edition.to_le_bytes());
             out.extend([order.key as u8, u8::from(order.descending), *form as u8]);
         }
-        Work::Verify(VerifyWork { generation, site, accounts, credentials }) => {
-            out.push(2);
-            put_name(&mut out, *generation, *site, credentials.name());
-            put_text(&mut out, credentials.password());
-            out.extend(accounts.to_le_bytes());
-        }
     }
     out
 }
@@ -115,10 +108,6 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
             let form = from.one_of(&[ListForm::Html, ListForm::Json])?;
             let order = ListOrder { key, descending };
             Work::List(ListWork { generation, site, path, edition, order, form })
-        }
-        2 => {
-            let credentials = Credentials::new(&path, from.text()?).ok_or(Malformed)?;
-            Work::Verify(VerifyWork { generation, site, accounts: from.u16()?, credentials })
         }
         _ => return Err(Malformed),
     };
@@ -153,7 +142,6 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
             out.push(u8::from(folder.is_some()));
             folder.iter().for_each(|version| put_version(&mut out, version));
         }
-        Found::Verified(good) => out.extend([9, u8::from(*good)]),
         Found::Absent => out.push(4),
         Found::Forbidden => out.push(5),
         Found::Trouble(trouble) => out.extend([6, *trouble as u8]),
@@ -215,7 +203,6 @@ pub fn read_outline<F>(
             }
             Found::Variants { names, files }
         }
-        9 => Found::Verified(from.one_of(&[false, true])?),
         _ => return Err(Malformed),
     };
     from.end()?;
@@ -270,8 +257,8 @@ pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Fou
 pub fn write_rules(rules: &Rules) -> Vec<u8> {
     let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
     let mut out = [&[FORM][..], &rules.content_file_max.to_le_bytes(), &revalidate.to_le_bytes()].concat();
-    put_count(&mut out, rules.accounts.len());
-    rules.accounts.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
+    put_count(&mut out, rules.secrets.len());
+    rules.secrets.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
     out
 }
 
@@ -283,8 +270,8 @@ pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
     let mut from = Reader::of(bytes)?;
     let (content_file_max, revalidate) = (from.u64()?, Duration::from_nanos(from.u64()?));
     let path = |from: &mut Reader<'_>| Ok(PathBuf::from(OsStr::from_bytes(from.text()?)));
-    let accounts = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
-    let rules = Rules { accounts, content_file_max, revalidate };
+    let secrets = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
+    let rules = Rules { secrets, content_file_max, revalidate };
     from.end()?;
     Ok(rules)
 }
@@ -293,13 +280,13 @@ pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
 pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) -> Vec<u8> {
     let mut out = vec![FORM];
     for (site, root) in sites {
-        let Site { index, dotfiles, precompressed, user_dir, .. } = site;
+        let Site { index, dotfiles, precompressed, user_dir, symlinks, .. } = site;
         put_text(&mut out, root.as_os_str().as_bytes());
         put_count(&mut out, index.len());
         index.iter().for_each(|name| put_text(&mut out, name.as_bytes()));
         put_count(&mut out, precompressed.len());
         out.extend(precompressed.iter().map(|&coding| coding as u8));
-        out.extend([u8::from(*dotfiles), u8::from(user_dir.is_some())]);
+        out.extend([u8::from(*dotfiles), u8::from(user_dir.is_some()), *symlinks as u8]);
         put_text(&mut out, user_dir.as_deref().unwrap_or_default().as_bytes());
     }
     out
@@ -321,8 +308,9 @@ pub fn read_sites(bytes: &[u8]) -> Result<Vec<(Site, PathBuf)>, Malformed> {
         let index = (0..from.u32()?).map(|_| text(&mut from)).collect::<Result<_, _>>()?;
         let precompressed = (0..from.u32()?).map(|_| from.coding()).collect::<Result<_, _>>()?;
         let (dotfiles, has_user_dir) = (from.one_of(&[false, true])?, from.one_of(&[false, true])?);
+        let symlinks = from.one_of(&[Symlinks::Within, Symlinks::Owner, Symlinks::Any, Symlinks::None])?;
         let user_dir = Some(text(&mut from)?).filter(|_| has_user_dir);
-        sites.push((Site { index, dotfiles, precompressed, user_dir, ..Site::default() }, root));
+        sites.push((Site { index, dotfiles, precompressed, user_dir, symlinks, ..Site::default() }, root));
     }
     Ok(sites)
 }
@@ -343,10 +331,11 @@ fn put_count(out: &mut Vec<u8>, count: usize) {
 }
 
 fn put_version(out: &mut Vec<u8>, version: &FileVersion) {
-    let FileVersion { device, inode, size, mtime_ns, ctime_ns } = *version;
+    let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing } = *version;
     for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64] {
         out.extend(word.to_le_bytes());
     }
+    out.push(u8::from(is_changing));
 }
 
 /// What is still to be read.
@@ -402,7 +391,9 @@ impl<'a> Reader<'a> {
 
     fn version(&mut self) -> Result<FileVersion, Malformed> {
         let (device, inode, size) = (self.u64()?, self.u64()?, self.u64()?);
-        Ok(FileVersion { device, inode, size, mtime_ns: self.u64()? as i64, ctime_ns: self.u64()? as i64 })
+        let (mtime_ns, ctime_ns) = (self.u64()? as i64, self.u64()? as i64);
+        let is_changing = self.one_of(&[false, true])?;
+        Ok(FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing })
     }
 
     fn end(self) -> Result<(), Malformed> {
@@ -424,12 +415,8 @@ pub(crate) mod tests {
     }
 
     fn version() -> impl Strategy<Value = FileVersion> {
-        any::<(u64, u64, u64, i64, i64)>().prop_map(|(device, inode, size, mtime_ns, ctime_ns)| FileVersion {
-            device,
-            inode,
-            size,
-            mtime_ns,
-            ctime_ns,
+        any::<(u64, u64, u64, i64, i64, bool)>().prop_map(|(device, inode, size, mtime_ns, ctime_ns, is_changing)| {
+            FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing }
         })
     }
 
@@ -447,12 +434,6 @@ pub(crate) mod tests {
             (name(), any::<u32>(), known, any::<bool>(), missing).prop_map(
                 |((generation, site, path), edition, known, variants, missing)| {
                     Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
-                }
-            ),
-            (name(), any::<u16>(), "[^:]{0,9}", "\\PC{0,9}").prop_map(
-                |((generation, site, _), accounts, name, password)| {
-                    let credentials = Credentials::new(name.as_bytes(), password.as_bytes()).expect("no colon");
-                    Work::Verify(VerifyWork { generation, site, accounts, credentials })
                 }
             ),
             (name(), any::<u32>(), keys, any::<bool>(), forms).prop_map(
@@ -484,7 +465,6 @@ pub(crate) mod tests {
         prop_oneof![
             4 => (text(), prop::collection::vec(opened(100), 0..4))
                 .prop_map(|(name, files)| Found::File { name, files }),
-            1 => any::<bool>().prop_map(Found::Verified),
             1 => (0..4, version()).prop_map(|(which, version)| match which {
                 0 => Found::NeedsSlash,
                 1 => Found::Directory(version),
@@ -551,7 +531,7 @@ pub(crate) mod tests {
             sites in prop::collection::vec(
                 (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
             rules in any::<(u64, u64)>(),
-            accounts in prop::collection::vec("[a-z/]{0,9}", 0..3),
+            secrets in prop::collection::vec("[a-z/]{0,9}", 0..3),
             cut in any::<prop::sample::Index>(),
         ) {
             let sites: Vec<(Site, PathBuf)> = sites.into_iter().map(|(index, dotfiles, user_dir, root)| {
@@ -565,8 +545,8 @@ pub(crate) mod tests {
             prop_assert_eq!(format!("{:?}", read_sites(&bytes)), format!("{:?}", Ok::<_, Malformed>(sites)));
             // Cut between two of them it is whole, which the number of descriptors beside it tells.
             let _ = read_sites(&bytes[..cut.index(bytes.len())]);
-            let accounts = accounts.into_iter().map(PathBuf::from).collect();
-            let rules = Rules { accounts, content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
+            let secrets = secrets.into_iter().map(PathBuf::from).collect();
+            let rules = Rules { secrets, content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
             prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
     }

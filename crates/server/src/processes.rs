@@ -91,6 +91,10 @@ const UNANSWERED_MAX: usize = 4;
 /// A child that lives shorter than this is replaced only after it: what kills it at once would kill the next one too.
 const LIFE_MIN: Duration = Duration::from_secs(1);
 
+/// By how much the out-of-memory killer prefers a child to the parent, in thousandths of all memory. Far less than 1000, so
+/// that what uses most of the machine's memory still goes first.
+const CHILD_OOM_SCORE: i32 = 100;
+
 /// How long a child may take to say how it stands.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
@@ -176,6 +180,10 @@ impl Pool {
     fn run(&mut self, line: UnixStream, seat: Option<Seat>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
+        // Where memory runs out, one child is a client's loss, the parent everybody's.
+        process::offer_to_memory_killer(CHILD_OOM_SCORE);
+        // That it cannot be locked the parent has said.
+        let _ = process::lock_program();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
         let mailbox = Arc::new(mailbox);
         let log = log.take().map(|sink| Writer::start(sink.shared(), &generation.settings.log, *clock));
@@ -313,6 +321,10 @@ impl Pool {
     pub fn look_after(&mut self) {
         while let Some((pid, ending)) = process::ended_child() {
             let Some(n) = self.children.iter().position(|child| child.pid == pid) else {
+                if self.parts.generation.apps.is_manager(pid) {
+                    // Without it none could be started any more; a supervisor that sees the server end starts it anew.
+                    die(&format!("the process that starts applications {ending}"));
+                }
                 continue;
             };
             let mut child = self.children.swap_remove(n);

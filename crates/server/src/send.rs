@@ -6,8 +6,8 @@
 //! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
 //! behind its head, or goes out with it in one call, copied through a buffer or from a mapping: as the key `send.content` says.
 //!
-//! A file may change while it is sent. Before each call and after the last its size and modification time must be those of
-//! the head, else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
+//! A file may change while it is sent. Before each call and after the last its size and times must be those of the head, but
+//! for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]), else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
 //! pages to the socket, where an edit in place still reaches them until the client has them, and a mapping is as live until
 //! the kernel has copied it; so a file that changed within the last minute (the key `send.settle`) is copied instead, which
 //! freezes the bytes at the moment they are checked. What is left: the first edit in place of an older file, while the last
@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -773,7 +773,7 @@ fn send_windows(
             file.is_seen(number, version.size, sender.now);
         }
         // Checked after reading: the bytes in the buffer are those of this state.
-        if count == 0 || !is_unchanged(file, version)? {
+        if count == 0 || !file.still_has_bytes_of(version)? {
             return Ok(Window::Changed);
         }
         let sent = match before {
@@ -794,7 +794,7 @@ fn send_windows(
     let probe = probes == Probes::All { fetched: 0 };
     let is_cold = probe && !sender.is_there(file, version, &window, &way);
     // A file that has become shorter looks like one that is not in memory.
-    let is_changed = (must_look || is_cold) && !is_unchanged(file, version)?;
+    let is_changed = (must_look || is_cold) && !file.still_has_bytes_of(version)?;
     if is_cold || is_changed {
         return Ok(if is_changed { Window::Changed } else { Window::Cold(window) });
     }
@@ -820,7 +820,7 @@ fn send_windows(
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
     let end = window.start + sent.saturating_sub(before) as u64;
-    if sent == 0 || (end == range.end && !is_unchanged(file, version)?) {
+    if sent == 0 || (end == range.end && !file.still_has_bytes_of(version)?) {
         return Ok(Window::Changed);
     }
     Ok(Window::Sent(end.div_ceil(WINDOW) - number, sent as u64))
@@ -832,13 +832,6 @@ fn is_settled(version: &FileVersion, settle: Duration, wall_seconds: i64) -> boo
     let now_ns = wall_seconds.saturating_mul(1_000_000_000);
     // The wall's clock has whole seconds, so a file of this second is not older than zero.
     settle_ns == 0 || now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > settle_ns
-}
-
-/// Whether the bytes are still those of this version. Not the ctime: a rename over the file or its removal, as in every
-/// deployment, changes that and leaves the bytes alone.
-fn is_unchanged(file: impl AsFd, version: &FileVersion) -> io::Result<bool> {
-    let status = file::status(file)?;
-    Ok(status.size == version.size && status.mtime_ns == version.mtime_ns)
 }
 
 /// Blocks that this thread has read.

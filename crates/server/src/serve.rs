@@ -26,12 +26,12 @@ use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer};
-use crate::accounts::AccountFiles;
 use crate::app::Apps;
 use crate::arch;
 use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
+use crate::descriptors::{self, Needs, Share};
 use crate::disk::Disk;
 use crate::front::Front;
 use crate::helper::nursery::{self, Nursery};
@@ -40,6 +40,9 @@ use crate::locked;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::mapped::MappedWindows;
 use crate::metrics::{Board, Seat, Seats};
+use crate::passwords::accounts::AccountFiles;
+use crate::passwords::ledger::Ledger;
+use crate::passwords::verifier::{Verifier, Waiting};
 use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
 use crate::say;
@@ -47,16 +50,14 @@ use crate::shared_cache::SharedCache;
 use crate::watch::{self, Audience};
 use crate::worker::{Clock, Generation};
 
-/// Descriptors kept back from connections: standard streams, log, epoll, mailboxes, roots, and files and sockets that helpers
-/// and resolvers have open for a moment.
-const DESCRIPTORS_RESERVED: usize = 64;
-
 /// Descriptors for which the kernel's table has room from the start, if so many may be had: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
 
 /// A server that runs.
 struct Server {
     flags: cli::Serve,
+    /// Workers that the configuration asks for; there may be fewer.
+    workers_asked: usize,
     generation: Arc<Generation>,
     crew: Crew,
     clock: Clock,
@@ -123,15 +124,33 @@ pub fn print(text: &str) -> ExitCode {
 }
 
 impl Server {
-    fn start(flags: &cli::Serve, settings: Settings, signals: Signals) -> Result<Server, String> {
+    fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
+        // While there is one thread, for both hold for a thread and all that it starts. Ports and users are no matter of them:
+        // they take what this process has, not what a program that it starts could have.
+        process::gain_no_privileges().map_err(|error| format!("cannot give up privileges: {error}"))?;
+        process::keep_files_private();
         let descriptors = process::raise_descriptor_limit();
         // While there is one thread; a loop that opens one file too many would wait.
         process::make_room_for_descriptors(descriptors.min(DESCRIPTORS_ROOM));
+        let workers_asked = settings.workers;
+        settings.workers = share(&settings)?.workers;
+        if settings.workers < workers_asked {
+            say!(
+                "the limit on open files ({descriptors}) bears {} of {workers_asked} workers, and no more are started; raise it \
+                 (ulimit -n, LimitNOFILE=)",
+                settings.workers
+            );
+        }
         if let Err(error) = process::lock_program() {
             say!(
                 "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is \
                  read again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
             );
+        }
+        if arch::form(settings.architecture).processes {
+            // The children lock it. A parent that holds more memory than they do is what the kernel kills first where memory
+            // runs out, and all of them with it.
+            process::unlock_program();
         }
         let owner = owner(&settings)?;
         // Before there is anything that these processes should not have.
@@ -182,7 +201,7 @@ impl Server {
             threads.watch(&generation);
             Crew::Threads(Box::new(threads))
         };
-        Ok(Server { flags: flags.clone(), generation, crew, clock, board })
+        Ok(Server { flags: flags.clone(), workers_asked, generation, crew, clock, board })
     }
 
     fn addresses(&self) -> &[Address] {
@@ -329,12 +348,12 @@ impl Server {
 
     /// Everything that a new configuration needs.
     fn prepare(&self) -> Result<(Arc<Generation>, Vec<Address>), String> {
-        let settings = config::load(&self.flags).map_err(|error| error.to_string())?;
+        let mut settings = config::load(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
         let mut fixed = Vec::new();
         for (name, changed) in [
             ("architecture", settings.architecture != old.architecture),
-            ("workers", settings.workers != old.workers),
+            ("workers", settings.workers != self.workers_asked),
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
             ("helpers.as", settings.helpers.kind != old.helpers.kind),
@@ -352,6 +371,7 @@ impl Server {
         if !fixed.is_empty() {
             return Err(format!("amped: {} cannot change while the server runs: restart it\n", fixed.join(", ")));
         }
+        settings.workers = old.workers;
         let line = |message: String| format!("amped: {message}\n");
         let mut addresses = Vec::new();
         // Each old one is taken once: a port of 0 may be asked for several times.
@@ -512,6 +532,7 @@ impl Threads {
                 // A loop that fails ends the process itself.
                 let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
                 let writer = self.log.map(|log| end_log(log, clock, at));
+                generation.apps.stop();
                 say::plain(&generation.sum_up(&snapshots, writer.as_deref()).to_string());
                 std::process::exit(0);
             });
@@ -544,6 +565,7 @@ fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> 
         }
     }
     pool.kill();
+    pool.generation().apps.stop();
     say::plain(&pool.ended().to_string());
     ExitCode::SUCCESS
 }
@@ -559,7 +581,7 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
         thread::sleep(Duration::from_millis(2));
     }
     if !thread.is_finished() {
-        say!("the log takes nothing any more; its last lines are lost");
+        say!("the access log is blocked; its last {} lines are lost", writer.give_up());
     }
     writer
 }
@@ -603,12 +625,35 @@ fn board_of(settings: &Settings) -> Result<Option<Board>, String> {
     Board::new(file.as_deref(), loops).map(Some)
 }
 
+/// What the limit on open files bears of a configuration.
+fn share(settings: &Settings) -> Result<Share, String> {
+    let form = arch::form(settings.architecture);
+    let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
+    let needs = Needs {
+        pool: form.pool,
+        processes: form.processes,
+        workers: settings.workers,
+        addresses: settings.listen.len(),
+        roots: settings.roots.len(),
+        helpers: if form.helpers { settings.helpers.max } else { 0 },
+        helper_processes: form.helpers && settings.helpers.kind == HelperKind::Processes,
+        files: settings.budgets.descriptors,
+        exchanges: settings
+            .apps
+            .iter()
+            .flatten()
+            .fold(0, |sum: usize, app| sum.saturating_add(app.processes.unwrap_or(20))),
+    };
+    descriptors::share(limit, &needs).map_err(|least| {
+        format!("the limit on open files is {limit}, and the server needs {least} at least: raise it (ulimit -n, LimitNOFILE=)")
+    })
+}
+
 /// Opens what a configuration names.
 fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
     let form = arch::form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
     settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
-    let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
     if !settings.send.content.keeps_bodies() {
         settings.budgets.content_file_max = Bytes(0);
     }
@@ -623,17 +668,14 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
             settings.budgets.content_bytes = Bytes(0);
         }
     }
-    // The limit is on each process, and so are the caches of threads that share them.
+    // The caches of threads that share them are one.
     let workers = if form.pool { 1 } else { settings.workers };
-    // Cached descriptors get no more than a quarter where they are scarce.
-    let files_max = limit / 4 / workers;
-    settings.budgets.descriptors = settings.budgets.descriptors.min(files_max);
-    let reserved = DESCRIPTORS_RESERVED + workers * (settings.budgets.descriptors + settings.helpers.max);
-    // Where the limit is low, files and connections share it alike.
-    let bearable = (limit - reserved.min(limit / 2)).max(workers);
+    let Share { files, connections: bearable, .. } = share(&settings)?;
+    settings.budgets.descriptors = files;
     let connections = match settings.connections {
         // More would leave no descriptor to open a file with: each of them would be answered 503.
-        Some(connections) if connections > bearable => {
+        Some(connections) if !form.pool && connections > bearable => {
+            let limit = process::raise_descriptor_limit();
             say!(
                 "limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}, and \
                  no more are taken; raise it (ulimit -n, LimitNOFILE=)"
@@ -651,8 +693,6 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         .try_for_each(|root| enter(&root.path))
         .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
-    let accounts = AccountFiles::new(settings.accounts.clone(), budgets.revalidate);
-    let disk = disk.with_accounts(accounts.map_err(|error| format!("cannot draw a random number: {error}"))?);
     if settings.send.residency == config::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
     {
@@ -671,7 +711,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
             (Arc::new(Residency::new(settings.send.residency)), MappedWindows::new(bytes))
         }
     };
-    let disk = disk.with(residency, mapped);
+    let disk = disk.with(residency, mapped).with_secrets(settings.accounts.clone());
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.budgets);
         match old {
@@ -684,9 +724,29 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let shared = settings.shared_cache.filter(|_| form.processes).map(|shared| SharedCache::new(&shared)).transpose();
     let shared = shared.map_err(|error| format!("cannot share a cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
-    let apps = Apps::new(&settings.apps, form.processes);
-    let apps = apps.map_err(|error| format!("cannot make room for applications: {error}"))?;
-    Ok(Generation { settings, disk: Arc::new(disk), connections_max, caches, shared, apps })
+    let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
+    let apps = apps.map_err(|error| format!("cannot start what keeps applications: {error}"))?;
+    let verifier = verifier(&settings, old).map_err(|error| format!("cannot prepare for passwords: {error}"))?;
+    Ok(Generation { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps })
+}
+
+/// What verifies passwords, if a site wants any. What was tried under another configuration still counts.
+fn verifier(settings: &Settings, old: Option<&Generation>) -> io::Result<Option<Verifier>> {
+    if settings.accounts.is_empty() {
+        return Ok(None);
+    }
+    let form = arch::form(settings.architecture);
+    let waiting = match (form.pool, form.processes) {
+        (false, _) => Waiting::Loops,
+        (true, false) => Waiting::PoolOfThreads(settings.workers),
+        (true, true) => Waiting::PoolOfProcesses(settings.workers),
+    };
+    let ledger = match old.and_then(|old| old.verifier.as_ref()) {
+        Some(verifier) => Arc::clone(verifier.ledger()),
+        None => Arc::new(Ledger::new()?),
+    };
+    let accounts = AccountFiles::new(settings.accounts.clone(), settings.budgets.revalidate, ledger)?;
+    Ok(Some(Verifier::new(accounts, settings.password_attempts, waiting)))
 }
 
 /// Whether mincore(2) will not tell us the truth about files here, as far as the folder itself shows whose they are.

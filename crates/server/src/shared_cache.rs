@@ -148,7 +148,7 @@ impl SharedCache {
         self.entry(work.generation, work.site, &work.path, |shard, key| {
             let old = shard.seek(key)?;
             match (found, &old) {
-                (Found::Listing(_) | Found::Verified(_) | Found::Trouble(_), _) | (Found::Missing(_), None) => Ok(()),
+                (Found::Listing(_) | Found::Trouble(_), _) | (Found::Missing(_), None) => Ok(()),
                 // The content of a state that the entry tells of already. What the name means was not asked.
                 (Found::Missing(Opened { version, content: Some(Stored::Memory(body)), .. }), Some((_, _, node))) => {
                     let mut bodies = shard.bodies(node)?;

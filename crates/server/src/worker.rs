@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::Output;
+use amped_core::auth::Verdict;
 use amped_core::cache::{Caches, Change, SharedCaches};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
@@ -29,15 +30,17 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::app::cgi::Started;
-use crate::app::{AppSide, Apps, Exchange};
+use crate::app::{AppSide, Apps, Ends, Exchange, Heard, spool};
 use crate::arch;
 use crate::config::{LogFormat, Settings};
 use crate::counters::{Snapshot, WaitCounts, Waited};
 use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
-use crate::mailbox::{Forget, Preload};
+use crate::mailbox::{Forget, Mailbox, Preload};
 use crate::mapped::MappedCounts;
 use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
+use crate::passwords::ledger::Client;
+use crate::passwords::verifier::{self, Asker, Verifier};
 use crate::residency::ModelCounts;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
@@ -50,6 +53,8 @@ pub struct Generation {
     pub settings: Settings,
     /// The roots.
     pub disk: Arc<Disk>,
+    /// Verifies passwords, if a site wants any.
+    pub verifier: Option<Verifier>,
     /// Most connections of one loop.
     pub connections_max: usize,
     /// The caches, where threads share them.
@@ -226,6 +231,10 @@ struct Connection {
     timing: Option<Box<Timing>>,
     /// The application that has its request.
     app: Option<Box<Exchange>>,
+    /// Its addresses, once an application has been told.
+    ends: Option<Arc<Ends>>,
+    /// It waits for the verdict on a password, since this moment.
+    asker: Option<(Time, Arc<Asker>)>,
 }
 
 /// One loop.
@@ -237,6 +246,8 @@ pub struct Worker {
     /// What connections share.
     pub desk: Desk<OpenFile>,
     generation: Arc<Generation>,
+    /// How verdicts reach it.
+    mailbox: Arc<Mailbox>,
     /// The loop's end of the log.
     pub log: AccessLog,
     sender: Sender,
@@ -264,6 +275,8 @@ pub struct Worker {
     cold_windows: u64,
     /// Windows that were waited for.
     windows: Waited,
+    /// Passwords that were waited for.
+    passwords: Waited,
     /// What it has of applications.
     pub apps: AppSide,
     /// What is told to whoever watches.
@@ -288,6 +301,7 @@ impl Worker {
     pub fn new(
         generation: Arc<Generation>,
         apps: AppSide,
+        mailbox: Arc<Mailbox>,
         log: Option<Arc<Writer>>,
         clock: Clock,
         seat: Option<Seat>,
@@ -307,6 +321,7 @@ impl Worker {
             log: AccessLog::new(&settings.log, log),
             sender: Sender::new(&generation),
             generation,
+            mailbox,
             wheel: Wheel::default(),
             expired: Vec::new(),
             again: VecDeque::new(),
@@ -324,6 +339,7 @@ impl Worker {
             broken: 0,
             cold_windows: 0,
             windows: Waited::default(),
+            passwords: Waited::default(),
             apps,
             meter: Meter::new(seat, clock),
             exhausted: false,
@@ -448,6 +464,8 @@ impl Worker {
             queued: false,
             timing: None,
             app: None,
+            ends: None,
+            asker: None,
         });
         self.open += 1;
         self.accepted += 1;
@@ -495,6 +513,11 @@ impl Worker {
         } else {
             connection.readable |= ready.readable;
             connection.ending |= ready.ended;
+            if ready.ended
+                && let Some((_, asker)) = &connection.asker
+            {
+                asker.leaves();
+            }
             connection.writable |= ready.writable;
         }
         // A connection that has its turn coming takes these news in then.
@@ -532,9 +555,26 @@ impl Worker {
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
 
+    /// The verdict on a password. `None`: its client has left, and nothing is waited for any more.
+    pub fn verified(
+        &mut self,
+        token: Token,
+        ticket: Ticket,
+        verdict: Option<Verdict>,
+        now: Time,
+        disk: &mut impl DiskSide,
+    ) {
+        let Some(connection) = self.get(token).filter(|connection| connection.conn.waits_for(ticket)) else { return };
+        let asked = connection.asker.take();
+        let Some(verdict) = verdict else { return self.remove(token) };
+        if let Some((since, _)) = asked {
+            self.passwords.add(now.since(since));
+        }
+        self.answer(token, ticket, Answer::Verified(verdict), now, disk);
+    }
+
     /// A process has been started for a request, or not.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
-        self.apps.note_started();
         let (token, ticket) = (started.token, started.ticket);
         let asked = self.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
         let Some(mut app) = asked else {
@@ -545,12 +585,25 @@ impl Worker {
             return;
         };
         let output = self.apps.take_started(&mut app, started);
-        if !matches!(output, Output::Failed(_))
+        if !matches!(output, Some(Output::Failed(_)))
             && let Some(connection) = self.get(token)
         {
             connection.app = Some(app);
         }
-        self.turn(token, Some(Event::App(ticket, output)), now, disk);
+        if let Some(output) = output {
+            self.turn(token, Some(Event::App(ticket, output)), now, disk);
+        }
+    }
+
+    /// Part of a body that is stored for an application, or its client, was written or read.
+    pub fn app_spooled(&mut self, done: spool::Done, now: Time, disk: &mut impl DiskSide) {
+        let (token, ticket) = (done.asker.token, done.asker.ticket);
+        let Some(connection) = self.get(token) else { return };
+        let Some(app) = connection.app.as_mut().filter(|app| app.ticket() == ticket) else { return };
+        app.note_done(done);
+        if !connection.queued {
+            self.turn(token, None, now, disk);
+        }
     }
 
     /// The page for which a request waits is kept now, or is not going to be.
@@ -575,6 +628,7 @@ impl Worker {
     pub fn forget(&mut self, what: &Forget, now: Time, disk: &mut impl DiskSide) {
         let sites = Arc::clone(&self.desk.sites);
         what.carry_out(now, &mut self.desk.caches, &sites);
+        self.apps.forget_scripts();
         disk.forget(what, &self.desk);
     }
 
@@ -761,7 +815,9 @@ impl Worker {
     fn connection_bytes(&self) -> u64 {
         let connections = self.slots.iter().filter_map(|(_, slot)| slot.as_ref());
         let held = connections.map(|connection| {
-            connection.conn.heap_bytes() + connection.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
+            let outbox = connection.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes());
+            let app = connection.app.as_ref().map_or(0, |app| app.heap_bytes());
+            connection.conn.heap_bytes() + outbox + app
         });
         let slots = self.slots.capacity() * size_of::<(u32, Option<Connection>)>() + self.free.capacity() * 4;
         let timers = self.wheel.len() * size_of::<(Time, Token)>();
@@ -781,8 +837,9 @@ impl Worker {
                 None => self.desk.caches.figures(),
             },
             cold_windows: self.cold_windows,
-            waits: WaitCounts { windows: self.windows, ..WaitCounts::default() },
+            waits: WaitCounts { windows: self.windows, passwords: self.passwords, ..WaitCounts::default() },
             sent_bytes: self.meter.sent_bytes,
+            spooled_bytes: self.apps.spooled(),
             loops: self.meter.loops,
             // These are the process's, too: whoever sums up several loops of it puts them right.
             mapped: self.generation.disk.mapped().counts(),
@@ -888,7 +945,7 @@ impl Worker {
         let mut batches = 0;
         let rest = loop {
             let connection = self.slots[index].1.as_mut().ok_or(Dead)?;
-            let apps = (&mut self.apps, &*self.generation);
+            let apps = (&mut self.apps, &*self.generation, &self.mailbox);
             carry_out(connection, (token, now), &mut self.desk, &mut self.sender, disk, apps, actions)?;
             // Before it is sent: who has an answer has been counted.
             self.meter.heard(self.desk.counts.requests);
@@ -920,7 +977,7 @@ impl Worker {
         }
     }
 
-    /// Looks after a connection's application, if it has one: whether the connection was told something.
+    /// Looks after a connection's application, if it has one: whether there may be more to do.
     fn hear_app(
         &mut self,
         token: Token,
@@ -939,12 +996,14 @@ impl Worker {
         }
         let wants_output = connection.conn.wants_output();
         let (app, buffer) = (&mut connection.app, &mut self.buffer[..]);
-        let came = self.apps.turn(app, token, now, wants_output, buffer);
-        Ok(came
-            .map(|(ticket, output)| {
+        match self.apps.turn(app, token, now, wants_output, buffer) {
+            Heard::Nothing => return Ok(false),
+            Heard::Again => {}
+            Heard::Said(ticket, output) => {
                 connection.conn.handle(now, Event::App(ticket, output), &mut self.desk, actions);
-            })
-            .is_some())
+            }
+        }
+        Ok(true)
     }
 
     /// Sends what is in a connection's outbox, and tells the connection.
@@ -1129,7 +1188,7 @@ fn carry_out<D: DiskSide>(
     desk: &mut Desk<OpenFile>,
     sender: &mut Sender,
     disk: &mut D,
-    (apps, generation): (&mut AppSide, &Generation),
+    (apps, generation, mailbox): (&mut AppSide, &Generation, &Arc<Mailbox>),
     actions: &mut Vec<Action<OpenFile>>,
 ) -> Result<(), Dead> {
     let mut at = 0;
@@ -1146,10 +1205,29 @@ fn carry_out<D: DiskSide>(
             }
             Action::PieceEnd => connection.outbox.iter_mut().for_each(|outbox| outbox.put_end()),
             Action::App(ticket, input) => {
-                let socket = connection.socket.as_fd();
+                let socket = (connection.socket.as_fd(), &mut connection.ends);
                 if let Some(output) = apps.take(&mut connection.app, token, (ticket, input), socket, generation) {
                     connection.conn.handle(now, Event::App(ticket, output), desk, actions);
                 }
+            }
+            Action::Verify(ticket, work) => {
+                let client = Client::new(connection.peer.address());
+                let asked = match &generation.verifier {
+                    Some(verifier) => verifier.ask(work, client, (Arc::clone(mailbox), token, ticket)),
+                    // There was one when the site was asked for.
+                    None => verifier::Asked::Answered(Verdict::Failed),
+                };
+                let event = match asked {
+                    verifier::Asked::Answered(verdict) => Event::Disk(ticket, Answer::Verified(verdict)),
+                    verifier::Asked::Later(asker) => {
+                        if connection.ending {
+                            asker.leaves();
+                        }
+                        connection.asker = Some((now, asker));
+                        Event::Late(ticket, Delay::Disk)
+                    }
+                };
+                connection.conn.handle(now, event, desk, actions);
             }
             Action::Disk(ticket, work) => {
                 let event = match disk.ask(now, token, ticket, &work, desk) {
@@ -1172,6 +1250,7 @@ fn carry_out<D: DiskSide>(
                 };
                 connection.conn.handle(now, event, desk, actions);
             }
+            Action::Log(line) => say!("{line}"),
             Action::HalfClose => socket::half_close(&connection.socket).map_err(|_| Dead)?,
             Action::Close => return Err(Dead),
         }

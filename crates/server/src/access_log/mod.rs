@@ -49,6 +49,11 @@ impl Peer {
         peer
     }
 
+    /// The address again; `None` if it is not known.
+    pub fn address(&self) -> Option<IpAddr> {
+        std::str::from_utf8(self.as_bytes()).ok()?.parse().ok()
+    }
+
     fn as_bytes(&self) -> &[u8] {
         &self.text[..usize::from(self.length)]
     }

@@ -21,7 +21,7 @@ use super::writer::Writer;
 use crate::config::LogSettings;
 use crate::say;
 
-/// Most of them. They wait, so they cost no core; each has a socket while it does (`DESCRIPTORS_RESERVED` has room for it).
+/// Most of them. They wait, so they cost no core; each has a socket while it does (`server/descriptors` has room for it).
 /// Four that are answered within 20 ms bring 100 names a second, both questions counted.
 const RESOLVERS_MAX: usize = 4;
 

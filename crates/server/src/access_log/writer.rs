@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amped_core::cache::hostname::HostnameCounts;
 use amped_sys::{file, process};
@@ -43,6 +44,8 @@ pub struct Writer {
     state: Mutex<State>,
     wake: Condvar,
     lost: AtomicU64,
+    /// Lines that were handed over and are neither written nor lost.
+    pending: AtomicU64,
     clock: Clock,
     pub(super) resolvers: Resolvers,
 }
@@ -63,13 +66,13 @@ struct State {
     answered: bool,
     reopen: bool,
     stopping: bool,
+    /// Lines that found the queue full since it was last emptied.
+    turned_away: u64,
 }
 
 /// An open log.
 #[derive(Debug)]
 pub enum Sink {
-    /// Standard output.
-    Stdout,
     /// A file, open for appending.
     File(File),
     /// The same where other processes append to it, too.
@@ -85,7 +88,7 @@ impl Sink {
     pub fn open(target: &LogTarget, owner: Option<(u32, u32)>) -> io::Result<Option<Sink>> {
         let path = match target {
             LogTarget::Off => return Ok(None),
-            LogTarget::Stdout => return Ok(Some(Sink::Stdout)),
+            LogTarget::Stdout => return Ok(Some(Sink::Shared(io::stdout().as_fd().try_clone_to_owned()?.into()))),
             LogTarget::File(path) => path,
         };
         let file = match File::options().append(true).create_new(true).open(path) {
@@ -105,18 +108,28 @@ impl Sink {
     #[must_use]
     pub fn shared(self) -> Sink {
         match self {
-            Sink::File(file) => Sink::Shared(file),
-            other => other,
+            Sink::File(file) | Sink::Shared(file) => Sink::Shared(file),
         }
     }
 
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+    fn file(&self) -> &File {
         match self {
-            Sink::Stdout => io::stdout().lock().write_all(text).map(|()| text.len()),
-            Sink::File(file) | Sink::Shared(file) => file.write(text),
+            Sink::File(file) | Sink::Shared(file) => file,
         }
     }
 }
+
+/// Whether whoever writes may wait for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Haste {
+    /// The thread of the log.
+    Wait,
+    /// A loop.
+    Now,
+}
+
+/// What goes into a pipe whole or not at all (PIPE_BUF, pipe(7)).
+const ATOMIC: usize = 4096;
 
 /// Opens a log that is there, or makes one.
 ///
@@ -125,7 +138,19 @@ impl Sink {
 fn open(path: &Path) -> io::Result<File> {
     let is_pipe = std::fs::metadata(path).is_ok_and(|state| state.file_type().is_fifo());
     let _reader = is_pipe.then(|| File::options().read(true).write(true).open(path)).transpose()?;
-    File::options().append(true).create(true).open(path)
+    // Loops write to it where the log is not delayed, and must not wait for a reader that takes nothing.
+    let flags = if is_pipe { file::NONBLOCKING } else { 0 };
+    File::options().append(true).create(true).custom_flags(flags).open(path)
+}
+
+/// Writes to a file, or to a pipe once it has room.
+fn write_patiently(mut file: &File, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match file.write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => file::wait_for_room(file)?,
+            other => return other,
+        }
+    }
 }
 
 /// Lines that wait for their client's name when the server is told to stop get so much more time: what a name server that
@@ -134,8 +159,9 @@ const STOP_WAIT: Duration = Duration::from_millis(500);
 
 impl Writer {
     pub(super) fn new(settings: &LogSettings, clock: Clock) -> Arc<Writer> {
-        let (state, wake, lost) = (Mutex::default(), Condvar::new(), AtomicU64::new(0));
-        Arc::new(Writer { open: Mutex::default(), state, wake, lost, clock, resolvers: Resolvers::new(settings) })
+        let (state, wake, resolvers) = (Mutex::default(), Condvar::new(), Resolvers::new(settings));
+        let (open, lost, pending) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Writer { open, state, wake, lost, pending, clock, resolvers })
     }
 
     /// Starts the thread that writes.
@@ -147,7 +173,7 @@ impl Writer {
         process::local_offset(0);
         let writer = Writer::new(settings, clock);
         let target = settings.access.clone();
-        let open = Open { sink, target, torn: false, held_bytes: 0, trouble: Trouble::default() };
+        let open = Open::new(sink, target);
         writer.with_open(|slot| *slot = Some(open));
         let shared = Arc::clone(&writer);
         let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.run())?;
@@ -200,17 +226,27 @@ impl Writer {
         f(&mut self.open.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Writes lines that were [handed over](Writer::put).
     fn write(&self, text: &[u8], lines: u64) {
-        self.with_open(|open| open.iter_mut().for_each(|log| log.write(text, lines, &self.lost)));
+        let settle = |lines| _ = self.pending.fetch_sub(lines, Ordering::Relaxed);
+        self.with_open(|open| open.iter_mut().for_each(|log| log.write(text, lines, Haste::Wait, &self.lost, &settle)));
     }
 
-    /// Writes a line at once, in the caller's thread: what the switch `delayed-log` is for. `false`: it has to wait for a
-    /// name, and is for [`put`](Writer::put).
+    /// Counts as lost what is not written yet, since the server ends and the log takes nothing. Returns how many lines.
+    pub fn give_up(&self) -> u64 {
+        let lines = self.pending.swap(0, Ordering::Relaxed);
+        self.lost.fetch_add(lines, Ordering::Relaxed);
+        lines
+    }
+
+    /// Writes a line at once, in the caller's thread: what the switch `delayed-log` is for. A reader is not waited for: what
+    /// a pipe has no room for is lost and counted. `false`: the line has to wait for a name, and is for
+    /// [`put`](Writer::put).
     pub(super) fn write_at_once(&self, line: &[u8]) -> bool {
         if self.resolvers.lock().wanted {
             return false;
         }
-        self.write(line, 1);
+        self.with_open(|open| open.iter_mut().for_each(|log| log.write(line, 1, Haste::Now, &self.lost, &|_| {})));
         true
     }
 
@@ -219,10 +255,15 @@ impl Writer {
         let mut state = self.lock();
         if state.queue.len() == BATCHES_MAX {
             self.lost.fetch_add(batch.lines, Ordering::Relaxed);
+            if state.turned_away == 0 {
+                say!("the access log is not written as fast as lines come; lines are lost until it is");
+            }
+            state.turned_away += batch.lines;
             let mut text = batch.text;
             text.clear();
             return text;
         }
+        self.pending.fetch_add(batch.lines, Ordering::Relaxed);
         state.queue.push_back(batch);
         self.wake.notify_one();
         state.spare.pop().unwrap_or_default()
@@ -245,7 +286,11 @@ impl Writer {
             let stopping = state.stopping;
             // What was gathered before a reopening belongs to the old file.
             let batches = std::mem::take(&mut state.queue);
+            let turned_away = std::mem::take(&mut state.turned_away);
             drop(state);
+            if turned_away > 0 {
+                say!("the access log is being written again; {turned_away} lines were lost");
+            }
             if stopping && end == Time::NEVER {
                 end = self.now() + STOP_WAIT;
             }
@@ -299,6 +344,8 @@ impl Writer {
 /// The log as the writer has it.
 struct Open {
     sink: Sink,
+    /// It is a file, not a pipe, a socket or a terminal.
+    is_file: bool,
     target: LogTarget,
     /// The last line is not whole, and another must not begin right behind it.
     torn: bool,
@@ -314,9 +361,29 @@ const LET_GO_STEP: usize = 1 << 20;
 const LET_GO: u64 = 4 << 20;
 
 impl Open {
-    fn write(&mut self, text: &[u8], lines: u64, lost: &AtomicU64) {
-        let written = write_all(&mut self.sink, text, &mut self.torn);
-        self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
+    fn new(sink: Sink, target: LogTarget) -> Open {
+        let is_file = is_file(&sink);
+        Open { sink, is_file, target, torn: false, held_bytes: 0, trouble: Trouble::default() }
+    }
+
+    /// Writes lines; `settle` is told of each that is written or lost.
+    fn write(&mut self, text: &[u8], lines: u64, haste: Haste, lost: &AtomicU64, settle: &impl Fn(u64)) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            // Into a pipe by whole lines that go in at once or not at all, so that it is known which are in it.
+            let end = if self.is_file { rest.len() } else { whole_lines(rest) };
+            let (piece, others) = rest.split_at(end);
+            let lines = if end == text.len() { lines } else { count_lines(piece) };
+            let put = |file: &File, bytes: &[u8]| match haste {
+                Haste::Now if !self.is_file => file::write_without_waiting(file, bytes),
+                Haste::Now => (&*file).write(bytes),
+                Haste::Wait => write_patiently(file, bytes),
+            };
+            let written = write_all(&self.sink, put, piece, &mut self.torn);
+            self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
+            settle(lines);
+            rest = others;
+        }
         self.held_bytes += text.len();
         if self.held_bytes >= LET_GO_STEP {
             self.held_bytes = 0;
@@ -326,9 +393,8 @@ impl Open {
 
     /// Lets the kernel have the memory of what has been written.
     fn let_go(&mut self) {
-        if let Sink::File(file) | Sink::Shared(file) = &mut self.sink
-            && let Ok(end) = file.stream_position()
-        {
+        let mut file = self.sink.file();
+        if let Ok(end) = file.stream_position() {
             // A pipe has no position and no pages; where it fails otherwise nothing is lost but memory.
             let _ = file::let_go(file, end.saturating_sub(LET_GO)..end);
         }
@@ -339,6 +405,7 @@ impl Open {
         match open(path) {
             Ok(file) => {
                 self.sink = if matches!(self.sink, Sink::Shared(_)) { Sink::Shared(file) } else { Sink::File(file) };
+                self.is_file = is_file(&self.sink);
                 self.torn = false;
             }
             Err(error) => say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display()),
@@ -350,34 +417,56 @@ impl Open {
 ///
 /// A failure in the middle of a line leaves a torn one, right behind which the next batch would be written: it is taken out
 /// again, or, where that cannot be, `torn` is set and the line is ended before another begins.
-fn write_all(sink: &mut Sink, text: &[u8], torn: &mut bool) -> Result<(), (io::Error, u64)> {
+fn write_all(
+    sink: &Sink,
+    put: impl Fn(&File, &[u8]) -> io::Result<usize>,
+    text: &[u8],
+    torn: &mut bool,
+) -> Result<(), (io::Error, u64)> {
     if *torn {
-        match sink.write(b"\n") {
+        match put(sink.file(), b"\n") {
             Ok(1..) => *torn = false,
             failed => return Err((failed.err().unwrap_or(io::ErrorKind::WriteZero.into()), 0)),
         }
     }
     let mut at = 0;
     while at < text.len() {
-        match sink.write(&text[at..]) {
+        match put(sink.file(), &text[at..]) {
             Ok(count) if count > 0 => at += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             failed => {
                 let whole = text[..at].iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
                 *torn = whole < at && !cut_off(sink, (at - whole) as u64);
-                let kept = text[..whole].iter().filter(|&&byte| byte == b'\n').count() as u64;
-                return Err((failed.err().unwrap_or(io::ErrorKind::WriteZero.into()), kept));
+                return Err((failed.err().unwrap_or(io::ErrorKind::WriteZero.into()), count_lines(&text[..whole])));
             }
         }
     }
     Ok(())
 }
 
+/// Whether this is a regular file.
+fn is_file(sink: &Sink) -> bool {
+    sink.file().metadata().is_ok_and(|state| state.is_file())
+}
+
+/// The length of the whole lines at the front that fit into [`ATOMIC`] bytes; of the first line if not even that does.
+fn whole_lines(text: &[u8]) -> usize {
+    if text.len() <= ATOMIC {
+        return text.len();
+    }
+    let end = text[..ATOMIC].iter().rposition(|&byte| byte == b'\n');
+    end.or_else(|| text.iter().position(|&byte| byte == b'\n')).map_or(text.len(), |end| end + 1)
+}
+
+fn count_lines(text: &[u8]) -> u64 {
+    text.iter().filter(|&&byte| byte == b'\n').count() as u64
+}
+
 /// Takes so many bytes from the end of the log; `false` for one that is no regular file, or whose end may by now be
 /// another process's.
 fn cut_off(sink: &Sink, count: u64) -> bool {
     match sink {
-        Sink::Stdout | Sink::Shared(_) => false,
+        Sink::Shared(_) => false,
         Sink::File(file) => {
             let length = file.metadata().map(|state| if state.is_file() { state.len() } else { 0 });
             matches!(length, Ok(length) if length >= count && file.set_len(length - count).is_ok())
@@ -389,7 +478,12 @@ fn cut_off(sink: &Sink, count: u64) -> bool {
 #[derive(Default)]
 struct Trouble {
     lost: u64,
+    /// Since when a reader lags behind.
+    lags_since: Option<Instant>,
 }
+
+/// A reader that lags behind takes a line now and then. That it does is said no more often.
+const LAG_SAID_AFTER: Duration = Duration::from_secs(10);
 
 impl Trouble {
     /// Takes note of how a batch was written, or why not and how many lines were lost.
@@ -399,13 +493,17 @@ impl Trouble {
             LogTarget::Stdout | LogTarget::Off => "standard output".to_owned(),
         };
         match written {
+            Ok(()) if self.lags_since.is_some_and(|since| since.elapsed() < LAG_SAID_AFTER) => {}
             Ok(()) if self.lost > 0 => {
                 say!("the log {name} is being written again; {} lines were lost", self.lost);
-                self.lost = 0;
+                *self = Trouble::default();
             }
             Ok(()) => {}
             Err((error, lines)) => {
-                if self.lost == 0 {
+                if self.lost == 0 && error.kind() == io::ErrorKind::WouldBlock {
+                    self.lags_since = Some(Instant::now());
+                    say!("cannot write the log {name}: nobody reads what is there; lines are lost until somebody does");
+                } else if self.lost == 0 {
                     say!("cannot write the log {name}: {error}; lines are lost until it works again");
                 }
                 self.lost += lines;
@@ -443,6 +541,23 @@ mod tests {
             log.write(&record, &peer, 0, &wall, Time::START);
         }
         assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
+        // At the end all of them are.
+        assert_eq!(writer.give_up(), BATCHES_MAX as u64);
+        assert_eq!((writer.give_up(), writer.lost_lines()), (0, BATCHES_MAX as u64 + 7));
+    }
+
+    #[test]
+    fn lines_for_a_pipe_go_in_pieces_that_it_takes_whole() {
+        let check = |lengths: &[usize], expected: usize| {
+            let text: Vec<u8> =
+                lengths.iter().flat_map(|length| [vec![b'x'; length - 1], vec![b'\n']].concat()).collect();
+            assert_eq!(whole_lines(&text), expected, "{lengths:?}");
+        };
+        check(&[10], 10);
+        check(&[2000, 2000, 96, 1], 4096);
+        check(&[2000, 2000, 97], 4000);
+        check(&[5000, 10], 5000);
+        assert_eq!(whole_lines(&[b'x'; 5000]), 5000);
     }
 
     #[test]
@@ -450,13 +565,13 @@ mod tests {
         let path = tempfile::NamedTempFile::new_in(".").expect("a file on a disk").into_temp_path();
         let file = open(&path).expect("opened");
         let (sink, target) = (Sink::File(file), LogTarget::File(path.to_path_buf()));
-        let mut log = Open { sink, target, torn: false, held_bytes: 0, trouble: Trouble::default() };
+        let mut log = Open::new(sink, target);
         let (line, lost) = ([[b'x'; 1023].as_slice(), b"\n"].concat(), AtomicU64::new(0));
         let written = File::open(&path).expect("opened");
         let held = || (0..16_u64 << 10).step_by(4).filter(|at| file::is_resident(&written, at << 10)).count();
         // 16 MiB, written no faster than the disk can.
         for _ in 0..16 {
-            (0..1024).for_each(|_| log.write(&line, 1, &lost));
+            (0..1024).for_each(|_| log.write(&line, 1, Haste::Wait, &lost, &|_| {}));
             written.sync_data().expect("synced");
         }
         assert!(held() < 2048, "{} of 4096 pages; if the build folder is no disk's, build elsewhere", held());
@@ -467,8 +582,8 @@ mod tests {
     fn what_others_may_have_written_behind_is_not_cut_off() {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
         let file = || open(&path).expect("opened");
-        let mut sink = Sink::File(file());
-        sink.write(b"whole\ntorn").expect("written");
+        let sink = Sink::File(file());
+        sink.file().write_all(b"whole\ntorn").expect("written");
         assert!(!cut_off(&Sink::File(file()).shared(), 4));
         assert_eq!(std::fs::read(&path).expect("read"), b"whole\ntorn");
         assert!(cut_off(&sink, 4));

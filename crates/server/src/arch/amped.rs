@@ -15,13 +15,12 @@ use amped_core::desk::Desk;
 use amped_core::event::{Delay, Found, Ticket, Work};
 use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
-use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
 use crate::config::HelperKind;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
-use crate::disk::{Disk, OpenFile};
+use crate::disk::{Disk, Effort, OpenFile};
 use crate::event_loop;
 use crate::helper::processes::Processes;
 use crate::helper::threads::Threads;
@@ -83,7 +82,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
             desk.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
             return Asked::Later(waiting.why);
         }
-        let why = match self.disk.perform(work, Patience::Now) {
+        let why = match self.disk.perform(work, Effort::Now) {
             Ok(found) => {
                 return Asked::Answered(self.disk.learn(now, work, found, desk));
             }
@@ -148,7 +147,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
     }
 
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
-        let waits = WaitCounts { windows: snapshot.waits.windows, ..self.waits };
+        let waits = WaitCounts { windows: snapshot.waits.windows, passwords: snapshot.waits.passwords, ..self.waits };
         Snapshot { helpers: self.helpers.counts(), probes: self.probes, waits, ..snapshot }
     }
 }
@@ -166,7 +165,6 @@ impl<H: Helpers> Helped<H> {
         };
         let cause = match (&work, why) {
             (Work::List(_), _) => &mut self.waits.lists,
-            (Work::Verify(_), _) => &mut self.waits.passwords,
             (Work::Name(_), Delay::Disk) => &mut self.waits.names,
             (Work::Name(_), Delay::Change) => &mut self.waits.changes,
         };

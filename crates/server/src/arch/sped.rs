@@ -13,12 +13,11 @@ use amped_core::cache::{Change, each_spelling};
 use amped_core::desk::Desk;
 use amped_core::event::{Answer, Delay, Found, NameWork, Ticket, Trouble, Work};
 use amped_core::file::Content;
-use amped_sys::file::Patience;
 use amped_units::Time;
 
 use super::Start;
 use crate::counters::{ProbeCounts, Snapshot};
-use crate::disk::{Disk, OpenFile};
+use crate::disk::{CHANGES_MAX, Disk, Effort, OpenFile, STILL};
 use crate::event_loop;
 use crate::mailbox::Forget;
 use crate::shared_cache::{self, SharedCache};
@@ -48,13 +47,11 @@ pub(super) struct Inline {
 
 /// A question about a file that was being written.
 struct PutOff {
+    since: Time,
     until: Time,
     work: Work,
     askers: Vec<(Token, Ticket)>,
 }
-
-/// By then a file that was written to once has come to rest.
-const REST: Duration = Duration::from_millis(50);
 
 impl Inline {
     /// That of a loop with one connection.
@@ -63,9 +60,17 @@ impl Inline {
         Inline { disk, sleeps: true, shared, put_off: Vec::new(), probes: ProbeCounts::default() }
     }
 
+    /// Does the work, however long the disk takes, and a writer where this may sleep.
+    ///
+    /// # Errors
+    /// A file is being written, and this may not sleep.
+    fn try_perform(&self, work: &Work) -> Result<Found<OpenFile>, Delay> {
+        self.disk.perform(work, if self.sleeps { Effort::Wait } else { Effort::Defer })
+    }
+
     /// Does the work, however long it takes.
     fn perform(&self, work: &Work) -> Found<OpenFile> {
-        self.disk.perform(work, Patience::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
+        self.disk.perform(work, Effort::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
     }
 
     /// What the processes of a pool know in common.
@@ -148,18 +153,17 @@ impl DiskSide for Inline {
         }
         let question = self.question(work);
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
-        let found = self.disk.perform(&question, Patience::Now);
-        if let Err(why) = &found {
-            self.probes.add(work, *why);
-        }
+        let found = self.disk.perform(&question, Effort::Now).or_else(|why| {
+            self.probes.add(work, why);
+            self.try_perform(&question)
+        });
         match found {
-            Err(Delay::Change) if !self.sleeps => {
-                let askers = vec![(asker, ticket)];
-                self.put_off.push(PutOff { until: now + REST, work: work.clone(), askers });
-                Asked::Later(Delay::Change)
-            }
             Ok(found) => Asked::Answered(self.learn(now, work, found, desk)),
-            Err(_) => Asked::Answered(self.learn(now, work, self.perform(&question), desk)),
+            Err(why) => {
+                let askers = vec![(asker, ticket)];
+                self.put_off.push(PutOff { since: now, until: now + STILL, work: work.clone(), askers });
+                Asked::Later(why)
+            }
         }
     }
 
@@ -188,8 +192,16 @@ impl DiskSide for Inline {
 
     fn take_due(&mut self, now: Time, worker: &mut Worker) {
         while self.next_due() <= now {
-            let PutOff { work, askers, .. } = self.put_off.remove(0);
-            let answer = self.learn(now, &work, self.perform(&work), &mut worker.desk);
+            let PutOff { since, work, askers, .. } = self.put_off.remove(0);
+            let is_over = now.since(since) >= CHANGES_MAX;
+            let found = match self.disk.perform(&work, if is_over { Effort::Accept } else { Effort::Defer }) {
+                Ok(found) => found,
+                Err(_) => {
+                    self.put_off.push(PutOff { since, until: now + STILL, work, askers });
+                    continue;
+                }
+            };
+            let answer = self.learn(now, &work, found, &mut worker.desk);
             for (token, ticket) in askers {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }

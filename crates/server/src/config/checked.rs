@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use amped_core::cache::hostname::HostnameLimits;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::routes::{Fallback, Route};
-use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Types};
+use amped_core::routes::{Fallback, FixedResponse, Route, RouteAction};
+use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Symlinks, Types};
 use amped_core::variants::NegotiationRule;
 use amped_http::h1::request;
 use amped_http::negotiate::Coding;
@@ -73,6 +74,8 @@ pub struct Settings {
     pub optimise: Optimise,
     /// How bodies are sent.
     pub send: SendSettings,
+    /// Where bodies are stored.
+    pub spool: SpoolSettings,
     /// How long replies under way may take once the server is told to stop; default 10 s.
     pub stop_deadline: Duration,
     /// Whether folders of known names are watched, so that a change is seen at once; default no: it costs a watch for each
@@ -89,6 +92,8 @@ pub struct Settings {
     pub roots: Vec<SiteRoot>,
     /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
+    /// Wrong passwords from one address within a minute, before more are refused unseen.
+    pub password_attempts: Option<NonZeroU32>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
 }
@@ -114,15 +119,30 @@ pub struct AppSettings {
     /// Whether their scripts are files of the site, and what is none is answered 404 here; default for patterns with a star.
     /// Always so for processes of their own.
     pub files: bool,
-    /// Of those that live on, kept when there is nothing to do; default 1. `reserve <= processes`
+    /// Kept while there is nothing to do: processes of a command (default 1), or idle connections to an application that is
+    /// not ours (default 0, since each idle connection takes a process of most applications away from others).
+    /// `reserve <= processes`
     pub reserve: usize,
-    /// Most processes at a time, of the whole server, 1 or more; default 20. What a script computes is shared among few
-    /// cores in any case, and each holds some MiB.
-    pub processes: usize,
+    /// Most requests that it has at a time, over the whole server, 1 or more; `None`: no limit, the default for an
+    /// application that is not ours, which has a queue of its own. For scripts and commands 20: what they compute is shared
+    /// among few cores in any case, and each holds some MiB.
+    pub processes: Option<usize>,
     /// Requests that may wait for one; default 1000. Beyond it requests are answered 503.
     pub queue: usize,
+    /// Whether requests are whole before it gets them; default yes. Those in chunks are in any case: it is told their length.
+    pub buffer_request: bool,
+    /// Whether responses are read further than clients have taken them, so that a slow client holds no process; default yes.
+    pub buffer_response: bool,
     /// Variables that it gets besides those of CGI. It has no others: nothing is inherited.
     pub env: Vec<(Box<str>, Box<str>)>,
+}
+
+impl AppSettings {
+    /// Whether these run as those do, so that what runs of one may serve the other.
+    pub fn is_run_alike(&self, other: &AppSettings) -> bool {
+        let (files, buffer_request, buffer_response) = (self.files, self.buffer_request, self.buffer_response);
+        *self == AppSettings { files, buffer_request, buffer_response, ..other.clone() }
+    }
 }
 
 /// Targets of the URI cache, once that is switched on.
@@ -171,6 +191,15 @@ pub struct MetricsSettings {
     pub listen: Option<SocketAddr>,
     /// Whether other machines may ask; default no.
     pub public: bool,
+}
+
+/// Bodies of applications' requests and responses that are stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpoolSettings {
+    /// The directory of the files, which have no names; default `$TMPDIR`, else /var/tmp, else /tmp.
+    pub directory: Option<PathBuf>,
+    /// Most bytes in them, of a process; default 4 GiB. A response takes a quarter of it at most, as nginx gives it 1 GiB.
+    pub max: Bytes,
 }
 
 /// How bodies are sent.
@@ -317,7 +346,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let listen = check.listen(&flags.listen, &file.listen);
     let architecture = flags.architecture.or(file.architecture).unwrap_or_default();
     let form = arch::form(architecture);
-    let workers = flags.workers.map_or_else(|| check.positive(&file.workers, "workers", form.workers), |n| n.get());
+    let workers = check.workers(flags, &file.workers, &form);
     let user = flags.user.clone().or_else(|| check.name(&file.user, "user"));
     let group = check.name(&file.group, "group");
     if let Some(key) = file.group.as_ref().filter(|_| user.is_none()) {
@@ -348,6 +377,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     };
     let holds_any = shared.bytes.0 > 0 && shared.entries > 0;
     let shared_cache = (holds_any && file.cache.shared.unwrap_or(false)).then_some(shared);
+    let spool = check.spool(&file.spool);
     let send = SendSettings {
         settle: or(&file.send.settle, Duration::from_secs(60)),
         residency: flags.residency.or(file.send.residency).unwrap_or_default(),
@@ -372,13 +402,15 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         shared_cache,
         optimise,
         send,
+        spool,
         stop_deadline,
         watch: file.cache.watch.unwrap_or(false),
         control,
         metrics,
         sites: Arc::new(sites),
         roots,
-        accounts: check.accounts,
+        accounts: check.accounts.into_iter().map(|(path, _)| path).collect(),
+        password_attempts: NonZeroU32::new(or(&file.limits.password_attempts, 20)),
         apps,
     })
 }
@@ -393,8 +425,8 @@ struct Checker<'a> {
     /// Nothing is missing because its shape was wrong. Else the operator did write it, and is not asked for it again.
     whole: bool,
     findings: &'a mut Findings,
-    /// Files of accounts that have been named so far.
-    accounts: Vec<PathBuf>,
+    /// Files of accounts that have been named so far, and where first.
+    accounts: Vec<(PathBuf, Range<usize>)>,
     /// The configuration says so.
     keeps_no_bodies: bool,
 }
@@ -425,6 +457,24 @@ impl Checker<'_> {
             }
         }
         key.get_ref().iter().filter_map(|text| parse_listen(text.get_ref().trim()).ok()).collect()
+    }
+
+    /// The number of loops, threads or processes.
+    fn workers(&mut self, flags: &Serve, key: &Key<usize>, form: &arch::Form) -> usize {
+        let workers = flags.workers.map_or_else(|| self.positive(key, "workers", form.workers), NonZeroUsize::get);
+        if workers > WORKERS_MAX {
+            let help = match form.pool {
+                true => format!("write {WORKERS_MAX} or less: each is a {} and has one client at a time", form.worker),
+                false => "one for each core is enough: a loop serves thousands of clients".to_owned(),
+            };
+            match (flags.workers, key) {
+                (None, Some(key)) => {
+                    self.findings.at(key.span(), format!("`workers` is more than {WORKERS_MAX}"), help);
+                }
+                _ => self.findings.usage(format!("`--workers {workers}` is more than {WORKERS_MAX}"), help),
+            }
+        }
+        workers
     }
 
     /// A value that must not be zero.
@@ -506,6 +556,10 @@ impl Checker<'_> {
 
     fn log(&mut self, flags: &Serve, file: &file::Log, optimise: &Optimise) -> LogSettings {
         let access = match (&flags.access_log, &file.access) {
+            (Some(LogTarget::File(path)), _) if path.as_os_str().is_empty() => {
+                self.findings.usage("`--access-log` is empty", NO_LOG_FILE);
+                LogTarget::Off
+            }
             (Some(LogTarget::File(path)), _) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 if let Err((message, help)) = log_file(&path) {
@@ -515,6 +569,10 @@ impl Checker<'_> {
             }
             (Some(target), _) => target.clone(),
             (None, None) => LogTarget::Off,
+            (None, Some(key)) if key.get_ref().is_empty() => {
+                self.findings.at(key.span(), "`access` is empty", NO_LOG_FILE);
+                LogTarget::Off
+            }
             (None, Some(key)) => match LogTarget::from(std::ffi::OsStr::new(key.get_ref())) {
                 LogTarget::File(path) => {
                     let path = self.folder.join(path);
@@ -608,6 +666,19 @@ impl Checker<'_> {
         MetricsSettings { file: path.map(|path| std::path::absolute(&path).unwrap_or(path)), listen, public }
     }
 
+    fn spool(&mut self, file: &file::Spool) -> SpoolSettings {
+        let directory = file.directory.as_ref().map(|key| {
+            let path = self.folder.join(key.get_ref());
+            if !path.is_dir() {
+                let help = "create it, or write another one; without the key it is $TMPDIR, else /var/tmp";
+                self.findings.at(key.span(), format!("{} is not a directory", path.display()), help);
+            }
+            path
+        });
+        // Zero has a meaning: nothing is stored but in memory.
+        SpoolSettings { directory, max: or(&file.max, Bytes::mib(4096)) }
+    }
+
     fn limits(&mut self, file: &file::Limits) -> Limits {
         let default = Limits::default();
         let mut limits = Limits {
@@ -620,6 +691,8 @@ impl Checker<'_> {
             linger_time: or(&file.linger_time, default.linger_time),
             head_time: self.positive(&file.head_time, "head_time", default.head_time),
             body_time: self.positive(&file.body_time, "body_time", default.body_time),
+            body_rate: or(&file.body_rate, default.body_rate),
+            body_total_time: self.positive(&file.body_total_time, "body_total_time", default.body_total_time),
             idle_time: self.positive(&file.idle_time, "idle_time", default.idle_time),
             send_idle_time: self.positive(&file.send_idle_time, "send_idle_time", default.send_idle_time),
             disk_time: self.positive(&file.disk_time, "disk_time", default.disk_time),
@@ -677,7 +750,8 @@ impl Checker<'_> {
         // The shorthand goes first; without it and without any site, the folder of the command line makes one.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
             roots.push(self.root(flags.dir.as_deref(), &file.root));
-            sites.push(self.site(flags, &plain, &mut hosts, Vec::new()));
+            let made = self.site(flags, &plain, &mut hosts, Vec::new());
+            sites.push(Site { root_names: root_names(roots.last()), ..made });
             apps.push(Vec::new());
         }
         for table in &file.site {
@@ -693,7 +767,8 @@ impl Checker<'_> {
             }
             roots.push(self.root(dir, &site.root));
             let (rules, settings) = site.app.iter().filter_map(|table| self.app(table)).unzip();
-            sites.push(self.site(flags, site, &mut hosts, rules));
+            let made = self.site(flags, site, &mut hosts, rules);
+            sites.push(Site { root_names: root_names(roots.last()), ..made });
             apps.push(settings);
         }
         if sites.is_empty() && self.whole {
@@ -711,6 +786,14 @@ impl Checker<'_> {
         }
         if sites.len() > usize::from(u16::MAX) {
             self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
+        }
+        for (file, span) in std::mem::take(&mut self.accounts) {
+            if let Some(root) = roots.iter().flatten().find(|root| lies_within(&file, &root.path)) {
+                let message = format!("the accounts in {} lie within the root {}", file.display(), root.path.display());
+                let help = "move the file out of every root, so that no client can ask for it";
+                self.findings.at(span.clone(), message, help);
+            }
+            self.accounts.push((file, span));
         }
         let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
         Some((Sites::new(sites)?, roots?, apps))
@@ -763,6 +846,15 @@ impl Checker<'_> {
             None => vec![Coding::Brotli, Coding::Zstd, Coding::Gzip],
             Some(names) => self.codings(names),
         };
+        let routes: Vec<Route> = file.route.iter().filter_map(|table| self.route(table)).collect();
+        for file in file.fallback.iter().filter_map(|table| table.get_ref().file.as_ref()) {
+            let first = routes.iter().find(|route| route.pattern.matches(file.get_ref().as_bytes()));
+            if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
+                let help = "write `internal = true` in place of `deny = true` to keep only clients away from it";
+                let message = format!("a route denies the fallback file `{}`", file.get_ref().escape_debug());
+                self.findings.at(file.span(), message, help);
+            }
+        }
         Site {
             number: 0, // `Sites::new` numbers them.
             hosts: file.hosts.iter().filter_map(|host| self.host(host, hosts)).collect(),
@@ -775,12 +867,14 @@ impl Checker<'_> {
             apps,
             rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
             cors: file.cors.iter().filter_map(|table| self.cors(table)).collect(),
-            routes: file.route.iter().filter_map(|table| self.route(table)).collect(),
+            routes,
             fallbacks: file.fallback.iter().filter_map(|table| self.fallback(table)).collect(),
             guards: file.auth.iter().filter_map(|table| self.guard(table)).collect(),
             negotiations: file.negotiation.iter().filter_map(|table| self.negotiation(table)).collect(),
             error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
             etag: file.etag.map_or(EtagForm::default(), EtagForm::from),
+            symlinks: file.symlinks.as_ref().map_or(Symlinks::default(), |key| Symlinks::from(*key.get_ref())),
+            root_names: Vec::new(), // The caller knows the root.
         }
     }
 
@@ -895,6 +989,10 @@ impl Checker<'_> {
             let help = "add `cache_control = \"max-age=3600\"` or `set = { \"X-Frame-Options\" = \"DENY\" }`";
             self.findings.at(table.span(), "these headers set nothing", help);
         }
+        if let Some(key) = rule.cache_control.as_ref().filter(|key| key.get_ref().trim().is_empty()) {
+            let help = "take the key out to send no Cache-Control, or write what caches may do, as in \"no-cache\"";
+            self.findings.at(key.span(), "`cache_control` is empty", help);
+        }
         let cache_control = rule.cache_control.as_ref().map(|value| self.header_value("Cache-Control", value));
         let mut names: HashMap<String, Range<usize>> = HashMap::new();
         let mut set = Vec::new();
@@ -912,6 +1010,17 @@ impl Checker<'_> {
         Some(HeaderRule { pattern, cache_control, set })
     }
 
+    fn glob(&mut self, pattern: &Spanned<String>) -> Option<Glob> {
+        match Glob::parse(pattern.get_ref()) {
+            Ok(glob) => Some(glob),
+            Err(why) => {
+                let message = format!("`{}` is not a pattern", pattern.get_ref().escape_debug());
+                self.findings.at(pattern.span(), message, why);
+                None
+            }
+        }
+    }
+
     /// Which paths a table is about.
     fn pattern(&mut self, table: Range<usize>, key: &Key<String>, who: &str, example: &str) -> Option<Glob> {
         let Some(pattern) = key else {
@@ -924,7 +1033,7 @@ impl Checker<'_> {
         if pattern.get_ref().is_empty() {
             self.findings.at(pattern.span(), "an empty pattern matches nothing", "write `**` for everything");
         }
-        Some(Glob::new(pattern.get_ref()))
+        self.glob(pattern)
     }
 
     fn cors(&mut self, table: &Spanned<file::Cors>) -> Option<CorsRule> {
@@ -979,23 +1088,85 @@ impl Checker<'_> {
     fn route(&mut self, table: &Spanned<file::Route>) -> Option<Route> {
         let route = table.get_ref();
         let pattern = self.pattern(table.span(), &route.pattern, "this route does", "/old/**");
-        let (to, is_redirect) = match (&route.redirect, &route.rewrite) {
-            (Some(to), None) => (to, true),
-            (None, Some(to)) => (to, false),
-            (Some(to), Some(other)) => {
-                let (earlier, later) = in_order(to.span(), other.span());
-                let message = "this route has both `redirect` and `rewrite`";
-                self.findings.against(later, (earlier, "first here"), message, "take one of them out");
-                return None;
+        let mut given: Vec<(&str, Range<usize>)> = [
+            route.redirect.as_ref().map(|key| ("redirect", key.span())),
+            route.rewrite.as_ref().map(|key| ("rewrite", key.span())),
+            route.deny.as_ref().map(|key| ("deny", key.span())),
+            route.respond.as_ref().map(|key| ("respond", key.span())),
+            route.internal.as_ref().map(|key| ("internal", key.span())),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        given.sort_by_key(|(_, span)| span.start);
+        let Some((kind, place)) = given.first().cloned() else {
+            if self.whole {
+                let help = "add one of `redirect = \"/new/$1\"`, `rewrite = \"/new/$1\"`, `deny = true`, \
+                            `respond = \"text\"` and `internal = true`";
+                self.findings.at(table.span(), "this route does nothing", help);
             }
-            (None, None) => {
-                if self.whole {
-                    let help = "add `redirect = \"/new/$1\"`, which tells the client, or `rewrite`, which does not";
-                    self.findings.at(table.span(), "this route leads nowhere", help);
-                }
-                return None;
+            return None;
+        };
+        for (other, span) in &given[1..] {
+            let message = format!("this route has both `{kind}` and `{other}`");
+            self.findings.against(span.clone(), (place.clone(), "first here"), message, "take one of them out");
+        }
+        if given.len() > 1 {
+            return None;
+        }
+        for (name, key) in [("deny", &route.deny), ("internal", &route.internal)] {
+            if let Some(key) = key.as_ref().filter(|key| !*key.get_ref()) {
+                let help = format!("write `{name} = true`, or take the route out");
+                self.findings.at(key.span(), format!("`{name} = false` does nothing"), help);
+            }
+        }
+        if let Some((name, _)) = route.headers.iter().next().filter(|_| kind != "respond") {
+            let help = "take `headers` out; for other responses there is `[[site.headers]]`";
+            self.findings.at(name.span(), format!("`headers` is for `respond`, and this route has `{kind}`"), help);
+        }
+        let action = match (&route.redirect, &route.rewrite, &route.respond) {
+            (Some(to), ..) => {
+                let status = self.route_status(route, 302, "a redirect", &[301, 302, 303, 307, 308]);
+                RouteAction::Redirect { to: self.route_target(to, pattern.as_ref(), true), status }
+            }
+            (_, Some(to), _) => {
+                self.no_route_status(route, kind);
+                RouteAction::Rewrite { to: self.route_target(to, pattern.as_ref(), false) }
+            }
+            (.., Some(body)) => RouteAction::Respond(Arc::new(self.fixed_response(route, body))),
+            _ if kind == "deny" => {
+                // The others are about the form of a request, or ask for credentials that would change nothing.
+                RouteAction::Deny(self.route_status(route, 403, "a refusal", &[400, 403, 404, 410, 429, 451, 500, 503]))
+            }
+            _ => {
+                self.no_route_status(route, kind);
+                RouteAction::Internal
             }
         };
+        Some(Route { pattern: pattern?, action })
+    }
+
+    /// The status that a route names, or the default.
+    fn route_status(&mut self, route: &file::Route, default: u16, what: &str, good: &[u16]) -> Status {
+        let status = route.status.as_ref().map_or(default, |key| *key.get_ref());
+        if let Some(key) = route.status.as_ref().filter(|_| !good.contains(&status)) {
+            let others: Vec<String> = good.iter().filter(|code| **code != default).map(u16::to_string).collect();
+            let (last, others) = others.split_last().expect("several");
+            let help = format!("write {default}, or {} or {last}", others.join(", "));
+            self.findings.at(key.span(), format!("{status} is not the status of {what}"), help);
+        }
+        Status(status)
+    }
+
+    fn no_route_status(&mut self, route: &file::Route, kind: &str) {
+        if let Some(key) = &route.status {
+            let message = format!("`status` has no meaning beside `{kind}`");
+            self.findings.at(key.span(), message, "take it out");
+        }
+    }
+
+    /// The other name of a redirect or rewrite.
+    fn route_target(&mut self, to: &Spanned<String>, pattern: Option<&Glob>, is_redirect: bool) -> Box<str> {
         let text = to.get_ref();
         // The host of a URL is whole before the first of what was matched: nobody who asks may choose it.
         let url = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
@@ -1017,7 +1188,7 @@ impl Checker<'_> {
             };
             self.findings.at(to.span(), format!("`{}` is no place to lead to", text.escape_debug()), help);
         }
-        let stars = pattern.as_ref().map_or(9, Glob::stars).min(9);
+        let stars = pattern.map_or(9, Glob::stars).min(9);
         for number in text.split('$').skip(1).map(|rest| rest.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0))
         {
             if number == 0 || number as usize > stars {
@@ -1027,17 +1198,39 @@ impl Checker<'_> {
                 break;
             }
         }
-        let status = route.status.as_ref().map_or(302, |key| *key.get_ref());
+        text.as_str().into()
+    }
+
+    fn fixed_response(&mut self, route: &file::Route, body: &Spanned<String>) -> FixedResponse {
+        let status = route.status.as_ref().map_or(200, |key| *key.get_ref());
         if let Some(key) = &route.status {
-            if !is_redirect {
-                self.findings.at(key.span(), "`status` is of redirects alone", "take it out");
-            } else if ![301, 302, 303, 307, 308].contains(&status) {
-                let help = "write 302, or 301, 303, 307 or 308";
-                self.findings.at(key.span(), format!("{status} is not the status of a redirect"), help);
+            if !(200..=599).contains(&status) || [206, 304, 401, 416].contains(&status) {
+                let help = "write one from 200 to 599 that stands by itself, such as 200, 204, 410 or 503";
+                self.findings.at(key.span(), format!("{status} is not the status of a fixed response"), help);
+            } else if status == 204 && !body.get_ref().is_empty() {
+                let help = "write `respond = \"\"`, or another status";
+                let message = "a response with status 204 has no body";
+                self.findings.against(body.span(), (key.span(), "204"), message, help);
             }
         }
-        let status = is_redirect.then_some(Status(status));
-        Some(Route { pattern: pattern?, to: text.as_str().into(), status })
+        let mut fields: Vec<(Box<str>, Box<str>)> = Vec::new();
+        for (name, value) in &route.headers {
+            let is_known = |known: &str| name.get_ref().eq_ignore_ascii_case(known);
+            // Of the server's own fields these two are the administrator's to say here.
+            if !is_known("Content-Type") && !is_known("Cache-Control") && !is_known("Location") {
+                self.header_name(name);
+            }
+            if let Some((first, _)) = fields.iter().find(|(first, _)| is_known(first)) {
+                let help = "names of headers are the same in any case: take one of them out";
+                self.findings.at(name.span(), format!("the header `{first}` is set twice"), help);
+            }
+            fields.push((name.get_ref().as_str().into(), self.header_value(name.get_ref(), value)));
+        }
+        let has_type = fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
+        if !body.get_ref().is_empty() && !has_type {
+            fields.insert(0, ("Content-Type".into(), "text/plain; charset=utf-8".into()));
+        }
+        FixedResponse { status: Status(status), body: Arc::new(body.get_ref().clone().into_bytes()), fields }
     }
 
     fn fallback(&mut self, table: &Spanned<file::Fallback>) -> Option<Fallback> {
@@ -1102,6 +1295,11 @@ impl Checker<'_> {
             None if is_good(path) => path,
             None => "restricted",
         };
+        if accounts.get_ref().is_empty() {
+            let help = "name a file outside every root that `htpasswd -B -c FILE NAME` has made";
+            self.findings.at(accounts.span(), "`accounts` is empty", help);
+            return None;
+        }
         let file = self.folder.join(accounts.get_ref());
         let file = std::path::absolute(&file).unwrap_or(file);
         if let Err(error) = std::fs::metadata(&file) {
@@ -1112,9 +1310,9 @@ impl Checker<'_> {
                 "make the file with `htpasswd -B -c FILE NAME`, or correct the path",
             );
         }
-        let known = self.accounts.iter().position(|known| *known == file);
+        let known = self.accounts.iter().position(|(known, _)| *known == file);
         let at = known.unwrap_or_else(|| {
-            self.accounts.push(file);
+            self.accounts.push((file, accounts.span()));
             self.accounts.len() - 1
         });
         Some(Guard { folder: path.as_str().into(), realm: realm.into(), accounts: u16::try_from(at).ok()? })
@@ -1154,24 +1352,27 @@ impl Checker<'_> {
         let app = table.get_ref();
         let kind = self.app_kind(table);
         let pattern = app.pattern.as_ref().map_or("", |pattern| pattern.get_ref());
-        let processes = self.positive(&app.processes, "processes", 20);
-        let mut reserve = or(&app.reserve, 1);
+        let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_)));
+        let processes = (is_ours || app.processes.is_some()).then(|| self.positive(&app.processes, "processes", 20));
+        let mut reserve = or(&app.reserve, usize::from(is_ours));
         let most = app.processes.as_ref().map(Spanned::span);
-        self.at_most(("reserve", &app.reserve, &mut reserve), ("processes", most, processes));
+        self.at_most(("reserve", &app.reserve, &mut reserve), ("processes", most, processes.unwrap_or(PROCESSES_MAX)));
         let settings = AppSettings {
             files: app.files.unwrap_or(pattern.contains('*')) || kind == Some(AppKind::Cgi),
             kind: kind.unwrap_or(AppKind::Cgi),
             reserve,
             processes,
             queue: or(&app.queue, 1000),
+            buffer_request: app.buffer_request.unwrap_or(true),
+            buffer_response: app.buffer_response.unwrap_or(true),
             env: app.env.iter().filter_map(|(name, value)| self.variable(name, value)).collect(),
         };
-        if let Some(key) = app.processes.as_ref().filter(|_| settings.processes > PROCESSES_MAX) {
+        if let Some(key) = app.processes.as_ref().filter(|_| settings.processes > Some(PROCESSES_MAX)) {
             let help = format!("write {PROCESSES_MAX} or less");
             self.findings.at(key.span(), format!("`processes` is more than {PROCESSES_MAX}"), help);
         }
         let time = self.positive(&app.time, "time", Duration::from_secs(60));
-        let (body, output) = (or(&app.body, Bytes::mib(100)), or(&app.output, Bytes::mib(1024)));
+        let (body, output) = (or(&app.body, Bytes::mib(100)), app.output.as_ref().map(|_| or(&app.output, Bytes(0))));
         let Some(pattern) = &app.pattern else {
             let help = "add `match = \"/cgi-bin/**\"` for a folder, or `match = \"*.php\"` for an ending";
             if self.whole {
@@ -1190,7 +1391,7 @@ impl Checker<'_> {
             self.findings.at(key.span(), "`cache` has nowhere to keep pages: `content_bytes` is 0", help);
         }
         let cache = app.cache.as_ref().map(|_| or(&app.cache, Duration::ZERO));
-        Some((AppRule { pattern: Glob::new(pattern.get_ref()), time, body, output, cache }, settings))
+        Some((AppRule { pattern: self.glob(pattern)?, time, body, output, cache }, settings))
     }
 
     /// What an application is: one of three keys says it.
@@ -1410,6 +1611,28 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
         }
         _ => (format!("the root {shown} cannot be used: {reason}"), "correct the path".to_owned()),
     })
+}
+
+const NO_LOG_FILE: &str = "give a file, `-` for standard output, or `off` for no log";
+
+/// Most workers. Each has a thread or process, epoll set and mailbox; a machine for more of them is not in sight.
+const WORKERS_MAX: usize = 4096;
+
+/// The names by which applications know a root: as it is configured, and without the symbolic links in it.
+fn root_names(root: Option<&Option<SiteRoot>>) -> Vec<Box<[u8]>> {
+    let Some(path) = root.and_then(Option::as_ref).map(|root| root.path.clone()) else {
+        return Vec::new();
+    };
+    let real = path.canonicalize().ok().filter(|real| *real != path);
+    [path].into_iter().chain(real).map(|path| path.as_os_str().as_encoded_bytes().into()).collect()
+}
+
+/// Whether a file lies in a folder, by its own name or by where that leads.
+fn lies_within(file: &Path, folder: &Path) -> bool {
+    let Ok(folder) = folder.canonicalize() else { return false };
+    let name = file.parent().and_then(|parent| parent.canonicalize().ok());
+    let is_within = |path: Option<PathBuf>| path.is_some_and(|path| path.starts_with(&folder));
+    is_within(name) || is_within(file.canonicalize().ok())
 }
 
 /// Whether a log can be written here; the file itself need not be there yet.

@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use amped_core::site::EtagForm;
+use amped_core::site::{EtagForm, Symlinks};
 use amped_http::negotiate::Coding;
 use amped_units::Bytes;
 use serde::de::{self, Deserializer, Visitor};
@@ -57,6 +57,8 @@ pub struct File {
     pub optimise: Optimise,
     /// `[send]`
     pub send: Send,
+    /// `[spool]`
+    pub spool: Spool,
     /// `[control]`
     pub control: Control,
     /// `[metrics]`
@@ -108,6 +110,16 @@ pub struct Log {
     pub hostname_absent_time: Key<Lasting>,
 }
 
+/// `[spool]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Spool {
+    /// Directory of the files.
+    pub directory: Key<String>,
+    /// Most bytes in them.
+    pub max: Key<Size>,
+}
+
 /// `[limits]`: the fields of core's `Limits`, by the same names, and `connections`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
@@ -120,11 +132,15 @@ pub struct Limits {
     pub body: Key<Size>,
     pub head_time: Key<Lasting>,
     pub body_time: Key<Lasting>,
+    pub body_rate: Key<Size>,
+    pub body_total_time: Key<Lasting>,
     pub idle_time: Key<Lasting>,
     pub send_idle_time: Key<Lasting>,
     pub disk_time: Key<Lasting>,
     pub linger_time: Key<Lasting>,
     pub requests: Key<u32>,
+    /// Wrong passwords from one address within a minute; 0: no limit.
+    pub password_attempts: Key<u32>,
     pub ranges: Key<usize>,
     pub pipelined: Key<usize>,
 }
@@ -252,6 +268,8 @@ pub struct Site {
     pub default_type: Key<String>,
     /// What a validator is made of.
     pub etag: Option<EtagName>,
+    /// Which symbolic links are followed.
+    pub symlinks: Key<SymlinksName>,
     /// Ending and media type.
     pub types: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Status and page.
@@ -293,8 +311,12 @@ pub struct App {
     pub time: Key<Lasting>,
     /// Longest body of a request.
     pub body: Key<Size>,
-    /// Most that it may answer.
+    /// Longest response.
     pub output: Key<Size>,
+    /// Whether requests are whole before it gets them.
+    pub buffer_request: Option<bool>,
+    /// Whether responses are read further than clients have taken them.
+    pub buffer_response: Option<bool>,
     /// Its answers are kept where they may be, for so long if they do not say for how long.
     pub cache: Key<Lasting>,
     /// Most of them at a time.
@@ -350,8 +372,16 @@ pub struct Route {
     pub redirect: Key<String>,
     /// Which path is meant.
     pub rewrite: Key<String>,
-    /// The status of a redirect.
+    /// Whether nobody gets it.
+    pub deny: Key<bool>,
+    /// The body of a fixed response.
+    pub respond: Key<String>,
+    /// Whether clients do not get it, and rewrites, fallbacks and applications do.
+    pub internal: Key<bool>,
+    /// The status of a redirect, a refusal or a fixed response.
     pub status: Key<u16>,
+    /// Names and values of fields of a fixed response.
+    pub headers: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
 /// `[[site.fallback]]`
@@ -451,6 +481,28 @@ impl From<EtagName> for EtagForm {
         match name {
             EtagName::Full => EtagForm::Full,
             EtagName::Portable => EtagForm::Portable,
+        }
+    }
+}
+
+/// How the file names core's `Symlinks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "core's Symlinks says what each means")]
+pub enum SymlinksName {
+    Within,
+    Owner,
+    Any,
+    None,
+}
+
+impl From<SymlinksName> for Symlinks {
+    fn from(name: SymlinksName) -> Symlinks {
+        match name {
+            SymlinksName::Within => Symlinks::Within,
+            SymlinksName::Owner => Symlinks::Owner,
+            SymlinksName::Any => Symlinks::Any,
+            SymlinksName::None => Symlinks::None,
         }
     }
 }
@@ -734,7 +786,7 @@ fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
 }
 
 /// Where each key belongs.
-pub(super) fn tables() -> [(&'static str, Vec<String>); 18] {
+pub(super) fn tables() -> [(&'static str, Vec<String>); 19] {
     [
         ("at the top of the file, before the first `[table]`", keys_of::<File>()),
         ("in `[helpers]`", keys_of::<Helpers>()),
@@ -742,6 +794,7 @@ pub(super) fn tables() -> [(&'static str, Vec<String>); 18] {
         ("in `[limits]`", keys_of::<Limits>()),
         ("in `[cache]`", keys_of::<Cache>()),
         ("in `[send]`", keys_of::<Send>()),
+        ("in `[spool]`", keys_of::<Spool>()),
         ("in `[control]`", keys_of::<Control>()),
         ("in `[metrics]`", keys_of::<Metrics>()),
         ("in `[stop]`", keys_of::<Stop>()),

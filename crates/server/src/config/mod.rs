@@ -21,13 +21,16 @@ use std::sync::Arc;
 
 pub use checked::{
     AppKind, AppSettings, ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings,
-    Residency, SendSettings, Settings, SiteRoot,
+    Residency, SendSettings, Settings, SiteRoot, SpoolSettings,
 };
 pub use error::{Error, Problem};
 pub use optimise::{Optimisation, Optimise};
 pub use print::print;
 pub use types::known as known_type;
 
+use amped_core::auth::Flaw;
+
+use crate::passwords::accounts;
 use error::{Findings, Source};
 use file::File;
 
@@ -60,7 +63,37 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
         1 => "1 site".to_owned(),
         n => format!("{n} sites"),
     };
-    Ok(format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", ")))
+    let mut summary = format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", "));
+    let mut findings = Findings::default();
+    for path in &settings.accounts {
+        summary += &check_accounts(path, &mut findings);
+    }
+    findings.into_result(Some(summary))
+}
+
+/// A line for each entry of this file that lets nobody in. One that would cost too much is an error: it looks as if it did.
+fn check_accounts(path: &Path, findings: &mut Findings) -> String {
+    let shown = path.display();
+    let accounts = match accounts::read(path) {
+        Ok(accounts) => accounts,
+        Err(error) => {
+            let help = "the user who serves must be able to read it";
+            findings.outside(format!("cannot read the accounts in {shown}: {error}"), help);
+            return String::new();
+        }
+    };
+    let mut lines = String::new();
+    for Flaw { line, why, costs_too_much } in &accounts.flaws {
+        let message = format!("{shown}:{line}: this entry lets nobody in: {why}");
+        match costs_too_much {
+            true => findings.outside(message, format!("write it anew: `htpasswd -B {shown} NAME`")),
+            false => lines += &format!("warning: {message}\n"),
+        }
+    }
+    if accounts.is_empty() {
+        lines += &format!("warning: {shown}: no entry lets anybody in; `htpasswd -B {shown} NAME` adds one\n");
+    }
+    lines
 }
 
 /// The settings of a configuration text with this name; its paths are relative to `folder`.

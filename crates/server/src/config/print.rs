@@ -5,12 +5,15 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use amped_core::site::{EtagForm, Site};
+use amped_core::routes::RouteAction;
+use amped_core::site::{EtagForm, Site, Symlinks};
 use amped_core::variants::NegotiationRule;
 use amped_http::negotiate::Coding;
+use amped_http::status::Status;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
@@ -145,12 +148,20 @@ pub fn print(settings: &Settings) -> String {
     page.key("fields", &limits.fields, "header fields; beyond it 431");
     page.key("body", &limits.body, "a body is read and thrown away up to this; beyond it 413");
     page.key("head_time", &limits.head_time, "to send the head; then 408");
-    page.key("body_time", &limits.body_time, "to send the body; then 408");
+    page.key("body_time", &limits.body_time, "a client that sends nothing of a body for this long gets 408");
+    page.key("body_rate", &limits.body_rate, "a second, on average over body_time; 0: any rate renews it");
+    page.key("body_total_time", &limits.body_total_time, "to send a body, however fast; then 408");
     page.key("idle_time", &limits.idle_time, "a connection without a request is closed after this");
     page.key("send_idle_time", &limits.send_idle_time, "a client that takes nothing for this long is given up");
     page.key("disk_time", &limits.disk_time, "a disk that does not answer for this long is given up; then 503");
-    page.key("linger_time", &limits.linger_time, "after a refusal, so that the client can still read it");
+    page.key(
+        "linger_time",
+        &limits.linger_time,
+        "a refused client that sends on is read this much longer, 30 s at most",
+    );
     page.key("requests", &limits.requests, "on one connection before it is closed");
+    let attempts = settings.password_attempts.map_or(0, NonZeroU32::get);
+    page.key("password_attempts", &attempts, "wrong ones from one address a minute; beyond it 429; 0: no limit");
     page.key("ranges", &limits.ranges, "in one request; beyond it the whole file is sent");
     page.key("pipelined", &limits.pipelined, "replies for one client before others have their turn");
 
@@ -177,6 +188,11 @@ pub fn print(settings: &Settings) -> String {
         let comment = value.as_ref().and_then(|value| value.get_help()).map(ToString::to_string).unwrap_or_default();
         page.key(&name_of(which).replace('-', "_"), &settings.optimise.has(*which), &comment);
     }
+
+    page.table("[spool]", "bodies that applications or clients are too slow for");
+    let directory = settings.spool.directory.as_deref();
+    page.maybe("directory", directory, "/var/tmp", "of files without names; default $TMPDIR, else /var/tmp, else /tmp");
+    page.key("max", &settings.spool.max, "bytes in them, of each process; a response takes a quarter at most");
 
     page.table("[send]", "");
     page.key(
@@ -227,6 +243,13 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         EtagForm::Portable => "portable",
     };
     page.key("etag", etag, "portable: the same on each host behind a balancer");
+    let symlinks = match site.symlinks {
+        Symlinks::Within => "within",
+        Symlinks::Owner => "owner",
+        Symlinks::Any => "any",
+        Symlinks::None => "none",
+    };
+    page.key("symlinks", symlinks, "that are followed: within the root, of the target's owner, any, or none");
     page.table("[site.types]", "ending = \"type/subtype\"");
     for (ending, kind) in &site.types.overrides {
         page.key(&ending.literal(), kind, "");
@@ -270,16 +293,38 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
     if site.routes.is_empty() {
         page.0 += "\n# [[site.route]]\n# match = \"/old/**\"\n# redirect = \"/new/$1\"\n# status = 302\n";
         page.0 += "\n# [[site.route]]\n# match = \"/blog/*\"\n# rewrite = \"/posts/$1.html\"\n";
+        page.0 += "\n# [[site.route]]\n# match = \"/uploads/*.php\"\n# deny = true\n# status = 403\n";
+        page.0 += "\n# [[site.route]]\n# match = \"/robots.txt\"\n# respond = \"User-agent: *\"\n# status = 200\n";
+        page.0 += "# headers = { \"Content-Type\" = \"text/plain\" }\n";
+        page.0 += "\n# [[site.route]]\n# match = \"/protected/**\"\n# internal = true\n";
     }
     for route in &site.routes {
         page.table("[[site.route]]", "the first that matches applies");
         page.key("match", route.pattern.as_str(), "");
-        match route.status {
-            Some(status) => {
-                page.key("redirect", &route.to, "$1 is what the first star stood for");
-                page.key("status", &usize::from(status.0), "302 for now, 301 for ever; 307 and 308 keep the method");
+        let status = |page: &mut Page, status: Status, comment| page.key("status", &usize::from(status.0), comment);
+        match &route.action {
+            RouteAction::Redirect { to, status: code } => {
+                page.key("redirect", to, "$1 is what the first star stood for");
+                status(page, *code, "302 for now, 301 for ever; 307 and 308 keep the method");
             }
-            None => page.key("rewrite", &route.to, "the client is not told"),
+            RouteAction::Rewrite { to } => page.key("rewrite", to, "the client is not told"),
+            RouteAction::Deny(code) => {
+                page.key("deny", &true, "nobody gets it, neither as a file nor run as a script");
+                status(page, *code, "of the refusal");
+            }
+            RouteAction::Respond(response) => {
+                page.key("respond", &*String::from_utf8_lossy(&response.body), "this body");
+                status(page, response.status, "");
+                let fields = response.fields.iter();
+                let fields = fields.map(|(name, value)| format!("{} = {}", name.literal(), value.literal()));
+                let fields = fields.collect::<Vec<_>>().join(", ");
+                if !fields.is_empty() {
+                    page.line(&format!("headers = {{ {fields} }}"), "");
+                }
+            }
+            RouteAction::Internal => {
+                page.key("internal", &true, "404 for clients; a rewrite, a fallback or an application may lead to it")
+            }
         }
     }
     if site.fallbacks.is_empty() {
@@ -311,7 +356,7 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         negotiation_table(page, rule);
     }
     if apps.is_empty() {
-        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n# cache = \"10s\"\n";
+        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n# buffer_request = true\n# buffer_response = true\n# cache = \"10s\"\n";
         page.0 += "# processes = 20\n# queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
     }
     for (rule, app) in site.apps.iter().zip(apps) {
@@ -330,16 +375,25 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         }
         if app.kind != AppKind::Cgi {
             page.key("files", &app.files, "its scripts are files of the site; what is none is 404");
-            page.key("reserve", &app.reserve, "kept when there is nothing to do");
+            let what = match &app.kind {
+                AppKind::Command(_) => "processes kept while there is nothing to do",
+                AppKind::Cgi | AppKind::Unix(_) | AppKind::Tcp(_) => "idle connections kept open",
+            };
+            page.key("reserve", &app.reserve, what);
         }
         page.key("time", &rule.time, "it may do nothing for so long; then 504");
         page.key("body", &rule.body, "longest body of a request; beyond it 413");
-        page.key("output", &rule.output, "most that it may answer");
+        page.maybe("output", rule.output.as_ref(), "1GiB", "longest response; without it any length");
+        page.key("buffer_request", &app.buffer_request, "requests are whole before it gets them");
+        page.key("buffer_response", &app.buffer_response, "responses are read as fast as they come");
         match &rule.cache {
             Some(time) => page.key("cache", time, "answers are kept; for so long, if they do not say for how long"),
             None => page.0 += "# cache = \"10s\"\n",
         }
-        page.key("processes", &app.processes, "most at a time, of the whole server");
+        match &app.processes {
+            Some(processes) => page.key("processes", processes, "most requests at a time, of the whole server"),
+            None => page.0 += "# processes = 20\n",
+        }
         page.key("queue", &app.queue, "requests that may wait for one; beyond it 503");
         if !app.env.is_empty() {
             let env = app.env.iter().map(|(name, value)| format!("{} = {}", name.literal(), value.literal()));

@@ -109,11 +109,14 @@ fn what_is_printed_reads_back() {
         body = 0
         head_time = "21s"
         body_time = "31s"
+        body_rate = 0
+        body_total_time = "1h"
         idle_time = "1h"
         send_idle_time = "61s"
         disk_time = "62s"
         linger_time = "0s"
         requests = 9
+        password_attempts = 7
         ranges = 0
         pipelined = 8
         [cache]
@@ -127,6 +130,9 @@ fn what_is_printed_reads_back() {
         revalidate = "0s"
         stale_max = "0s"
         watch = true
+        [spool]
+        directory = "/usr"
+        max = 0
         [send]
         settle = "0s"
         residency = "mincore"
@@ -141,7 +147,7 @@ fn what_is_printed_reads_back() {
         deadline = "0s"
         [[site]]
         hosts = ["Example.org", "*.example.org", "[::1]"]
-        root = "/"
+        root = "/etc"
         index = []
         listing = true
         dotfiles = true
@@ -149,6 +155,7 @@ fn what_is_printed_reads_back() {
         user_dirs = "public_html/"
         charset = ""
         default_type = "text/plain; a=\"b\""
+        symlinks = "owner"
         etag = "portable"
         [site.types]
         ".MD" = "text/html"
@@ -178,6 +185,25 @@ fn what_is_printed_reads_back() {
         [[site.route]]
         match = "/a/*/*"
         rewrite = "/b/$2/$1"
+        [[site.route]]
+        match = "/uploads/*.php"
+        deny = true
+        [[site.route]]
+        match = "/secret/**"
+        deny = true
+        status = 404
+        [[site.route]]
+        match = "/teapot"
+        respond = "a \"pot\"\n"
+        status = 410
+        headers = { "X-A" = "b", "Content-Type" = "text/x-a" }
+        [[site.route]]
+        match = "/ping"
+        respond = ""
+        status = 204
+        [[site.route]]
+        match = "/protected/**"
+        internal = true
         [[site.fallback]]
         folder = "/app/"
         file = "/app/index.html"
@@ -198,6 +224,8 @@ fn what_is_printed_reads_back() {
         time = "1500ms"
         body = 0
         output = "3KiB"
+        buffer_request = false
+        buffer_response = false
         cache = "7s"
         processes = 1
         queue = 0

@@ -22,10 +22,9 @@ use std::sync::Arc;
 use amped_core::event::{Found, Trouble, Work};
 use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
-use amped_sys::file::Patience;
 use amped_units::Time;
 
-use crate::disk::{Disk, OpenFile};
+use crate::disk::{Disk, Effort, OpenFile};
 use crate::worker::{Generation, Token};
 
 /// The helpers of one loop.
@@ -105,6 +104,6 @@ pub struct Busy;
 /// Answers a question, in a helper. Whoever asked must hear something, even of a bug: a panic is told on standard error
 /// and answered 500.
 fn perform(disk: &Disk, work: &Work) -> Found<OpenFile> {
-    let found = catch_unwind(AssertUnwindSafe(|| disk.perform(work, Patience::Wait)));
+    let found = catch_unwind(AssertUnwindSafe(|| disk.perform(work, Effort::Wait)));
     found.ok().and_then(Result::ok).unwrap_or(Found::Trouble(Trouble::Failed))
 }

@@ -42,6 +42,9 @@ pub struct Nursery {
     pub links: Vec<OwnedFd>,
 }
 
+/// By how much the out-of-memory killer prefers a helper to the server, in thousandths of all memory.
+const HELPER_OOM_SCORE: i32 = 100;
+
 /// Starts the nursery, which first does `become_user`.
 ///
 /// # Errors
@@ -64,6 +67,8 @@ pub fn start(loops: usize, signals: Signals, become_user: impl FnOnce() -> Resul
         Ok(None) => exit(0),
         Ok(Some(socket)) => {
             process::set_name(c"helper");
+            // Another takes its place; nobody takes the server's.
+            process::offer_to_memory_killer(HELPER_OOM_SCORE);
             help(Link::new(socket))
         }
         Err(error) => die(&format!("the process that helpers come from cannot go on: {error}")),
@@ -278,7 +283,8 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
         Kind::Warm => {
             let (start, end) = (bytes.first_chunk()?, bytes.last_chunk()?);
             let (start, end) = (u64::from_le_bytes(*start), u64::from_le_bytes(*end));
-            disk::warm(descriptors.first()?, start, end.checked_sub(start)?);
+            // Who sends it will see.
+            let _ = disk::warm(descriptors.first()?, start, end.checked_sub(start)?);
             Some(link.say(Kind::Warmed, &[], &[]))
         }
         Kind::Start | Kind::Ended | Kind::Answer | Kind::Warmed => None,

@@ -414,7 +414,6 @@ fn name_of(task: &Task) -> String {
     match task {
         Task::Work(_, Work::Name(work)) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
         Task::Work(_, Work::List(work)) => format!("to list {}", String::from_utf8_lossy(&work.path).escape_debug()),
-        Task::Work(_, Work::Verify(work)) => format!("to verify a password of {:?}", work.credentials),
         Task::Warm(_, content, range) => {
             format!("to read bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
         }

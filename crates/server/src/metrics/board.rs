@@ -14,15 +14,17 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use amped_core::record::Handler;
 use amped_sys::words::Words;
 use amped_units::Time;
 
 use super::Phase;
 use crate::counters::{FIGURES, Kind, Snapshot, Unit};
+use crate::say;
 
 /// What the file begins with.
 const MAGIC: [u8; 8] = *b"AMPEDMET";
@@ -40,8 +42,8 @@ const PAGE_WORDS: usize = 512;
 pub const SIZES: [(&str, u64); 5] =
     [("<1K", 1 << 10), ("<10K", 10 << 10), ("<100K", 100 << 10), ("<1M", 1 << 20), ("more", u64::MAX)];
 
-/// About a file, or made for the request.
-pub const KINDS: [&str; 2] = ["static", "dynamic"];
+/// About a file, made for the request by an application or the server, or an error of the server's.
+pub const KINDS: [&str; 3] = ["static", "dynamic", "error"];
 
 /// Classes: each size, of each kind.
 pub const CLASSES: usize = SIZES.len() * KINDS.len();
@@ -74,15 +76,35 @@ const TIMED: usize = 2;
 const PHASES_AT: usize = 3;
 const PHASE_WORDS: usize = 2 + BUCKETS;
 const CLASS_WORDS: usize = PHASES_AT + PHASES.len() * PHASE_WORDS;
-const SLOT_WORDS: usize = (CLASSES_AT + CLASSES * CLASS_WORDS).next_multiple_of(PAGE_WORDS);
+const SLOT_WORDS: usize = (RESPONSES_AT + RESPONSES).next_multiple_of(PAGE_WORDS);
+
+/// Who makes responses, by the numbers of [`Handler`].
+pub const HANDLERS: [&str; 4] = ["file", "app", "own", "error"];
+
+/// Classes of statuses: 2xx to 5xx.
+pub(super) const STATUSES: usize = 4;
+
+/// Sites whose responses are counted by themselves; those of all others are counted together.
+pub(super) const SITES_MAX: usize = 32;
+
+/// In a slot: responses by site, handler and class of status.
+const RESPONSES_AT: usize = CLASSES_AT + CLASSES * CLASS_WORDS;
+
+/// Their number.
+pub(super) const RESPONSES: usize = (SITES_MAX + 1) * HANDLERS.len() * STATUSES;
 
 /// How often what is known of the whole process is published, by whichever thread comes first.
 const PROCESS_STEP: Duration = Duration::from_millis(100);
 
 /// The number of a class.
-fn class_of(body_bytes: u64, is_made: bool) -> usize {
+fn class_of(body_bytes: u64, handler: Handler) -> usize {
     let size = SIZES.iter().position(|(_, end)| body_bytes < *end).unwrap_or(SIZES.len() - 1);
-    size * KINDS.len() + usize::from(is_made)
+    let kind = match handler {
+        Handler::File => 0,
+        Handler::App | Handler::Own => 1,
+        Handler::Error => 2,
+    };
+    size * KINDS.len() + kind
 }
 
 /// The bucket of a time.
@@ -99,6 +121,8 @@ pub struct Board {
     slots: usize,
     /// When what is known of the whole process was last published, and what that was.
     process: Mutex<(Time, Snapshot)>,
+    /// That the file was cut short has been said.
+    cut_said: AtomicBool,
 }
 
 impl Board {
@@ -122,7 +146,7 @@ impl Board {
             Some(path) => Words::publish(path, count, |begin| begin.starts_with(&MAGIC), head)
                 .map_err(|error| cannot_publish(path, &error))?,
         };
-        Ok(Board { words, head_words, slots, process: Mutex::default() })
+        Ok(Board { words, head_words, slots, process: Mutex::default(), cut_said: AtomicBool::new(false) })
     }
 
     /// The place of the loop of this number, among threads.
@@ -169,6 +193,7 @@ impl Board {
             let words = self.slot(slot);
             let add = |to: &mut u64, at: usize| *to = to.wrapping_add(words[at].load(Relaxed));
             sum.figures.iter_mut().enumerate().for_each(|(number, figure)| add(figure, FIGURES_AT + number));
+            sum.responses.iter_mut().enumerate().for_each(|(number, count)| add(count, RESPONSES_AT + number));
             for (number, class) in sum.classes.iter_mut().enumerate() {
                 let at = CLASSES_AT + number * CLASS_WORDS;
                 add(&mut class.replies, at + REPLIES);
@@ -286,6 +311,14 @@ impl Seat {
         &self.board
     }
 
+    /// Says once that the file is gone, if it is; among processes, the one at the first place does.
+    pub(super) fn look_after_file(&self) {
+        let Board { words, cut_said, .. } = &*self.board;
+        if (self.slot == 0 || self.scope == Scope::Loop) && words.is_cut() && !cut_said.swap(true, Relaxed) {
+            say!("the metrics file was cut short by another program; restart the server to have it written again");
+        }
+    }
+
     /// From now on this process is here.
     pub(super) fn sit_down(&self) {
         let slot = self.board.slot(self.slot);
@@ -299,15 +332,22 @@ impl Seat {
     }
 
     /// Counts a reply, or what went out of one that was broken off.
-    pub(super) fn count(&self, body_bytes: u64, sent_bytes: u64, is_made: bool, is_whole: bool) {
-        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS);
+    pub(super) fn count(&self, body_bytes: u64, sent_bytes: u64, handler: Handler, is_whole: bool) {
+        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, handler) * CLASS_WORDS);
         self.add(words, at + REPLIES, is_whole.into());
         self.add(words, at + BODY_BYTES, sent_bytes);
     }
 
+    /// Counts a response by its site, its handler and its status.
+    pub(super) fn respond(&self, site: u16, handler: Handler, status: u16) {
+        let class = usize::from(status / 100).clamp(2, 5) - 2;
+        let number = (usize::from(site).min(SITES_MAX) * HANDLERS.len() + handler as usize) * STATUSES + class;
+        self.add(self.words(), RESPONSES_AT + number, 1);
+    }
+
     /// Adds what a reply took: elapsed and CPU time of each phase, in nanoseconds.
-    pub(super) fn time(&self, body_bytes: u64, is_made: bool, phases: &[(u64, u64); PHASES.len()]) {
-        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, is_made) * CLASS_WORDS);
+    pub(super) fn time(&self, body_bytes: u64, handler: Handler, phases: &[(u64, u64); PHASES.len()]) {
+        let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, handler) * CLASS_WORDS);
         self.add(words, at + TIMED, 1);
         for (number, (elapsed_ns, cpu_ns)) in phases.iter().enumerate() {
             let at = at + PHASES_AT + number * PHASE_WORDS;
@@ -373,13 +413,15 @@ impl Seats {
 pub struct Sum {
     /// The figures, in the order of [`FIGURES`].
     pub figures: [u64; FIGURES.len()],
-    /// The classes: each size as static, then as dynamic.
+    /// The classes: each size as static, then as dynamic, then as an error.
     pub classes: [ClassSum; CLASSES],
+    /// Responses: of each site, and of the sites beyond, each handler's 2xx to 5xx.
+    pub responses: [u64; RESPONSES],
 }
 
 impl Default for Sum {
     fn default() -> Sum {
-        Sum { figures: [0; FIGURES.len()], classes: Default::default() }
+        Sum { figures: [0; FIGURES.len()], classes: Default::default(), responses: [0; RESPONSES] }
     }
 }
 
@@ -420,8 +462,8 @@ mod tests {
     #[test]
     fn classes_end_where_they_say() {
         let check = |bytes: u64, is_made: bool, expected: &str| {
-            let class = class_of(bytes, is_made);
-            assert_eq!(format!("{} {}", SIZES[class / 2].0, KINDS[class % 2]), expected, "{bytes}");
+            let class = class_of(bytes, if is_made { Handler::Own } else { Handler::File });
+            assert_eq!(format!("{} {}", SIZES[class / 3].0, KINDS[class % 3]), expected, "{bytes}");
         };
         check(0, false, "<1K static");
         check(1023, true, "<1K dynamic");
@@ -457,12 +499,14 @@ mod tests {
             seat.add_to_figure(0, 10);
             seat.add_to_figure(connections, 3);
             seat.add_to_figure(connections, 1u64.wrapping_neg());
-            seat.count(5000, 5000, false, true);
-            seat.time(5000, false, &[(1, 1), (2000, 2), (3, 3), (4, 4), (5, 5)]);
+            seat.count(5000, 5000, Handler::File, true);
+            seat.respond(40_000, Handler::Error, 404);
+            seat.time(5000, Handler::File, &[(1, 1), (2000, 2), (3, 3), (4, 4), (5, 5)]);
         }
         let sum = |seats: &Seats| {
             let sum = seats.board.sum();
-            (sum.figures[0], sum.figures[connections], sum.classes[2])
+            assert_eq!(sum.responses[RESPONSES - 2], 4, "4xx of the last handler, of the sites beyond");
+            (sum.figures[0], sum.figures[connections], sum.classes[3])
         };
         let (requests, open, class) = sum(&seats);
         assert_eq!((requests, open, class.replies, class.body_bytes, class.timed), (40, 8, 4, 20_000, 4));

@@ -156,9 +156,12 @@ impl Meter {
             timing.phases
         });
         let Some(seat) = &self.seat else { return };
-        seat.count(record.body_bytes, sent_bytes, record.is_made, is_whole);
+        seat.count(record.body_bytes, sent_bytes, record.handler, is_whole);
+        if is_whole {
+            seat.respond(record.site, record.handler, record.status);
+        }
         if let Some(phases) = timing {
-            seat.time(record.body_bytes, record.is_made, &phases);
+            seat.time(record.body_bytes, record.handler, &phases);
         }
     }
 
@@ -206,6 +209,7 @@ impl Meter {
         for (number, figure) in figures.fields().into_iter().enumerate() {
             self.tell(number, *figure);
         }
+        seat.look_after_file();
         if seat.scope() == Scope::Loop
             && let Err(due) = seat.board().publish_process(now, self.changed, of_process)
         {
@@ -315,6 +319,7 @@ fn cpu_ns() -> u64 {
 mod tests {
     use super::super::Board;
     use super::*;
+    use amped_core::record::Handler;
     use std::sync::Arc;
     use std::time::Instant;
 
@@ -326,7 +331,7 @@ mod tests {
 
     fn record_of(body_bytes: u64, is_made: bool) -> Record {
         let mut record = Record::default();
-        (record.body_bytes, record.is_made) = (body_bytes, is_made);
+        (record.body_bytes, record.handler) = (body_bytes, if is_made { Handler::Own } else { Handler::File });
         record
     }
 
@@ -375,7 +380,7 @@ mod tests {
         meter.count(&record_of(5000, false), 5000, true, Some(timing));
         let whole = clock::monotonic_ns() - begun;
 
-        let class = board.sum().classes[2];
+        let class = board.sum().classes[3];
         assert_eq!((class.replies, class.body_bytes, class.timed), (1, 5000, 1));
         let [waiting, parsing, processing, sending, logging] = class.phases;
         // They are parts of one stretch, in which nothing is left out but the last lines of this test.
@@ -395,7 +400,7 @@ mod tests {
         let (board, mut meter) = meter();
         let timing = meter.begin(Time::START);
         meter.count(&record_of(5000, true), 17, false, timing);
-        let class = board.sum().classes[3];
+        let class = board.sum().classes[4];
         assert_eq!((class.replies, class.body_bytes, class.timed), (0, 17, 0));
     }
 

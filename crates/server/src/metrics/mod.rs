@@ -18,7 +18,7 @@ mod board;
 mod meter;
 mod text;
 
-pub use board::{BUCKETS, Board, CLASSES, ClassSum, KINDS, PHASES, PhaseSum, SIZES, Scope, Seat, Seats, Sum};
+pub use board::{BUCKETS, Board, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, PhaseSum, SIZES, Scope, Seat, Seats, Sum};
 pub use meter::{Meter, Timing};
 pub use text::text;
 

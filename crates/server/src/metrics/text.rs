@@ -5,7 +5,7 @@
 
 use amped_exporter::{self as exporter, Page, seconds};
 
-use super::board::{FIRST_BUCKET_BITS, KINDS, PHASES, SIZES, Sum};
+use super::board::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, SITES_MAX, SIZES, STATUSES, Sum};
 use super::meter::EVERY;
 use crate::counters::{FIGURES, Kind, Unit};
 
@@ -36,6 +36,12 @@ pub fn text(sum: &Sum) -> String {
     page.family("replies", counter, things, replies);
     for (class, labels) in sum.classes.iter().zip(classes()) {
         page.sample(&labels, class.replies);
+    }
+    let responses = "Replies whose last byte was given to the kernel, by the number of their site in the configuration, from 0, by \
+                     who made them, and by the class of their status.";
+    page.family("responses", counter, things, responses);
+    for (count, labels) in sum.responses.iter().zip(responses_labels()).filter(|(count, _)| **count > 0) {
+        page.sample(&labels, count);
     }
     let bytes = "Bytes of bodies, those of replies that were broken off too.";
     page.family("reply_body", counter, exporter::Unit::Bytes, bytes);
@@ -69,6 +75,17 @@ fn classes() -> impl Iterator<Item = String> {
     SIZES.iter().flat_map(|(size, _)| KINDS.iter().map(move |kind| format!("size=\"{size}\",kind=\"{kind}\"")))
 }
 
+/// The labels of the responses, in their order.
+fn responses_labels() -> impl Iterator<Item = String> {
+    (0..=SITES_MAX).flat_map(|site| {
+        let site = if site < SITES_MAX { site.to_string() } else { "more".to_owned() };
+        HANDLERS.iter().flat_map(move |handler| {
+            let site = site.clone();
+            (2..2 + STATUSES).map(move |class| format!("site=\"{site}\",handler=\"{handler}\",status=\"{class}xx\""))
+        })
+    })
+}
+
 /// Each phase of each class of which a request was timed, with both labels.
 fn phases(sum: &Sum) -> impl Iterator<Item = (String, &super::PhaseSum, String)> {
     let timed = sum.classes.iter().zip(classes()).filter(|(class, _)| class.timed > 0);
@@ -91,7 +108,8 @@ mod tests {
         set(&mut sum, "requests", 3);
         set(&mut sum, "loop_busy", 2_500_000_000);
         set(&mut sum, "connection", 77);
-        let class = &mut sum.classes[2];
+        sum.responses[6] = 5;
+        let class = &mut sum.classes[3];
         (class.replies, class.body_bytes, class.timed) = (2, 9000, 1);
         class.phases[1].elapsed_ns = 1500;
         class.phases[1].buckets[1] = 1;
@@ -104,6 +122,7 @@ mod tests {
             "amped_loop_busy_seconds_total 2.5",
             "amped_connection_bytes 77",
             "amped_replies_total{size=\"<10K\",kind=\"static\"} 2",
+            "amped_responses_total{site=\"0\",handler=\"app\",status=\"4xx\"} 5",
             "amped_reply_body_bytes_total{size=\"<10K\",kind=\"static\"} 9000",
             &format!("amped_request_phase_seconds_bucket{{{labels},le=\"0.000001024\"}} 0"),
             &format!("amped_request_phase_seconds_bucket{{{labels},le=\"0.000002048\"}} 1"),

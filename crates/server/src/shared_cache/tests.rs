@@ -34,8 +34,14 @@ fn work(path: impl AsRef<[u8]>) -> NameWork {
 
 /// A file of this body; its number tells versions apart.
 fn file(number: u64, body: &[u8]) -> Found<u32> {
-    let version =
-        FileVersion { device: 1, inode: number, size: body.len() as u64, mtime_ns: number as i64, ctime_ns: -1 };
+    let version = FileVersion {
+        device: 1,
+        inode: number,
+        size: body.len() as u64,
+        mtime_ns: number as i64,
+        ctime_ns: -1,
+        is_changing: false,
+    };
     let content = Some(Stored::Memory(body.into()));
     Found::File { name: b"/name"[..].into(), files: vec![Opened { coding: Coding::Identity, version, content }] }
 }
@@ -69,7 +75,14 @@ fn what_was_learnt_is_found() {
             file(2, b""),
             file(3, &[7; 1000]),
             Found::NeedsSlash,
-            Found::Directory(FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5 }),
+            Found::Directory(FileVersion {
+                device: 1,
+                inode: 2,
+                size: 3,
+                mtime_ns: 4,
+                ctime_ns: 5,
+                is_changing: false,
+            }),
             Found::Absent,
             Found::Forbidden,
         ]
