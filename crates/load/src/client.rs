@@ -10,14 +10,18 @@ use amped_http::h1::request::Version;
 use amped_units::Time;
 
 use crate::outcome::{Fault, Tally};
-use crate::workload::{ContentCheck, Digest, Request, Requests};
+use crate::workload::{ContentCheck, Digest, Request, Requests, Statuses};
 
 /// What all connections of a run have in common.
 #[derive(Clone, Debug)]
 pub struct Plan {
     requests: Requests,
-    /// What stands behind the target of a request, and of one that is its connection's last.
+    /// The method of requests that do not ask for HEAD, with the blank behind it.
+    method: Box<[u8]>,
+    /// What stands behind the target of a request, and of one that is its connection's last; the body included.
     rest: [Box<[u8]>; 2],
+    /// Which statuses are right where a request says nothing of its own.
+    statuses: Statuses,
     /// Requests that a connection asks before it is closed.
     per_connection: u64,
     /// Requests that go out together.
@@ -46,7 +50,29 @@ impl Plan {
             let rest = format!(" HTTP/1.{number}\r\nHost: {authority}\r\n{connection}{fields}\r\n");
             rest.into_bytes().into_boxed_slice()
         });
-        Plan { requests, rest, per_connection, pipeline }
+        Plan { requests, method: (*b"GET ").into(), rest, statuses: Statuses::default(), per_connection, pipeline }
+    }
+
+    /// The same with another method, and a body for each request. `Content-Length` is added where there is a body, and for
+    /// methods that usually have one (RFC 9110, 8.6).
+    pub fn with_method(self, method: &str, body: &[u8]) -> Plan {
+        let is_announced = !body.is_empty() || ["POST", "PUT", "PATCH"].contains(&method);
+        let length = if is_announced { format!("Content-Length: {}\r\n", body.len()) } else { String::new() };
+        let rest = self.rest.map(|rest| {
+            let (fields, end) = rest.split_at(rest.len() - b"\r\n".len());
+            [fields, length.as_bytes(), end, body].concat().into_boxed_slice()
+        });
+        Plan { method: format!("{method} ").into_bytes().into_boxed_slice(), rest, ..self }
+    }
+
+    /// The same, where replies with these statuses are right.
+    pub fn with_statuses(self, statuses: Statuses) -> Plan {
+        Plan { statuses, ..self }
+    }
+
+    /// Whether the reply to a request has no body (RFC 9110, 9.3.2).
+    fn is_head(&self, request: &Request) -> bool {
+        request.head || &*self.method == b"HEAD "
     }
 
     /// What is asked for.
@@ -108,7 +134,7 @@ impl Connection {
             self.group += 1;
             self.asked += 1;
             let more = self.asked < plan.per_connection && plan.requests.index(base + self.group).is_some();
-            let method: &[u8] = if request.head { b"HEAD " } else { b"GET " };
+            let method: &[u8] = if request.head { b"HEAD " } else { &plan.method };
             for part in [method, &*request.target, &plan.rest[usize::from(!more)]] {
                 out.extend_from_slice(part);
             }
@@ -139,7 +165,7 @@ impl Connection {
                 self.first = now;
             }
             let digesting = request.expect.is_some_and(|expect| expect.content.is_some());
-            match self.reader.read(bytes, request.head, digesting) {
+            match self.reader.read(bytes, plan.is_head(request), digesting) {
                 Err(reply::BadReply) => return self.handle_fault(Fault::Malformed, plan, tally),
                 Ok((_, None)) => return Next::Bytes,
                 Ok((used, Some(whole))) => {
@@ -204,7 +230,7 @@ impl Connection {
         let Some(request) = self.awaited(plan) else { return Next::Close };
         self.answered += 1;
         tally.count_status(whole.status);
-        match mismatch(request, &whole) {
+        match mismatch(request, &whole, &plan.statuses) {
             Some(fault) => tally.fail(fault, request.class),
             None => tally.reply(request.class, self.planned, self.first, now),
         }
@@ -221,9 +247,9 @@ impl Connection {
 }
 
 /// What is wrong with a reply.
-fn mismatch(request: &Request, whole: &Whole) -> Option<Fault> {
+fn mismatch(request: &Request, whole: &Whole, statuses: &Statuses) -> Option<Fault> {
     let Some(expect) = request.expect else {
-        return (whole.status >= 400).then_some(Fault::Status);
+        return (!statuses.contains(whole.status)).then_some(Fault::Status);
     };
     if expect.status.is_some_and(|status| status != whole.status) {
         return Some(Fault::Status);
@@ -482,6 +508,47 @@ mod tests {
         check(Version::Http10, 2, two);
         let endless = "GET /a?b HTTP/1.1|Host: h:1|A: b||";
         check(Version::Http11, u64::MAX, &endless.repeat(2));
+    }
+
+    #[test]
+    fn method_and_body_are_sent_and_the_reply_is_read_by_the_method() {
+        let check = |method: &str, body: &[u8], expected: &str| {
+            let plan =
+                Plan::new(Requests::same(b"/x"), Version::Http11, "h", "A: b\r\n", 1, 1).with_method(method, body);
+            let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+            connection.ask(Time::START, 0, &plan, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap().replace("\r\n", "|"), expected);
+        };
+        check("POST", b"a=1", "POST /x HTTP/1.1|Host: h|Connection: close|A: b|Content-Length: 3||a=1");
+        check("PUT", b"", "PUT /x HTTP/1.1|Host: h|Connection: close|A: b|Content-Length: 0||");
+        check("DELETE", b"", "DELETE /x HTTP/1.1|Host: h|Connection: close|A: b||");
+        check("PROPFIND", b"<x/>", "PROPFIND /x HTTP/1.1|Host: h|Connection: close|A: b|Content-Length: 4||<x/>");
+        // A reply to HEAD announces the length of a body that does not come.
+        let head = plan(2, 1, None).with_method("HEAD", b"");
+        check_replies(
+            &head,
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n|HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n",
+            2,
+        );
+        let post = plan(2, 1, None).with_method("POST", b"a=1");
+        check_replies(&post, &format!("{ONE}|HTTP/1.1 204 No Content\r\n\r\n"), 2);
+    }
+
+    fn check_replies(plan: &Plan, server: &str, expected_ok: u64) {
+        check(plan, server, expected_ok, &[]);
+    }
+
+    #[test]
+    fn expected_statuses_are_right_and_others_are_not() {
+        let missing = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+        let expecting = |text: &str| plan(1, 1, None).with_statuses(text.parse().unwrap());
+        check(&expecting("2xx,404"), missing, 1, &[]);
+        check(&expecting("2xx,404"), ONE, 1, &[]);
+        check(&expecting("404"), ONE, 0, &[(Fault::Status, 1)]);
+        check(&expecting("2xx"), "HTTP/1.1 304 Not Modified\r\n\r\n", 0, &[(Fault::Status, 1)]);
+        // What a request says of its own goes before.
+        let own = Expect { status: Some(200), ..Expect::default() };
+        check(&plan(1, 1, Some(own)).with_statuses("404".parse().unwrap()), ONE, 1, &[]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ enum Figure {
     Mean,
     P50,
     P90,
+    P95,
     P99,
     P999,
     Max,
@@ -30,16 +31,19 @@ enum Figure {
     Failed,
     /// Failures of all that ended, in percent.
     FailedPercent,
-    /// Right replies a second.
+    /// Right replies a second, within the window.
     Rate,
     /// Connections begun a second.
     Offered,
+    /// Connections that were not over at the end of the window.
+    Backlog,
 }
 
-const NAMES: [(&str, Figure); 10] = [
+const NAMES: [(&str, Figure); 12] = [
     ("mean", Figure::Mean),
     ("p50", Figure::P50),
     ("p90", Figure::P90),
+    ("p95", Figure::P95),
     ("p99", Figure::P99),
     ("p99.9", Figure::P999),
     ("max", Figure::Max),
@@ -47,6 +51,7 @@ const NAMES: [(&str, Figure); 10] = [
     ("failed", Figure::Failed),
     ("rate", Figure::Rate),
     ("offered", Figure::Offered),
+    ("backlog", Figure::Backlog),
 ];
 
 impl FromStr for Condition {
@@ -65,7 +70,9 @@ impl FromStr for Condition {
         let wrong = || refusal(&format!("{bound:?} is no bound for {name}"));
         let (figure, bound) = match (figure, bound.strip_suffix('%')) {
             (Figure::Failed, Some(percent)) => (Figure::FailedPercent, number(percent).ok_or_else(wrong)?),
-            (Figure::Failed | Figure::Rate | Figure::Offered, None) => (figure, number(bound).ok_or_else(wrong)?),
+            (Figure::Failed | Figure::Rate | Figure::Offered | Figure::Backlog, None) => {
+                (figure, number(bound).ok_or_else(wrong)?)
+            }
             (_, Some(_)) => return Err(wrong()),
             (_, None) => (figure, duration(bound).map_err(|_| wrong())?.as_secs_f64() * 1e3),
         };
@@ -88,6 +95,7 @@ impl Condition {
             Figure::Mean => (latency(outcome.latency.mean_ms), " ms"),
             Figure::P50 => (latency(outcome.latency.p50_ms), " ms"),
             Figure::P90 => (latency(outcome.latency.p90_ms), " ms"),
+            Figure::P95 => (latency(outcome.latency.p95_ms), " ms"),
             Figure::P99 => (latency(outcome.latency.p99_ms), " ms"),
             Figure::P999 => (latency(outcome.latency.p999_ms), " ms"),
             Figure::Max => (latency(outcome.latency.max_ms), " ms"),
@@ -96,8 +104,9 @@ impl Condition {
             Figure::FailedPercent => {
                 (outcome.failed() as f64 * 100.0 / (outcome.failed() + outcome.ok).max(1) as f64, " %")
             }
-            Figure::Rate => (outcome.rate, "/s"),
-            Figure::Offered => (outcome.offered_rate, "/s"),
+            Figure::Rate => (outcome.window.completed_rate, "/s"),
+            Figure::Offered => (outcome.window.offered_rate, "/s"),
+            Figure::Backlog => (outcome.window.backlog as f64, ""),
         };
         let holds = if self.above { found > self.bound } else { found < self.bound };
         holds.then(|| format!("--fail-if {}: it is {found}{unit}", self.text))
@@ -116,6 +125,8 @@ mod tests {
         };
         check("p99>20ms", Some((Figure::P99, true, 20.0)));
         check("p99.9 > 1.5s", Some((Figure::P999, true, 1500.0)));
+        check("backlog>100", Some((Figure::Backlog, true, 100.0)));
+        check("p95>20ms", Some((Figure::P95, true, 20.0)));
         check("failed>0", Some((Figure::Failed, true, 0.0)));
         check("failed>0.5%", Some((Figure::FailedPercent, true, 0.5)));
         check("rate<4990", Some((Figure::Rate, false, 4990.0)));

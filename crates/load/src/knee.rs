@@ -10,26 +10,62 @@ use serde::Serialize;
 
 use crate::condition::Condition;
 use crate::outcome::{Loop, Outcome};
+use crate::window::{FAILED_MAX, Pace};
 
 /// Between which rates a server stops to bear the load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// The highest rate up to which all rates were borne, each in most of its runs, in connections a second.
     pub borne: f64,
+    /// The runs on which that rests.
+    pub borne_runs: Runs,
     /// The lowest rate that was not; absent if all were.
     pub not_borne: Option<f64>,
+    /// The runs on which that rests.
+    pub not_borne_runs: Option<Runs>,
     /// The highest rate up to which no run at all was bad: below it nothing speaks against the server.
     pub surely: f64,
     /// Why it may be more than that.
     pub at_least: Option<String>,
 }
 
+/// What runs at one rate came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Runs {
+    /// In how many the server bore the rate.
+    pub borne: usize,
+    /// How many there are in which the client kept its schedule, and nobody else had the machine.
+    pub valid: usize,
+    /// How many were made.
+    pub made: usize,
+}
+
+impl Runs {
+    /// So many valid runs must speak for a rate, and for the one above it.
+    pub const MIN: usize = 3;
+
+    /// In most of the valid ones.
+    fn is_borne(self) -> bool {
+        self.borne * 2 > self.valid
+    }
+}
+
+impl fmt::Display for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} valid runs", self.borne, self.valid)
+    }
+}
+
 impl fmt::Display for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/s are borne", self.borne)?;
-        match self.not_borne {
-            Some(rate) => write!(f, ", {rate}/s are not")?,
-            None => write!(f, ", and nothing higher was asked")?,
+        let Capacity { borne, borne_runs, .. } = self;
+        let at_least = if self.at_least.is_some() { "at least " } else { "" };
+        write!(f, "{at_least}{borne}/s: borne in {borne_runs}")?;
+        if let (Some(rate), Some(runs)) = (self.not_borne, self.not_borne_runs) {
+            write!(f, "; {rate}/s in {runs}")?;
+        }
+        if let Some(why) = &self.at_least {
+            write!(f, "; {why}")?;
         }
         if self.surely < self.borne {
             write!(f, "; single runs failed from above {}/s on", self.surely)?;
@@ -38,42 +74,64 @@ impl fmt::Display for Capacity {
     }
 }
 
-/// Of all that ended, how many may fail at a rate that is borne.
-const FAILED_MAX: f64 = 0.01;
-
-/// What runs at several rates, each made once or more, say of the server. Runs in which the client did not keep its schedule
-/// say nothing. `objective` is a condition that must not hold. `None`: not even the lowest rate was borne, or none was kept.
-pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capacity> {
+/// The rates of these runs, rising, and what the runs at each came to.
+fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> {
     let mut rates: Vec<f64> = runs.iter().filter_map(rate_of).collect();
     rates.sort_by(f64::total_cmp);
     rates.dedup();
+    let bears = |run: &&Outcome| {
+        let ended = (run.ok + run.failed()).max(1) as f64;
+        run.ok > 0
+            && run.window.pace != Pace::FellBehind
+            && run.failed() as f64 <= FAILED_MAX * ended
+            && objective.is_none_or(|objective| objective.holds(run).is_none())
+    };
+    let count = |rate: f64| {
+        let made = || runs.iter().filter(move |run| rate_of(run) == Some(rate));
+        let valid = || made().filter(|run| matches!(run.verdict.worth, Worth::Valid | Worth::AtLeast));
+        (rate, Runs { borne: valid().filter(bears).count(), valid: valid().count(), made: made().count() })
+    };
+    rates.into_iter().map(count).collect()
+}
+
+/// What runs at several rates, each made several times, say of the server. Runs in which the client did not keep its schedule say
+/// nothing, and a rate of which fewer than [`Runs::MIN`] others are known decides nothing: then the capacity is a lower bound.
+/// `objective` is a condition that must not hold. `None`: not even the lowest rate was borne, or none is known.
+pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capacity> {
     let mut found: Option<Capacity> = None;
-    for rate in rates {
-        let at = || runs.iter().filter(move |run| rate_of(run) == Some(rate));
-        let kept = at().filter(|run| run.verdict.worth != Worth::ClientBound);
-        let bears = |run: &&Outcome| {
-            let ended = (run.ok + run.failed()).max(1) as f64;
-            run.ok > 0
-                && run.failed() as f64 <= FAILED_MAX * ended
-                && objective.is_none_or(|objective| objective.holds(run).is_none())
-        };
-        let (borne, kept) = (kept.clone().filter(bears).count(), kept.count());
-        if kept == 0 {
-            let why = format!("the client could not keep {rate}/s, so nothing is known from there on");
-            return found.map(|capacity| Capacity { at_least: Some(why), ..capacity });
+    let mut is_sure = true;
+    for (rate, runs) in by_rate(runs, objective) {
+        let is_known = runs.valid >= Runs::MIN;
+        if runs.valid > 0 && runs.is_borne() {
+            is_sure &= runs.borne == runs.valid;
+            // Fewer are no reason to stop, and none to say that it is borne.
+            if is_known {
+                let surely = if is_sure { rate } else { found.as_ref().map_or(0.0, |before| before.surely) };
+                let (not_borne, not_borne_runs, at_least) = (None, None, None);
+                found = Some(Capacity { borne: rate, borne_runs: runs, not_borne, not_borne_runs, surely, at_least });
+            }
+            continue;
         }
-        if borne * 2 <= kept {
-            return found.map(|capacity| Capacity { not_borne: Some(rate), ..capacity });
-        }
-        let surely = match &found {
-            Some(before) if before.surely < before.borne || borne < kept => before.surely,
-            None if borne < kept => 0.0,
-            _ => rate,
-        };
-        found = Some(Capacity { borne: rate, not_borne: None, surely, at_least: None });
+        return found.map(|capacity| {
+            if is_known {
+                return Capacity { not_borne: Some(rate), not_borne_runs: Some(runs), ..capacity };
+            }
+            let Runs { valid, made, .. } = runs;
+            let why = format!("{rate}/s is not known: {valid} of {made} runs are valid, and {} are needed", Runs::MIN);
+            Capacity { at_least: Some(why), ..capacity }
+        });
     }
     let why = "no rate of the sweep was too much for the server".to_owned();
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
+}
+
+/// The rates that decide about the capacity, and of which fewer valid runs are known than it takes: the highest that is borne, and
+/// the one above it.
+pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {
+    let rates = by_rate(runs, objective);
+    let above = rates.iter().position(|(_, runs)| !runs.is_borne()).unwrap_or(rates.len());
+    let deciding = &rates[above.saturating_sub(1)..(above + 1).min(rates.len())];
+    deciding.iter().filter(|(_, runs)| runs.valid < Runs::MIN).map(|(rate, _)| *rate).collect()
 }
 
 /// The rate that a run speaks of, if it does: one that was interrupted has not come to what it would have shown.
@@ -232,16 +290,21 @@ mod tests {
         }
     }
 
-    /// Runs as (rate, right replies of a hundred, whether the client kept its schedule).
-    fn check(runs: &[(f64, u64, bool)], expected: Option<(f64, Option<f64>, f64, bool)>) {
-        let runs: Vec<Outcome> = runs.iter().map(|(rate, ok, kept)| outcome(*rate, *ok, *kept)).collect();
-        let found = capacity(&runs, None);
+    /// Runs as (rate, right replies of a hundred, whether the client kept its schedule), each made so often.
+    fn made(runs: &[(f64, u64, bool)], times: usize) -> Vec<Outcome> {
+        let one = |(rate, ok, kept): &(f64, u64, bool)| std::iter::repeat_n(outcome(*rate, *ok, *kept), times);
+        runs.iter().flat_map(one).collect()
+    }
+
+    fn check(runs: &[Outcome], expected: Option<(f64, Option<f64>, f64, bool)>) {
+        let found = capacity(runs, None);
         let found = found.map(|found| (found.borne, found.not_borne, found.surely, found.at_least.is_some()));
         assert_eq!(found, expected);
     }
 
     #[test]
     fn the_rate_below_the_first_that_is_too_much() {
+        let check = |runs: &[(f64, u64, bool)], expected| check(&made(runs, 3), expected);
         check(&[(1.0, 100, true), (2.0, 100, true), (3.0, 50, true)], Some((2.0, Some(3.0), 2.0, false)));
         // Lucky once above it, it has not borne it.
         check(&[(1.0, 100, true), (2.0, 50, true), (3.0, 100, true)], Some((1.0, Some(2.0), 1.0, false)));
@@ -251,24 +314,58 @@ mod tests {
     }
 
     #[test]
-    fn most_runs_decide_and_single_ones_widen_the_interval() {
-        let runs = [(1.0, 100, true), (2.0, 100, true), (1.0, 100, true), (2.0, 50, true), (1.0, 100, true)];
+    fn server_that_falls_behind_does_not_bear_the_rate() {
+        let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
+        runs[3..].iter_mut().for_each(|run| run.window.pace = Pace::FellBehind);
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
-        let runs = [(1.0, 100, true), (2.0, 100, true), (2.0, 50, true), (2.0, 100, true), (3.0, 10, true)];
-        check(&runs, Some((2.0, Some(3.0), 1.0, false)));
+        assert_eq!(
+            capacity(&runs, None).unwrap().to_string(),
+            "1/s: borne in 3 of 3 valid runs; 2/s in 0 of 3 valid runs"
+        );
+    }
+
+    #[test]
+    fn most_runs_decide_and_single_ones_widen_the_interval() {
+        let runs = [made(&[(1.0, 100, true)], 3), made(&[(2.0, 100, true)], 2), made(&[(2.0, 50, true)], 2)].concat();
+        check(&runs, Some((1.0, Some(2.0), 1.0, false)));
+        let runs =
+            [made(&[(1.0, 100, true), (3.0, 10, true)], 3), made(&[(2.0, 100, true)], 2), made(&[(2.0, 50, true)], 1)];
+        check(&runs.concat(), Some((2.0, Some(3.0), 1.0, false)));
+    }
+
+    #[test]
+    fn fewer_than_three_valid_runs_decide_nothing_and_are_named() {
+        // Too few above, too few of what is borne, too few of both: there are more to make.
+        let of = |runs: &[(f64, u64, bool)]| made(runs, 1);
+        let mut runs = [made(&[(1.0, 100, true)], 3), of(&[(2.0, 50, true), (2.0, 50, false)])].concat();
+        check(&runs, Some((1.0, None, 1.0, true)));
+        assert_eq!(lacking(&runs, None), [2.0]);
+        let text = capacity(&runs, None).unwrap().to_string();
+        assert_eq!(
+            text,
+            "at least 1/s: borne in 3 of 3 valid runs; 2/s is not known: 1 of 2 runs are valid, and 3 are needed"
+        );
+        runs.extend(made(&[(2.0, 50, true)], 2));
+        assert_eq!(lacking(&runs, None), [0.0; 0]);
+        check(&runs, Some((1.0, Some(2.0), 1.0, false)));
+        let runs = of(&[(1.0, 100, true), (2.0, 100, true), (3.0, 50, true)]);
+        assert_eq!((capacity(&runs, None), lacking(&runs, None)), (None, vec![2.0, 3.0]));
+        let runs = of(&[(1.0, 100, true), (2.0, 100, true)]);
+        assert_eq!(lacking(&runs, None), [2.0]);
+        assert_eq!((lacking(&of(&[(1.0, 50, true)]), None), lacking(&[], None)), (vec![1.0], Vec::new()));
     }
 
     #[test]
     fn what_was_interrupted_says_nothing() {
-        let mut runs = [outcome(1.0, 100, true), outcome(2.0, 100, true)];
-        runs[1].interrupted = true;
+        let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
+        runs[3..].iter_mut().for_each(|run| run.interrupted = true);
         assert_eq!(capacity(&runs, None).map(|found| (found.borne, found.at_least.is_some())), Some((1.0, true)));
     }
 
     #[test]
     fn what_the_client_did_not_keep_says_nothing() {
-        check(&[(1.0, 100, true), (2.0, 10, false)], Some((1.0, None, 1.0, true)));
-        check(&[(1.0, 100, true), (2.0, 10, false), (2.0, 100, true)], Some((2.0, None, 2.0, true)));
-        check(&[(1.0, 100, false)], None);
+        check(&made(&[(1.0, 100, true), (2.0, 10, false)], 3), Some((1.0, None, 1.0, true)));
+        check(&made(&[(1.0, 100, true), (2.0, 10, false), (2.0, 100, true)], 3), Some((2.0, None, 2.0, true)));
+        check(&made(&[(1.0, 100, false)], 3), None);
     }
 }

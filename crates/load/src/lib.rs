@@ -2,6 +2,7 @@
 //!
 //! `workload` says what is asked for, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
 //! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `outcome` counts and judges,
+//! `window` defines what was offered and completed, and whether the server fell behind,
 //! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server bears, and `null` is a server to calibrate by.
 //! Nothing here prints, and nothing here knows a command line.
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod slice;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub mod tls;
 pub mod url;
+pub mod window;
 pub mod workload;
 
 pub use amped_http::h1::request::Version;

@@ -5,10 +5,12 @@
 //! server's queues are in them. Nothing is corrected afterwards. Latencies are those of right replies; everything else is a
 //! failure with a kind, and stands in the same line.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 use std::{array, mem};
 
 use amped_measure::host::Machine;
+use amped_measure::others::Others;
 use amped_measure::{Verdict, Worth};
 use amped_units::Time;
 use hdrhistogram::Histogram;
@@ -16,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drive::parked::Parked;
 use crate::schedule::Shape;
+use crate::window::{self, Course, Window};
 
 /// How a connection or a request came to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,6 +168,8 @@ pub struct Tally {
     pub started: u64,
     /// Connections that were established.
     pub established: u64,
+    /// Connections that had begun and are over.
+    pub ended: u64,
     /// Requests that connections which ended early did not come to ask.
     pub unasked: u64,
     /// Connections on which bytes came that answer nothing.
@@ -173,15 +178,24 @@ pub struct Tally {
     pub received: u64,
     ok: u64,
     faults: [u64; Fault::ALL.len()],
-    statuses: [u64; 6],
+    /// Whole replies by status, from [`STATUS_MIN`]; all that no server should send in the last place.
+    statuses: Box<[u64]>,
     classes: Vec<Class>,
     /// Why the first connection without TLS has none.
     tls: Option<String>,
     /// Since the last cut.
     clocks: Clocks,
-    /// Connections begun, right replies and failures at the last cut.
-    before: [u64; 3],
+    /// Connections begun and ended, right replies, failures and bytes at the last cut.
+    before: [u64; 5],
+    /// The backlog through the window.
+    course: Course,
+    /// When the last connection ended.
+    last_end: Time,
 }
+
+/// The lowest status, and how many there are (RFC 9110, 15).
+const STATUS_MIN: u16 = 100;
+const STATUSES: usize = 500;
 
 #[derive(Clone, Debug, Default)]
 struct Class {
@@ -200,29 +214,38 @@ pub(crate) fn coarse() -> Histogram<u64> {
 }
 
 impl Tally {
-    /// An empty one, for so many classes of requests.
+    /// An empty one, for so many classes of requests, of a run whose window begins at `start`.
+    pub fn over(classes: usize, start: Time, window: Duration) -> Tally {
+        Tally { course: Course::new(start, window), ..Tally::new(classes) }
+    }
+
+    /// An empty one, for so many classes of requests, of no window.
     pub fn new(classes: usize) -> Tally {
         let timed = (2..=CLASSES_TIMED).contains(&classes);
         let class = || Class { last: timed.then(coarse), ..Class::default() };
         Tally {
             started: 0,
             established: 0,
+            ended: 0,
             unasked: 0,
             stray: 0,
             received: 0,
             ok: 0,
             faults: [0; Fault::ALL.len()],
-            statuses: [0; 6],
+            statuses: vec![0; STATUSES + 1].into_boxed_slice(),
             classes: (0..classes.max(1)).map(|_| class()).collect(),
             tls: None,
             clocks: Clocks::new(),
-            before: [0; 3],
+            before: [0; 5],
+            course: Course::default(),
+            last_end: Time::START,
         }
     }
 
     /// A SYN went out.
     pub fn sent(&mut self, planned: Time, now: Time) {
         self.started += 1;
+        self.course.begun(now);
         record(&mut self.clocks.lateness, planned, now);
     }
 
@@ -230,6 +253,16 @@ impl Tally {
     pub fn connected(&mut self, planned: Time, now: Time) {
         self.established += 1;
         record(&mut self.clocks.connected, planned, now);
+    }
+
+    /// A connection that had begun is over; `established`: the server had it.
+    pub fn ended(&mut self, planned: Time, now: Time, established: bool) {
+        self.ended += 1;
+        self.last_end = self.last_end.max(now);
+        self.course.ended(now);
+        if established {
+            self.course.stayed(planned, now);
+        }
     }
 
     /// The TLS handshake of a connection is over.
@@ -245,6 +278,7 @@ impl Tally {
     /// A right reply was read to its end.
     pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
         self.ok += 1;
+        self.course.completed(last);
         record(&mut self.clocks.first_byte, planned, first);
         record(&mut self.clocks.latency, planned, last);
         if let Some(class) = self.classes.get_mut(usize::from(class)) {
@@ -270,7 +304,8 @@ impl Tally {
 
     /// A whole reply had this status.
     pub fn count_status(&mut self, status: u16) {
-        self.statuses[usize::from(status / 100).min(5)] += 1;
+        let place = usize::from(status.wrapping_sub(STATUS_MIN)).min(STATUSES);
+        self.statuses[place] += 1;
     }
 
     /// Right replies so far.
@@ -290,10 +325,10 @@ impl Tally {
 
     /// Ends the second under way: what there was since the last cut. `empty` clocks take the place of its own.
     pub fn cut(&mut self, empty: Clocks) -> Part {
-        let now = [self.started, self.ok, self.all_failed()];
+        let now = [self.started, self.ended, self.ok, self.all_failed(), self.received];
         let before = mem::replace(&mut self.before, now);
-        let [started, ok, failed] = array::from_fn(|at| now[at] - before[at]);
-        Part { started, ok, failed, clocks: mem::replace(&mut self.clocks, empty) }
+        let [started, ended, ok, failed, received_bytes] = array::from_fn(|at| now[at] - before[at]);
+        Part { started, ended, ok, failed, received_bytes, clocks: mem::replace(&mut self.clocks, empty) }
     }
 
     /// Takes another thread's counts in, of the whole run. What the clocks say goes with the parts.
@@ -301,6 +336,7 @@ impl Tally {
         for (mine, theirs) in [
             (&mut self.started, other.started),
             (&mut self.established, other.established),
+            (&mut self.ended, other.ended),
             (&mut self.unasked, other.unasked),
             (&mut self.stray, other.stray),
             (&mut self.received, other.received),
@@ -311,6 +347,8 @@ impl Tally {
         self.tls = self.tls.take().or(other.tls);
         self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
         self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
+        self.course.add(&other.course);
+        self.last_end = self.last_end.max(other.last_end);
         for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
             mine.ok += theirs.ok;
             mine.failed += theirs.failed;
@@ -326,10 +364,14 @@ impl Tally {
 pub struct Part {
     /// Connections begun.
     pub started: u64,
+    /// Connections ended.
+    pub ended: u64,
     /// Right replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
+    /// Bytes received, heads and all.
+    pub received_bytes: u64,
     /// The clocks of what happened in it.
     pub clocks: Clocks,
 }
@@ -339,8 +381,10 @@ impl Part {
     pub fn add(&mut self, other: &Part) {
         // What another machine says may be any number.
         self.started = self.started.saturating_add(other.started);
+        self.ended = self.ended.saturating_add(other.ended);
         self.ok = self.ok.saturating_add(other.ok);
         self.failed = self.failed.saturating_add(other.failed);
+        self.received_bytes = self.received_bytes.saturating_add(other.received_bytes);
         self.clocks.add(&other.clocks);
     }
 }
@@ -369,14 +413,23 @@ pub struct Interval {
 pub struct Second {
     /// When it began, in seconds from the start of the run.
     pub at_s: f64,
-    /// How long it was, in seconds: the last one of a run is cut short.
+    /// How long it was, in seconds: the last one of a window is cut short at its end, and the last one of a run.
     pub length_s: f64,
     /// Connections begun.
     pub started: u64,
+    /// Connections ended.
+    #[serde(default)]
+    pub ended: u64,
+    /// Connections that had begun and were not over when it was.
+    #[serde(default)]
+    pub backlog: u64,
     /// Right replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
+    /// Bytes received, heads and all.
+    #[serde(default)]
+    pub received_bytes: u64,
     /// The median latency of the right replies, in milliseconds.
     pub p50_ms: f64,
     /// The 90th percentile.
@@ -390,15 +443,18 @@ pub struct Second {
 }
 
 impl Second {
-    /// Of what was counted from `at` on, for `length`.
-    pub(crate) fn of(part: &Part, at: Duration, length: Duration) -> Second {
+    /// Of what was counted from `at` on, for `length`, after so many had begun and not ended.
+    pub(crate) fn of(part: &Part, at: Duration, length: Duration, backlog: u64) -> Second {
         let Clocks { latency, lateness, .. } = &part.clocks;
         Second {
             at_s: at.as_secs_f64(),
             length_s: length.as_secs_f64(),
             started: part.started,
+            ended: part.ended,
+            backlog: backlog.saturating_add(part.started).saturating_sub(part.ended),
             ok: part.ok,
             failed: part.failed,
+            received_bytes: part.received_bytes,
             p50_ms: ms(latency.value_at_quantile(0.5)),
             p90_ms: ms(latency.value_at_quantile(0.9)),
             p99_ms: ms(latency.value_at_quantile(0.99)),
@@ -424,6 +480,9 @@ pub struct Spread {
     pub p50_ms: f64,
     /// 90 % are no longer.
     pub p90_ms: f64,
+    /// 95 % are no longer.
+    #[serde(default)]
+    pub p95_ms: f64,
     /// 99 % are no longer.
     pub p99_ms: f64,
     /// 99.9 % are no longer.
@@ -441,6 +500,7 @@ impl Spread {
             mean_ms: ms(histogram.mean() as u64),
             p50_ms: at(0.5),
             p90_ms: at(0.9),
+            p95_ms: at(0.95),
             p99_ms: at(0.99),
             p999_ms: at(0.999),
             max_ms: ms(histogram.max()),
@@ -559,16 +619,20 @@ pub struct Outcome {
     pub stray: u64,
     /// Whole replies by hundreds: 1xx, 2xx, ..., 5xx.
     pub statuses: [u64; 5],
+    /// Whole replies by status.
+    pub status_codes: BTreeMap<u16, u64>,
     /// Why the first connection without TLS has none, and the way out.
     pub tls: Option<String>,
     /// Each class of requests, where there are several.
     pub classes: Vec<ClassOutcome>,
-    /// Time in which connections were begun, in seconds.
+    /// The length of the window in seconds, as in `window`.
     pub seconds: f64,
-    /// Connections begun a second.
+    /// Connections begun a second, as in `window`.
     pub offered_rate: f64,
-    /// Right replies a second.
+    /// Right replies a second, as `completed_rate` in `window`.
     pub rate: f64,
+    /// What was offered and completed within the measured window, and what was left behind.
+    pub window: Window,
     /// Bytes received, heads and all.
     pub received_bytes: u64,
     /// Last byte of right replies, since the planned instant.
@@ -592,6 +656,9 @@ pub struct Outcome {
     /// CPU time that a hypervisor took from this machine meanwhile, all cores together, in seconds: who was about to begin a
     /// connection then began it late.
     pub stolen_s: f64,
+    /// What others used of the machine meanwhile; `None` where nobody looked.
+    #[serde(default)]
+    pub others: Option<Others>,
     /// Ended before its time, by a signal.
     pub interrupted: bool,
     /// Second by second.
@@ -602,6 +669,9 @@ pub struct Outcome {
     pub machine: Machine,
     /// What the figures are worth.
     pub verdict: Verdict,
+    /// What the backlog of the window was worked out of.
+    #[serde(skip)]
+    pub(crate) course: Course,
 }
 
 /// What `Outcome` is made of besides a tally.
@@ -610,7 +680,12 @@ pub(crate) struct Ran {
     pub(crate) asked: Loop,
     pub(crate) began_s: f64,
     pub(crate) planned: u64,
+    /// When it began, by the clock of the tally.
+    pub(crate) start: Time,
+    /// The length of the window.
     pub(crate) seconds: f64,
+    /// Requests of a connection.
+    pub(crate) requests: u64,
     pub(crate) establisher: Used,
     pub(crate) handler: Used,
     /// Threads of each kind.
@@ -627,9 +702,13 @@ pub(crate) struct Ran {
 
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
-        let Ran { asked, began_s, planned, seconds, establisher, handler, lanes, .. } = ran;
+        let Ran { asked, began_s, planned, start, seconds, requests, establisher, handler, lanes, .. } = ran;
         let Ran { real_time, stolen_s, interrupted, series, clocks, machine, classes, .. } = ran;
-        let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
+        let mut course = tally.course.clone();
+        if interrupted {
+            course.cut(seconds);
+        }
+        let ended_s = (tally.last_end - start).as_secs_f64();
         let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
         let of_class = |(name, class): (String, &Class)| ClassOutcome {
             class: name,
@@ -649,12 +728,19 @@ impl Outcome {
             failures: failures.collect(),
             unasked: tally.unasked,
             stray: tally.stray,
-            statuses: array::from_fn(|at| tally.statuses[at + 1]),
+            statuses: array::from_fn(|at| tally.statuses[at * 100..(at + 1) * 100].iter().sum()),
+            status_codes: (STATUS_MIN..)
+                .zip(&tally.statuses[..STATUSES])
+                .filter(|(_, n)| **n > 0)
+                .map(|(s, n)| (s, *n))
+                .collect(),
             tls: tally.tls.clone(),
             classes: classes.into_iter().zip(counted).map(of_class).collect(),
-            seconds,
-            offered_rate: per_second(tally.started),
-            rate: per_second(tally.ok()),
+            seconds: 0.0,
+            offered_rate: 0.0,
+            rate: 0.0,
+            window: Window::default(),
+            course: Course::default(),
             received_bytes: tally.received,
             latency: Spread::of(&clocks.latency),
             first_byte: Spread::of(&clocks.first_byte),
@@ -666,6 +752,7 @@ impl Outcome {
             handler,
             real_time,
             stolen_s,
+            others: None,
             interrupted,
             series,
             parked: Vec::new(),
@@ -673,7 +760,18 @@ impl Outcome {
             verdict: Verdict::valid(),
         };
         outcome.verdict = outcome.judge(lanes);
+        outcome.set_window(seconds, ended_s, requests, course);
         outcome
+    }
+
+    /// Works the window out of the series, and copies its rates to where they stood before there was a window.
+    pub(crate) fn set_window(&mut self, seconds: f64, ended_s: f64, requests: u64, course: Course) {
+        let requests = matches!(self.asked, Loop::Open { .. }).then_some(requests);
+        let ran = window::Ran { seconds, ended_s, requests, course: &course };
+        self.window = Window::of(&self.series, ran);
+        (self.seconds, self.offered_rate, self.rate) =
+            (self.window.seconds, self.window.offered_rate, self.window.completed_rate);
+        self.course = course;
     }
 
     /// Takes what became of the connections that were parked beside it. Where not all of them were, this was another run than
@@ -686,6 +784,19 @@ impl Outcome {
             ));
         }
         self.parked = parked;
+    }
+
+    /// Takes what others used of the machine meanwhile, of which they may use so much.
+    pub fn shared_with(&mut self, others: Others, max: f64) {
+        if others.share > max {
+            let text = format!(
+                "{others}, and {:.0} % may be: the figures may be theirs; stop these processes and measure again, or allow \
+                 more with --others-max",
+                max * 100.0
+            );
+            self.verdict.weaken(Worth::Disturbed, text);
+        }
+        self.others = Some(others);
     }
 
     /// Failures in all.
@@ -780,8 +891,9 @@ pub(crate) mod tests {
     }
 
     fn finished(mut tally: Tally, ran: Ran) -> Outcome {
-        let clocks = tally.cut(Clocks::new()).clocks;
-        Outcome::new(&tally, Ran { clocks, ..ran })
+        let part = tally.cut(Clocks::new());
+        let series = vec![Second::of(&part, Duration::ZERO, Duration::from_secs(1), 0)];
+        Outcome::new(&tally, Ran { clocks: part.clocks, series, ..ran })
     }
 
     pub(crate) fn ran(rate: f64) -> Ran {
@@ -790,7 +902,9 @@ pub(crate) mod tests {
             asked: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },
             began_s: 0.0,
             planned: 100,
+            start: Time::START,
             seconds: 2.0,
+            requests: 1,
             establisher: Used { elapsed_s: 2.0, ..Used::default() },
             handler: Used { elapsed_s: 2.0, ..Used::default() },
             lanes: 1,
@@ -853,7 +967,7 @@ pub(crate) mod tests {
         let mut elsewhere = Tally::new(1);
         elsewhere.sent(Time::START, Time::from_millis(40));
         part.add(&elsewhere.cut(Clocks::new()));
-        let second = Second::of(&part, Duration::from_secs(1), Duration::from_millis(500));
+        let second = Second::of(&part, Duration::from_secs(1), Duration::from_millis(500), 0);
         assert_eq!((second.at_s, second.started, second.ok, second.failed), (1.0, 2, 3, 1));
         assert_eq!((second.rate(second.ok), second.p50_ms.round(), second.lateness_p99_ms.round()), (6.0, 2.0, 40.0));
         assert_eq!((tally.ok(), tally.all_failed()), (8, 2), "a cut takes nothing away");

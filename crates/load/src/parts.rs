@@ -13,6 +13,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Clocks, Distribution, Fault, Interval, Loop, Outcome, Part, Second, Spread, Used, coarse};
+use crate::window::Course;
 
 /// A histogram: values in nanoseconds, the highest of their bucket, and how often each was recorded.
 type Counts = Vec<(u64, u64)>;
@@ -48,6 +49,8 @@ fn restore(histogram: &mut Histogram<u64>, counts: &Counts) {
 pub struct Parts {
     /// As it was told.
     pub outcome: Outcome,
+    /// The backlog through its window.
+    course: Course,
     /// The clocks of each second of its series.
     seconds: Vec<Recorded>,
     /// The times of each class, where they are known.
@@ -61,7 +64,7 @@ impl Parts {
     /// A result, and what was heard of each of its seconds.
     pub fn new(outcome: &Outcome, seconds: Vec<Recorded>) -> Parts {
         let classes = outcome.classes.iter().map(|class| class.times.as_ref().map(counts)).collect();
-        Parts { outcome: outcome.clone(), seconds, classes }
+        Parts { outcome: outcome.clone(), course: outcome.course.clone(), seconds, classes }
     }
 
     /// Reads what a generator wrote, as JSON.
@@ -83,7 +86,8 @@ impl Parts {
         all.verdict = Verdict::valid();
         judge(&mut all.verdict, first_name, &first.outcome.verdict);
         let [mut began_first_s, mut began_last_s] = [all.began_s; 2];
-        for (name, Parts { outcome: other, .. }) in rest {
+        let (mut seconds, mut drain_s, mut course) = (all.window.seconds, all.window.drain_s, first.course.clone());
+        for (name, Parts { outcome: other, course: theirs, .. }) in rest {
             all.asked = asked(&all.asked, &other.asked)
                 .ok_or_else(|| format!("what {name} was asked is no part of what {first_name} was"))?;
             if all.classes.len() != other.classes.len()
@@ -110,7 +114,13 @@ impl Parts {
             let failed = |fault: Fault| all.failed_by(fault).saturating_add(other.failed_by(fault));
             all.failures = Fault::ALL.map(|fault| (fault, failed(fault))).into_iter().filter(|(_, n)| *n > 0).collect();
             all.tls = all.tls.take().or_else(|| other.tls.clone());
-            all.seconds = all.seconds.max(other.seconds);
+            seconds = seconds.max(other.window.seconds);
+            drain_s = drain_s.max(other.window.drain_s);
+            course.add(theirs);
+            for (status, count) in &other.status_codes {
+                let mine = all.status_codes.entry(*status).or_default();
+                *mine = mine.saturating_add(*count);
+            }
             all.real_time &= other.real_time;
             all.interrupted |= other.interrupted;
             all.stolen_s += other.stolen_s;
@@ -146,8 +156,8 @@ impl Parts {
             clocks.add(&interval.clocks);
             all.series.push(interval.second);
         }
-        let per_second = |count: u64| (count as f64 / all.seconds.max(1e-9) * 100.0).round() / 100.0;
-        (all.offered_rate, all.rate) = (per_second(all.started), per_second(all.ok));
+        let requests = all.window.requests_per_connection.unwrap_or(u64::MAX);
+        all.set_window(seconds, seconds + drain_s, requests, course);
         all.latency = Spread::of(&clocks.latency);
         all.first_byte = Spread::of(&clocks.first_byte);
         all.connected = Spread::of(&clocks.connected);
@@ -161,17 +171,19 @@ impl Parts {
     pub fn intervals(parts: &[(String, Parts)]) -> impl Iterator<Item = Interval> {
         let began_s = parts.iter().map(|(_, part)| part.outcome.began_s).fold(f64::INFINITY, f64::min);
         let longest = parts.iter().map(|(_, part)| part.seconds.len()).max().unwrap_or(0);
+        let mut backlog = 0;
         (0..longest).map(move |at| {
-            let (mut sum, mut length) = (Part::default(), Duration::ZERO);
+            let (mut sum, mut begin, mut length) = (Part::default(), Duration::ZERO, Duration::ZERO);
             for (_, Parts { outcome, seconds, .. }) in parts {
-                if let (Some(Second { started, ok, failed, length_s, .. }), Some(recorded)) =
-                    (outcome.series.get(at), seconds.get(at))
-                {
-                    sum.add(&Part { started: *started, ok: *ok, failed: *failed, clocks: recorded.clocks() });
+                if let (Some(second), Some(recorded)) = (outcome.series.get(at), seconds.get(at)) {
+                    let Second { at_s, length_s, started, ended, ok, failed, received_bytes, .. } = *second;
+                    sum.add(&Part { started, ended, ok, failed, received_bytes, clocks: recorded.clocks() });
+                    begin = begin.max(Duration::from_secs_f64(at_s.clamp(0.0, 1e9)));
                     length = length.max(Duration::from_secs_f64(length_s.clamp(0.0, 1.0)));
                 }
             }
-            let second = Second::of(&sum, Duration::from_secs(at as u64), length);
+            let second = Second::of(&sum, begin, length, backlog);
+            backlog = second.backlog;
             Interval { began_s, second, clocks: sum.clocks }
         })
     }
@@ -238,7 +250,8 @@ mod tests {
                 }
             }
             let part = tally.cut(Clocks::new());
-            series.push(Second::of(&part, Duration::from_secs(at as u64), Duration::from_secs(1)));
+            let backlog = series.last().map_or(0, |last: &Second| last.backlog);
+            series.push(Second::of(&part, Duration::from_secs(at as u64), Duration::from_secs(1), backlog));
             clocks.add(&part.clocks);
             recorded.push(Recorded::of(&part.clocks));
         }

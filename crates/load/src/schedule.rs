@@ -143,6 +143,33 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     amped_units::parse_duration(text).map_err(|error| format!("{text:?} is {error}"))
 }
 
+/// The same of a flag, where a bare number is in seconds, as wrk, oha and hey read it. Not in a condition such as `p99>20`, which
+/// others mean in milliseconds.
+///
+/// # Errors
+/// A text that says what would be right.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let is_bare = text.bytes().any(|byte| byte.is_ascii_digit())
+        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let with_unit = if is_bare { format!("{text}s") } else { text.to_owned() };
+    amped_units::parse_duration(&with_unit).map_err(|error| format!("{text:?} is {error}"))
+}
+
+/// A rate from a flag: a number a second, with `k` for thousands and `m` for millions.
+///
+/// # Errors
+/// A text that says what would be right.
+pub fn rate(text: &str) -> Result<f64, String> {
+    let trimmed = text.trim();
+    let (number, scale) = match trimmed.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&trimmed[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&trimmed[..at], 1e6),
+        _ => (trimmed, 1.0),
+    };
+    let wrong = |_| format!("{text:?} is no rate: write a number a second, such as 500, 10k or 1.5m");
+    number.parse::<f64>().map(|number| number * scale).map_err(wrong)
+}
+
 /// Instants in nanoseconds from the start of the run, not falling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -153,6 +180,28 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// The first `count` arrivals of such a schedule, however long they take.
+    ///
+    /// # Errors
+    /// As [`new`](Schedule::new).
+    pub fn of_count(arrivals: &Arrivals, rate: f64, count: u64, seed: u64) -> Result<Schedule, Failure> {
+        /// Longer than anybody waits: a series that ends, or hardly any arrivals.
+        const LONGEST_S: f64 = 1e6;
+        if rate.is_nan() || rate <= 0.0 || count == 0 {
+            return Schedule::new(arrivals, rate, Duration::from_secs(1), seed);
+        }
+        // Some more than the mean, as arrivals are random; and where they are bursts, again twice as much.
+        let mut seconds = (count as f64 / rate * 1.1 + 8.0 * (count as f64).sqrt() / rate).clamp(1e-3, LONGEST_S);
+        loop {
+            let mut schedule = Schedule::new(arrivals, rate, Duration::from_secs_f64(seconds), seed)?;
+            if schedule.at_ns.len() as u64 >= count || seconds >= LONGEST_S || matches!(arrivals, Arrivals::File(_)) {
+                schedule.truncate(count);
+                return Ok(schedule);
+            }
+            seconds = (seconds * 2.0).min(LONGEST_S);
+        }
+    }
+
     /// A schedule of `rate` arrivals a second in the mean, for so long. A recorded series is as it is, cut at `duration`,
     /// and `rate` does not matter.
     ///
@@ -168,7 +217,8 @@ impl Schedule {
             let name = path.display();
             let at = recorded(&text).map_err(|why| Failure::failed(format!("{name}: {why}")))?;
             let at: Vec<Duration> = at.into_iter().take_while(|at| *at < duration).collect();
-            return Schedule::at(&at).ok_or_else(|| Failure::failed(format!("{name}: there is no instant in it")));
+            let found = Schedule::at(&at).ok_or_else(|| Failure::failed(format!("{name}: there is no instant in it")));
+            return found.map(|found| Schedule { duration_ns: found.duration_ns.min(nanos(duration)), ..found });
         }
         if !(rate > 0.0 && rate.is_finite()) {
             return Err(Failure::usage(format!("a rate of {rate} asks for nothing; give a --rate above 0")));
@@ -223,12 +273,17 @@ impl Schedule {
         Ok(Schedule { at_ns, duration_ns: nanos(duration), slice: Slice::default() })
     }
 
-    /// A schedule of given instants, which are put in order; `None` if there are none.
+    /// A schedule of given instants, which are put in order; `None` if there are none. It lasts for a mean gap after the last
+    /// of them, a second where there is no gap: arrivals are before its end.
     pub fn at(instants: &[Duration]) -> Option<Schedule> {
         let mut at_ns: Vec<u64> = instants.iter().map(|at| nanos(*at)).collect();
         at_ns.sort_unstable();
-        let duration_ns = *at_ns.last()?;
-        Some(Schedule { at_ns, duration_ns: duration_ns.max(1), slice: Slice::default() })
+        let (first, last) = (*at_ns.first()?, *at_ns.last()?);
+        let gap_ns = match (last - first) / (at_ns.len() as u64 - 1).max(1) {
+            0 => 1_000_000_000,
+            gap_ns => gap_ns,
+        };
+        Some(Schedule { at_ns, duration_ns: last.saturating_add(gap_ns), slice: Slice::default() })
     }
 
     /// The instants of requests that have their own: that of the first on each connection of so many. `None` if one of
@@ -238,14 +293,21 @@ impl Schedule {
         Schedule::at(&first.copied().collect::<Vec<_>>())
     }
 
-    /// No more than the first so many arrivals.
+    /// No more than the first so many arrivals: it ends when the next one would have come.
     pub fn truncate(&mut self, count: u64) {
         if let Ok(count) = usize::try_from(count)
-            && count < self.at_ns.len()
+            && let Some(next) = self.at_ns.get(count)
         {
+            self.duration_ns = (*next).max(1);
             self.at_ns.truncate(count);
-            self.duration_ns = self.at_ns.last().map_or(1, |last| (*last).max(1));
         }
+    }
+
+    /// No arrivals but those before this instant: it ends there.
+    pub fn end_at(&mut self, end: Duration) {
+        let end_ns = nanos(end).max(1);
+        self.at_ns.truncate(self.at_ns.partition_point(|at| *at < end_ns));
+        self.duration_ns = self.duration_ns.min(end_ns);
     }
 
     /// One generator's part of a whole schedule: every so manieth arrival, with the number that it has in the whole, over the
@@ -471,6 +533,37 @@ mod tests {
     }
 
     #[test]
+    fn flags_are_read_as_other_load_generators_read_them() {
+        for (text, expected) in
+            [("500", 500.0), ("10k", 10_000.0), ("1.5K", 1500.0), ("1m", 1e6), ("0.5M", 5e5), (" 7 ", 7.0)]
+        {
+            assert_eq!(rate(text), Ok(expected), "{text}");
+        }
+        for bad in ["", "k", "10q", "1kk", "ten"] {
+            assert!(rate(bad).unwrap_err().contains("such as 500, 10k"), "{bad}");
+        }
+        for (text, ms) in [("10", 10_000), ("0.25", 250), ("30s", 30_000), ("2m", 120_000), ("0", 0)] {
+            assert_eq!(seconds(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for bad in ["", ".", "1.2.3", "-1", "1 fortnight"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn schedule_of_a_count_has_it_whatever_the_arrivals_are() {
+        for arrivals in ["constant", "poisson", "bursty:6,5%", "self-similar:0.8"] {
+            let arrivals: Arrivals = arrivals.parse().unwrap();
+            for count in [1, 7, 1000] {
+                let schedule = Schedule::of_count(&arrivals, 500.0, count, 3).unwrap();
+                assert_eq!(schedule.at_ns().len() as u64, count, "{arrivals}");
+                assert!(schedule.duration() < Duration::from_secs(60), "{arrivals}: {:?}", schedule.duration());
+            }
+        }
+        assert!(Schedule::of_count(&Arrivals::Constant, 0.0, 5, 1).is_err());
+    }
+
+    #[test]
     fn reads_what_people_write() {
         let check = |text: &str, expected: &str| {
             let found = text.parse::<Arrivals>().map_or_else(|why| format!("! {why}"), |arrivals| arrivals.to_string());
@@ -621,6 +714,6 @@ mod tests {
         first.truncate(20);
         assert_eq!(first.at_ns().len(), 10);
         first.truncate(3);
-        assert_eq!((first.at_ns().len(), first.duration()), (3, Duration::from_millis(200)));
+        assert_eq!((first.at_ns().len(), first.duration()), (3, Duration::from_millis(300)));
     }
 }

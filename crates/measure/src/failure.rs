@@ -10,6 +10,8 @@ pub enum Failure {
     Usage(String),
     /// The run could not be made, or not to its end: exit status 1.
     Failed(String),
+    /// The same, with an exit status that other programs use for it, such as 127 for a command that was not found.
+    WithStatus(u8, String),
 }
 
 impl Failure {
@@ -23,6 +25,15 @@ impl Failure {
         Failure::Failed(text.into())
     }
 
+    /// The same failure with this exit status; wrong usage keeps its own.
+    #[must_use]
+    pub fn or_status(self, status: u8) -> Failure {
+        match self {
+            Failure::Failed(text) => Failure::WithStatus(status, text),
+            Failure::Usage(_) | Failure::WithStatus(..) => self,
+        }
+    }
+
     /// For `map_err`: a run that failed while `doing` something, by an error of the system.
     pub fn io(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> Failure {
         move |error| Failure::Failed(format!("cannot {doing}: {error}"))
@@ -33,13 +44,14 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::Failed(_) => 1,
+            Failure::WithStatus(status, _) => *status,
         }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Failure::Usage(text) | Failure::Failed(text)) = self;
+        let (Failure::Usage(text) | Failure::Failed(text) | Failure::WithStatus(_, text)) = self;
         f.write_str(text)
     }
 }

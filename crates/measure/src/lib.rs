@@ -6,6 +6,7 @@
 
 mod failure;
 pub mod host;
+pub mod others;
 pub mod stats;
 mod verdict;
 

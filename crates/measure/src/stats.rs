@@ -7,8 +7,8 @@
 
 use std::f64::consts::LN_2;
 
-/// The level that an interval is to reach where there are values enough: 6 of them.
-const COVERAGE_MIN: f64 = 0.95;
+/// The coverage below which an interval decides nothing. It takes 6 values.
+pub const COVERAGE_MIN: f64 = 0.95;
 
 /// A median and its interval. What lies outside of it, on each side, are `cut` values, and its coverage is 1 - 2 * sum of
 /// C(n, i) / 2^n for i from 0 to `cut`.

@@ -16,6 +16,8 @@ pub enum Worth {
     Valid,
     /// The instrument reached its own end before the server did: a rate is a lower bound.
     AtLeast,
+    /// Others used the machine meanwhile: the figures may be theirs.
+    Disturbed,
     /// The instrument did not do what was asked of it: the figures are its own.
     ClientBound,
     /// The network between client and server, where an instrument played it, was not the one asked for: the figures are that
@@ -28,6 +30,7 @@ impl fmt::Display for Worth {
         f.write_str(match self {
             Worth::Valid => "valid",
             Worth::AtLeast => "at-least",
+            Worth::Disturbed => "disturbed",
             Worth::ClientBound => "client-bound",
             Worth::PathBound => "path-bound",
         })
@@ -59,9 +62,11 @@ impl Verdict {
         self.evidence.push(evidence.into());
     }
 
-    /// What the program ends with: 0, or 1 for a run that is an instrument's own or a check that did not hold.
+    /// What the program ends with: 0, or 1 for a run that is an instrument's own or may be others', or a check that did not hold.
     pub fn exit_status(&self) -> u8 {
-        u8::from(matches!(self.worth, Worth::ClientBound | Worth::PathBound) || !self.broken.is_empty())
+        u8::from(
+            matches!(self.worth, Worth::Disturbed | Worth::ClientBound | Worth::PathBound) || !self.broken.is_empty(),
+        )
     }
 }
 

@@ -22,8 +22,6 @@ pub(super) struct Established {
     pub(super) used: Used,
     /// Arrivals whose time came.
     pub(super) planned: u64,
-    /// From the first instant to the last arrival whose time came.
-    pub(super) lasted: Duration,
     pub(super) real_time: bool,
 }
 
@@ -51,11 +49,10 @@ impl<'a> Establisher<'a> {
         connector: Connector<'a>,
         clock: Clock,
         cutter: Cutter,
-        classes: usize,
+        tally: Tally,
     ) -> Establisher<'a> {
         let free: Vec<u32> = (0..lane.slots.len() as u32).rev().collect();
         let waiting = VecDeque::with_capacity(free.len());
-        let tally = Tally::new(classes);
         Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0 }
     }
 
@@ -64,19 +61,17 @@ impl<'a> Establisher<'a> {
         clock::exact_timers();
         let real_time = clock::run_first(PRIORITY + 1).is_ok();
         let mut meter = Meter::start(self.clock);
-        let (mut count, mut first, mut last) = (0, None, Time::START);
+        let mut count = 0;
         for (number, planned) in arrivals {
             if !self.wait_until(planned, &mut meter, stop) {
                 break;
             }
             self.begin(number, planned);
-            (count, last) = (count + 1, planned);
-            first.get_or_insert(planned);
+            count += 1;
         }
         self.end(stop);
         self.cutter.finish(self.clock.now(), &mut self.tally);
-        let lasted = last - first.unwrap_or(last);
-        Established { tally: self.tally, used: meter.read(), planned: count, lasted, real_time }
+        Established { tally: self.tally, used: meter.read(), planned: count, real_time }
     }
 
     /// Waits for an instant, and gives up what is due before it; `false` if the run is to end.
@@ -123,7 +118,10 @@ impl<'a> Establisher<'a> {
         let generation = self.generation;
         let begun = self.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
             let pending = Pending { generation, socket, number, planned };
-            self.lane.put(slot, pending).map_err(|_| Fault::Local)
+            self.lane.put(slot, pending).map_err(|_| {
+                self.tally.ended(planned, self.clock.now(), false);
+                Fault::Local
+            })
         });
         match begun {
             Ok(()) => self.waiting.push_back((due, slot, generation)),
@@ -141,6 +139,7 @@ impl<'a> Establisher<'a> {
                 // The server may have connected at this moment, or before its last word got lost.
                 socket::reset_on_close(&pending.socket);
                 self.fail(Fault::Abandoned);
+                self.tally.ended(pending.planned, now, false);
                 self.free.push(slot);
             }
         }
@@ -158,6 +157,7 @@ impl<'a> Establisher<'a> {
                 // What a signal ended has not had its time.
                 if !stop.is_stopped() {
                     self.fail(Fault::Abandoned);
+                    self.tally.ended(pending.planned, self.clock.now(), false);
                 }
             }
         }

@@ -26,8 +26,6 @@ use crate::tls::Session;
 pub(super) struct Handled {
     pub(super) tally: Tally,
     pub(super) used: Used,
-    /// From the first instant to the end.
-    pub(super) lasted: Duration,
 }
 
 /// An established connection and its socket.
@@ -38,10 +36,14 @@ struct Active {
     tls: Option<Box<Session>>,
     /// The number of its first request in the run.
     first: u64,
+    /// When it was to begin.
+    planned: Time,
     /// When the reply under way is given up.
     due: Time,
     /// What the socket had no room for; with TLS that is the session's to keep.
+    /// What has no room in the socket, and how much of it has been sent: a long body goes out in many pieces.
     unsent: Vec<u8>,
+    unsent_at: usize,
 }
 
 pub(super) struct Handler<'a> {
@@ -100,7 +102,7 @@ impl<'a> Handler<'a> {
         plan: &'a Plan,
         clock: Clock,
         start: Time,
-        classes: usize,
+        tally: Tally,
     ) -> Handler<'a> {
         Handler {
             lane,
@@ -108,7 +110,7 @@ impl<'a> Handler<'a> {
             plan,
             clock,
             start,
-            tally: Tally::new(classes),
+            tally,
             active: (0..lane.slots.len()).map(|_| None).collect(),
             live: 0,
             high: 0,
@@ -152,6 +154,8 @@ impl<'a> Handler<'a> {
             if self.lane.poll.wait(&mut events, Some(wait)).is_err() {
                 break;
             }
+            // What is ready came before this instant, however long it takes to read all of it.
+            cutter.tick(self.clock.now(), &mut self.tally);
             for ready in events.iter() {
                 self.handle(ready);
             }
@@ -161,11 +165,9 @@ impl<'a> Handler<'a> {
                 self.sweep(now);
                 next_sweep = now + sweep;
             }
-            cutter.tick(now, &mut self.tally);
         }
         cutter.finish(now, &mut self.tally);
-        let until = self.clients.as_ref().map_or(now, |clients| clients.until.min(now));
-        Handled { tally: self.tally, used: meter.read(), lasted: until - self.start }
+        Handled { tally: self.tally, used: meter.read() }
     }
 
     fn is_over(&mut self, now: Time) -> bool {
@@ -203,6 +205,7 @@ impl<'a> Handler<'a> {
             && let Some(error) = socket::failed(&socket)
         {
             self.tally.fail_connection(fault(&error));
+            self.tally.ended(planned, now, false);
             drop(socket);
             self.release(slot, now, PAUSE);
             return false;
@@ -212,7 +215,8 @@ impl<'a> Handler<'a> {
         let due = planned + self.settings.timeout;
         let connection = Connection::new(planned);
         let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls)));
-        let active = Active { generation, socket, connection, tls, first, due, unsent: Vec::new() };
+        let (unsent, unsent_at) = (Vec::new(), 0);
+        let active = Active { generation, socket, connection, tls, first, planned, due, unsent, unsent_at };
         self.active[slot as usize] = Some(active);
         self.live += 1;
         self.high = self.high.max(slot as usize + 1);
@@ -258,8 +262,12 @@ impl<'a> Handler<'a> {
             match &mut active.tls {
                 Some(session) if ready.writable => session.send(&active.socket),
                 None if ready.writable && !active.unsent.is_empty() => {
-                    if let Ok(sent) = socket::send(&active.socket, &active.unsent, false) {
-                        active.unsent.drain(..sent);
+                    if let Ok(sent) = socket::send(&active.socket, &active.unsent[active.unsent_at..], false) {
+                        active.unsent_at += sent;
+                    }
+                    if active.unsent_at == active.unsent.len() {
+                        active.unsent.clear();
+                        active.unsent_at = 0;
                     }
                 }
                 Some(_) | None => {}
@@ -318,9 +326,11 @@ impl<'a> Handler<'a> {
                 session.say_end();
                 session.send(&active.socket);
             }
+            let (planned, now) = (active.planned, self.clock.now());
+            self.tally.ended(planned, now, true);
             drop(active);
             let think = self.clients.as_ref().map_or(Duration::ZERO, |clients| clients.think);
-            self.release(slot, self.clock.now(), think);
+            self.release(slot, now, think);
         }
     }
 
@@ -357,7 +367,10 @@ impl<'a> Handler<'a> {
         let begun = clients.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
             // Numbers of requests are given when they are asked, not when a connection begins.
             let pending = Pending { generation, socket, number: 0, planned };
-            self.lane.put(slot, pending).map_err(|_| Fault::Local)
+            self.lane.put(slot, pending).map_err(|_| {
+                self.tally.ended(planned, self.clock.now(), false);
+                Fault::Local
+            })
         });
         if let Err(fault) = begun {
             self.tally.fail_connection(fault);
@@ -385,6 +398,7 @@ impl<'a> Handler<'a> {
             if let Some(pending) = late {
                 socket::reset_on_close(&pending.socket);
                 self.tally.fail_connection(Fault::Abandoned);
+                self.tally.ended(pending.planned, now, false);
                 self.release(slot, now, PAUSE);
             }
         }

@@ -14,6 +14,8 @@ mod establisher;
 mod handler;
 pub mod parked;
 mod seconds;
+#[cfg(test)]
+pub(crate) use seconds::place as second_at;
 mod source;
 
 use std::fs;
@@ -148,14 +150,15 @@ pub fn open(
     process::make_room_for_descriptors((needed.max(wanted.min(limit)) + reserve) as u64);
     let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
-    let ran = run_lanes(lanes, beginning, on_second, |lane, [begun, ended]| {
+    let window = schedule.duration();
+    let ran = run_lanes(lanes, beginning, window, on_second, |lane, [begun, ended]| {
         let shared = Lane::new(slots)?;
         let sources = source::Sources::new(&settings.target, lane, lanes, settings.parked)?;
-        let classes = classes(plan);
+        let tally = || Tally::over(classes(plan), start, window);
         Ok(thread::scope(|scope| {
             let establish = || {
                 let connector = Connector { target: &settings.target, sources };
-                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, classes);
+                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, tally());
                 // Every lanes-th arrival, so that all lanes have the same shape.
                 let arrivals = schedule.arrivals().skip(lane).step_by(lanes);
                 let arrivals = arrivals.map(|(number, at)| (number, start + Duration::from_nanos(at)));
@@ -164,13 +167,13 @@ pub fn open(
                 ended
             };
             let establisher = scope.spawn(establish);
-            let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes);
+            let handler = handler::Handler::new(&shared, settings, plan, clock, start, tally());
             let handled = handler.run(ended, stop);
             let established = establisher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ended { established: Some(established), handled }
         }))
     })?;
-    finish(ran, plan, asked, schedule.duration(), lanes, stop)
+    finish(ran, plan, asked, window, lanes, stop)
 }
 
 /// Runs clients in a closed loop: each asks, waits for its reply, thinks, and asks again, for so long.
@@ -201,12 +204,13 @@ pub fn closed(
     let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
     let next = AtomicU64::new(0);
-    let ran = run_lanes(lanes, beginning, on_second, |lane, [cutter]| {
+    let ran = run_lanes(lanes, beginning, duration, on_second, |lane, [cutter]| {
         let ours = (lane..clients).step_by(lanes).count();
         let shared = Lane::new(ours)?;
         let sources = source::Sources::new(&settings.target, lane, lanes, settings.parked)?;
         let connector = Connector { target: &settings.target, sources };
-        let handler = handler::Handler::new(&shared, settings, plan, clock, start, classes(plan));
+        let tally = Tally::over(classes(plan), start, duration);
+        let handler = handler::Handler::new(&shared, settings, plan, clock, start, tally);
         let handler = handler.closed(connector, think, start + duration, &next);
         Ok(Ended { established: None, handled: handler.run(cutter, stop) })
     })?;
@@ -275,6 +279,7 @@ struct Ended {
 struct Run {
     lanes: Vec<Ended>,
     told: seconds::Told,
+    start: Time,
     began_s: f64,
     stolen_s: f64,
 }
@@ -283,11 +288,12 @@ struct Run {
 fn run_lanes<const N: usize>(
     lanes: usize,
     beginning: Beginning,
+    window: Duration,
     on_second: OnSecond<'_>,
     lane: impl Fn(usize, [Cutter; N]) -> Result<Ended, Failure> + Sync,
 ) -> Result<Run, Failure> {
     let stolen_before = stolen_ns()?;
-    let (cutters, seconds) = seconds::seconds(lanes * N, beginning.start, beginning.unix_s);
+    let (cutters, seconds) = seconds::seconds(lanes * N, beginning.start, window, beginning.unix_s);
     let mut cutters = cutters.into_iter();
     thread::scope(|scope| {
         let lane = &lane;
@@ -303,7 +309,7 @@ fn run_lanes<const N: usize>(
         let lanes = threads.into_iter().map(join).collect::<Result<_, _>>()?;
         let told = teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let stolen_s = stolen_ns()?.saturating_sub(stolen_before) as f64 / 1e9;
-        Ok(Run { lanes, told, began_s: beginning.unix_s, stolen_s })
+        Ok(Run { lanes, told, start: beginning.start, began_s: beginning.unix_s, stolen_s })
     })
 }
 
@@ -321,7 +327,7 @@ fn finish(
         none => *none = Some(other),
     };
     let (mut establisher, mut handler) = (Used::default(), Used::default());
-    let (mut planned, mut seconds, mut real_time) = (0, 0.0f64, true);
+    let (mut planned, mut real_time) = (0, true);
     let mean = |all: &mut Used, one: Used| {
         let part = 1.0 / lanes as f64;
         all.cpu_s += one.cpu_s * part;
@@ -329,25 +335,25 @@ fn finish(
         all.queued_s += one.queued_s * part;
         all.elapsed_s += one.elapsed_s * part;
     };
-    let Run { lanes: ended, told: seconds::Told { series, clocks }, began_s, stolen_s } = run;
+    let Run { lanes: ended, told: seconds::Told { series, clocks }, start, began_s, stolen_s } = run;
     for Ended { established, handled } in ended {
         if let Some(established) = established {
             planned += established.planned;
-            seconds = seconds.max(established.lasted.as_secs_f64());
             real_time &= established.real_time;
             mean(&mut establisher, established.used);
             add(established.tally);
         } else {
-            seconds = seconds.max(handled.lasted.as_secs_f64());
             real_time = false;
         }
         mean(&mut handler, handled.used);
         add(handled.tally);
     }
     let interrupted = stop.is_stopped();
-    // Unless it was ended before its time, a run at a rate is as long as was asked, also where its last arrival comes earlier.
-    let ended_itself = interrupted || matches!(asked, Loop::Closed { .. });
-    let seconds = if ended_itself { seconds } else { duration.as_secs_f64() };
+    // A run at a rate is as long as was asked, also where its last arrival comes earlier. One that was interrupted, or whose
+    // clients had nothing left to ask, ended with its last second.
+    let may_end = interrupted || matches!(asked, Loop::Closed { .. });
+    let ended_s = series.last().map_or(0.0, |last| last.at_s + last.length_s);
+    let seconds = if may_end { duration.as_secs_f64().min(ended_s) } else { duration.as_secs_f64() };
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
     let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
@@ -355,7 +361,9 @@ fn finish(
         asked,
         began_s,
         planned,
+        start,
         seconds,
+        requests: plan.per_connection(),
         establisher,
         handler,
         lanes,
@@ -440,7 +448,10 @@ impl Connector<'_> {
         let to = match self.target {
             Target::Unix(path) => {
                 tally.sent(planned, clock.now());
-                return amped_sys::local::connect_now(path).map_err(|error| fault(&error));
+                return amped_sys::local::connect_now(path).map_err(|error| {
+                    tally.ended(planned, clock.now(), false);
+                    fault(&error)
+                });
             }
             Target::Tcp(to) => *to,
         };
@@ -459,7 +470,9 @@ impl Connector<'_> {
                     let fault = fault(&error);
                     if fault != Fault::Local {
                         // The server's answer: it was asked.
-                        tally.sent(planned, clock.now());
+                        let now = clock.now();
+                        tally.sent(planned, now);
+                        tally.ended(planned, now, false);
                     }
                     return Err(fault);
                 }

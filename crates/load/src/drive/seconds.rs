@@ -1,5 +1,6 @@
 //! Second by second: each thread of a run cuts its tally at the same instants, and a thread that measures nothing puts the
-//! parts together, tells whoever listens, and keeps what the result needs.
+//! parts together, tells whoever listens, and keeps what the result needs. One of the instants is the end of the measured
+//! window, so that a second belongs to the window or to the drain.
 //!
 //! A thread that measures only exchanges histograms for empty ones: adding them up takes longer than a request does, and a
 //! terminal or a disk may take as long as it likes.
@@ -17,9 +18,22 @@ use crate::outcome::{Clocks, Interval, Part, Second, Tally};
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Where the second of this number begins, from the start of the run, and its length. The last one of a window that has a
+/// fraction is as long as that.
+pub(crate) fn place(number: usize, window: Duration) -> (Duration, Duration) {
+    let (whole, rest) = (window.as_secs() as usize, Duration::from_nanos(window.subsec_nanos().into()));
+    let seconds = |count: usize| SECOND.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+    match number {
+        _ if rest.is_zero() || number < whole => (seconds(number), SECOND),
+        _ if number == whole => (seconds(number), rest),
+        _ => (window.saturating_add(seconds(number - whole - 1)), SECOND),
+    }
+}
+
 /// The side of a thread that measures.
 pub(super) struct Cutter {
     start: Time,
+    window: Duration,
     /// The second under way, and when it is over.
     number: usize,
     end: Time,
@@ -43,16 +57,18 @@ impl Cutter {
     /// Cuts, if it is time.
     pub(super) fn tick(&mut self, now: Time, tally: &mut Tally) {
         while now >= self.end {
-            self.cut(SECOND, false, tally);
+            self.cut(place(self.number, self.window).1, false, tally);
             self.number += 1;
-            self.end = self.end + SECOND;
+            let (at, length) = place(self.number, self.window);
+            self.end = self.start + at + length;
         }
     }
 
     /// Gives what is left.
     pub(super) fn finish(mut self, now: Time, tally: &mut Tally) {
         self.tick(now, tally);
-        self.cut(SECOND - (self.end - now.max(self.start)).min(SECOND), true, tally);
+        let (at, length) = place(self.number, self.window);
+        self.cut((now.max(self.start) - self.start).saturating_sub(at).min(length), true, tally);
     }
 
     fn cut(&self, length: Duration, is_last: bool, tally: &mut Tally) {
@@ -69,6 +85,7 @@ pub(super) struct Seconds {
     spare: Spare,
     /// Threads that measure.
     threads: usize,
+    window: Duration,
     began_s: f64,
 }
 
@@ -87,14 +104,16 @@ struct Open {
     parts: usize,
 }
 
-/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970.
-pub(super) fn seconds(threads: usize, start: Time, began_s: f64) -> (Vec<Cutter>, Seconds) {
+/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970, and whose window is
+/// so long.
+pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f64) -> (Vec<Cutter>, Seconds) {
     let (out, input) = channel();
     // Two for each thread: one that it fills after its own, and one that is being read.
     let spare: Spare = Arc::new(Mutex::new((0..2 * threads).map(|_| Clocks::new()).collect()));
-    let cutter = |_| Cutter { start, number: 0, end: start + SECOND, out: out.clone(), spare: Arc::clone(&spare) };
+    let end = start + place(0, window).1;
+    let cutter = |_| Cutter { start, window, number: 0, end, out: out.clone(), spare: Arc::clone(&spare) };
     let cutters = (0..threads).map(cutter).collect();
-    (cutters, Seconds { input, spare, threads, began_s })
+    (cutters, Seconds { input, spare, threads, window, began_s })
 }
 
 impl Seconds {
@@ -102,10 +121,12 @@ impl Seconds {
     pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> Told {
         let mut told = Told { series: Vec::new(), clocks: Clocks::new() };
         let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
+        let mut backlog = 0;
         let mut tell = |at: usize, Open { part, length, .. }: Open| {
             let part = part.unwrap_or_default();
             told.clocks.add(&part.clocks);
-            let second = Second::of(&part, SECOND * at as u32, length);
+            let second = Second::of(&part, place(at, self.window).0, length, backlog);
+            backlog = second.backlog;
             let interval = Interval { began_s: self.began_s, second, clocks: part.clocks };
             on_second(&interval);
             told.series.push(second);
@@ -162,7 +183,7 @@ mod tests {
     #[test]
     fn parts_of_all_threads_are_put_together_and_nothing_is_lost() {
         let start = Time::from_millis(50);
-        let (cutters, seconds) = seconds(3, start, 7.0);
+        let (cutters, seconds) = seconds(3, start, SECOND * 10, 7.0);
         let at = |ms: u64| start + Duration::from_millis(ms);
         // Replies of each thread, by when they come, in milliseconds; then its end.
         let script: [(&[u64], u64); 3] = [(&[10, 990, 1010, 3100], 3200), (&[20, 2500], 2600), (&[], 0)];
@@ -191,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_second_is_told_when_it_is_over_and_not_at_the_end() {
-        let (mut cutters, seconds) = seconds(2, Time::START, 0.0);
+        let (mut cutters, seconds) = seconds(2, Time::START, SECOND * 10, 0.0);
         let mut tallies = [Tally::new(1), Tally::new(1)];
         let (tell, told) = channel();
         thread::scope(|scope| {

@@ -172,10 +172,10 @@ fn clients_in_a_closed_loop() {
 fn clients_that_begin_after_the_end_ask_once() {
     let (settings, plan) = (settings(server()), plan(Requests::same(b"/"), u64::MAX, 1));
     let (lane, next, clock) = (Lane::new(3).unwrap(), AtomicU64::new(0), Clock::start());
-    let (mut cutters, _seconds) = seconds::seconds(1, Time::START, 0.0);
+    let (mut cutters, _seconds) = seconds::seconds(1, Time::START, Duration::from_secs(1), 0.0);
     let connector =
         Connector { target: &settings.target, sources: source::Sources::new(&settings.target, 0, 1, 0).unwrap() };
-    let handler = handler::Handler::new(&lane, &settings, &plan, clock, Time::START, 1);
+    let handler = handler::Handler::new(&lane, &settings, &plan, clock, Time::START, Tally::new(1));
     let handler = handler.closed(connector, Duration::ZERO, Time::START + Duration::from_nanos(1), &next);
     let tally = handler.run(cutters.pop().unwrap(), &Stop::default()).tally;
     assert_eq!((tally.ok(), tally.all_failed()), (3, 0));

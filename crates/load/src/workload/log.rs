@@ -1,7 +1,7 @@
 //! An access log as a workload: its requests, in their order, at their times.
 //!
-//! Lines are read in the Common and the Combined Log Format (Apache's mod_log_config; nginx writes the same), from plain or
-//! gzip files. [`parse`] takes a line apart, [`target_of`] makes of the request in it what is asked for, [`Log::read`] takes
+//! Lines are read in the Common and the Combined Log Format (Apache's mod_log_config; nginx writes the same), and as the JSON
+//! objects that amped writes, from plain or gzip files. [`parse`] takes a line apart, [`target_of`] makes of the request in it what is asked for, [`Log::read`] takes
 //! a whole file in, and [`Log::requests`] makes a run of it.
 //!
 //! A log is what somebody else wrote, and some of it is always odd: nothing in it is fatal, and everything that is left out
@@ -128,6 +128,40 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, Odd> {
         escaped.get_or_insert(found);
     }
     escaped.ok_or(Odd::Request)
+}
+
+/// The line in the Common Log Format that says the same as a line of amped's (`[log] format = "json"`); `None` if it is none.
+fn common_of_json(line: &[u8]) -> Option<Vec<u8>> {
+    #[derive(serde::Deserialize)]
+    struct Json {
+        time: String,
+        client: String,
+        // A head that could not be read has none of these.
+        #[serde(default)]
+        method: String,
+        #[serde(default)]
+        target: String,
+        #[serde(default)]
+        protocol: String,
+        status: u16,
+        body_bytes: u64,
+    }
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let Json { time, client, method, target, protocol, status, body_bytes } = serde_json::from_slice(line).ok()?;
+    // RFC 3339: `2026-11-23T02:26:51-05:00`.
+    let part = |range: std::ops::Range<usize>| time.get(range);
+    let month = number(part(5..7)?.as_bytes())?.checked_sub(1).and_then(|month| MONTHS.get(month as usize))?;
+    let (day, year, clock, zone) = (part(8..10)?, part(0..4)?, part(11..19)?, part(19..25)?.replace(':', ""));
+    // What would end the request here is written as a log in this format writes it.
+    let mut request = Vec::new();
+    for byte in format!("{method} {target} {protocol}").bytes() {
+        match byte {
+            b'"' | b'\\' | ..b' ' => request.extend_from_slice(format!("\\x{byte:02X}").as_bytes()),
+            byte => request.push(byte),
+        }
+    }
+    let start = format!("{client} - - [{day}/{month}/{year}:{clock} {zone}] \"");
+    Some([start.as_bytes(), &request, format!("\" {status} {body_bytes}").as_bytes()].concat())
 }
 
 /// Reads `01/Aug/1995:00:00:01 -0400]`: seconds on the wall, minutes ahead of UTC, and what follows.
@@ -386,7 +420,7 @@ impl Log {
             };
             return Err(Failure::failed(format!(
                 "no request to replay in the log {place}: {why}; a line is to be in the Common or Combined Log Format, as \
-                 `host - - [01/Aug/1995:00:00:01 -0400] \"GET / HTTP/1.0\" 200 1839`"
+                 `host - - [01/Aug/1995:00:00:01 -0400] \"GET / HTTP/1.0\" 200 1839`, or in amped's JSON"
             )));
         }
         Ok(log)
@@ -434,7 +468,13 @@ impl Log {
 
     fn take(&mut self, line: &[u8], known: &mut HashMap<Box<[u8]>, u32>, before: &mut Option<[i64; 2]>) {
         self.tally.lines += 1;
-        let parsed = if line.len() > LINE_MAX { Err(Odd::Long) } else { parse(line) };
+        let common = line.trim_ascii_start().starts_with(b"{").then(|| common_of_json(line));
+        let parsed = match &common {
+            _ if line.len() > LINE_MAX => Err(Odd::Long),
+            Some(None) => Err(Odd::Request),
+            Some(Some(line)) => parse(line),
+            None => parse(line),
+        };
         let found = parsed.and_then(|line| match known.get(line.request) {
             Some(target) => Ok((line, *target)),
             None => {
@@ -690,6 +730,29 @@ mod tests {
         check("", Err(Odd::Nothing));
         check("GET", Err(Odd::Nothing));
         check(r"\x16\x03\x01\x02 \x01", Err(Odd::Nothing));
+    }
+
+    /// What `amped serve --log-format json` wrote of six requests, one of them no HTTP.
+    #[test]
+    fn json_log_of_amped_is_replayed_as_it_was_asked() {
+        let log = Log::read_from(&include_bytes!("../../../../tests/golden/log/amped.jsonl")[..]);
+        let targets: Vec<&[u8]> = log.entries.iter().map(|entry| &*log.targets[entry.target as usize]).collect();
+        assert_eq!(targets, [&b"/"[..], b"/a%20b%22c.txt", b"/a%22b%5Cc?x=%7B1%7D", b"/none"]);
+        let asked: Vec<(bool, u16, Option<u64>)> =
+            log.entries.iter().map(|entry| (entry.head, entry.status, entry.bytes)).collect();
+        assert_eq!(asked[..2], [(false, 200, Some(1)), (true, 200, Some(0))]);
+        // 23 November 2026, 07:26:51 UTC.
+        assert!(log.entries.iter().all(|entry| entry.second(Clock::Zoned) == 1_795_418_811));
+        assert_eq!((log.tally().lines, log.len()), (6, 4));
+        assert_eq!(log.tally().odd[&Odd::Method], 1);
+        for odd in [&b"{"[..], b"{}", b"{\"time\":\"\"}", b"[]"] {
+            assert_eq!(Log::read_from(odd).len(), 0);
+        }
+        // The request is the same whatever stands in the target.
+        let line = br#"{"time":"2026-11-23T02:26:51-05:00","client":"h","method":"GET","target":"/\" 200 5 [01/","protocol":"HTTP/1.1","status":200,"body_bytes":7}"#;
+        let log = Log::read_from(&line[..]);
+        assert_eq!(&*log.targets[0], b"/%22%20200%205%20[01/");
+        assert_eq!(log.entries[0].bytes, Some(7));
     }
 
     #[test]

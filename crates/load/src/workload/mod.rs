@@ -40,6 +40,45 @@ pub struct Expect {
     pub content: Option<ContentCheck>,
 }
 
+/// Statuses of replies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statuses(Vec<std::ops::RangeInclusive<u16>>);
+
+impl Default for Statuses {
+    /// All below 400.
+    fn default() -> Statuses {
+        Statuses(vec![0..=399])
+    }
+}
+
+impl Statuses {
+    /// Whether this status is one of them.
+    pub fn contains(&self, status: u16) -> bool {
+        self.0.iter().any(|range| range.contains(&status))
+    }
+}
+
+impl std::str::FromStr for Statuses {
+    type Err = String;
+
+    /// `2xx,404`: classes and single statuses.
+    fn from_str(text: &str) -> Result<Statuses, String> {
+        let status = |part: &str| {
+            let class = part.strip_suffix("xx").or_else(|| part.strip_suffix("XX"));
+            let (digits, length, factor) = class.map_or((part, 3, 1), |class| (class, 1, 100));
+            let is_number = digits.len() == length && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let first = digits.parse::<u16>().ok().filter(|_| is_number)? * factor;
+            (200..=599).contains(&first).then(|| first..=first + (factor - 1))
+        };
+        let wrong = |part: &str| format!("{part:?} is no final status: write 404, 2xx, or several as 2xx,404");
+        text.split(',')
+            .map(str::trim)
+            .map(|part| status(part).ok_or_else(|| wrong(part)))
+            .collect::<Result<_, _>>()
+            .map(Statuses)
+    }
+}
+
 /// What the bytes of a body come to, see [`Digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentCheck(pub u64);
@@ -78,6 +117,8 @@ pub struct Requests {
     instants: Vec<Duration>,
     /// The names of the classes, as far as they have any.
     classes: Vec<String>,
+    /// After how many of all slices there are no more, whatever the order is.
+    limit: Option<u64>,
     /// Which of them are asked by this generator.
     slice: Slice,
 }
@@ -112,12 +153,17 @@ impl Requests {
             let largest = list.iter().max().map(|at| *at as usize);
             assert!(largest.is_some_and(|at| at < table.len()), "a list without requests, or with others");
         }
-        Requests { table, order, instants: Vec::new(), classes: Vec::new(), slice: Slice::default() }
+        Requests { table, order, instants: Vec::new(), classes: Vec::new(), limit: None, slice: Slice::default() }
     }
 
     /// The same, with names for its classes: that of class 0, 1, ...
     pub fn with_classes(self, classes: Vec<String>) -> Requests {
         Requests { classes, ..self }
+    }
+
+    /// The same, but no more than so many, by all slices together.
+    pub fn limit(self, limit: u64) -> Requests {
+        Requests { limit: Some(limit), ..self }
     }
 
     /// One generator's part of the run: every so manieth request.
@@ -153,6 +199,9 @@ impl Requests {
     /// Where in the table the request number `n` of the run is; `None` behind the last.
     pub fn index(&self, n: u64) -> Option<usize> {
         let (n, length) = (self.slice.number(n), self.table.len() as u64);
+        if self.limit.is_some_and(|limit| n >= limit) {
+            return None;
+        }
         match &self.order {
             Order::Cycle => Some((n % length) as usize),
             Order::Once => (n < length).then_some(n as usize),
@@ -173,11 +222,12 @@ impl Requests {
     /// How many requests there are in all; `None`: no end.
     pub fn len(&self) -> Option<u64> {
         let whole = match &self.order {
-            Order::Once => self.table.len(),
-            Order::Listed(list) => list.len(),
-            Order::Cycle | Order::Drawn { .. } => return None,
+            Order::Once => Some(self.table.len() as u64),
+            Order::Listed(list) => Some(list.len() as u64),
+            Order::Cycle | Order::Drawn { .. } => None,
         };
-        Some(self.slice.share(whole as u64))
+        let least = whole.into_iter().chain(self.limit).min();
+        least.map(|count| self.slice.share(count))
     }
 
     /// Never: there is a request at least.
@@ -204,8 +254,31 @@ mod tests {
         check(Order::Once, [Some(0), Some(1), Some(2), None, None]);
         check(Order::Listed(vec![2, 0, 2, 1]), [Some(2), Some(0), Some(2), Some(1), None]);
         assert_eq!(&*Requests::same(b"/x").get(7).expect("no end").target, b"/x");
+        // A limit ends what has no end, and what would end later.
+        for (order, limit, expected) in [(Order::Cycle, 4, 4), (Order::Once, 2, 2), (Order::Once, 9, 3)] {
+            let requests = Requests::new(table(3), order).limit(limit);
+            assert_eq!(requests.len(), Some(expected));
+            assert!(requests.get(expected - 1).is_some() && requests.get(expected).is_none());
+        }
+        let half = Requests::same(b"/x").limit(5).slice("2/2".parse().unwrap());
+        assert!(half.len() == Some(2) && half.get(1).is_some() && half.get(2).is_none());
         let named = Requests::same(b"/x").with_classes(vec!["small".to_owned()]);
         assert_eq!([named.class(0), named.class(1)], ["small", "1"]);
+    }
+
+    #[test]
+    fn statuses_are_classes_and_numbers() {
+        let check = |text: &str, right: &[u16], wrong: &[u16]| {
+            let statuses: Statuses = text.parse().unwrap();
+            assert!(right.iter().all(|status| statuses.contains(*status)), "{text}");
+            assert!(!wrong.iter().any(|status| statuses.contains(*status)), "{text}");
+        };
+        check("2xx,404", &[200, 299, 404], &[199, 300, 403, 405, 500]);
+        check(" 5XX , 204", &[204, 500, 599], &[200, 499]);
+        for bad in ["", "2x", "xx", "1xx", "6xx", "99", "600", "2xx,", "2xxx", "ok", "+200", "0200", "02xx"] {
+            let why = bad.parse::<Statuses>().unwrap_err();
+            assert!(why.contains("write 404, 2xx"), "{bad}: {why}");
+        }
     }
 
     #[test]

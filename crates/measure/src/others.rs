@@ -1,0 +1,267 @@
+//! Who else used the machine: the CPU time of its processes between two looks, and which of it was nobody's who is measured.
+//!
+//! A figure that was taken while others had the machine may be theirs. Where a server runs in a control group, that group says
+//! what is its own (`ammeter run`). Without one this does: processes that a caller names as its own or the server's, with their
+//! descendants, are not others; nor are those that were idle before the load and not under it, as an application behind the
+//! server is. A busy program, one that starts meanwhile, and what a hypervisor takes are others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::host;
+
+/// The share of a machine's CPU time that others may use under a figure that counts.
+pub const MAX: f64 = 0.1;
+
+/// A process at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its name (`comm`).
+    pub name: String,
+    parent: u32,
+    /// CPU time in ticks of 10 ms (`USER_HZ`): its own, and that of children that have ended and were waited for.
+    own: u64,
+    children: u64,
+    /// When it began, in ticks: a number that is used again is another process.
+    began: u64,
+    /// A thread of the kernel, as those that receive packets.
+    is_kernel: bool,
+}
+
+impl Process {
+    /// Reads `/proc/PID/stat` (proc_pid_stat(5)).
+    pub fn parse(stat: &str) -> Option<Process> {
+        /// `PF_KTHREAD` of the kernel's sched.h.
+        const KERNEL_THREAD: u64 = 0x0020_0000;
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        Some(Process {
+            name: head.split_once('(')?.1.to_owned(),
+            parent: u32::try_from(number(1)?).ok()?,
+            own: number(11)?.saturating_add(number(12)?),
+            children: number(13)?.saturating_add(number(14)?),
+            began: number(19)?,
+            is_kernel: number(6)? & KERNEL_THREAD != 0,
+        })
+    }
+}
+
+/// All processes at a moment, and what all cores did until then.
+#[derive(Clone, Debug)]
+pub struct Census {
+    at: Instant,
+    stolen_ns: u64,
+    processes: BTreeMap<u32, Process>,
+}
+
+impl Census {
+    /// Now.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn take() -> Result<Census, Failure> {
+        let stolen_ns = host::stolen_ns()?;
+        let entries = fs::read_dir("/proc").map_err(Failure::io("list /proc"))?;
+        let process = |pid: u32| Some((pid, Process::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?));
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        Ok(Census { at: Instant::now(), stolen_ns, processes: pids.filter_map(process).collect() })
+    }
+
+    /// The CPU time in ticks of each process since an earlier look, that of children that ended meanwhile included.
+    pub fn since(&self, earlier: &Census) -> BTreeMap<u32, u64> {
+        used(&earlier.processes, &self.processes)
+    }
+
+    /// The name of a process.
+    pub fn name(&self, pid: u32) -> Option<&str> {
+        self.processes.get(&pid).map(|process| process.name.as_str())
+    }
+}
+
+fn used(from: &BTreeMap<u32, Process>, to: &BTreeMap<u32, Process>) -> BTreeMap<u32, u64> {
+    let before = |pid: &u32, now: &Process| from.get(pid).filter(|before| before.began == now.began);
+    // What a child had used before the first look becomes its parent's when it ends.
+    let mut inherited: BTreeMap<u32, u64> = BTreeMap::new();
+    let is_gone = |(pid, old): &(&u32, &Process)| to.get(pid).is_none_or(|now| now.began != old.began);
+    for (_, gone) in from.iter().filter(is_gone) {
+        let heir = if to.contains_key(&gone.parent) { gone.parent } else { 1 };
+        *inherited.entry(heir).or_default() += gone.own + gone.children;
+    }
+    let ticks = |(pid, now): (&u32, &Process)| {
+        let (own, children) = before(pid, now).map_or((0, 0), |before| (before.own, before.children));
+        let of_children = now.children.saturating_sub(children);
+        let of_children = of_children.saturating_sub(inherited.get(pid).copied().unwrap_or(0));
+        (*pid, now.own.saturating_sub(own) + of_children)
+    };
+    to.iter().map(ticks).collect()
+}
+
+/// What others used while something was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Others {
+    /// The share of the machine's CPU time, from 0 to 1, with what a hypervisor took.
+    pub share: f64,
+    /// The share that a hypervisor took.
+    pub stolen: f64,
+    /// The programs that used most, and how many cores of it.
+    pub busiest: Vec<(String, f64)>,
+}
+
+impl Others {
+    /// Between two looks, while there was load, on a machine of so many cores. `rest` is a look from before: what was busy then
+    /// has nothing to do with the load. `ours` is what is measured and what measures. With `alone` nobody waits for a load here, as
+    /// where the server is on another machine: then all others count.
+    pub fn between(
+        rest: &Census,
+        before: &Census,
+        after: &Census,
+        ours: &BTreeSet<u32>,
+        alone: bool,
+        cores: usize,
+    ) -> Others {
+        let elapsed_s = (after.at - before.at).as_secs_f64().max(1e-3);
+        let whole_s = elapsed_s * cores.max(1) as f64;
+        let rest_s = (before.at - rest.at).as_secs_f64().max(1e-3);
+        let is_other = others(&rest.processes, rest_s, &before.processes, &after.processes, ours, alone);
+        let mut by_name: BTreeMap<&str, f64> = BTreeMap::new();
+        for (pid, ticks) in after.since(before).into_iter().filter(|(pid, _)| is_other.contains(pid)) {
+            *by_name.entry(after.name(pid).unwrap_or("?")).or_default() += ticks as f64 / TICKS_PER_S;
+        }
+        let stolen = after.stolen_ns.saturating_sub(before.stolen_ns) as f64 / 1e9 / whole_s;
+        let used = by_name.values().sum::<f64>() / whole_s;
+        let mut busiest: Vec<(String, f64)> = by_name
+            .into_iter()
+            .map(|(name, s)| (name.to_owned(), s / elapsed_s))
+            .filter(|(_, one)| *one >= 0.01)
+            .collect();
+        busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+        busiest.truncate(3);
+        Others { share: (used + stolen).clamp(0.0, 1.0), stolen, busiest }
+    }
+}
+
+impl fmt::Display for Others {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "other processes used {:.0} % of the machine's CPU time", self.share * 100.0)?;
+        let mut parts: Vec<String> =
+            self.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2} cores")).collect();
+        if self.stolen >= 0.001 {
+            parts.push(format!("a hypervisor {:.1} %", self.stolen * 100.0));
+        }
+        if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
+    }
+}
+
+/// `USER_HZ`, which all architectures of Linux give to programs.
+const TICKS_PER_S: f64 = 100.0;
+
+/// Which processes are none of what is measured.
+fn others(
+    rest: &BTreeMap<u32, Process>,
+    rest_s: f64,
+    before: &BTreeMap<u32, Process>,
+    after: &BTreeMap<u32, Process>,
+    ours: &BTreeSet<u32>,
+    alone: bool,
+) -> BTreeSet<u32> {
+    /// Of a core: a daemon that looks around now and then uses less.
+    const BUSY: f64 = 0.05;
+    let parent =
+        |pid: u32| after.get(&pid).map(|process| process.parent).filter(|parent| *parent != 0 && *parent != pid);
+    let ancestors = |pid: u32| std::iter::successors(parent(pid), |pid| parent(*pid)).take(100);
+    // Who has a busy process among its descendants starts others that are.
+    let mut busy: BTreeSet<u32> = BTreeSet::new();
+    for (pid, _) in used(rest, before).into_iter().filter(|(_, ticks)| *ticks as f64 / TICKS_PER_S / rest_s >= BUSY) {
+        let up = |pid: u32| before.get(&pid).map(|process| process.parent).filter(|parent| *parent != 0);
+        busy.extend(std::iter::successors(Some(pid), |pid| up(*pid)).take(100));
+    }
+    let is_old =
+        |pid: &u32| before.get(pid).is_some_and(|old| after.get(pid).is_some_and(|now| now.began == old.began));
+    // Was there, and was idle: it may work for the server.
+    let is_driven = |pid: &u32| !alone && is_old(pid) && !busy.contains(pid);
+    let is_other = |pid: &u32| {
+        let Some(process) = after.get(pid) else { return false };
+        if process.is_kernel || ours.contains(pid) || ancestors(*pid).any(|above| ours.contains(&above)) {
+            return false;
+        }
+        // One more of a pool that was idle, by its name.
+        let of_pool =
+            |above: u32| is_driven(&above) && after.get(&above).is_some_and(|parent| parent.name == process.name);
+        !is_driven(pid) && (is_old(pid) || !ancestors(*pid).any(of_pool))
+    };
+    after.keys().copied().filter(|pid| is_other(pid)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes as (number, parent, name, own ticks, ticks of children).
+    fn made(processes: &[(u32, u32, &str, u64, u64)]) -> BTreeMap<u32, Process> {
+        let one = |&(pid, parent, name, own, children): &(u32, u32, &str, u64, u64)| {
+            let is_kernel = name == "ksoftirqd";
+            (pid, Process { name: name.to_owned(), parent, own, children, began: u64::from(pid), is_kernel })
+        };
+        processes.iter().map(one).collect()
+    }
+
+    #[test]
+    fn stat_of_any_name_is_read() {
+        let stat = "7 (a) b (c) S 3 7 7 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 555 1 1";
+        let found = Process::parse(stat).unwrap();
+        assert_eq!(
+            (found.name.as_str(), found.parent, found.own, found.children, found.began),
+            ("a) b (c", 3, 30, 70, 555)
+        );
+        assert!(!found.is_kernel && Process::parse("7 (a) S 1").is_none() && Process::parse("").is_none());
+        assert!(Census::take().unwrap().name(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn time_of_a_child_before_the_first_look_is_not_counted_when_it_ends() {
+        let from = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 2, 100), (11, 10, "cc1", 9000, 0)]);
+        let to = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 3, 9150)]);
+        assert_eq!(used(&from, &to)[&10], 1 + 50);
+    }
+
+    #[test]
+    fn busy_programs_and_new_ones_are_others_and_an_idle_backend_is_not() {
+        let rest = made(&[
+            (1, 0, "init", 0, 0),
+            (2, 0, "ksoftirqd", 0, 0),
+            (10, 1, "server", 0, 0),
+            (20, 1, "php-fpm", 0, 0),
+            (21, 20, "php-fpm", 0, 0),
+            (30, 1, "sh", 0, 0),
+            (31, 30, "busy", 0, 0),
+            (40, 1, "ammeter", 0, 0),
+        ]);
+        let mut before = rest.clone();
+        before.get_mut(&31).unwrap().own = 20;
+        let mut after = before.clone();
+        after.extend(made(&[
+            (12, 10, "cgi", 50, 0),
+            (22, 20, "php-fpm", 50, 0),
+            (32, 30, "cc1", 50, 0),
+            (50, 1, "cron", 9, 0),
+        ]));
+        let ours = BTreeSet::from([10, 40]);
+        let found = |alone| others(&rest, 0.2, &before, &after, &ours, alone);
+        // Their shell and init are, too, with what they inherit.
+        assert_eq!(found(false), BTreeSet::from([1, 30, 31, 32, 50]));
+        assert!(found(true).is_superset(&BTreeSet::from([20, 21, 22, 31, 32])) && !found(true).contains(&10));
+    }
+
+    #[test]
+    fn sentence_names_who_it_was() {
+        let others = Others { share: 0.62, stolen: 0.02, busiest: vec![("yes".to_owned(), 1.2)] };
+        let text = "other processes used 62 % of the machine's CPU time (yes 1.20 cores, a hypervisor 2.0 %)";
+        assert_eq!(others.to_string(), text);
+    }
+}
