@@ -36,10 +36,10 @@ pub use budget::Budget;
 pub use endpoint::Endpoint;
 pub use published::{Class, Module, Phase, Published};
 pub use rates::{
-    ClassRate, CpuShare, DiskRate, GroupRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime,
+    ClassRate, CpuShare, DiskRate, DiskUse, GroupRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime,
     PressureShare, ProcessRate, ThreadRate, Tick,
 };
-pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
+pub use sample::{Backend, Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
 pub use server::{Server, Target, group_of, groups_of};
 pub use stop::Stop;
 pub use store::{Head, Recorder, Replay, replay};

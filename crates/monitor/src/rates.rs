@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::published::{Class, Module};
 use crate::sample::{Census, Sample};
-use crate::source::{Cpu, DiskLimit, Group, Memory, SOFTIRQS, Stall};
+use crate::source::{Cpu, DiskCount, DiskLimit, Group, Memory, SOFTIRQS, Stall};
 
 /// One step of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -186,6 +186,19 @@ pub struct ProcessRate {
     pub descriptors_max: Option<u64>,
 }
 
+/// What a control group had of a disk, a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DiskUse {
+    /// Bytes read.
+    pub read_bytes_per_s: Option<f64>,
+    /// Bytes written.
+    pub write_bytes_per_s: Option<f64>,
+    /// Reads.
+    pub reads_per_s: Option<f64>,
+    /// Writes.
+    pub writes_per_s: Option<f64>,
+}
+
 /// A control group that limits the server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GroupRate {
@@ -199,6 +212,8 @@ pub struct GroupRate {
     pub throttled_periods: u64,
     /// What they may have of disks.
     pub disks: Vec<DiskLimit>,
+    /// What they had of these, a second: in the same order, `None` where the kernel does not count it.
+    pub disk_use: Vec<DiskUse>,
     /// Bytes of memory that they may have.
     pub memory_max_bytes: Option<u64>,
     /// Bytes of memory that they have.
@@ -430,6 +445,21 @@ impl Tick {
                 cores_max: to.cores_max(),
                 periods: since(|group| group.periods),
                 throttled_periods: since(|group| group.throttled_periods),
+                disk_use: to
+                    .disks
+                    .iter()
+                    .map(|disk| {
+                        let before = from.and_then(|from| from.disks.iter().find(|one| one.device == disk.device));
+                        let of =
+                            |count: fn(&DiskCount) -> Option<u64>| Some(rate(count(&before?.had)?, count(&disk.had)?));
+                        DiskUse {
+                            read_bytes_per_s: of(|had| had.read_bytes),
+                            write_bytes_per_s: of(|had| had.write_bytes),
+                            reads_per_s: of(|had| had.reads),
+                            writes_per_s: of(|had| had.writes),
+                        }
+                    })
+                    .collect(),
                 disks: to.disks.clone(),
                 memory_max_bytes: to.memory_max_bytes,
                 memory_bytes: to.memory_bytes,

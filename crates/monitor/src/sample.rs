@@ -104,6 +104,21 @@ pub struct Census {
     pub states: BTreeMap<String, u32>,
     /// What limited those that are established.
     pub limits: CensusLimits,
+    /// Whom the server itself asks: an application by FastCGI, another server, a database.
+    #[serde(default)]
+    pub backends: Vec<Backend>,
+}
+
+/// Connections that a server has begun to one address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backend {
+    /// The address, or the path of a Unix-domain socket.
+    pub name: String,
+    /// How many there are.
+    pub connections: u32,
+    /// Of those, on which the server was the last to send, or which are not accepted yet. Of a Unix-domain socket nothing is
+    /// known but that it is open.
+    pub in_flight: u32,
 }
 
 /// What limited connections, of those that are established now and since each of them began.
@@ -595,6 +610,7 @@ impl Sampler {
                 limits.round_trip_max_us = limits.round_trip_max_us.max(of.round_trip_us);
             }
         })?;
+        census.backends = self.server.backends();
         let counted = TcpState::ALL.into_iter().map(|state| (state.name().to_owned(), states[state as usize & 15]));
         census.states = counted.filter(|(_, count)| *count > 0).collect();
         self.census = Some(census);

@@ -4,14 +4,16 @@
 //! `/proc/PID/fd` who has it open. A server of several processes is all that have it; of a process, it and its descendants.
 //! Descriptors of other users' processes are for root; without them there are still the sockets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use amped_measure::Failure;
-use amped_sys::sock_diag::{Family, Question, SockDiag, Socket};
+use amped_sys::sock_diag::{Family, Question, SockDiag, Socket, TcpState};
 
+use crate::sample::Backend;
 use crate::source::{GROUP_FILES, Group, group_folder_of, group_folders, stat_of};
 
 /// What the user named.
@@ -149,6 +151,52 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// Whom it asks itself: connections that it has open to other ports than its own. None of a server with more descriptors than
+    /// can be looked at in passing.
+    pub(crate) fn backends(&mut self) -> Vec<Backend> {
+        const DESCRIPTORS_MAX: usize = 4096;
+        let mut own = BTreeSet::new();
+        for pid in &self.pids {
+            own.extend(sockets_of(*pid).unwrap_or_default());
+            if own.len() > DESCRIPTORS_MAX {
+                return Vec::new();
+            }
+        }
+        let mut backends: BTreeMap<String, Backend> = BTreeMap::new();
+        let mut add = |name: String, in_flight: bool| {
+            let backend = backends.entry(name).or_default();
+            backend.connections += 1;
+            backend.in_flight += u32::from(in_flight);
+        };
+        let ports = self.ports.clone();
+        for family in [Family::Ipv4, Family::Ipv6] {
+            // What the kernel does not tell is no backend; the counts of clients say why.
+            let _ = self.dump(family, 0, Question::Open, |socket| {
+                if own.remove(&socket.inode) && !ports.contains(&socket.local.port()) {
+                    let is_asking = socket.limits.is_none_or(|limits| limits.sent_ms_ago <= limits.received_ms_ago);
+                    let remote = SocketAddr::new(socket.remote.ip().to_canonical(), socket.remote.port());
+                    add(remote.to_string(), socket.state == TcpState::SynSent || is_asking);
+                }
+            });
+        }
+        let mut unix = Vec::new();
+        if !own.is_empty() && self.diag.dump_unix(|socket| unix.push(socket)).is_ok() {
+            let names: BTreeMap<u32, &str> = unix.iter().map(|socket| (socket.inode, &socket.name[..])).collect();
+            let waits_at: BTreeMap<u32, &str> = unix
+                .iter()
+                .flat_map(|listener| listener.waiting.iter().map(|inode| (*inode, &listener.name[..])))
+                .collect();
+            // Its own end has no name, the other has that of the listener. Pairs have none at all.
+            for socket in unix.iter().filter(|socket| own.contains(&socket.inode) && socket.name.is_empty()) {
+                let name = names.get(&socket.peer).or_else(|| waits_at.get(&socket.inode)).copied().unwrap_or_default();
+                if !name.is_empty() && !own.contains(&socket.peer) {
+                    add(format!("unix:{name}"), true);
+                }
+            }
+        }
+        backends.into_iter().map(|(name, backend)| Backend { name, ..backend }).collect()
     }
 
     fn dump(&mut self, family: Family, port: u16, question: Question, each: impl FnMut(Socket)) -> Result<(), Failure> {

@@ -5,7 +5,8 @@
 //! behind paths of their own at once. The main thread waits for signals and for the command; one thread is in the namespace,
 //! starts the command there and lives as long as it; one is the router.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -195,13 +196,21 @@ impl Inside {
         let mut command = Command::new(program);
         command.args(arguments);
         process::end_with_this_thread(&mut command);
-        let mut child = command.spawn().map_err(|error| {
-            Failure::failed(format!("cannot start {program:?}: {error}; it is a program and its arguments"))
-        })?;
+        let mut child = command.spawn().map_err(|error| cannot_start(program, &error))?;
         // As above.
         let _ = events.send(Event::Started(child.id()));
         child.wait().map_err(Failure::io("wait for the command"))
     }
+}
+
+/// Why a command cannot be started, with the exit status of env(1), timeout(1) and the shells: 127 for one that is not found,
+/// 126 for one that cannot be executed.
+pub(crate) fn cannot_start(program: &OsStr, error: &io::Error) -> Failure {
+    let (status, way_out) = match error.kind() {
+        io::ErrorKind::NotFound => (127, "the first word after -- must be a program in PATH, or a path to one"),
+        _ => (126, "it must be a file that this user may execute"),
+    };
+    Failure::WithStatus(status, format!("cannot start {program:?}: {error}; {way_out}"))
 }
 
 fn failure_of(events: &Receiver<Event>) -> Failure {

@@ -23,7 +23,7 @@ use amped_sys::poll;
 use amped_sys::signal::{Signal, Signals};
 use serde::{Deserialize, Serialize};
 
-use crate::behind::{HELD_MAX, HOST4, HOST6};
+use crate::behind::{HELD_MAX, HOST4, HOST6, cannot_start};
 use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
 use crate::path::{Direction, PathSettings, Prefix};
 use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_new_namespace, make_device};
@@ -482,10 +482,7 @@ pub fn enter(socket: &Path, class: &str) -> Result<(), Failure> {
 pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
     enter(socket, class)?;
     let error = command.exec();
-    Err(Failure::failed(format!(
-        "cannot start {:?}: {error}; it is a program and its arguments",
-        command.get_program()
-    )))
+    Err(cannot_start(command.get_program(), &error))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A profile as people see it: bars in a terminal, an SVG, one page of HTML without anything from elsewhere, and the folded
 //! stacks that flame graph programs read.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::tally::Row;
@@ -147,6 +148,11 @@ const STYLE: &str = "\
 :root { color-scheme: light dark }
 body { font-family: sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 svg { max-width: 100%; height: auto }
+#flame { position: relative; overflow: hidden; background: #f3f3f3 }
+#flame button { position: absolute; height: 17px; padding: 0 3px; border: 0; border-right: 1px solid #ffffff; text-align: left;
+  font: 11px/17px sans-serif; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; background: #f4a259; color: #1a1a1a; cursor: pointer }
+#flame button.found { background: #8e7cc3; color: #ffffff }
+#flame button[hidden] { display: none }
 td, th { vertical-align: top; text-align: left; padding-right: 1em }
 @media screen and (prefers-color-scheme: dark) {
   body { background: #16181c; color: #e4e6ea }
@@ -157,7 +163,87 @@ td, th { vertical-align: top; text-align: left; padding-right: 1em }
 }
 ";
 
-/// One page, with the picture and the most frequent chains.
+/// A function in the chains: how often it was there, and what it called.
+#[derive(Default)]
+struct Node<'a> {
+    samples: u64,
+    calls: BTreeMap<&'a str, Node<'a>>,
+}
+
+/// Click: a frame has the whole width. Search: frames that hold the text are marked, and their share is told.
+const FLAME_SCRIPT: &str = "\
+const frames = [...document.querySelectorAll('#flame button')];
+const of = frame => [Number(frame.dataset.left), Number(frame.dataset.width)];
+for (const chosen of frames) chosen.addEventListener('click', () => {
+  const [from, whole] = of(chosen);
+  for (const frame of frames) {
+    const [left, width] = of(frame);
+    const start = Math.max(left, from), end = Math.min(left + width, from + whole);
+    frame.hidden = end - start < whole / 1e4;
+    frame.style.left = (start - from) / whole * 100 + '%';
+    frame.style.width = (end - start) / whole * 100 + '%';
+  }
+});
+document.getElementById('search').addEventListener('input', event => {
+  const text = event.target.value.toLowerCase();
+  let share = 0, end = -1;
+  const hits = frames.filter(frame => frame.classList.toggle('found', text !== '' && frame.textContent.toLowerCase().includes(text)));
+  // A frame within one that is counted is counted with it.
+  for (const [left, width] of hits.map(of).sort((one, other) => one[0] - other[0] || other[1] - one[1])) {
+    if (left < end - 1e-6) continue;
+    share += width;
+    end = left + width;
+  }
+  document.getElementById('found').textContent = text === '' ? '' : share.toFixed(1) + ' % of the samples';
+});
+";
+
+/// The chains as a flame graph: the caller below what it calls, as wide as its share of the samples.
+fn flame(profile: &Profile) -> String {
+    const LINE: usize = 18;
+    let mut root = Node::default();
+    for stack in &profile.stacks {
+        root.samples += stack.samples;
+        let mut node = &mut root;
+        for frame in stack.frames.split(';') {
+            node = node.calls.entry(frame).or_default();
+            node.samples += stack.samples;
+        }
+    }
+    let whole = root.samples.max(1) as f64;
+    // Not by recursion: chains may be as deep as a record says.
+    let mut waiting = vec![("all", &root, 0.0, 0)];
+    let (mut frames, mut deepest) = (String::new(), 0);
+    while let Some((name, node, left, depth)) = waiting.pop() {
+        let width = node.samples as f64 / whole * 100.0;
+        // Narrower ones are not seen, and make the page large.
+        if width < 0.02 {
+            continue;
+        }
+        deepest = deepest.max(depth);
+        let (name, bottom) = (escape(name), depth * LINE);
+        let _ = writeln!(
+            frames,
+            "<button style=\"left:{left:.4}%;width:{width:.4}%;bottom:{bottom}px\" data-left=\"{left:.4}\" data-width=\"{width:.4}\" \
+             title=\"{name}: {} samples, {width:.2} %\">{name}</button>",
+            node.samples
+        );
+        let mut from = left;
+        for (called, inner) in &node.calls {
+            waiting.push((called, inner, from, depth + 1));
+            from += inner.samples as f64 / whole * 100.0;
+        }
+    }
+    format!(
+        "<h2>Flame graph</h2>\n<p>A frame is as wide as its share of the samples; its callers are below. Click a frame to zoom, the \
+         lowest one for all. Call chains are those of the kernel: all user code of a program is one frame, [user].</p>\n\
+         <p><label>Search <input id=\"search\" type=\"search\"></label> <span id=\"found\"></span></p>\n\
+         <div id=\"flame\" style=\"height:{}px\">\n{frames}</div>\n<script>\n{FLAME_SCRIPT}</script>\n",
+        (deepest + 1) * LINE
+    )
+}
+
+/// One page, with the picture, the flame graph and the most frequent chains.
 pub fn html(profile: &Profile) -> String {
     const STACKS: usize = 50;
     let mut rows = String::new();
@@ -165,7 +251,7 @@ pub fn html(profile: &Profile) -> String {
         let frames = escape(&stack.frames).replace(';', "; <wbr>");
         let _ = writeln!(rows, "<tr><td>{}</td><td><code>{frames}</code></td></tr>", stack.samples);
     }
-    let picture = svg(profile);
+    let (picture, flame) = (svg(profile), flame(profile));
     let (whose, unknown) = (escape(&profile.whose), profile.unknown.share * 100.0);
     let Profile { seconds, processors, frequency, samples, expected, lost, own_cpu, budget, .. } = profile;
     format!(
@@ -174,7 +260,7 @@ pub fn html(profile: &Profile) -> String {
          <h1>Profile of {whose}</h1>\n<p>{} samples of {samples}, in {seconds:.1} s, {processors} processors at \
          {frequency} Hz; {expected} expected, {lost} lost. In functions of the kernel that are not known: {unknown:.1} %. The \
          sampler used {:.2} % of a processor, of {} % that it may. Whiskers are intervals of 95 %; a pale bar is a context with all that ran \
-         inside; {}.</p>\n{picture}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
+         inside; {}.</p>\n{picture}{flame}<h2>The most frequent chains</h2>\n<table>\n<tr><th>samples</th><th>chain</th></tr>\n\
          {rows}</table>\n</html>\n",
         chosen(profile),
         own_cpu * 100.0,
@@ -230,6 +316,30 @@ mod tests {
         assert!(text.contains("told apart by call chains"), "{text}");
         assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
+    }
+
+    #[test]
+    fn flame_graph_stacks_callers_below_what_they_call() {
+        let mut profile = profile();
+        let stack = |frames: &str, samples| Stack { frames: frames.into(), samples };
+        profile.stacks =
+            vec![stack("a;b;c<d>", 50), stack("a;e", 25), stack("f", 25), stack(&["g"; 3000].join(";"), 0)];
+        let page = html(&profile);
+        for (name, left, width, depth) in [
+            ("all", 0, 100, 0),
+            ("a", 0, 75, 1),
+            ("b", 0, 50, 2),
+            ("c&lt;d&gt;", 0, 50, 3),
+            ("e", 50, 25, 2),
+            ("f", 75, 25, 1),
+        ] {
+            let style = format!("left:{left}.0000%;width:{width}.0000%;bottom:{}px\"", depth * 18);
+            let frame = page.lines().find(|line| line.ends_with(&format!(">{name}</button>")));
+            assert!(frame.is_some_and(|line| line.contains(&style)), "{name} {style}: {frame:?}");
+        }
+        assert_eq!(page.matches("</button>").count(), 6, "what has no sample is not drawn");
+        profile.stacks.clear();
+        assert_eq!(html(&profile).matches("</button>").count(), 0);
     }
 
     #[test]

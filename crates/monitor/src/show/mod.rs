@@ -14,9 +14,9 @@ pub use screen::{Screen, draw};
 /// Bytes in the unit that leaves three digits: `1.5M`. Powers of 1024.
 fn bytes(amount: f64) -> String {
     let mut amount = amount;
-    for unit in ["", "K", "M", "G"] {
+    for unit in ["", "K", "M", "G", "T"] {
         if amount < 1000.0 {
-            return if unit.is_empty() || amount >= 100.0 {
+            return if unit.is_empty() || amount >= 99.95 {
                 format!("{amount:.0}{unit}")
             } else {
                 format!("{amount:.1}{unit}")
@@ -24,15 +24,15 @@ fn bytes(amount: f64) -> String {
         }
         amount /= 1024.0;
     }
-    format!("{amount:.1}T")
+    format!("{amount:.1}P")
 }
 
 /// A count in the unit that leaves three digits: `12.3k`.
 fn count(amount: f64) -> String {
     let mut amount = amount;
-    for unit in ["", "k", "M"] {
+    for unit in ["", "k", "M", "G"] {
         if amount < 1000.0 {
-            return if unit.is_empty() || amount >= 100.0 {
+            return if unit.is_empty() || amount >= 99.95 {
                 format!("{amount:.0}{unit}")
             } else {
                 format!("{amount:.1}{unit}")
@@ -40,7 +40,7 @@ fn count(amount: f64) -> String {
         }
         amount /= 1000.0;
     }
-    format!("{amount:.1}G")
+    format!("{amount:.1}T")
 }
 
 #[cfg(test)]
@@ -56,7 +56,8 @@ mod tests {
         check(999.0, "999", "999");
         check(1000.0, "1.0K", "1.0k");
         check(150_000.0, "146K", "150k");
+        check(99_960.0, "97.6K", "100k");
         check(3e9, "2.8G", "3.0G");
-        check(5e12, "4.5T", "5000.0G");
+        check(5e12, "4.5T", "5.0T");
     }
 }

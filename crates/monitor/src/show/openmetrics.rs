@@ -257,7 +257,7 @@ impl Families {
         self.each(family, listeners, socket, |one| Some(one.limit.to_string()));
         let family = ("listen_queue_drops", Kind::Counter, things, "Connections that this listener turned away.");
         self.each(family, listeners, socket, |one| Some(one.drops?.to_string()));
-        let Some(Census { at_us, states, limits }) = &sample.census else { return };
+        let Some(Census { at_us, states, limits, .. }) = &sample.census else { return };
         let ago_s = sample.at_us.saturating_sub(*at_us) as f64 / 1e6;
         let help = "When connections were counted last, since 1970.";
         self.gauge("census_timestamp", Unit::Seconds, help, Some(sample.wall_ms as f64 / 1e3 - ago_s));
@@ -334,6 +334,7 @@ mod tests {
             processes: vec![Process { pid: 1, resident_bytes: 4096, ..Process::default() }],
             listeners: vec![Listener { address: "[::]:80".into(), inode: 8, depth: 5, limit: 4, drops: None }],
             census: Some(Census {
+                backends: Vec::new(),
                 at_us: 4_000_000,
                 states: [("established".to_owned(), 6)].into(),
                 limits: CensusLimits { busy_us: 250_000, ..CensusLimits::default() },

@@ -314,6 +314,7 @@ mod tests {
             cpu: CpuShare { user: 0.5, system: 0.25, idle: 0.25, ..CpuShare::default() },
             server_user: 0.7,
             census: Some(Census {
+                backends: Vec::new(),
                 states: [("established".into(), 4321)].into(),
                 limits: CensusLimits {
                     connections: 4321,

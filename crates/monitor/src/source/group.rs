@@ -41,13 +41,43 @@ pub struct DiskLimit {
     pub read_bytes_per_s: Option<u64>,
     /// Bytes written a second.
     pub write_bytes_per_s: Option<u64>,
+    /// Reads a second.
+    #[serde(default)]
+    pub reads_per_s: Option<u64>,
+    /// Writes a second.
+    #[serde(default)]
+    pub writes_per_s: Option<u64>,
+    /// What its members had so far, where the kernel counts it.
+    #[serde(default)]
+    pub had: DiskCount,
+}
+
+/// What a group had of a disk so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCount {
+    /// Bytes read.
+    pub read_bytes: Option<u64>,
+    /// Bytes written.
+    pub write_bytes: Option<u64>,
+    /// Reads.
+    pub reads: Option<u64>,
+    /// Writes.
+    pub writes: Option<u64>,
+}
+
+impl DiskLimit {
+    /// Whether it limits anything; else the kernel only counts.
+    fn is_limited(&self) -> bool {
+        let limits = [self.read_bytes_per_s, self.write_bytes_per_s, self.reads_per_s, self.writes_per_s];
+        limits.iter().any(Option::is_some)
+    }
 }
 
 /// Takes what a file says.
 type Take = fn(&mut Group, &str);
 
 /// What is read of a group, where it is there.
-pub(crate) const FILES: [(&str, Take); 11] = [
+pub(crate) const FILES: [(&str, Take); 16] = [
     ("cpu.stat", Group::take_cpu_stat),
     ("cpu.cfs_quota_us", |group, text| group.quota_us = number(text)),
     ("cpu.cfs_period_us", |group, text| group.period_us = number(text)),
@@ -58,7 +88,17 @@ pub(crate) const FILES: [(&str, Take); 11] = [
     }),
     ("blkio.throttle.read_bps_device", |group, text| group.take_devices(text, |disk| &mut disk.read_bytes_per_s)),
     ("blkio.throttle.write_bps_device", |group, text| group.take_devices(text, |disk| &mut disk.write_bytes_per_s)),
+    ("blkio.throttle.read_iops_device", |group, text| group.take_devices(text, |disk| &mut disk.reads_per_s)),
+    ("blkio.throttle.write_iops_device", |group, text| group.take_devices(text, |disk| &mut disk.writes_per_s)),
     ("io.max", Group::take_io_max),
+    // Behind the limits: disks without one are not counted.
+    ("blkio.throttle.io_service_bytes", |group, text| {
+        group.take_counts(text, |had| &mut had.read_bytes, |had| &mut had.write_bytes);
+    }),
+    ("blkio.throttle.io_serviced", |group, text| {
+        group.take_counts(text, |had| &mut had.reads, |had| &mut had.writes);
+    }),
+    ("io.stat", Group::take_io_stat),
     // Version 1 says "none" as the largest number of pages.
     ("memory.limit_in_bytes", |group, text| group.memory_max_bytes = number(text).filter(|bytes| *bytes < 1 << 60)),
     ("memory.usage_in_bytes", |group, text| group.memory_bytes = number(text)),
@@ -74,7 +114,7 @@ impl Group {
 
     /// Whether it limits anything.
     pub fn is_limited(&self) -> bool {
-        self.quota_us.is_some() || !self.disks.is_empty() || self.memory_max_bytes.is_some()
+        self.quota_us.is_some() || self.disks.iter().any(DiskLimit::is_limited) || self.memory_max_bytes.is_some()
     }
 
     fn take_cpu_stat(&mut self, text: &str) {
@@ -109,6 +149,45 @@ impl Group {
                 match name {
                     "rbps" => self.disk(device).read_bytes_per_s = Some(bytes),
                     "wbps" => self.disk(device).write_bytes_per_s = Some(bytes),
+                    "riops" => self.disk(device).reads_per_s = Some(bytes),
+                    "wiops" => self.disk(device).writes_per_s = Some(bytes),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Lines such as `254:0 Read 4096`, with totals among them.
+    fn take_counts(
+        &mut self,
+        text: &str,
+        reads: fn(&mut DiskCount) -> &mut Option<u64>,
+        writes: fn(&mut DiskCount) -> &mut Option<u64>,
+    ) {
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(device), Some(what), Some(count)) = (words.next(), words.next(), words.next()) else { continue };
+            let Some(disk) = self.disks.iter_mut().find(|disk| disk.device == device) else { continue };
+            match what {
+                "Read" => *reads(&mut disk.had) = number(count),
+                "Write" => *writes(&mut disk.had) = number(count),
+                _ => {}
+            }
+        }
+    }
+
+    /// Lines such as `254:0 rbytes=4096 wbytes=0 rios=1 wios=0`.
+    fn take_io_stat(&mut self, text: &str) {
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let Some(device) = words.next() else { continue };
+            let Some(disk) = self.disks.iter_mut().find(|disk| disk.device == device) else { continue };
+            for (name, count) in words.filter_map(|word| word.split_once('=')) {
+                match name {
+                    "rbytes" => disk.had.read_bytes = number(count),
+                    "wbytes" => disk.had.write_bytes = number(count),
+                    "rios" => disk.had.reads = number(count),
+                    "wios" => disk.had.writes = number(count),
                     _ => {}
                 }
             }
@@ -182,8 +261,14 @@ mod tests {
 
     #[test]
     fn both_versions_say_the_same() {
-        let disk =
-            |write| DiskLimit { device: "254:0".into(), read_bytes_per_s: Some(16_384), write_bytes_per_s: write };
+        let disk = |write| DiskLimit {
+            device: "254:0".into(),
+            read_bytes_per_s: Some(16_384),
+            write_bytes_per_s: write,
+            reads_per_s: Some(100),
+            had: DiskCount { read_bytes: Some(8192), write_bytes: Some(0), reads: Some(2), writes: Some(0) },
+            ..DiskLimit::default()
+        };
         let expected = Group {
             quota_us: Some(20_000),
             period_us: Some(100_000),
@@ -201,6 +286,12 @@ mod tests {
             ("cpu.cfs_period_us", "100000\n"),
             ("blkio.throttle.read_bps_device", "254:0 16384\n"),
             ("blkio.throttle.write_bps_device", ""),
+            ("blkio.throttle.read_iops_device", "254:0 100\n"),
+            (
+                "blkio.throttle.io_service_bytes",
+                "254:0 Read 8192\n254:0 Write 0\n254:0 Total 8192\n8:0 Read 1\nTotal 8192\n",
+            ),
+            ("blkio.throttle.io_serviced", "254:0 Read 2\n254:0 Write 0\n254:0 Total 2\nTotal 2\n"),
             ("memory.limit_in_bytes", "1048576\n"),
             ("memory.usage_in_bytes", "4096\n"),
         ]);
@@ -208,7 +299,8 @@ mod tests {
         let second = group(&[
             ("cpu.stat", "usage_usec 9\nnr_periods 7\nnr_throttled 3\nthrottled_usec 5000\n"),
             ("cpu.max", "20000 100000\n"),
-            ("io.max", "254:0 rbps=16384 wbps=max riops=max wiops=max\n"),
+            ("io.max", "254:0 rbps=16384 wbps=max riops=100 wiops=max\n"),
+            ("io.stat", "8:0 rbytes=1 rios=1\n254:0 rbytes=8192 wbytes=0 rios=2 wios=0 dbytes=0 dios=0\n"),
             ("memory.max", "1048576\n"),
             ("memory.current", "4096\n"),
         ]);

@@ -20,7 +20,7 @@ use std::path::Path;
 
 pub use amped_measure::host::Cpu;
 pub use disk::Disk;
-pub use group::{DiskLimit, Group};
+pub use group::{DiskCount, DiskLimit, Group};
 pub(crate) use group::{FILES as GROUP_FILES, folder_of as group_folder_of, folders as group_folders};
 pub use memory::{Memory, Paging};
 pub use network::{Interface, Network, Tcp};
