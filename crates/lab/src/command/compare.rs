@@ -1,11 +1,15 @@
 //! `ammeter compare`: whether two archives, or two subjects of one, differ by more than the noise.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use amped_measure::{Failure, Verdict};
+use amped_measure::Failure;
+use serde::Serialize;
 
-use crate::archive::Archive;
-use crate::{compare, say};
+use crate::archive::{Archive, Summary};
+use crate::compare::{self, Comparison, Finding, METRICS};
+use crate::say;
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -14,11 +18,17 @@ pub(crate) struct Args {
     #[arg(value_name = "A")]
     a: PathBuf,
     /// The archive of B, whose arms are paired with those of A that have the same settings
-    #[arg(value_name = "B", conflicts_with = "subjects")]
+    #[arg(value_name = "B", conflicts_with_all = ["subjects", "arm"])]
     b: Option<PathBuf>,
     /// Two subjects of one archive, or two of its arms by their labels
-    #[arg(long, value_name = "A,B", value_parser = two)]
-    subjects: Option<[String; 2]>,
+    #[arg(long, value_name = "A,B", conflicts_with = "arm")]
+    subjects: Option<String>,
+    /// A subject or an arm of one archive, whatever is in its name; twice, A first
+    #[arg(long, value_name = "NAME")]
+    arm: Vec<String>,
+    /// Fail if a figure of B is further from A's than this, such as 'p99>+5%' or 'rate<-3%'; may be given again
+    #[arg(long, value_name = "FIGURE>+N%")]
+    fail_if: Vec<Demand>,
     /// As JSON, in one line
     #[arg(long)]
     json: bool,
@@ -27,44 +37,266 @@ pub(crate) struct Args {
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   ammeter compare shoot-out --subjects nginx,amped    two subjects, block by block: what changed meanwhile cancels
-  ammeter compare before after                        two archives, measured one after the other
+  ammeter compare shoot-out --arm 'log on, 2 workers' --arm 'log off'     names with a comma
+  ammeter compare before after                        two archives of one experiment, measured one after the other
+  ammeter compare before after --fail-if 'p99>+5%' --fail-if 'rate<-3%' --fail-if 'cpu>+2%'      for CI
 
 Ratios are B / A of runs of the same step and block: the median, its interval, and beside it the noise band, which is what
-pairs of the same thing come to. A difference is told only where the interval leaves out 1 and the median is out of the band.";
+pairs of the same thing come to. A difference is told only where the interval leaves out 1 and the median is out of the band.
+There is no verdict where validity rules were relaxed, unless A and B were measured in turns and the baseline twice in a block.
 
-/// Two names with a comma between them.
-fn two(text: &str) -> Result<[String; 2], String> {
-    let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
-    <[String; 2]>::try_from(names)
-        .ok()
-        .filter(|names| names.iter().all(|name| !name.is_empty()))
-        .ok_or_else(|| format!("{text:?} are not two names: write A,B, such as nginx,amped"))
+--fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
+interval is beyond the bound and the median out of the noise band, and holds if the whole interval is within; else it is
+undecided. Only the figures that are named are compared then, so that fewer pairs suffice: 6 for one figure, 8 for four.
+Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (CPU of the server for a response), memory, and
+all others of an experiment's figures.
+
+Exit status: 0 if there is a verdict and no --fail-if failed; 1 if one failed; 2 for wrong usage and for archives that do not
+measure the same; 3 if the comparison, or a --fail-if, is undecided.";
+
+/// The exit status of a comparison from which nothing follows.
+const UNDECIDED: u8 = 3;
+
+/// How far a figure of B may be from A's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Demand {
+    /// As it was written.
+    text: String,
+    /// By the names of `archive::Summary::metric`.
+    figure: String,
+    /// Whether it must not be above the bound; else not below.
+    is_increase: bool,
+    /// B / A.
+    bound: f64,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    let a = Archive::open(&args.a)?;
-    let comparison = match (&args.b, &args.subjects) {
-        (Some(b), _) => compare::archives(&a, &Archive::open(b)?),
-        (None, Some([one, other])) => compare::named(&a, one, other)?,
-        (None, None) => compare::only_two(&a)?,
-    };
-    if args.json {
-        say::json(&comparison)?
-    } else {
-        say::out(&comparison.text())?
+impl FromStr for Demand {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Demand, String> {
+        let wrong =
+            |why: &str| format!("{why}: write a figure, > or <, and a percentage of A's: 'p99>+5%', 'rate<-3%'");
+        let at = text.find(['>', '<']).ok_or_else(|| wrong("there is no > or <"))?;
+        let (name, rest) = (text[..at].trim(), text[at + 1..].trim());
+        let is_increase = text[at..].starts_with('>');
+        let percent = rest.strip_suffix('%').ok_or_else(|| wrong("there is no %"))?.trim();
+        let percent: f64 = percent
+            .parse()
+            .ok()
+            .filter(|percent: &f64| percent.is_finite())
+            .ok_or_else(|| wrong("that is no number"))?;
+        match is_increase {
+            true if percent < 0.0 => return Err(wrong("'>' is for an increase, which is positive")),
+            false if percent > 0.0 => return Err(wrong("'<' is for a decrease, which is negative")),
+            false if percent <= -100.0 => return Err(wrong("nothing decreases by 100 % or more")),
+            _ => {}
+        }
+        let figure = match name {
+            "cpu" | "cpu-per-request" => "cpu-per-reply",
+            name => name,
+        };
+        if Summary::described(figure).is_none() {
+            let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
+            return Err(format!("there is no figure {name:?}; there are: cpu, {}", known.join(", ")));
+        }
+        Ok(Demand { text: text.to_owned(), figure: figure.to_owned(), is_increase, bound: 1.0 + percent / 100.0 })
     }
-    Ok(Verdict::valid())
+}
+
+/// What became of a demand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Outcome {
+    Held,
+    Failed,
+    Undecided,
+}
+
+/// A demand, and what became of it.
+#[derive(Clone, Debug, Serialize)]
+struct Checked {
+    #[serde(flatten)]
+    demand: Demand,
+    outcome: Outcome,
+    /// The reason, in words.
+    why: String,
+}
+
+impl fmt::Display for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = match self.outcome {
+            Outcome::Held => "holds",
+            Outcome::Failed => "failed",
+            Outcome::Undecided => "undecided",
+        };
+        write!(f, "{outcome:<10} {}: {}", self.demand.text, self.why)
+    }
+}
+
+fn check(demand: &Demand, comparison: &Comparison) -> Checked {
+    let found = comparison.figures.iter().find(|figure| figure.figure == demand.figure);
+    let (outcome, why) = match (found, &comparison.refused) {
+        (_, Some(why)) => (Outcome::Undecided, format!("no verdict: {why}")),
+        (None, _) => (Outcome::Undecided, "no pair of runs has this figure".to_owned()),
+        (Some(found), _) => {
+            let (ratio, bound) = (found.ratio, demand.bound);
+            let said = format!("B / A {:.3}, {:.3} to {:.3}", ratio.median, ratio.low, ratio.high);
+            let (is_beyond, is_within) = match demand.is_increase {
+                true => (ratio.low > bound, ratio.high <= bound),
+                false => (ratio.high < bound, ratio.low >= bound),
+            };
+            match found.finding {
+                Finding::Undecided => (Outcome::Undecided, format!("{said}; {} pairs cannot tell", found.pairs)),
+                _ if is_within => (Outcome::Held, said),
+                Finding::Difference if is_beyond => (Outcome::Failed, said),
+                _ if is_beyond => (Outcome::Undecided, format!("{said}; beyond the bound, but not beyond the noise")),
+                _ => (Outcome::Undecided, format!("{said}; the bound, {bound:.3}, is within the interval")),
+            }
+        }
+    };
+    Checked { demand: demand.clone(), outcome, why }
+}
+
+/// As JSON.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    comparison: &'a Comparison,
+    demands: &'a [Checked],
+    exit_status: u8,
+}
+
+pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
+    let mut metrics: Vec<&str> = args.fail_if.iter().map(|demand| &demand.figure[..]).collect();
+    metrics.sort_unstable();
+    metrics.dedup();
+    let metrics = if metrics.is_empty() { METRICS } else { &metrics[..] };
+    let a = Archive::open(&args.a)?;
+    let comparison = match (&args.b, &args.subjects, &args.arm[..]) {
+        (Some(b), ..) => compare::archives(&a, &Archive::open(b)?, metrics)?,
+        (None, Some(names), _) => {
+            let [one, other] = compare::two_names(&a, names)?;
+            compare::named(&a, metrics, &one, &other)?
+        }
+        (None, None, [one, other]) => compare::named(&a, metrics, one, other)?,
+        (None, None, []) => compare::only_two(&a, metrics)?,
+        (None, None, names) => {
+            let count = names.len();
+            return Err(Failure::usage(format!(
+                "--arm is given twice, A first and then B; it was given {count} times"
+            )));
+        }
+    };
+    let demands: Vec<Checked> = args.fail_if.iter().map(|demand| check(demand, &comparison)).collect();
+    let status = exit_status(&comparison, &demands);
+    if args.json {
+        say::json(&Told { comparison: &comparison, demands: &demands, exit_status: status })?;
+    } else {
+        let lines: Vec<String> = demands.iter().map(|checked| format!("{checked}\n")).collect();
+        let gap = if lines.is_empty() { "" } else { "\n" };
+        say::out(&format!("{}{gap}{}", comparison.text(), lines.concat()))?;
+    }
+    Ok(status)
+}
+
+/// Where something is demanded, that alone counts.
+fn exit_status(comparison: &Comparison, demands: &[Checked]) -> u8 {
+    let any = |outcome| demands.iter().any(|checked| checked.outcome == outcome);
+    match demands.is_empty() {
+        _ if any(Outcome::Failed) => 1,
+        _ if any(Outcome::Undecided) => UNDECIDED,
+        true if comparison.finding == Finding::Undecided => UNDECIDED,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::{Compared, Interval};
 
     #[test]
-    fn two_names_are_two() {
-        assert_eq!(two("a, b"), Ok(["a".to_owned(), "b".to_owned()]));
-        for wrong in ["a", "a,", ",", "a,b,c", ""] {
-            assert!(two(wrong).is_err(), "{wrong}");
+    fn demand_text_names_figure_direction_and_bound() {
+        let check = |text: &str, figure: &str, is_increase, bound: f64| {
+            let found: Demand = text.parse().unwrap_or_else(|why| panic!("{text}: {why}"));
+            assert_eq!((&found.figure[..], found.is_increase), (figure, is_increase), "{text}");
+            assert!((found.bound - bound).abs() < 1e-9, "{text}: {found:?}");
+        };
+        check("p99>+5%", "p99", true, 1.05);
+        check("p99 > 5 %", "p99", true, 1.05);
+        check("rate<-3.5%", "rate", false, 0.965);
+        check("cpu>+0%", "cpu-per-reply", true, 1.0);
+        check("cpu-per-request>+2%", "cpu-per-reply", true, 1.02);
+        for (wrong, says) in [
+            ("p99", "no > or <"),
+            ("p99>5", "no %"),
+            ("p99>x%", "no number"),
+            ("p99>nan%", "no number"),
+            ("p99>-5%", "'>' is for an increase"),
+            ("rate<5%", "'<' is for a decrease"),
+            ("rate<-100%", "100 %"),
+            ("speed>5%", "there is no figure \"speed\""),
+        ] {
+            let why = wrong.parse::<Demand>().unwrap_err();
+            assert!(why.contains(says), "{wrong}: {why}");
         }
+    }
+
+    /// A comparison of the 99th percentile with this interval.
+    fn comparison(low: f64, high: f64, finding: Finding) -> Comparison {
+        let ratio = Interval { low, median: f64::midpoint(low, high), high, coverage: 0.97 };
+        let figure = Compared {
+            figure: "p99".to_owned(),
+            a: 1.0,
+            b: 1.0,
+            pairs: 8,
+            ratio,
+            noise: None,
+            finding,
+            steps: Vec::new(),
+        };
+        let word = str::to_owned;
+        Comparison {
+            a: word("a"),
+            b: word("b"),
+            finding,
+            refused: None,
+            figures: vec![figure],
+            left_out: Vec::new(),
+            cautions: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn demand_fails_only_if_whole_interval_is_beyond() {
+        let status = |demands: &[&str], comparison: &Comparison| {
+            let demands: Vec<Checked> = demands.iter().map(|text| check(&text.parse().unwrap(), comparison)).collect();
+            exit_status(comparison, &demands)
+        };
+        let (differs, same, few) = (Finding::Difference, Finding::NoDifference, Finding::Undecided);
+        assert_eq!(status(&["p99>+5%"], &comparison(1.06, 1.2, differs)), 1);
+        assert_eq!(
+            status(&["p99>+5%"], &comparison(1.01, 1.2, differs)),
+            3,
+            "the point is beyond, the interval is not"
+        );
+        assert_eq!(status(&["p99>+5%"], &comparison(1.01, 1.04, differs)), 0);
+        assert_eq!(status(&["p99>+5%"], &comparison(0.5, 0.6, differs)), 0, "an improvement is no failure");
+        assert_eq!(status(&["p99<-5%"], &comparison(0.5, 0.6, differs)), 1);
+        assert_eq!(status(&["p99<-5%"], &comparison(0.9, 1.2, same)), 3);
+        assert_eq!(status(&["p99<-5%"], &comparison(0.97, 1.2, same)), 0);
+        assert_eq!(status(&["p99>+5%"], &comparison(1.06, 1.2, same)), 3, "within the noise band");
+        assert_eq!(status(&["p99>+5%"], &comparison(1.06, 1.2, few)), 3);
+        assert_eq!(status(&["p50>+5%"], &comparison(1.0, 1.0, same)), 3, "no pair has it");
+        assert_eq!(status(&["p99<-5%", "p99>+5%"], &comparison(1.06, 1.2, differs)), 1, "one of several fails");
+        assert_eq!(
+            status(&["p99>+5%", "p50>+5%"], &comparison(1.06, 1.2, differs)),
+            1,
+            "a failure comes before an open one"
+        );
+        let mut refused = comparison(1.06, 1.2, differs);
+        refused.refused = Some("relaxed".to_owned());
+        assert_eq!(status(&["p99>+5%"], &refused), 3);
+        assert_eq!([differs, same, few].map(|finding| status(&[], &comparison(1.0, 1.0, finding))), [0, 0, 3]);
     }
 }

@@ -94,7 +94,8 @@ Examples:
 The lowest rate is to be easy for the server and the highest too much; between them throughput stops to follow, and what was
 at its end above that, and not below, is the answer. Whose thread it is, what sleeps where and which quota is used up is seen
 as root.
-Exit status: 0 for a bottleneck of the server, or none within the rates; 1 if the client was at its end, or nothing was found.";
+Exit status: 0 for a bottleneck of the server, or none within the rates; 1 if the client was at its end, nothing
+was found, or it was interrupted.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     if !args.what.contains("://") {
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             )));
         }
         let archive = Archive::open(Path::new(&args.what))?;
-        return tell(args, &archive, diagnose(&archive)?);
+        return tell(args, &archive, diagnose(&archive)?, interrupted(&archive));
     }
     let steps = steps(args)?;
     let url = Url::parse(&args.what).map_err(Failure::usage)?;
@@ -138,6 +139,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     };
     let archive = climb(&settings, &stop, &hear)?;
     let mut found = diagnose(&archive)?;
+    let mut cut_short = if stop.is_stopped() { interrupted(&archive) } else { None };
     if let ([only], true, false) = (&mut found[..], args.intervene, stop.is_stopped()) {
         let means = Means {
             settings: &settings,
@@ -148,12 +150,31 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             stop: &stop,
             tell: &hear,
         };
-        let trials = intervene(only, means)?;
-        archive::write(&settings.dir.join(TRIALS), &trials)?;
-        only.try_it(trials);
+        match intervene(only, means) {
+            Ok(trials) => {
+                if stop.is_stopped() {
+                    cut_short =
+                        Some(format!("interrupted: the ladder was made, of what was moved {} trials", trials.len()));
+                }
+                archive::write(&settings.dir.join(TRIALS), &trials)?;
+                only.try_it(trials);
+            }
+            Err(_) if stop.is_stopped() => {
+                cut_short = Some("interrupted: the ladder was made, and nothing was moved to the end".to_owned());
+            }
+            Err(failure) => return Err(failure),
+        }
     }
     drop(subject);
-    tell(args, &archive, found)
+    tell(args, &archive, found, cut_short)
+}
+
+/// What an archive lacks that was planned, in words; `None` if it is whole.
+fn interrupted(archive: &Archive) -> Option<String> {
+    let (made, planned) = (archive.last_attempts().count(), archive.plan.runs.len());
+    // An experiment that is not whole yet goes on with `ammeter run`, and says so itself.
+    (made < planned && archive.resolved.name == "diagnose")
+        .then(|| format!("interrupted: {made} of {planned} runs were made, and what follows is from these alone"))
 }
 
 /// The loads that were asked for.
@@ -207,12 +228,15 @@ fn settings(args: &Args, target: Target, steps: Vec<Step>, now: Duration) -> Set
 #[derive(Serialize)]
 struct Told<'a> {
     archive: &'a Path,
+    /// Why it is not whole, if it is not.
+    interrupted: &'a Option<String>,
     diagnoses: &'a [Diagnosis],
     verdict: &'a Verdict,
 }
 
-fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>) -> Result<Verdict, Failure> {
+fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option<String>) -> Result<Verdict, Failure> {
     let mut verdict = Verdict::valid();
+    verdict.broken.extend(cut_short.as_ref().map(|line| format!("all runs are made ({line})")));
     for one in &found {
         match one.answer {
             Answer::Bottleneck => {}
@@ -222,8 +246,11 @@ fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>) -> Result<Verdict
         }
     }
     if args.json {
-        say::json(&Told { archive: &archive.dir, diagnoses: &found, verdict: &verdict })?;
+        say::json(&Told { archive: &archive.dir, interrupted: &cut_short, diagnoses: &found, verdict: &verdict })?;
     } else {
+        if let Some(line) = &cut_short {
+            say::out(&format!("{line}\n"))?;
+        }
         let several = found.len() > 1;
         let texts: Vec<String> = found.iter().map(|one| text(one, several)).collect();
         say::out(&texts.join("\n"))?;

@@ -17,9 +17,9 @@ pub(crate) mod wan;
 
 use std::time::Duration;
 
-/// A length of time as people write it: `1s`, `50ms`, `2m`; not 0.
+/// A length of time as people write it: `1s`, `50ms`, `2m`, or a bare number of seconds; not 0.
 fn duration(text: &str) -> Result<Duration, String> {
-    let read = amped_units::parse_duration(text).map_err(|error| format!("{text:?} is {error}"))?;
+    let read = ammeter_load::schedule::seconds(text)?;
     if read.is_zero() { Err(format!("{text:?} is no time to wait: write for example 50ms or 1s")) } else { Ok(read) }
 }
 
@@ -45,7 +45,8 @@ mod tests {
             ("2m", Some(120_000_000)),
             ("7us", Some(7)),
             ("0s", None),
-            ("1", None),
+            ("1", Some(1_000_000)),
+            ("0", None),
             ("s", None),
             ("-1s", None),
             ("1e9s", None),

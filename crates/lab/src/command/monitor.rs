@@ -13,7 +13,7 @@ use amped_measure::{Failure, Verdict};
 
 use super::{duration, percentage};
 use crate::say;
-use crate::terminal::{self, Terminal, Wish};
+use crate::terminal::{self, Go, Terminal, Wish};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Write all that is seen to a new file, for --replay
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     record: Option<PathBuf>,
-    /// Show a record in place of a server
+    /// Show a record in place of a server: in a terminal as a screen with keys, else as lines
     #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "pid", "duration"])]
     replay: Option<PathBuf>,
     /// One JSON object a tick, with all that is known
@@ -95,6 +95,8 @@ const EXAMPLES: &str = "\
 Examples:
   ammeter monitor --port 8080                           a screen in a terminal, else lines
   ammeter monitor --port 8080 --interval 100ms --budget 2% --record run.zst
+  ammeter monitor --replay run.zst                      a screen: space plays, arrows step, PgUp and PgDn 10 ticks, Home, End, q
+  ammeter monitor --replay run.zst --lines | less
   ammeter monitor --replay run.zst --csv > run.csv
   ammeter monitor --pid 1234 --duration 10s --json
   ammeter monitor --port 8080 --server-file /run/amped/metrics
@@ -112,14 +114,24 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 }
 
 fn show_record(args: &Args, mut record: Replay<'_>) -> Result<Verdict, Failure> {
-    let mut form = Form::begin(args)?;
+    let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
+    let mut form = if is_screen { None } else { Some(Form::begin(args)?) };
     let (mut before, mut samples): (Option<Sample>, u64) = (None, 0);
+    let mut ticks = Vec::new();
     for sample in record.by_ref() {
         if let Some(tick) = before.as_ref().and_then(|before| Tick::between(before, &sample)) {
-            form.show(&tick)?;
+            match &mut form {
+                Some(form) => {
+                    form.show(&tick)?;
+                }
+                None => ticks.push(tick),
+            }
         }
         before = Some(sample);
         samples += 1;
+    }
+    if is_screen {
+        page_through(record.head(), &ticks)?;
     }
     let head = record.head();
     say::plain(&format!("{}, {samples} samples on {}", head.target, head.machine.cpu));
@@ -131,6 +143,82 @@ fn show_record(args: &Args, mut record: Replay<'_>) -> Result<Verdict, Failure> 
         verdict.broken.push(text);
     }
     Ok(verdict)
+}
+
+/// A place in a record of so many ticks.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    at: usize,
+    last: usize,
+    is_playing: bool,
+}
+
+impl Place {
+    /// Goes there. A step by hand ends playing, and so does the end.
+    fn go(&mut self, go: Go) {
+        self.is_playing = go == Go::Play && !self.is_playing;
+        self.at = match go {
+            Go::By(count) => self.at.saturating_add_signed(count).min(self.last),
+            Go::First => 0,
+            Go::Last => self.last,
+            // From the end it plays again.
+            Go::Play if self.is_playing && self.at == self.last => 0,
+            Go::Play => self.at,
+        };
+    }
+
+    /// The next tick of a record that plays.
+    fn advance(&mut self) {
+        self.at = (self.at + 1).min(self.last);
+        self.is_playing &= self.at < self.last;
+    }
+
+    /// Where it is and what the keys do, for the head of the screen.
+    fn title(&self, target: &str) -> String {
+        let state = if self.is_playing { "playing" } else { "paused" };
+        format!("{target}  {}/{} {state} (space, arrows, q)", self.at + 1, self.last + 1)
+    }
+}
+
+/// Shows a record on the screen, tick by tick.
+fn page_through(head: &Head, ticks: &[Tick]) -> Result<(), Failure> {
+    if ticks.is_empty() {
+        say::plain("the record has no two samples, so there is no tick to show");
+        return Ok(());
+    }
+    let mut terminal = Terminal::take()?;
+    let mut place = Place { at: 0, last: ticks.len() - 1, is_playing: false };
+    let mut shown = Instant::now();
+    let mut is_stale = true;
+    loop {
+        let tick = &ticks[place.at];
+        if is_stale {
+            let mut screen =
+                Screen { title: place.title(&head.target), missing: head.missing.clone(), ..Screen::default() };
+            ticks[..=place.at].iter().for_each(|tick| screen.remember(tick));
+            terminal.draw(|frame| show::draw(frame, &screen, tick))?;
+            (shown, is_stale) = (Instant::now(), false);
+        }
+        let patience = if place.is_playing {
+            let next = ticks.get(place.at + 1).map_or(0.0, |next| next.interval_s.clamp(0.0, 60.0));
+            Duration::from_secs_f64(next).saturating_sub(shown.elapsed())
+        } else {
+            Duration::from_secs(60)
+        };
+        match terminal::wish(patience)? {
+            Wish::End => return Ok(()),
+            Wish::Redraw => is_stale = true,
+            Wish::Go(go) => {
+                place.go(go);
+                is_stale = true;
+            }
+            Wish::Nothing if place.is_playing => {
+                place.advance();
+                is_stale = true;
+            }
+            Wish::Nothing => {}
+        }
+    }
 }
 
 fn watch(args: &Args) -> Result<Verdict, Failure> {
@@ -328,7 +416,7 @@ impl Eyes {
         match terminal::wish(Duration::ZERO)? {
             Wish::End => Ok(true),
             Wish::Redraw => live.draw().map(|()| false),
-            Wish::Nothing => Ok(false),
+            Wish::Nothing | Wish::Go(_) => Ok(false),
         }
     }
 
@@ -338,5 +426,40 @@ impl Eyes {
             Eyes::Form(_) => Duration::MAX,
             Eyes::Screen(_) => Duration::from_millis(100),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn record_is_paged_through_and_played() {
+        let mut place = Place { at: 0, last: 24, is_playing: false };
+        let steps = [
+            (Go::By(-1), 0),
+            (Go::By(1), 1),
+            (Go::By(10), 11),
+            (Go::By(isize::MAX), 24),
+            (Go::First, 0),
+            (Go::By(isize::MIN), 0),
+            (Go::Last, 24),
+        ];
+        for (go, expected) in steps {
+            place.go(go);
+            assert_eq!((place.at, place.is_playing), (expected, false), "{go:?}");
+        }
+        place.go(Go::Play);
+        assert_eq!((place.at, place.is_playing), (0, true), "from the end it plays again");
+        place.advance();
+        place.go(Go::Play);
+        assert_eq!((place.at, place.is_playing), (1, false));
+        place.go(Go::Play);
+        place.go(Go::By(1));
+        assert_eq!((place.at, place.is_playing), (2, false), "a step by hand ends it");
+        place.go(Go::Play);
+        (0..40).for_each(|_| place.advance());
+        assert_eq!((place.at, place.is_playing), (24, false), "it ends with the record");
+        assert!(place.title("port 80").contains("25/25 paused"));
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// The views as a picture, to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// The picture and the most frequent chains as a page, to this file
+    /// The picture, a flame graph and the most frequent chains as a page, to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Folded stacks for flame graphs, to this file
@@ -177,6 +177,17 @@ mod tests {
             missing: Vec::new(),
             stacks: vec![Stack { frames: ["a_function_of_the_kernel"; 40].join(";"), samples: 100 }],
         };
-        assert_eq!(chromium::sound(&profile::html(&profile), folder.path()), Seen { plots: 0, figures: 1 });
+        let page = profile::html(&profile);
+        assert_eq!(chromium::sound(&page, folder.path()), Seen { plots: 0, figures: 1 });
+        let click = "<script>addEventListener('load', () => {
+            const [, first] = document.querySelectorAll('#flame button');
+            const search = document.getElementById('search');
+            search.value = 'KERNEL';
+            search.dispatchEvent(new Event('input'));
+            first.click();
+            console.warn(document.getElementById('found').textContent, first.style.width, first.className);
+        });</script></html>";
+        let (seen, _) = chromium::seen(&page.replacen("</html>", click, 1), folder.path(), &[]);
+        assert_eq!(seen["troubles"], serde_json::json!(["warn: 100.0 % of the samples 100% found"]));
     }
 }

@@ -60,7 +60,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
     let (file, text) = exhibits::read(experiment)?;
     let old = &mut archive.resolved;
-    let new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;
+    let mut new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;
+    // Measured less often it is the same.
+    new.repetitions = old.repetitions;
     if !old.measures_as(&new) {
         return Err(Failure::usage(format!(
             "{} was measured by other settings than {experiment} has; measure it again: ammeter run {experiment} --out DIR",
@@ -74,6 +76,8 @@ fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
 
 fn text(told: &Told) -> String {
     let mut lines = told.verdict.clone();
+    lines.push(report::overview_text(&told.overview));
+    lines.extend(report::open_claims(&told.claims));
     lines.extend(told.limits.iter().cloned());
     lines.extend(told.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
     lines.extend(told.missing.iter().map(|line| format!("missing: {line}")));

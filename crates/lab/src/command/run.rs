@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
+use ammeter_load::window::Pace;
 use amped_measure::stats::Summary as Spread;
 use amped_measure::{Failure, Verdict, Worth};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
+use crate::archive::{self, Archive, Block, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
 use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
 use crate::hosts::Fleet;
@@ -39,6 +40,9 @@ pub(crate) struct Args {
     /// Measure again what is invalid for no fault of the server; what was measured stays in the archive as an attempt
     #[arg(long)]
     retry: bool,
+    /// How long to wait before a block, and before runs are repeated, until the machine is quiet (idle-max); 0s: do not wait
+    #[arg(long, value_name = "TIME", value_parser = ammeter_load::schedule::duration, default_value = "5m")]
+    quiet_timeout: Duration,
     /// Print what would be done and how long it takes, and do nothing
     #[arg(long)]
     plan: bool,
@@ -69,7 +73,8 @@ others, by your own ssh; --plan says where what runs.
 
 Each point is measured in each of 3 blocks, in an order that the seed gives, on a server that was just started. A run is valid,
 invalid (and why), or censored: a lower bound, as the clients reached their own end first. Ctrl-C keeps what was measured; the
-same command goes on from there. A run in which others had the machine is measured once more at its block's end, and with
+same command goes on from there. Before each block
+it waits until the machine is quiet (--quiet-timeout). A run in which others had the machine is measured once more at its block's end, and with
 --retry so is what is there and invalid, unless the server itself is why; all attempts are kept, and the last counts. Exit
 status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for wrong usage.";
 
@@ -94,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let fleet = fleet.map(RefCell::new);
     let _lock = take(&dir)?;
     begin(&bed, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    let measured = measure(&bed, fleet.as_ref(), &dir, &experiment, args.retry, &stop);
+    let measured = measure(&bed, fleet.as_ref(), &dir, &experiment, args, &stop);
     drop(fleet);
     drop(bed);
     // Of what there is, also where it was stopped; why it was is told first.
@@ -165,9 +170,10 @@ fn measure(
     fleet: Option<&RefCell<Fleet>>,
     dir: &Path,
     experiment: &Experiment,
-    retry: bool,
+    args: &Args,
     stop: &Stop,
 ) -> Result<(), Failure> {
+    let retry = args.retry;
     // What was under way when somebody was killed.
     for entry in fs::read_dir(dir.join(name::RUNS)).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with('.') {
@@ -207,14 +213,14 @@ fn measure(
     };
     let lab = runs::Lab { bed, fleet, dir, resolved: &resolved, clients: &clients, stop };
     for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
-        make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, &progress)?;
+        make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
         let disturbed = plan::left(block, &made, is_disturbed);
         if !disturbed.is_empty() {
             progress.add(disturbed.len());
             let count = disturbed.len();
             let block = disturbed[0].block;
             progress.say(&format!("block {block}: others had the machine in {count} of its runs: once more"));
-            make(&lab, experiment, &disturbed, &mut made, &progress)?;
+            make(&lab, experiment, &disturbed, &mut made, args.quiet_timeout, &progress)?;
         }
     }
     progress.finish();
@@ -227,20 +233,12 @@ fn make(
     experiment: &Experiment,
     runs: &[Planned],
     made: &mut Vec<Run>,
+    quiet_timeout: Duration,
     progress: &Progress,
 ) -> Result<(), Failure> {
     let Some(first) = runs.first() else { return Ok(()) };
     let runs::Lab { dir, resolved, stop, .. } = lab;
-    let block = lab.look_at_rest(first.block)?;
-    if !block.is_clean {
-        let who: Vec<String> = block.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
-        progress.say(&format!(
-            "block {}: the machine is not at rest, {:.0} % of its CPU time is used (cores: {})",
-            block.block,
-            block.busy * 100.0,
-            who.join(", ")
-        ));
-    }
+    let block = await_quiet(lab, first.block, quiet_timeout, progress)?;
     // Of one that is gone on with, how it was before its first run; each run has what was seen before itself.
     let path = block_path(dir, block.block);
     if !path.exists() {
@@ -262,6 +260,38 @@ fn make(
         made.push(run);
     }
     Ok(())
+}
+
+/// Waits until the machine is quiet, for so long: runs beside others would be invalid, and were to be repeated.
+fn await_quiet(lab: &runs::Lab<'_>, block: u32, timeout: Duration, progress: &Progress) -> Result<Block, Failure> {
+    /// Between two lines where there is no bar.
+    const TELL: Duration = Duration::from_secs(30);
+    let (mut began, mut told) = (None::<Instant>, None::<Instant>);
+    loop {
+        let found = lab.look_at_rest(block)?;
+        let waited = began.get_or_insert_with(Instant::now).elapsed();
+        if found.is_clean {
+            if told.is_some() {
+                progress.say(&format!("block {block}: quiet after {:.0} s", waited.as_secs_f64()));
+            }
+            return Ok(found);
+        }
+        let who: Vec<String> = found.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
+        let busy = format!("{:.0} % of its CPU time is used (cores: {})", found.busy * 100.0, who.join(", "));
+        if waited >= timeout {
+            progress.say(&format!("block {block}: the machine is not at rest, {busy}"));
+            return Ok(found);
+        }
+        let left = timeout.saturating_sub(waited).as_secs_f64();
+        progress.begin(&format!("waiting for a quiet machine, {left:.0} s at most: {busy}"));
+        if told.is_none_or(|told| told.elapsed() >= TELL) {
+            progress.say(&format!(
+                "block {block}: waiting until the machine is quiet, for {left:.0} s at most: {busy}; stop these programs, or begin \
+                 at once with --quiet-timeout 0s"
+            ));
+            told = Some(Instant::now());
+        }
+    }
 }
 
 /// Says now what would be a surprise in the report.
@@ -328,7 +358,11 @@ impl Progress {
         let figures = run.summary.as_ref().map(|summary| {
             let cpu =
                 summary.metric("cpu-per-reply").map_or(String::new(), |us| format!(", {us:.1} us of server CPU each"));
-            format!("  {:.0} answered/s{cpu}", summary.rate)
+            let behind = match summary.window.map(|window| (window.pace, window.backlog)) {
+                Some((Pace::FellBehind, backlog)) => format!(", fell behind: backlog {backlog}"),
+                _ => String::new(),
+            };
+            format!("  {:.0} completed/s{behind}{cpu}", summary.completed_rate().unwrap_or_default())
         });
         let line = format!(
             "{:>3}/{}  {:<24} {arm}{}  {standing}{why}",
@@ -441,7 +475,7 @@ fn table(resolved: &Resolved, told: &Told) -> String {
     let axis = resolved.steps.first().map_or("", |step| step.axis());
     let mut text = format!(
         "{:width$} {axis:>9}{:>12}{:>12}{:>10}{:>12}  valid/at least/invalid\n",
-        "arm", "offered/s", "answered/s", "p99 ms", "server us"
+        "arm", "offered/s", "completed/s", "p99 ms", "server us"
     );
     for point in &told.points {
         let show =
@@ -463,7 +497,8 @@ fn table(resolved: &Resolved, told: &Told) -> String {
     if again > 0 {
         text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");
     }
-    report::fates(&told.claims).iter().for_each(|line| text += &format!("{line}\n"));
+    let claims = [report::fates(&told.claims), report::open_claims(&told.claims)].concat();
+    claims.iter().for_each(|line| text += &format!("{line}\n"));
     let report = told.directory.join(name::REPORT);
     text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
     match &told.verdict.broken[..] {

@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use ammeter_wan::behind::{self, Outcome};
+use ammeter_wan::behind;
 use ammeter_wan::link::ETHERNET_BYTES;
 use ammeter_wan::path::PathSettings;
 use ammeter_wan::place::be_allowed;
@@ -244,22 +244,32 @@ Each value holds for each direction, so a latency of 50ms adds 100 ms to a round
 at 10.77.0.1 or [fd77::1]; a server is to listen there or on all addresses, not on 127.0.0.1. What became of the packets
 goes to standard error. Several can run at once.
 
-Exit status: 0 if the command ended with 0 and the packets left when they should have; 1 if not, with the reason; 2 for
-wrong usage. The command's own status is in the text.";
+Exit status: the command's own; 128 + N if signal N ended it; 126 if it cannot be executed, 127 if it is not found. 125 if the
+command ended with 0 but the path was not the one asked for (path-bound), or if the path could not be made; the reason is on
+standard error. A command that fails on a path-bound path keeps its own status; the text and --json name both. 2 for wrong usage
+of ammeter itself.";
 
-pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    match &args.action {
-        Some(Action::Profiles) => return profiles(),
-        Some(Action::Selftest(args)) => return selftest(args),
-        Some(Action::Up(args)) => return up(args),
+/// The exit status of a path that was not the one asked for; that of env(1) and timeout(1) for a failure of their own.
+const PATH_FAILED: u8 = 125;
+
+pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
+    let verdict = match &args.action {
+        None => return behind_path(args),
         Some(Action::Exec(args)) => return exec(args),
-        Some(Action::Status(at)) => return passed(&testbed::status(&at.control)?, at.json),
-        Some(Action::Down(at)) => return passed(&testbed::down(&at.control)?, at.json),
+        Some(Action::Profiles) => profiles(),
+        Some(Action::Selftest(args)) => selftest(args),
+        Some(Action::Up(args)) => up(args),
+        Some(Action::Status(at)) => passed(&testbed::status(&at.control)?, at.json),
+        Some(Action::Down(at)) => passed(&testbed::down(&at.control)?, at.json),
         Some(Action::Set(args)) => {
-            return testbed::set_bandwidth(&args.control, &args.class, &args.bandwidth).map(|()| Verdict::valid());
+            testbed::set_bandwidth(&args.control, &args.class, &args.bandwidth).map(|()| Verdict::valid())
         }
-        None => {}
-    }
+    };
+    verdict.map(|verdict| verdict.exit_status())
+}
+
+/// Runs a command behind a path.
+fn behind_path(args: &Args) -> Result<u8, Failure> {
     if args.command.is_empty() {
         return Err(Failure::usage("no command; write it behind two dashes: ammeter wan --latency 50ms -- curl ..."));
     }
@@ -274,30 +284,47 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         large_packets: !small_packets,
         congestion_control: congestion_control.clone(),
         capture: args.pcap.clone(),
-    })?;
-    let verdict = verdict_of(&outcome, late_max);
+    })
+    .map_err(|failure| failure.or_status(PATH_FAILED))?;
+    let verdict = outcome.report.verdict(late_max);
+    let status = exit_status(outcome.status, &verdict);
     if args.json {
-        let told = Told { report: &outcome.report, verdict: &verdict };
-        say::plain(&serde_json::to_string(&told).map_err(|error| Failure::failed(error.to_string()))?);
+        let command = Ended { code: outcome.status.code(), signal: outcome.status.signal() };
+        let told = Told { report: &outcome.report, verdict: &verdict, command, exit_status: status };
+        say::plain(&say::as_json(&told)?);
     } else {
         say::plain(&summary(&outcome.report));
         say::plain(&format!("ammeter wan: {verdict}"));
+        if !outcome.status.success() {
+            say::plain(&format!("ammeter wan: the command ended with {}", outcome.status));
+        }
     }
-    Ok(verdict)
+    Ok(status)
 }
 
 #[derive(Serialize)]
 struct Told<'a> {
     report: &'a Report,
     verdict: &'a Verdict,
+    command: Ended,
+    exit_status: u8,
 }
 
-fn verdict_of(outcome: &Outcome, late_max: Duration) -> Verdict {
-    let mut verdict = outcome.report.verdict(late_max);
-    if !outcome.status.success() {
-        verdict.broken.push(format!("the command ends with status 0 (it ended with {})", outcome.status));
+/// How the command ended: one of the two is `None`.
+#[derive(Serialize)]
+struct Ended {
+    code: Option<i32>,
+    signal: Option<i32>,
+}
+
+/// The command's own status, as env(1) and the shells give it. It comes first: whoever reads the status asks for the command's
+/// failures, and a figure from a command that failed is not used anyway.
+fn exit_status(command: ExitStatus, path: &Verdict) -> u8 {
+    match (command.code(), command.signal()) {
+        (Some(0), _) if path.exit_status() != 0 => PATH_FAILED,
+        (Some(code), _) => code as u8,
+        (None, signal) => 128u8.wrapping_add(signal.unwrap_or(0) as u8),
     }
-    verdict
 }
 
 /// Makes a test-bed: by a copy of this program in the background, unless this is it.
@@ -340,11 +367,11 @@ fn up_in_background() -> Result<Verdict, Failure> {
     Err(if output.status.code() == Some(2) { Failure::Usage(text) } else { Failure::Failed(text) })
 }
 
-fn exec(args: &Exec) -> Result<Verdict, Failure> {
+fn exec(args: &Exec) -> Result<u8, Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
     let mut command = Command::new(program);
     command.args(arguments);
-    match testbed::exec(&args.control, &args.class, command)? {}
+    match testbed::exec(&args.control, &args.class, command).map_err(|failure| failure.or_status(PATH_FAILED))? {}
 }
 
 /// What became of a test-bed's packets.

@@ -13,7 +13,8 @@ use amped_measure::{Verdict, Worth};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
-use super::Swept;
+use super::summary::{failures, headline};
+use super::sweep::Swept;
 use crate::page;
 
 /// What a page tells besides the result.
@@ -38,13 +39,13 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     }});
     let failed = outcome.failed();
     let body = html! {
-        (verdict(&outcome.verdict, &sentence(outcome)))
+        (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
             p.bad { "The run was interrupted: these are the figures until then." }
         }
         h2 { "Rate" }
         (plot("rates", match asked {
-            Some(_) => "Connections begun and right replies, each second. Where answered falls below begun, the server does not keep up.",
+            Some(_) => "Connections begun and right replies, each second, also those of the drain after the measured window. Where completed stays below begun, the server falls behind.",
             None => "Connections begun and right replies, each second. A closed loop: the server sets the pace.",
         }))
         h2 { "Latency" }
@@ -53,7 +54,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         @if failed == 0 {
             p { "None." }
         } @else {
-            p { (failures(outcome)) }
+            p { (outcome.failed()) " failed: " (failures(outcome)) "." }
             (plot("failures", "Connections and requests that came to nothing, each second."))
         }
         @if asked.is_some() {
@@ -125,40 +126,20 @@ fn point(runs: &[&Outcome]) -> Value {
     json!({
         "asked": asked,
         "kept": runs.iter().filter(|run| run.verdict.worth == Worth::Valid).count() * 2 > runs.len(),
-        "begun": spread(|run| run.offered_rate),
-        "answered": spread(|run| run.rate),
-        "failed": spread(|run| run.failed() as f64 / run.seconds.max(1e-9)),
+        "begun": spread(|run| run.window.offered_rate),
+        "answered": spread(|run| run.window.completed_rate),
+        "failed": spread(|run| run.window.rate(run.window.failed)),
         "p50_ms": spread(|run| run.latency.p50_ms),
         "p99_ms": spread(|run| run.latency.p99_ms),
         "lateness_p99_ms": spread(|run| run.lateness.p99_ms),
     })
 }
 
-/// What there is to say of a run first.
-fn sentence(outcome: &Outcome) -> String {
-    let Spread { p50_ms, p99_ms, .. } = outcome.latency;
-    let mut text = match &outcome.asked {
-        Loop::Open { rate, .. } => {
-            format!("Of {rate:.1} connections/s asked for, {:.1}/s were begun; ", outcome.offered_rate)
-        }
-        Loop::Closed { clients, .. } => format!("{clients} clients in a closed loop; "),
-    };
-    let ended = (outcome.ok + outcome.failed()).max(1) as f64;
-    let _ = write!(text, "{:.1}/s were answered rightly", outcome.rate);
-    if outcome.ok > 0 {
-        let _ = write!(text, ", half of them within {p50_ms} ms and 99 % within {p99_ms} ms");
-    }
-    let _ = match outcome.failed() {
-        0 => write!(text, "; nothing failed."),
-        failed => write!(text, "; {failed} failed ({:.2} %).", failed as f64 / ended * 100.0),
-    };
-    text
-}
-
 fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
     let means = match verdict.worth {
         Worth::Valid => "The generator did what was asked of it: the figures are the server's.",
         Worth::AtLeast => "The load came to its end before the server did: a rate is a lower bound.",
+        Worth::Disturbed => "Others used the machine meanwhile: the figures may be theirs.",
         Worth::ClientBound => {
             "The generator did not do what was asked of it: the figures are its own, not the server's."
         }
@@ -179,12 +160,6 @@ fn plot(id: &str, caption: &str) -> Markup {
     html! { figure { div id=(id) {} figcaption { (caption) } } }
 }
 
-fn failures(outcome: &Outcome) -> String {
-    let kinds: Vec<String> =
-        outcome.failures.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
-    format!("{} failed: {}.", outcome.failed(), kinds.join(", "))
-}
-
 fn clocks(outcome: &Outcome) -> Markup {
     let rows = [
         ("latency", "last byte of a right reply", &outcome.latency),
@@ -195,12 +170,12 @@ fn clocks(outcome: &Outcome) -> Markup {
     ];
     html! {
         table {
-            tr { th { "ms since the planned instant" } th {} @for name in ["count", "mean", "p50", "p90", "p99", "p99.9", "max"] { th { (name) } } }
+            tr { th { "ms since the planned instant" } th {} @for name in ["count", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"] { th { (name) } } }
             @for (name, meaning, spread) in rows.into_iter().filter(|(.., spread)| spread.count > 0) {
                 tr {
                     td { (name) } td.faint.text { (meaning) } td { (spread.count) }
-                    @let Spread { mean_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } = spread;
-                    @for ms in [mean_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms] { td { (format!("{ms:.3}")) } }
+                    @let Spread { mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms, .. } = spread;
+                    @for ms in [mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms] { td { (format!("{ms:.3}")) } }
                 }
             }
         }
@@ -226,12 +201,12 @@ fn classes(outcome: &Outcome) -> Markup {
 fn runs(runs: &[Outcome]) -> Markup {
     html! {
         table {
-            tr { @for name in ["asked/s", "begun/s", "answered/s", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
+            tr { @for name in ["asked/s", "offered/s", "completed/s", "backlog", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
             @for run in runs {
                 @let asked = match run.asked { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
                 tr {
-                    @for figure in [asked, run.offered_rate, run.rate] { td { (format!("{figure:.1}")) } }
-                    td { (run.failed()) }
+                    @for figure in [asked, run.window.offered_rate, run.window.completed_rate] { td { (format!("{figure:.1}")) } }
+                    td { (run.window.backlog) } td { (run.failed()) }
                     @for ms in [run.latency.p50_ms, run.latency.p99_ms, run.lateness.p99_ms] { td { (format!("{ms:.3}")) } }
                     td.text { (run.verdict) }
                 }
@@ -326,8 +301,7 @@ mod tests {
         let page = run(&head(), &outcome);
         assert_eq!(data(&page)["run"]["seconds"], serde_json::to_value(&outcome.series).unwrap());
         assert_eq!(data(&page)["run"]["asked"], 100.0);
-        for part in ["http://h/?a=&lt;b&gt;&amp;c", "100.0 connections/s asked for", "SCHED_FIFO", "20s", "MIT License"]
-        {
+        for part in ["http://h/?a=&lt;b&gt;&amp;c", "Offered 100/s. Completed ", "SCHED_FIFO", "20s", "MIT License"] {
             assert!(page.contains(part), "{part} is not in the page");
         }
         // What comes from outside is text wherever it stands.
@@ -362,7 +336,9 @@ mod tests {
         for at in [0, 2] {
             runs[at].verdict.weaken(Worth::ClientBound, "late");
         }
-        (runs[0].rate, runs[2].rate, runs[3].rate) = (70.0, 90.0, 80.0);
+        for (at, rate) in [(0, 70.0), (2, 90.0), (3, 80.0)] {
+            runs[at].window.completed_rate = rate;
+        }
         let swept = Swept { runs, capacity: None, verdict: Verdict::valid() };
         let page = sweep(&head(), &swept).unwrap();
         let points = &data(&page)["sweep"]["points"];

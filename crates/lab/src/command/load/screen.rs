@@ -1,5 +1,5 @@
-//! `--screen`: a run as it goes on. What is begun, answered and failed over time, the clocks so far, and how late the
-//! generator itself is.
+//! `--screen`: a run as it goes on, in figures: rates with their trends, open connections, bytes, the clocks so far with their
+//! percentiles, and how late the generator itself is.
 //!
 //! It is drawn by the thread that tells the seconds, which measures nothing, and by the one that reads keys, when the size
 //! changes. Ctrl-C is a key while the terminal is taken: it ends the run, a second one the program.
@@ -17,8 +17,9 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table};
+use ratatui::widgets::{Block, Paragraph, Row, Table};
 
+use super::summary::{LATE_MS, short};
 use crate::terminal::{self, Terminal, Wish};
 
 /// The screen of a run, or of several one after the other.
@@ -82,7 +83,7 @@ impl Shared {
         const NAP: Duration = Duration::from_millis(100);
         while !self.is_over.load(Ordering::Relaxed) {
             match terminal::wish(NAP) {
-                Ok(Wish::Nothing) => {}
+                Ok(Wish::Nothing | Wish::Go(_)) => {}
                 Ok(Wish::Redraw) => self.draw(|_| {}),
                 Ok(Wish::End) if stop.is_stopped() => {
                     terminal::restore();
@@ -111,11 +112,21 @@ struct Screen {
     clocks: Clocks,
 }
 
-/// What is drawn as a rate: its name, its color, and how many of it a second has.
+/// What is told of a second as a rate: its name, its color, and its amount.
 type Figure = (&'static str, Color, fn(&Second) -> u64);
 
-/// Lines that the clocks take, with their frame.
-const CLOCKS: u16 = 9;
+const RATES: [Figure; 3] = [
+    ("begun", Color::Blue, |second| second.started),
+    ("completed", Color::Green, |second| second.ok),
+    ("failed", Color::Red, |second| second.failed),
+];
+
+/// Lines of the table of rates, with its frame and its heading.
+const RATE_LINES: u16 = 8;
+/// Lines of the latencies: the heading, the last second, each clock, and the frame.
+const CLOCK_LINES: u16 = 9;
+/// Columns of a trend.
+const TREND: usize = 24;
 
 impl Screen {
     fn add(&mut self, interval: &Interval) {
@@ -132,81 +143,140 @@ impl Screen {
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        // The lines that rates are drawn with need as many for themselves; where they are missing, a line has the figures.
-        let is_low = frame.area().height < 1 + 1 + 4 + CLOCKS + 1;
-        let (rates, lower) = match is_low {
-            true => (Constraint::Length(1), Constraint::Fill(1)),
-            false => (Constraint::Fill(1), Constraint::Length(CLOCKS)),
-        };
-        let [head, progress, rates, lower, foot] =
-            Layout::vertical([Constraint::Length(1), Constraint::Length(1), rates, lower, Constraint::Length(1)])
-                .areas(frame.area());
+        let is_low = frame.area().height < 1 + 1 + RATE_LINES + CLOCK_LINES + 1;
+        let rates = if is_low { Constraint::Length(1) } else { Constraint::Length(RATE_LINES) };
+        let clocks = if is_low { Constraint::Fill(1) } else { Constraint::Length(CLOCK_LINES) };
+        let space = if is_low { Constraint::Length(0) } else { Constraint::Fill(1) };
+        let line = Constraint::Length(1);
+        let [head, progress, rates, clocks, _, foot] =
+            Layout::vertical([line, line, rates, clocks, space, line]).areas(frame.area());
         frame.render_widget(Paragraph::new(format!(" {}", self.title)).bold(), head);
-        let at_s = self.seconds.back().map_or(0.0, |second| second.at_s + second.length_s);
-        let part = if self.length_s > 0.0 { (at_s / self.length_s).min(1.0) } else { 0.0 };
-        let label = if at_s > self.length_s {
-            format!("{at_s:.0} s: waiting for the last replies")
-        } else {
-            format!("{at_s:.0} s of {:.0} s", self.length_s)
-        };
-        frame.render_widget(Gauge::default().ratio(part).label(label).gauge_style(Color::Blue), progress);
-        let alarm = if self.counts[2] > 0 { Color::Red } else { Color::Gray };
-        let figures: [Figure; 3] = [
-            ("begun", Color::Blue, |second| second.started),
-            ("answered", Color::Green, |second| second.ok),
-            ("failed", alarm, |second| second.failed),
-        ];
-        let now = |count: fn(&Second) -> u64| self.seconds.back().map_or(0.0, |second| second.rate(count(second)));
+        frame.render_widget(Paragraph::new(self.progress(progress.width)), progress);
         if is_low {
-            let mut line = Line::default();
-            for (name, color, count) in figures {
-                line.push_span(format!(" {name} {:.0}/s ", now(count)).fg(color));
-            }
-            line.push_span(format!("({} in all)", self.counts[2]).fg(alarm));
-            frame.render_widget(line, rates);
+            self.rates_in_a_line(frame, rates)
         } else {
-            let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(rates);
-            for (((name, color, count), all), place) in figures.into_iter().zip(self.counts).zip(places) {
-                let rate = now(count);
-                let title =
-                    fitting(place, [format!("{name} {rate:.0}/s, {all} in all"), format!("{name} {rate:.0}/s, {all}")]);
-                let block = Block::bordered().title(title);
-                self.line(frame, place, block, color, |second| second.rate(count(second)).round() as u64);
-            }
+            self.rates(frame, rates)
         }
-        let [clocks, latency] = Layout::horizontal([Constraint::Length(66), Constraint::Fill(1)]).areas(lower);
         self.clocks(frame, clocks);
-        let p99 = self.seconds.back().map_or_else(String::new, |second| format!("{} ms", number(second.p99_ms)));
-        let block =
-            Block::bordered().title(fitting(latency, [format!("p99 of each second: {p99}"), format!("p99 {p99}")]));
-        self.line(frame, latency, block, Color::Yellow, |second| (second.p99_ms * 1e3) as u64);
-        let ends =
-            ["q, Escape or Ctrl-C ends the run; what there is until then is the result", "q or Ctrl-C ends the run"];
+        let ends = ["q, Escape or Ctrl-C ends the run; the result so far is printed", "q or Ctrl-C ends the run"];
         frame.render_widget(Paragraph::new(fitting(foot, ends.map(str::to_owned))), foot);
     }
 
-    fn line(&self, frame: &mut Frame<'_>, area: Rect, block: Block<'_>, color: Color, value: impl Fn(&Second) -> u64) {
-        let width = usize::from(block.inner(area).width);
-        let from = self.seconds.len().saturating_sub(width);
-        let values: Vec<u64> = self.seconds.range(from..).map(value).collect();
-        frame.render_widget(Sparkline::default().data(&values).style(color).block(block), area);
+    /// How far the run is: a thin bar where a length is known, and the time.
+    fn progress(&self, width: u16) -> Line<'static> {
+        const BAR: usize = 24;
+        let at_s = self.seconds.back().map_or(0.0, |second| second.at_s + second.length_s);
+        if self.length_s <= 0.0 {
+            return Line::from(format!(" {at_s:.0} s"));
+        }
+        let text = if at_s > self.length_s {
+            format!(" {at_s:.0} s: draining, no new connections")
+        } else {
+            format!(" {at_s:.0} s of {:.0} s", self.length_s)
+        };
+        if usize::from(width) < BAR + text.len() + 2 {
+            return Line::from(text);
+        }
+        let done = ((at_s / self.length_s).min(1.0) * BAR as f64).round() as usize;
+        Line::from(vec![" ".into(), "━".repeat(done).fg(Color::Blue), "─".repeat(BAR - done).dim(), text.into()])
     }
 
-    /// The clocks so far; and lateness in red where it is what a verdict would call late.
-    fn clocks(&self, frame: &mut Frame<'_>, area: Rect) {
-        let row = |(name, clock): (&str, _)| {
-            let Spread { count, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } = Spread::of(clock);
-            let figure = |ms: f64| if count > 0 { format!("{ms:.3}") } else { "-".to_owned() };
-            let figures = [p50_ms, p90_ms, p99_ms, p999_ms, max_ms].map(|ms| Line::from(figure(ms)).right_aligned());
-            let style = if name == "lateness" && p99_ms > 1.0 { Style::from(Color::Red) } else { Style::new() };
-            Row::new([Line::from(name.replace('_', " "))].into_iter().chain(figures)).style(style)
+    fn now(&self, count: fn(&Second) -> u64) -> f64 {
+        self.seconds.back().map_or(0.0, |second| second.rate(count(second)))
+    }
+
+    fn alarm(&self) -> Color {
+        if self.counts[2] > 0 { Color::Red } else { Color::Reset }
+    }
+
+    fn rates_in_a_line(&self, frame: &mut Frame<'_>, area: Rect) {
+        let mut line = Line::default();
+        for (name, color, count) in RATES {
+            let color = if name == "failed" { self.alarm() } else { color };
+            line.push_span(format!(" {name} {}/s ", short(self.now(count).round())).fg(color));
+        }
+        line.push_span(format!("({} in all)", self.counts[2]).fg(self.alarm()));
+        frame.render_widget(line, area);
+    }
+
+    /// Rates of the last second, their means, and how they went; the backlog; bytes.
+    fn rates(&self, frame: &mut Frame<'_>, area: Rect) {
+        let seconds: f64 = self.seconds.iter().map(|second| second.length_s).sum();
+        let mean = |value: fn(&Second) -> u64| {
+            self.seconds.iter().map(value).fold(0, u64::saturating_add) as f64 / seconds.max(1e-9)
         };
-        let widths = [Constraint::Length(12), Constraint::Fill(1), Constraint::Fill(1), Constraint::Fill(1)];
-        let widths = widths.into_iter().chain([Constraint::Fill(1); 2]);
-        let head = ["ms", "p50", "p90", "p99", "p99.9", "max"];
-        let head = head.map(|name| if name == "ms" { Line::from(name) } else { Line::from(name).right_aligned() });
-        let table = Table::new(self.clocks.each().map(row), widths).header(Row::new(head).bold());
-        frame.render_widget(table.block(Block::bordered().title(" since the planned instant, so far ")), area);
+        let right = |text: String| Line::from(text).right_aligned();
+        let row = |name: &'static str, cells: [String; 3], trend: String, color: Color| {
+            let [now, mean, all] = cells.map(right);
+            Row::new([Line::from(name), now, mean, all, Line::from(trend).fg(color)])
+        };
+        let mut rows: Vec<Row<'_>> = RATES
+            .into_iter()
+            .zip(self.counts)
+            .map(|((name, color, count), all)| {
+                let cells = [format!("{:.0}", self.now(count)), format!("{:.0}", mean(count)), all.to_string()];
+                let row = row(name, cells, self.trend(|second| second.rate(count(second))), color);
+                if name == "failed" { row.style(self.alarm()) } else { row }
+            })
+            .collect();
+        let backlog = self.seconds.back().map_or(0, |second| second.backlog);
+        let most = self.seconds.iter().map(|second| second.backlog).max().unwrap_or(0);
+        let trend = self.trend(|second| second.backlog as f64);
+        rows.push(row("open", [backlog.to_string(), String::new(), format!("{most} max")], trend, Color::Yellow));
+        let megabytes = |bytes: f64| format!("{:.1}", bytes / 1e6);
+        let received: fn(&Second) -> u64 = |second| second.received_bytes;
+        let trend = self.trend(|second| second.rate(second.received_bytes));
+        let cells = [megabytes(self.now(received)), megabytes(mean(received)), String::new()];
+        rows.push(row("MB/s", cells, trend, Color::Cyan));
+        let widths = [10, 9, 9, 13].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+        let head = Row::new([
+            Line::from("per second"),
+            right("now".into()),
+            right("mean".into()),
+            right("total".into()),
+            Line::from("trend"),
+        ]);
+        frame.render_widget(Table::new(rows, widths).header(head.bold()).block(Block::bordered()), area);
+    }
+
+    /// The last seconds as small bars, the highest of which is full.
+    fn trend(&self, value: impl Fn(&Second) -> f64) -> String {
+        const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        let from = self.seconds.len().saturating_sub(TREND);
+        let values: Vec<f64> = self.seconds.range(from..).map(value).collect();
+        let most = values.iter().copied().fold(0.0, f64::max);
+        let bar = |value: f64| if most > 0.0 { BARS[((value / most * 8.0) as usize).clamp(1, 8) - 1] } else { BARS[0] };
+        values.into_iter().map(bar).collect()
+    }
+
+    /// The clocks so far, and the latency of the last second; lateness is red if a verdict would call it late.
+    fn clocks(&self, frame: &mut Frame<'_>, area: Rect) {
+        let cells = |name: String, figures: [String; 6]| {
+            Row::new([Line::from(name)].into_iter().chain(figures.map(|text| Line::from(text).right_aligned())))
+        };
+        let row = |(name, clock): (&str, _)| {
+            let Spread { count, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms, .. } = Spread::of(clock);
+            let figure = |ms: f64| if count > 0 { number(ms) } else { "-".to_owned() };
+            let style = if name == "lateness" && p99_ms > LATE_MS { Style::from(Color::Red) } else { Style::new() };
+            let figures = [p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms].map(figure);
+            cells(name.replace('_', " "), figures).style(style)
+        };
+        let last = self.seconds.back().filter(|second| second.ok > 0).map(|second| {
+            let Second { p50_ms, p90_ms, p99_ms, max_ms, .. } = *second;
+            let known = |ms| number(ms);
+            let dash = || "-".to_owned();
+            cells(
+                "latency now".to_owned(),
+                [known(p50_ms), known(p90_ms), dash(), known(p99_ms), dash(), known(max_ms)],
+            )
+        });
+        // Where there is little room, the whole run goes before its last second.
+        let last = last.filter(|_| area.height >= CLOCK_LINES);
+        let rows = last.into_iter().map(|row| row.fg(Color::Green)).chain(self.clocks.each().map(row));
+        let widths = [Constraint::Length(12)].into_iter().chain([Constraint::Fill(1); 6]);
+        let head = cells("ms".to_owned(), ["p50", "p90", "p95", "p99", "p99.9", "max"].map(str::to_owned));
+        let block = Block::bordered().title(" since the planned instant, the whole run ");
+        frame.render_widget(Table::new(rows, widths).header(head.bold()).block(block), area);
     }
 }
 
@@ -247,7 +317,17 @@ mod tests {
             clocks.latency.saturating_record(7_000_000);
             clocks.lateness.saturating_record(2_000_000);
             let (at_s, ok) = (number as f64, 100 * number);
-            let second = Second { at_s, length_s: 1.0, started: 1000, ok, failed: 3, p99_ms: 7.5, ..Second::default() };
+            let second = Second {
+                at_s,
+                length_s: 1.0,
+                started: 1000,
+                ok,
+                failed: 3,
+                backlog: 10 * number,
+                received_bytes: 2_000_000,
+                p99_ms: 7.5,
+                ..Second::default()
+            };
             screen.add(&Interval { began_s: 0.0, second, clocks });
         }
         screen
@@ -259,10 +339,7 @@ mod tests {
         for part in [
             "http://h/ at 1000/s",
             "5 s of 10 s",
-            "begun 1000/s, 5000 in all",
-            "answered 400/s, 1000 in all",
-            "failed 3/s, 15 in all",
-            "p99 of each second: 7.50 ms",
+            "━━━━━━━━━━━━────────────",
             "first byte",
             "p99.9",
             "lateness",
@@ -270,8 +347,21 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        assert!(text.lines().any(|line| line.contains("│latency") && line.matches("7.00").count() == 5), "{text}");
-        assert!(drawn(&after(12), 120, 30).contains("12 s: waiting for the last replies"));
+        let words = |name: &str| -> Vec<String> {
+            let line = text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+            line.split_whitespace().filter(|word| *word != "│").map(|word| word.trim_matches('│').to_owned()).collect()
+        };
+        assert_eq!(words("│begun"), ["begun", "1000", "1000", "5000", "█████"]);
+        assert_eq!(words("│completed"), ["completed", "400", "200", "1000", "▁▂▄▆█"]);
+        assert_eq!(words("│failed")[..4], ["failed", "3", "3", "15"]);
+        assert_eq!(words("│open")[..4], ["open", "40", "40", "max"]);
+        assert_eq!(words("│MB/s")[..3], ["MB/s", "2.0", "2.0"]);
+        assert_eq!(words("│latency now")[..6], ["latency", "now", "0.00", "0.00", "-", "7.50"]);
+        assert!(text.lines().any(|line| line.contains("│latency ") && line.matches("7.00").count() == 6), "{text}");
+        assert!(drawn(&after(12), 120, 30).contains("12 s: draining"));
+        // A run that ends after a number of requests has no length.
+        let endless = Screen { length_s: 0.0, ..after(3) };
+        assert!(drawn(&endless, 80, 24).contains(" 3 s ") && !drawn(&endless, 80, 24).contains("3 s of"));
     }
 
     /// On the terminal that everybody has, and on a narrower one, no word is cut.
@@ -283,17 +373,26 @@ mod tests {
                 assert!(text.contains(part), "{part} is not in\n{text}");
             }
         };
-        let titles =
-            ["┌ begun 1000/s, 5000 ─", "┌ answered 400/s, 1000 ─", "┌ failed 3/s, 15 in all ─", "┌ p99 7.50 ms┐"];
-        check(80, &titles);
-        check(80, &["ends the run; what there is until then is the result "]);
-        check(60, &["┌ failed 3/s, 15 ─", " q or Ctrl-C ends the run "]);
+        let all = [
+            "per second",
+            "total",
+            "trend",
+            "completed",
+            "40 max",
+            "MB/s",
+            "p99.9",
+            "max│",
+            "since the planned instant",
+        ];
+        check(80, &all);
+        check(80, &["ends the run; the result so far is printed "]);
+        check(60, &["completed", "total", " q or Ctrl-C ends the run "]);
     }
 
     #[test]
     fn a_low_one_has_the_figures() {
         let text = drawn(&after(5), 60, 12);
-        for part in ["begun 1000/s", "answered 400/s", "failed 3/s (15 in all)", "lateness", "5 s of 10 s"] {
+        for part in ["begun 1000/s", "completed 400/s", "failed 3/s", "(15 in all)", "lateness", "5 s of 10 s"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }

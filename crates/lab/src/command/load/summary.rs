@@ -1,0 +1,376 @@
+//! A result in words, and what a page says of the settings.
+
+use std::fmt::Write;
+
+use ammeter_load::drive::parked::Wanted;
+use ammeter_load::drive::{Settings, Target};
+use ammeter_load::outcome::{ClassOutcome, Fault, Loop, Outcome, Second, Spread, Used};
+use ammeter_load::window::{FAILED_MAX, Pace};
+use amped_measure::Failure;
+
+use super::args::{Args, parked};
+use super::html;
+use super::run::Asked;
+
+/// What a page says of the settings: what was asked for, and what was not said and is so by default.
+fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
+    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
+    let mut rows = vec![
+        (
+            "server",
+            match target {
+                Target::Tcp(address) => address.to_string(),
+                Target::Unix(path) => path.display().to_string(),
+            },
+        ),
+        ("duration", format!("{:?}", args.duration())),
+        ("time to connect", format!("{connect_timeout:?}")),
+        ("time to answer", format!("{timeout:?}")),
+        (
+            "requests on a connection",
+            match asked.plan.per_connection() {
+                u64::MAX => "no end".to_owned(),
+                count => count.to_string(),
+            },
+        ),
+        ("pipeline", args.pipeline.to_string()),
+        ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
+        ("generators", lanes.to_string()),
+        ("spin", format!("{spin:?}")),
+        ("seed", asked.seed.to_string()),
+    ];
+    if !args.slice.is_whole() {
+        rows.push(("slice", args.slice.to_string()));
+    }
+    for Wanted { count, habit } in &parked(args) {
+        rows.push(("parked", format!("{count} {habit}")));
+    }
+    for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
+        rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
+    }
+    // Values may be secret, and pages are shown around.
+    let fields: Vec<&str> = args.header.iter().filter_map(|field| Some(field.split_once(':')?.0)).collect();
+    if !fields.is_empty() {
+        rows.push(("header fields", fields.join(", ")));
+    }
+    rows
+}
+
+/// Writes a page, if one is asked for.
+pub(super) fn write_page(
+    args: &Args,
+    asked: &Asked,
+    page: impl FnOnce(&html::Head) -> Option<String>,
+) -> Result<(), Failure> {
+    let Some(path) = &args.html else { return Ok(()) };
+    let head = html::Head { url: asked.url.clone(), settings: settings(args, asked) };
+    let Some(text) = page(&head) else { return Ok(()) };
+    std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
+}
+
+/// A second in a line, in less than 80 columns: rates, latencies, open connections, and a word if the generator itself is late.
+pub(super) fn line(second: &Second) -> String {
+    let Second { at_s, length_s, p50_ms, p99_ms, lateness_p99_ms, backlog, .. } = second;
+    let [begun, ok, failed] = [second.started, second.ok, second.failed].map(|count| short(second.rate(count).round()));
+    let [p50, p99] = [p50_ms, p99_ms].map(|ms| short(*ms));
+    format!(
+        "{:>5}s begun {begun:>5} ok {ok:>5} fail {failed:>5}/s p50 {p50:>5} p99 {p99:>5} ms open {:>5}{}",
+        short((at_s + length_s).round()),
+        short(*backlog as f64),
+        if *lateness_p99_ms > LATE_MS { " late" } else { "" }
+    )
+}
+
+/// From which 99th percentile of its lateness on the generator is told to be late.
+pub(super) const LATE_MS: f64 = 1.0;
+
+/// A figure of at least 0 in at most five characters.
+pub(super) fn short(value: f64) -> String {
+    match value {
+        value if !value.is_finite() => "-".to_owned(),
+        value if value.fract() == 0.0 && value < 1e5 => format!("{value:.0}"),
+        value if value < 9.995 => format!("{value:.2}"),
+        value if value < 99.95 => format!("{value:.1}"),
+        value if value < 99_999.5 => format!("{value:.0}"),
+        value => {
+            let units = [(1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T")];
+            let unit = units.into_iter().find(|(end, scale, _)| value < end - scale / 2.0);
+            unit.map_or_else(|| "huge".to_owned(), |(_, scale, name)| format!("{:.0}{name}", value / scale))
+        }
+    }
+}
+
+/// A result in a sentence: what was offered and completed, and what the server did with the rest.
+pub(super) fn headline(outcome: &Outcome) -> String {
+    let window = &outcome.window;
+    let mut text = String::new();
+    if outcome.interrupted {
+        let _ = write!(text, "Interrupted after {:.1} s. ", window.seconds);
+    }
+    let several = window.requests_per_connection.filter(|requests| *requests > 1);
+    let what = several.map_or("", |_| " requests");
+    let _ = match &outcome.asked {
+        Loop::Open { .. } => {
+            let of = several.map_or_else(String::new, |requests| format!(" connections of {requests} requests"));
+            let planned = outcome.planned as f64 / window.seconds.max(1e-9);
+            let late = if window.offered_rate < 0.99 * planned && !outcome.interrupted {
+                format!(" of {}/s planned", per_second(planned))
+            } else {
+                String::new()
+            };
+            let share = window.completed_share.unwrap_or(0.0) * 100.0;
+            write!(
+                text,
+                "Offered {}/s{of}{late}. Completed {}/s{what} ({} %)",
+                per_second(window.offered_rate),
+                per_second(window.completed_rate),
+                if share > 0.0 && share < 9.95 { format!("{share:.1}") } else { format!("{share:.0}") },
+            )
+        }
+        Loop::Closed { clients, .. } => {
+            write!(text, "Completed {}/s with {clients} clients", per_second(window.completed_rate))
+        }
+    };
+    let ended = (outcome.ok + outcome.failed()).max(1) as f64;
+    let failed = outcome.failed() as f64 / ended;
+    if window.pace == Pace::FellBehind {
+        let _ = write!(text, "; the server fell behind: backlog {} at the end", grouped(window.backlog));
+    } else if window.pace == Pace::Failed && shed(outcome) {
+        let _ = write!(text, "; the server shed load");
+    } else if window.completed_share.is_some_and(|share| share < 0.95) && window.backlog > 1 {
+        let _ = write!(text, "; backlog {} at the end", grouped(window.backlog));
+    }
+    if failed > FAILED_MAX {
+        let _ = write!(text, "; {:.0} % failed ({})", failed * 100.0, failures(outcome));
+    }
+    text.push('.');
+    if outcome.ok > 0 {
+        let Spread { p50_ms, p99_ms, .. } = outcome.latency;
+        let _ = write!(text, " Latency p50 {}, p99 {}", time(p50_ms), time(p99_ms));
+    }
+    text
+}
+
+/// Whether most of what failed was refused for want of capacity: no connection, or a status that says so (RFC 9110, 15.6.4;
+/// RFC 6585, 4).
+fn shed(outcome: &Outcome) -> bool {
+    let refused: u64 = [Fault::Refused, Fault::Abandoned].into_iter().map(|fault| outcome.failed_by(fault)).sum();
+    let busy: u64 = [429, 503].into_iter().filter_map(|status| outcome.status_codes.get(&status)).sum();
+    2 * (refused + busy.min(outcome.failed_by(Fault::Status))) > outcome.failed()
+}
+
+/// Failures by their kind; wrong statuses by their number.
+pub(super) fn failures(outcome: &Outcome) -> String {
+    let kind = |(fault, count): &(Fault, u64)| match fault {
+        Fault::Status => {
+            let errors = outcome.status_codes.iter().filter(|(status, _)| **status >= 400);
+            let errors: Vec<String> = errors.map(|(status, count)| format!("{status}: {}", grouped(*count))).collect();
+            format!("status {} ({})", grouped(*count), errors.join(", "))
+        }
+        fault => format!("{} {}", fault.name(), grouped(*count)),
+    };
+    outcome.failures.iter().map(kind).collect::<Vec<_>>().join(", ")
+}
+
+/// A count, with a comma between thousands.
+fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A rate, to three digits or the last whole one.
+fn per_second(rate: f64) -> String {
+    match rate {
+        100.0.. => grouped(rate.round() as u64),
+        10.0.. => format!("{rate:.1}"),
+        _ => format!("{rate:.2}"),
+    }
+}
+
+/// A time, to two or three digits.
+fn time(ms: f64) -> String {
+    match ms {
+        9950.0.. => format!("{:.1} s", ms / 1e3),
+        1000.0.. => format!("{:.2} s", ms / 1e3),
+        100.0.. => format!("{ms:.0} ms"),
+        10.0.. => format!("{ms:.1} ms"),
+        1.0.. => format!("{ms:.2} ms"),
+        _ => format!("{ms:.3} ms"),
+    }
+}
+
+/// A result in a few lines.
+pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
+    let Outcome { planned, started, window, .. } = outcome;
+    let mut text = headline(outcome);
+    text.push('\n');
+    // Writing to a string cannot fail.
+    let _ = match &outcome.asked {
+        Loop::Open { arrivals, rate: asked, seed, shape } => {
+            let mut shape_text = String::new();
+            for dispersion in &shape.dispersion {
+                let _ = write!(shape_text, ", dispersion {:.2} at {} ms", dispersion.index, dispersion.window_ms);
+            }
+            if let Some(hurst) = shape.hurst {
+                let _ = write!(shape_text, ", Hurst {hurst:.2}");
+            }
+            writeln!(
+                text,
+                "{url}  open loop, {arrivals}, seed {seed}{shape_text}\n\
+                 offered     {}/s of {asked:.1}/s asked: {started} of {planned} connections in {:.1} s",
+                window.offered_rate, window.seconds
+            )
+        }
+        Loop::Closed { clients, think_ms } => writeln!(
+            text,
+            "{url}  CLOSED loop, {clients} clients, think time {think_ms} ms: the server sets the pace, and latencies leave \
+             out those who would have come meanwhile\n\
+             connections {started} in {:.1} s",
+            window.seconds
+        ),
+    };
+    let _ = writeln!(
+        text,
+        "completed   {}/s: {} in the window of {:.1} s; received {:.2} MB/s",
+        window.completed_rate,
+        window.completed,
+        window.seconds,
+        window.received_mb_per_s()
+    );
+    if window.backlog > 0 || window.drain_completed > 0 || window.drain_failed > 0 {
+        let growth = match window.backlog_growth_rate {
+            Some(growth) => format!(", {growth:+}/s through the window"),
+            None => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "backlog     {} connections at the end of the window{growth}\n\
+             drain       {:.2} s: {} completed, {} failed",
+            window.backlog, window.drain_s, window.drain_completed, window.drain_failed
+        );
+    }
+    let kinds = if outcome.failed() > 0 { format!(": {}", failures(outcome)) } else { String::new() };
+    let _ = writeln!(text, "failed      {}{kinds}", outcome.failed());
+    if !outcome.status_codes.is_empty() {
+        let codes: Vec<String> =
+            outcome.status_codes.iter().map(|(status, count)| format!("{status} {count}")).collect();
+        let _ = writeln!(text, "status      {}", codes.join(", "));
+    }
+    if outcome.unasked > 0 {
+        let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
+    }
+    if outcome.stray > 0 {
+        let _ = writeln!(
+            text,
+            "stray       on {} connections more came than was asked for: bodies are longer than Content-Length says?",
+            outcome.stray
+        );
+    }
+    for parked in &outcome.parked {
+        let _ = writeln!(text, "parked      {parked}");
+    }
+    if let (Some(why), 1..) = (&outcome.tls, outcome.ok) {
+        let _ = writeln!(text, "TLS         {why}");
+    }
+    let rows = [
+        ("latency", &outcome.latency),
+        ("first byte", &outcome.first_byte),
+        ("connected", &outcome.connected),
+        ("secured", &outcome.secured),
+        ("lateness", &outcome.lateness),
+    ];
+    let _ = writeln!(
+        text,
+        "{:<12}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}",
+        "ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"
+    );
+    for (name, spread) in rows {
+        let Spread { count, mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms } = spread;
+        if *count > 0 {
+            let _ = writeln!(
+                text,
+                "{name:<12}{mean_ms:>9}{p50_ms:>9}{p90_ms:>9}{p95_ms:>9}{p99_ms:>9}{p999_ms:>9}{max_ms:>10}"
+            );
+        }
+    }
+    text += &class_lines(&outcome.classes);
+    let share = |used: &Used| used.cpu_s / used.elapsed_s.max(1e-9) * 100.0;
+    let establisher = match outcome.asked {
+        Loop::Open { .. } => format!(
+            "beginning connections took {:.0} % of a core{}, ",
+            share(&outcome.establisher),
+            if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: give root or CAP_SYS_NICE)" }
+        ),
+        Loop::Closed { .. } => String::new(),
+    };
+    let handler = share(&outcome.handler);
+    let each = if outcome.ok > 0 { format!("{:.1} us of CPU for a reply; ", outcome.cpu_us()) } else { String::new() };
+    let _ = writeln!(text, "client      {each}{establisher}handling them {handler:.0} %");
+    let _ = writeln!(text, "verdict     {}", outcome.verdict);
+    text
+}
+
+/// A line for each class, with the first ones of many.
+fn class_lines(classes: &[ClassOutcome]) -> String {
+    const SHOWN: usize = 20;
+    if classes.is_empty() {
+        return String::new();
+    }
+    let width = classes.iter().take(SHOWN).map(|class| class.class.chars().count()).max().unwrap_or(0).clamp(12, 60);
+    let mut text = format!("{:<width$} {:>9}{:>10}{:>10}{:>10}\n", "class", "right", "failed", "p50 ms", "p99 ms");
+    for ClassOutcome { class, ok, failed, latency, .. } in classes.iter().take(SHOWN) {
+        let times = latency.as_ref().filter(|times| times.count > 0);
+        let times = times.map(|times| format!("{:>10}{:>10}", times.p50_ms, times.p99_ms)).unwrap_or_default();
+        text += &format!("{class:<width$} {ok:>9}{failed:>10}{times}\n");
+    }
+    if classes.len() > SHOWN {
+        text += &format!("and {} more classes: --json has them all\n", classes.len() - SHOWN);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn live_line_fits_eighty_columns_whatever_the_figures_are() {
+        for exponent in -3..=17 {
+            for digits in [1.0, 4.99, 9.4, 9.996, 9.99996] {
+                let amount = digits * 10f64.powi(exponent);
+                let whole = amount as u64;
+                assert!(short(amount).chars().count() <= 5, "{amount}: {}", short(amount));
+                let second = Second {
+                    at_s: amount,
+                    length_s: 1.0,
+                    started: whole,
+                    ok: whole,
+                    failed: whole,
+                    backlog: whole,
+                    p50_ms: amount,
+                    p99_ms: amount,
+                    lateness_p99_ms: amount,
+                    ..Second::default()
+                };
+                assert!(line(&second).chars().count() < 80, "{}", line(&second));
+            }
+        }
+        let second = Second {
+            at_s: 4.0,
+            length_s: 1.0,
+            started: 1000,
+            ok: 998,
+            p50_ms: 0.123,
+            p99_ms: 61.04,
+            ..Second::default()
+        };
+        assert_eq!(line(&second), "    5s begun  1000 ok   998 fail     0/s p50  0.12 p99  61.0 ms open     0");
+    }
+}

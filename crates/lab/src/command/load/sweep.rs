@@ -1,0 +1,212 @@
+//! Runs at several rates, one after the other: a sweep, the capacity that it finds, and what this machine can generate.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use ammeter_load::condition::Condition;
+use ammeter_load::drive::{Settings, Stop};
+use ammeter_load::knee;
+use ammeter_load::outcome::{Loop, Outcome};
+use ammeter_load::window::Pace;
+use amped_measure::{Failure, Verdict, Worth};
+use serde::Serialize;
+
+use super::args::{Args, Sweep};
+use super::ears::Ears;
+use super::html;
+use super::run::{Asked, RATE_MAX, beside};
+use super::summary::write_page;
+use crate::say;
+
+/// A sweep, as it is told.
+#[derive(Serialize)]
+pub(super) struct Swept {
+    /// Each run, in the order in which they were made.
+    pub(super) runs: Vec<Outcome>,
+    /// Where it was asked for.
+    pub(super) capacity: Option<knee::Capacity>,
+    pub(super) verdict: Verdict,
+}
+
+pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
+    let mut runs: Vec<Outcome> = Vec::new();
+    let mut verdict = Verdict::valid();
+    let lot = asked.park(args, stop)?;
+    let ears = Ears::new(args, asked, stop)?;
+    // What a screen would cover is told behind it.
+    let mut covered = Vec::new();
+    let mut tell = |text: String| match (args.json, args.screen) {
+        (true, _) => Ok(()),
+        (false, true) => {
+            covered.push(text);
+            Ok(())
+        }
+        (false, false) => say::out(&text),
+    };
+    tell(format!(
+        "{}\n{:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10}  verdict",
+        asked.url,
+        "asked/s",
+        "offered/s",
+        "completed/s",
+        "backlog",
+        "failed",
+        "p50 ms",
+        "p99 ms",
+        "late p99",
+        "client us"
+    ))?;
+    // What a single run says of a rate may be luck.
+    let repeat = args.repeat.unwrap_or(if args.find_capacity { 3 } else { 1 });
+    let mut planned: VecDeque<(f64, u32)> =
+        (0..repeat).flat_map(|repetition| sweep.rates().map(move |rate| (rate, repetition))).collect();
+    loop {
+        if planned.is_empty() && args.find_capacity {
+            planned.extend(more(&runs, args.slo.as_ref()));
+        }
+        let Some((rate, repetition)) = planned.pop_front() else { break };
+        if !runs.is_empty() {
+            pause(args.pause, stop);
+        }
+        if stop.is_stopped() {
+            break;
+        }
+        // The same arrivals at a rate would be the same luck each time.
+        let seed = asked.seed.wrapping_add(u64::from(repetition));
+        let outcome = beside(args, asked, lot.as_ref(), || asked.open(args, rate, seed, stop, &ears))?;
+        tell(format!(
+            "{rate:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10.1}  {}{}",
+            outcome.window.offered_rate,
+            outcome.window.completed_rate,
+            outcome.window.backlog,
+            outcome.failed(),
+            outcome.latency.p50_ms,
+            outcome.latency.p99_ms,
+            outcome.lateness.p99_ms,
+            outcome.cpu_us(),
+            if outcome.window.pace == Pace::FellBehind { "the server fell behind; " } else { "" },
+            outcome.verdict
+        ))?;
+        ears.judge(&outcome.verdict);
+        verdict.broken.extend(outcome.verdict.broken.iter().map(|line| format!("at {rate}/s: {line}")));
+        for condition in &args.fail_if {
+            verdict.broken.extend(condition.holds(&outcome).map(|line| format!("at {rate}/s: {line}")));
+        }
+        runs.push(outcome);
+    }
+    let logged = ears.end();
+    covered.into_iter().try_for_each(|text| say::out(&text))?;
+    let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
+    if let Some(found) = &capacity {
+        if let Some(why) = &found.at_least {
+            verdict.weaken(Worth::AtLeast, why.clone());
+        }
+        if !args.json {
+            say::out(&format!("capacity    {found}"))?;
+        }
+    } else if args.find_capacity && stop.is_stopped() {
+        verdict.broken.push("interrupted before a rate was both kept and borne, so no capacity is known".to_owned());
+    } else if args.find_capacity {
+        let why = format!(
+            "no rate was borne in {} valid runs, in which the client kept its schedule; begin --sweep lower",
+            knee::Runs::MIN
+        );
+        verdict.weaken(Worth::ClientBound, why);
+    } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.worth == Worth::ClientBound) {
+        verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
+    }
+    let swept = Swept { runs, capacity, verdict };
+    let page = write_page(args, asked, |head| html::sweep(head, &swept));
+    if args.json { say::json(&swept) } else { say::out(&format!("verdict     {}", swept.verdict)) }?;
+    logged.and(page).map(|()| swept.verdict)
+}
+
+/// A run more at the rates that decide about the capacity, where valid ones are lacking; none of a rate that was tried so often.
+fn more(runs: &[Outcome], slo: Option<&Condition>) -> Vec<(f64, u32)> {
+    const ATTEMPTS: u32 = 2 * knee::Runs::MIN as u32;
+    let is_of = |run: &Outcome, rate: f64| matches!(run.asked, Loop::Open { rate: of, .. } if of == rate);
+    let made = |rate: f64| runs.iter().filter(|run| is_of(run, rate)).count() as u32;
+    let lacking = knee::lacking(runs, slo).into_iter().map(|rate| (rate, made(rate)));
+    lacking.filter(|(_, made)| *made < ATTEMPTS).collect()
+}
+
+/// What one generator of this machine can do, as it is told.
+#[derive(Serialize)]
+struct Calibration {
+    /// Runs in pairs at rising rates: one generator, then two with the same load.
+    runs: Vec<[Outcome; 2]>,
+    /// The highest rate up to which one generator kept its schedule and was answered as often as two, in connections a
+    /// second.
+    kept: f64,
+    verdict: Verdict,
+}
+
+/// Banga and Druschel, section 4.2: a generator's own limit is where its curve leaves that of two which share the load. At
+/// the rates below it, what is measured is the server.
+pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure> {
+    /// Part of the replies of two that one may lack.
+    const LACK: f64 = 0.02;
+    /// A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+    const ATTEMPTS: usize = 3;
+    let mut found = Calibration { runs: Vec::new(), kept: 0.0, verdict: Verdict::valid() };
+    let two = Asked { settings: Settings { lanes: 2, ..asked.settings.clone() }, ..asked.clone() };
+    if !args.json {
+        say::out(&format!(
+            "{:>10}{:>14}{:>14}{:>12}{:>14}{:>12}  verdict of one",
+            "asked/s", "one offers/s", "one completes", "late p99", "two complete", "client us"
+        ))?;
+    }
+    let ears = Ears::new(args, asked, stop)?;
+    let (mut rate, mut attempts) = (1000.0, 0);
+    while rate <= RATE_MAX && !stop.is_stopped() {
+        let pair = [asked.open(args, rate, asked.seed, stop, &ears)?, two.open(args, rate, asked.seed, stop, &ears)?];
+        let [one, both] = &pair;
+        if !args.json {
+            say::out(&format!(
+                "{rate:>10}{:>14}{:>14}{:>12}{:>14}{:>12.1}  {}",
+                one.window.offered_rate,
+                one.window.completed_rate,
+                one.lateness.p99_ms,
+                both.window.completed_rate,
+                one.cpu_us(),
+                one.verdict
+            ))?;
+        }
+        // A part of a run is no evidence.
+        if stop.is_stopped() {
+            break;
+        }
+        let [rate_of_one, rate_of_both] = [one, both].map(|run| run.window.completed_rate);
+        let keeps =
+            one.verdict.worth == Worth::Valid && rate_of_one >= rate_of_both * (1.0 - LACK) && one.failed() == 0;
+        found.runs.push(pair);
+        attempts += 1;
+        if !keeps && attempts < ATTEMPTS {
+            continue;
+        }
+        if !keeps {
+            break;
+        }
+        (found.kept, attempts) = (rate, 0);
+        rate = (rate * 1.25 / 100.0).round() * 100.0;
+    }
+    if found.kept == 0.0 && stop.is_stopped() {
+        found.verdict.broken.push("interrupted before the first rate was through".to_owned());
+    } else if found.kept == 0.0 {
+        found.verdict.weaken(Worth::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
+    }
+    if args.json {
+        say::json(&found)?;
+    } else {
+        say::out(&format!("one generator keeps {} connections/s on this machine, its server beside it", found.kept))?;
+        say::out(&format!("verdict     {}", found.verdict))?;
+    }
+    Ok(found.verdict)
+}
+
+pub(super) fn pause(time: Duration, stop: &Stop) {
+    let until = Instant::now() + time;
+    while !stop.is_stopped() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10).min(time));
+    }
+}
