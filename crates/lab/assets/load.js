@@ -21,7 +21,7 @@
       series: [
         ...(asked ? [{ label: "asked (mean)", values: level(asked), hue: "grey", dash: [6, 4], points: false }] : []),
         { label: "begun", values: rate("started"), hue: "blue", width: 4 },
-        { label: "answered", values: rate("ok"), hue: "green" },
+        { label: "completed", values: rate("ok"), hue: "green" },
       ],
     });
     plot("latencies", {
@@ -91,7 +91,7 @@
       ...overRates, yLabel: "per second",
       series: [
         { label: "as asked", values: x, hue: "grey", dash: [6, 4], points: false },
-        line("begun", begun, "", 4), line("answered", answered), line("failed", failed),
+        line("begun", begun, "", 4), line("completed", answered), line("failed", failed),
       ],
       ...drawn(begun, answered, failed),
     });

@@ -1,8 +1,19 @@
-// The plots over time of a page of `ammeter report`: those of a run are drawn when it is opened, as there may be hundreds.
+// A page of `ammeter report`: its legend hides and shows curves, and a run over time is drawn when it is seen first, as there may be
+// hundreds.
 "use strict";
 (() => {
   const { data, plot, keep } = drawing;
   const place = number => document.getElementById(`run-${number}`);
+
+  for (const button of document.querySelectorAll("[data-toggles]")) {
+    button.addEventListener("click", () => {
+      const isShown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", isShown);
+      for (const curve of document.querySelectorAll(`.overlay [data-curve="${button.dataset.toggles}"]`)) {
+        curve.style.display = isShown ? "" : "none";
+      }
+    });
+  }
 
   function draw({ range, charts }, number) {
     charts.forEach(({ title, logarithmic, x, series }, at) => plot(`run-${number}-${at}`, {
@@ -12,10 +23,14 @@
     }));
   }
 
-  keep(() => data.runs.forEach((run, number) => {
-    if (place(number).open) draw(run, number);
-  }));
-  data.runs.forEach((run, number) => place(number).addEventListener("toggle", () => {
-    if (place(number).open && !place(number).querySelector("canvas")) draw(run, number);
-  }));
+  // A plot needs a width, which it has where every part around it is open.
+  const drawSeen = () => data.runs.forEach((run, number) => {
+    const details = place(number);
+    if (details.open && details.clientWidth > 0 && !details.closest("details:not([open])") && !details.querySelector("canvas")) {
+      draw(run, number);
+    }
+  });
+
+  keep(drawSeen);
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", drawSeen);
 })();

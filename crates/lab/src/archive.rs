@@ -24,6 +24,7 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use ammeter_load::window::Window;
 use ammeter_monitor::Replay;
 use amped_measure::Failure;
 use amped_measure::host::Machine;
@@ -109,13 +110,15 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
-    /// Whether the other measures the same: all is alike but what is said of it, which figures are drawn, which claims are
-    /// held against it, when it was begun, and by which programs.
+    /// Whether the other measures the same: all is alike but title, description, labels, figures, claims, start time and
+    /// programs.
     pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
+        let unlabelled = |arm: &Arm| Arm { label: String::new(), ..arm.clone() };
         let measured = |resolved: &Resolved| Resolved {
             name: String::new(),
             title: String::new(),
             about: String::new(),
+            arms: resolved.arms.iter().map(unlabelled).collect(),
             figures: Vec::new(),
             claims: Vec::new(),
             programs: BTreeMap::new(),
@@ -137,11 +140,46 @@ impl Resolved {
         }
         one == two
     }
+
+    /// Labels each arm by its subject and levels, the baseline as well: a reader must not look up which server it was.
+    /// Archives of older programs are labelled anew.
+    pub(crate) fn label_arms(&mut self) {
+        let Resolved { factors, arms, .. } = self;
+        for arm in arms {
+            arm.label = label(factors, arm);
+        }
+    }
 }
 
-/// The settings of an arm without what says nothing of what is measured.
-fn without_words(mut settings: toml::Table) -> toml::Table {
-    ["title", "about", "claim", "figure", "exhibits"].into_iter().for_each(|key| drop(settings.remove(key)));
+/// The factor whose levels are the subjects.
+pub(crate) const SUBJECT: &str = "subject";
+
+/// The name of an arm: every level of up to two factors; of more, the subject and the levels that are not the baseline's.
+fn label(factors: &[Factor], arm: &Arm) -> String {
+    const FEW: usize = 2;
+    let mut parts = Vec::new();
+    if factors.is_empty() || factors.len() > FEW && factors.iter().all(|factor| factor.name != SUBJECT) {
+        parts.push(arm.subject.clone());
+    }
+    for Factor { name, levels } in factors {
+        let Some(level) = arm.levels.get(name) else { continue };
+        if name == SUBJECT {
+            parts.push(level.clone());
+        } else if factors.len() <= FEW || levels.first() != Some(level) {
+            parts.push(format!("{name} {level}"));
+        }
+    }
+    if arm.is_again {
+        parts.push("again".to_owned());
+    }
+    parts.join(", ")
+}
+
+/// The settings of an arm without what says nothing of what is measured; how often has a field of its own.
+pub(crate) fn without_words(mut settings: toml::Table) -> toml::Table {
+    ["title", "about", "claim", "figure", "exhibits", "repetitions"]
+        .into_iter()
+        .for_each(|key| drop(settings.remove(key)));
     settings
 }
 
@@ -238,6 +276,17 @@ pub(crate) struct Rules {
     pub(crate) little_max: f64,
 }
 
+impl Rules {
+    /// What holds where an experiment says nothing else.
+    pub(crate) const USUAL: Rules = Rules {
+        others_max: amped_measure::others::MAX,
+        idle_max: 0.1,
+        drift_max: 0.1,
+        counts_max: 0.01,
+        little_max: 0.05,
+    };
+}
+
 /// A figure to draw.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
@@ -296,6 +345,10 @@ pub(crate) struct Claim {
     pub(crate) below: Option<f64>,
     /// The paper's own figure or ratio, where it prints one.
     pub(crate) paper: Option<f64>,
+    /// Manipulation checks: conditions that show that what the claim is about happened, such as that packets were lost. The
+    /// claim is judged only where all of them hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) acted: Vec<Claim>,
 }
 
 /// A figure of one arm at one step.
@@ -503,7 +556,11 @@ pub(crate) struct Check {
 /// The figures of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// Time in which connections were begun, in seconds.
+    /// What was offered and completed within the measured window, and what was left behind. `None` in archives of versions that
+    /// knew no window, whose throughput counted replies that came after it: they have no such figure.
+    #[serde(default)]
+    pub(crate) window: Option<Window>,
+    /// The length of the window, in seconds.
     pub(crate) seconds: f64,
     /// Connections that were to begin a second; `None` in a closed loop.
     pub(crate) asked_rate: Option<f64>,
@@ -513,9 +570,7 @@ pub(crate) struct Summary {
     pub(crate) established_rate: f64,
     /// Requests sent a second.
     pub(crate) request_rate: f64,
-    /// Right replies a second.
-    pub(crate) rate: f64,
-    /// Right replies.
+    /// Right replies, also those of the drain.
     pub(crate) ok: u64,
     /// Connections and requests that came to nothing.
     pub(crate) failed: u64,
@@ -554,6 +609,9 @@ pub(crate) struct Times {
     pub(crate) mean_ms: f64,
     pub(crate) p50_ms: f64,
     pub(crate) p90_ms: f64,
+    /// `None` in archives of older programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) p95_ms: Option<f64>,
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
     pub(crate) max_ms: f64,
@@ -632,6 +690,11 @@ pub(crate) struct NetworkUse {
 }
 
 impl Summary {
+    /// Right replies a second within the measured window; `None` in archives that have no window.
+    pub(crate) fn completed_rate(&self) -> Option<f64> {
+        self.window.map(|window| window.completed_rate)
+    }
+
     /// What can be drawn: name, unit, and what it is.
     pub(crate) const METRICS: &'static [(&'static str, &'static str, &'static str)] = &[
         ("asked-rate", "1/s", "connections to begin"),
@@ -639,12 +702,17 @@ impl Summary {
         ("established-rate", "1/s", "connections established"),
         ("request-rate", "1/s", "requests sent"),
         ("rate", "1/s", "responses"),
+        ("completed-share", "%", "responses completed, of what was offered"),
+        ("backlog", "", "connections that were not over at the window's end"),
+        ("backlog-growth", "1/s", "growth of the backlog through the window"),
+        ("drain", "s", "time to drain the backlog"),
         ("failed-rate", "1/s", "failed"),
         ("failed-share", "", "failed, of all"),
         ("throughput", "Mbit/s", "received by clients"),
         ("mean", "ms", "latency, mean"),
         ("p50", "ms", "latency, median"),
         ("p90", "ms", "latency, 90 %"),
+        ("p95", "ms", "latency, 95 %"),
         ("p99", "ms", "latency, 99 %"),
         ("p999", "ms", "latency, 99.9 %"),
         ("connect-p50", "ms", "time to connect, median"),
@@ -703,7 +771,10 @@ impl Summary {
     /// The value of a metric of [`METRICS`](Summary::METRICS), in its unit; `None` where it is not known, or no metric.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         const MIB: f64 = 1024.0 * 1024.0;
-        let Summary { seconds, server, host, network, latency, .. } = self;
+        let Summary { server, host, network, latency, .. } = self;
+        let window = self.window.as_ref();
+        // What server, machine and network count, they count until the drain is over.
+        let seconds = self.seconds + window.map_or(0.0, |window| window.drain_s.clamp(0.0, 1e6));
         let per_s = |count: u64| count as f64 / seconds.max(1e-9);
         let times = |times: &Times, value: f64| (times.count > 0).then_some(value);
         let value = match name {
@@ -711,13 +782,18 @@ impl Summary {
             "offered-rate" => self.offered_rate,
             "established-rate" => self.established_rate,
             "request-rate" => self.request_rate,
-            "rate" => self.rate,
-            "failed-rate" => per_s(self.failed),
+            "rate" => self.completed_rate()?,
+            "completed-share" => 100.0 * window?.completed_share?,
+            "backlog" => window?.backlog as f64,
+            "backlog-growth" => window?.backlog_growth_rate?,
+            "drain" => window?.drain_s,
+            "failed-rate" => window.map(|window| window.rate(window.failed))?,
             "failed-share" => self.failed as f64 / (self.ok as f64 + self.failed as f64).max(1.0),
-            "throughput" => per_s(self.received_bytes) * 8.0 / 1e6,
+            "throughput" => window?.received_mb_per_s() * 8.0,
             "mean" => return times(latency, latency.mean_ms),
             "p50" => return times(latency, latency.p50_ms),
             "p90" => return times(latency, latency.p90_ms),
+            "p95" => return latency.p95_ms.and_then(|value| times(latency, value)),
             "p99" => return times(latency, latency.p99_ms),
             "p999" => return times(latency, latency.p999_ms),
             "connect-p50" => return times(&self.connected, self.connected.p50_ms),
@@ -774,6 +850,12 @@ impl Summary {
 pub(crate) struct LoadRecord {
     /// When it began.
     pub(crate) began_s: f64,
+    /// Connections of the schedule; 0 where there is none, in a closed loop.
+    #[serde(default)]
+    pub(crate) planned: u64,
+    /// Of these, the ones that were begun.
+    #[serde(default)]
+    pub(crate) started: u64,
     /// Second by second.
     pub(crate) series: Vec<LoadSecond>,
     /// How the times are distributed.
@@ -848,6 +930,15 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
+    /// What is to be said of an archive whose runs have figures but no window: their throughput is not known.
+    pub(crate) fn without_window(&self) -> Option<&'static str> {
+        let is_old = |run: &Run| run.summary.as_ref().is_some_and(|summary| summary.window.is_none());
+        self.runs.iter().any(is_old).then_some(
+            "rates of responses: the archive was made by an older ammeter, which counted responses after the end of the load as \
+             well; run the experiment again for them",
+        )
+    }
+
     /// Reads one.
     ///
     /// # Errors
@@ -868,6 +959,8 @@ impl Archive {
                 form.form
             )));
         }
+        let mut resolved: Resolved = read(&dir.join(name::RESOLVED))?;
+        resolved.label_arms();
         let plan: Plan = read(&dir.join(name::PLAN))?;
         let mut runs = Vec::new();
         for planned in &plan.runs {
@@ -883,7 +976,7 @@ impl Archive {
         let begun: BTreeSet<u32> = plan.runs.iter().map(|run| run.block).collect();
         let blocks = begun.into_iter().map(|block| block_path(dir, block)).filter(|path| path.exists());
         Ok(Archive {
-            resolved: read(&dir.join(name::RESOLVED))?,
+            resolved,
             host: read(&dir.join(name::HOST))?,
             clients: Some(dir.join(name::CLIENTS)).filter(|path| path.exists()).map(|path| read(&path)).transpose()?,
             blocks: blocks.map(|path| read(&path)).collect::<Result<_, _>>()?,
@@ -1027,6 +1120,21 @@ mod tests {
         check(&|other| other.duration_s = 9.0, false);
         check(&|other| other.steps.truncate(1), false);
         check(&|other| other.quick = true, false);
+    }
+
+    #[test]
+    fn archive_without_windows_has_no_completed_rate() {
+        let mut archive = crate::report::tests::archive(Path::new("dir"), 1);
+        assert_eq!(archive.without_window(), None);
+        let summary = archive.runs[0].summary.as_mut().unwrap();
+        assert!(summary.metric("rate").is_some() && summary.metric("p95").is_some());
+        // As such a version wrote it.
+        let mut old = serde_json::to_value(&*summary).unwrap();
+        old.as_object_mut().unwrap().remove("window");
+        old["rate"] = serde_json::json!(812.1);
+        *summary = serde_json::from_value(old).unwrap();
+        assert_eq!((summary.metric("rate"), summary.completed_rate()), (None, None));
+        assert!(archive.without_window().unwrap().contains("older"));
     }
 
     #[test]

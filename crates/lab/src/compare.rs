@@ -9,21 +9,31 @@
 //! The noise band is what the median of as many pairs comes to where there is nothing: pairs of runs of the same thing (A/A),
 //! drawn again and again, each as likely turned round. A difference is told only if the interval leaves out 1 and the
 //! median lies outside of the band. Where pairs are too few to reach the level whatever they are, that is said instead.
+//!
+//! Two archives were measured one after the other, and what changed on the machine in between is common to all their pairs: no
+//! number of pairs averages it out. There the band is as wide as blocks of one archive are apart, all steps together, and half as much again.
+//!
+//! Where the validity rules were relaxed, runs that were disturbed count as well, and nothing says by how much: unless A and B
+//! were measured in the same blocks, with a repetition of the baseline among them, there is no verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use amped_measure::Failure;
-use amped_measure::stats::{Random, Summary};
+use amped_measure::stats::{COVERAGE_MIN, Random, Summary, median};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Arm, Standing, Step as Load};
+use crate::archive::{self, Archive, Arm, Rules, Standing, Step as Load, without_words};
 
-/// What is compared, by the names of `archive::Summary::metric`: processor time first, since rates and latencies of a
-/// machine with neighbours are evidence only beside it.
-const METRICS: [&str; 4] = ["cpu-per-reply", RATE, "p50", "p99"];
+/// What is compared if nothing else is asked for, by the names of `archive::Summary::metric`: processor time first, since
+/// rates and latencies of a machine with neighbours are evidence only beside it.
+pub(crate) const METRICS: &[&str] = &["cpu-per-reply", "rate", "p50", "p99"];
 
-/// It is known only from one side where the load came to its end first; and below their capacity two servers have the same.
+/// Figures of a run whose load came to its end before the server did that are lower bounds for it: it could have done more.
+pub(crate) const LOWER_BOUNDS: [&str; 4] = ["rate", "request-rate", "established-rate", "throughput"];
+/// Of these, the ones in which two servers are alike below their capacity.
+const AS_ASKED: [&str; 2] = ["rate", "throughput"];
+/// The one that says whether a server answered all that was asked for.
 const RATE: &str = "rate";
 
 /// Which of the two.
@@ -51,21 +61,21 @@ struct Taken {
     /// Replies a second that the connections which were begun ask for, in an open loop.
     asked: Option<f64>,
     /// By metric.
-    figures: BTreeMap<&'static str, f64>,
+    figures: BTreeMap<String, f64>,
 }
 
 /// Compares two arms of an archive.
 pub(crate) fn arms(archive: &Archive, a: &Arm, b: &Arm) -> Comparison {
-    within(archive, (&a.label, &[a]), (&b.label, &[b]))
+    within(archive, METRICS, (&a.label, &[a]), (&b.label, &[b]))
 }
 
 /// Compares what an archive calls by these names: subjects, arms' labels or their ids.
 ///
 /// # Errors
 /// When it calls nothing so, or both the same.
-pub(crate) fn named(archive: &Archive, a: &str, b: &str) -> Result<Comparison, Failure> {
+pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Result<Comparison, Failure> {
     let of = |name: &str| {
-        let of: Vec<&Arm> = archive.resolved.arms.iter().filter(|arm| !arm.is_again && is_called(arm, name)).collect();
+        let of = called(archive, name);
         if of.is_empty() {
             return Err(Failure::usage(format!(
                 "{} has nothing that is called {name:?}; it has {}",
@@ -83,24 +93,59 @@ pub(crate) fn named(archive: &Archive, a: &str, b: &str) -> Result<Comparison, F
             choices(archive)
         )));
     }
-    Ok(within(archive, (a, &of_a), (b, &of_b)))
+    Ok(within(archive, metrics, (a, &of_a), (b, &of_b)))
+}
+
+/// Splits `A,B` into two names of an archive. Names may have commas themselves: the comma that leaves two known names counts.
+///
+/// # Errors
+/// When no comma does, or several do.
+pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Failure> {
+    let is_known = |name: &str| !called(archive, name).is_empty();
+    let split = |(at, _)| [text[..at].trim().to_owned(), text[at + 1..].trim().to_owned()];
+    let all: Vec<[String; 2]> = text.match_indices(',').map(split).collect();
+    let known: Vec<&[String; 2]> = all.iter().filter(|[a, b]| is_known(a) && is_known(b)).collect();
+    let way_out = "or give each with a flag of its own: --arm A --arm B";
+    match (&known[..], &all[..]) {
+        ([names], _) => Ok((*names).clone()),
+        // One comma: it is said which of the two names is unknown.
+        ([], [names]) if names.iter().all(|name| !name.is_empty()) => Ok(names.clone()),
+        ([], _) => Err(Failure::usage(format!(
+            "{text:?} are not two names of {}, which has {}: write A,B, {way_out}",
+            archive.dir.display(),
+            choices(archive)
+        ))),
+        _ => Err(Failure::usage(format!(
+            "{text:?} can be read as two names in several ways; give each with a flag of its own: --arm A --arm B"
+        ))),
+    }
+}
+
+fn called<'a>(archive: &'a Archive, name: &str) -> Vec<&'a Arm> {
+    archive.resolved.arms.iter().filter(|arm| !arm.is_again && is_called(arm, name)).collect()
 }
 
 /// The only two arms that an archive has.
 ///
 /// # Errors
 /// When it has another number of them: then it is to be said which.
-pub(crate) fn only_two(archive: &Archive) -> Result<Comparison, Failure> {
+pub(crate) fn only_two(archive: &Archive, metrics: &[&str]) -> Result<Comparison, Failure> {
     let arms: Vec<&Arm> = archive.resolved.arms.iter().filter(|arm| !arm.is_again).collect();
     match arms[..] {
-        [a, b] => Ok(self::arms(archive, a, b)),
+        [a, b] => Ok(within(archive, metrics, (&a.label, &[a]), (&b.label, &[b]))),
         _ => Err(Failure::usage(format!(
-            "{} has {} arms: say which two with --subjects A,B, of {}; or name a second archive",
+            "{} has {} arms: say which two with --arm A --arm B, of {}; or name a second archive",
             archive.dir.display(),
             arms.len(),
             choices(archive)
         ))),
     }
+}
+
+/// The noise band of a metric in an archive for the median of so many pairs; `None` where nothing was measured twice in a block.
+pub(crate) fn noise(archive: &Archive, metric: &str, pairs: usize) -> Option<Band> {
+    let runs = taken(archive, &[metric], |arm| (Side::Other, format!("{} {}", arm.subject, settings(arm, |_| true))));
+    band(metric, &runs, pairs, true)
 }
 
 fn is_called(arm: &Arm, name: &str) -> bool {
@@ -119,7 +164,7 @@ fn choices(archive: &Archive) -> String {
 }
 
 /// Arms of one archive, whose blocks have both.
-fn within(archive: &Archive, (a, of_a): (&str, &[&Arm]), (b, of_b): (&str, &[&Arm])) -> Comparison {
+fn within(archive: &Archive, metrics: &[&str], (a, of_a): (&str, &[&Arm]), (b, of_b): (&str, &[&Arm])) -> Comparison {
     // What tells A from B is no part of a step; what they have in common is.
     let told_apart = |factor: &String| {
         let levels =
@@ -132,19 +177,198 @@ fn within(archive: &Archive, (a, of_a): (&str, &[&Arm]), (b, of_b): (&str, &[&Ar
         (_, true) => (Side::B, settings(arm, |factor| !told_apart(factor))),
         _ => (Side::Other, format!("{} {}", arm.subject, settings(arm, |_| true))),
     };
-    compare(a, b, &taken(archive, place), true)
+    let mut comparison = compare(a, b, metrics, &taken(archive, metrics, place), true);
+    let has_band = comparison.figures.iter().all(|figure| figure.noise.is_some_and(|band| band.within_blocks));
+    if let Some(rules) = relaxed(archive).filter(|_| !has_band) {
+        comparison.refuse(format!("{rules}, and no repetition of the baseline tells how large the noise is"));
+    }
+    comparison
 }
 
 /// Compares an archive with another: what has the same settings in both.
-pub(crate) fn archives(a: &Archive, b: &Archive) -> Comparison {
+///
+/// # Errors
+/// When they do not measure the same: another workload, or no load and settings in common.
+pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Comparison, Failure> {
     // Of single arms it is clear which belong together, whatever they are called.
     let arms = |archive: &Archive| archive.resolved.arms.iter().filter(|arm| !arm.is_again).count();
     let is_single = arms(a) == 1 && arms(b) == 1;
-    let of = |archive, side| taken(archive, |arm| (side, settings(arm, |_| !is_single)));
+    let cautions = related(a, b, is_single)?;
+    let of = |archive, side| taken(archive, metrics, |arm| (side, settings(arm, |_| !is_single)));
     let mut runs = of(a, Side::A);
     runs.extend(of(b, Side::B));
     let name = |archive: &Archive| format!("{} ({})", archive.dir.display(), archive.resolved.name);
-    compare(&name(a), &name(b), &runs, false)
+    let mut comparison = compare(&name(a), &name(b), metrics, &runs, false);
+    comparison.cautions.extend(cautions);
+    if let Some(rules) = relaxed(a).or_else(|| relaxed(b)) {
+        comparison.refuse(format!("{rules}, so that runs which were disturbed are in both archives"));
+    }
+    Ok(comparison)
+}
+
+/// Which validity rules of an experiment are weaker than the usual ones, in words; `None`: none.
+fn relaxed(archive: &Archive) -> Option<String> {
+    let (own, usual) = (&archive.resolved.rules, Rules::USUAL);
+    let rules = [
+        ("others-max", own.others_max, usual.others_max),
+        ("idle-max", own.idle_max, usual.idle_max),
+        ("drift-max", own.drift_max, usual.drift_max),
+        ("counts-max", own.counts_max, usual.counts_max),
+        ("little-max", own.little_max, usual.little_max),
+    ];
+    let weak = rules.into_iter().filter(|(_, own, usual)| *own > usual * 1.000_001);
+    let weak: Vec<String> = weak
+        .map(|(name, own, usual)| format!("{name} {:.0} % (usually {:.0} %)", own * 100.0, usual * 100.0))
+        .collect();
+    (!weak.is_empty())
+        .then(|| format!("{} was measured with relaxed validity rules: {}", archive.dir.display(), weak.join(", ")))
+}
+
+/// Whether two archives measure the same; what else differs between them, a line each.
+///
+/// # Errors
+/// When what is asked of the server differs, or they have no load and settings in common.
+fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Failure> {
+    let unrelated = |why: String| {
+        Failure::usage(format!(
+            "{} and {} cannot be compared: {why}; two archives must ask the same of the server, as two runs of one experiment do",
+            a.dir.display(),
+            b.dir.display()
+        ))
+    };
+    let names = |archive: &Archive| (archive.resolved.title.clone(), archive.resolved.name.clone());
+    let said = |archive: &Archive| match names(archive) {
+        (title, name) if title.is_empty() => name,
+        (title, name) => format!("{name} ({title})"),
+    };
+    // What tells arms apart within an archive is no difference between the two.
+    let varied: BTreeSet<&String> =
+        [a, b].into_iter().flat_map(|archive| &archive.resolved.arms).flat_map(|arm| arm.levels.keys()).collect();
+    let differing = differences(a, b);
+    let (asked, other): (Vec<&Difference>, Vec<&Difference>) = differing.iter().partition(|one| one.is_asked());
+    let list = |of: &[&Difference]| of.iter().map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
+    if !asked.is_empty() {
+        return Err(unrelated(format!("they ask for different things: {}", list(&asked))));
+    }
+    let places = |archive: &Archive| -> BTreeSet<String> {
+        let arms = archive.resolved.arms.iter().filter(|arm| !arm.is_again);
+        let settings = arms.map(|arm| settings(arm, |_| !is_single));
+        settings
+            .flat_map(|settings| archive.resolved.steps.iter().map(move |step| place_name(&settings, *step)))
+            .collect()
+    };
+    let (of_a, of_b) = (places(a), places(b));
+    if of_a.is_disjoint(&of_b) {
+        let few = |places: &BTreeSet<String>| {
+            let first: Vec<&str> = places.iter().take(4).map(String::as_str).collect();
+            format!("{}{}", first.join("; "), if places.len() > 4 { "; ..." } else { "" })
+        };
+        let factors = varied.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+        let factors = if factors.is_empty() { String::new() } else { format!(" (factors: {factors})") };
+        return Err(unrelated(format!(
+            "they have no settings and load in common{factors}: {} has {}, {} has {}",
+            said(a),
+            few(&of_a),
+            said(b),
+            few(&of_b)
+        )));
+    }
+    let mut cautions = Vec::new();
+    if !other.is_empty() {
+        cautions.push(format!("A and B differ in more than their servers: {}", list(&other)));
+    }
+    let machine = |archive: &Archive| (archive.host.machine.cpu.clone(), archive.host.machine.cores);
+    if machine(a) != machine(b) {
+        let ((cpu_a, cores_a), (cpu_b, cores_b)) = (machine(a), machine(b));
+        cautions.push(format!(
+            "A and B were measured on different machines: {cores_a} cores {cpu_a}, {cores_b} cores {cpu_b}"
+        ));
+    }
+    Ok(cautions)
+}
+
+/// A setting in which two archives differ.
+struct Difference {
+    key: String,
+    a: String,
+    b: String,
+}
+
+impl Difference {
+    /// Whether it is a part of what is asked of the server; else of where and how it runs.
+    fn is_asked(&self) -> bool {
+        // How long it is asked makes figures surer, or less so.
+        if ["load.duration", "load.warm-up"].contains(&&self.key[..]) {
+            return false;
+        }
+        ["workload", "load", "requests-per-connection"]
+            .iter()
+            .any(|part| self.key == *part || self.key.strip_prefix(part).is_some_and(|rest| rest.starts_with('.')))
+    }
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} in A and {} in B", self.key, self.a, self.b)
+    }
+}
+
+/// The settings in which the baselines of two archives differ, but for the server's own, the loads, and what is said of them.
+fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
+    // How the figures are made surer, or found: none of these changes what a figure means.
+    const OF_NO_MATTER: [&str; 12] = [
+        "subject",
+        "server",
+        "factor",
+        "repetitions",
+        "design",
+        "again",
+        "quick",
+        "seed",
+        "hosts",
+        "monitor",
+        "validity",
+        "programs",
+    ];
+    let flat = |archive: &Archive| {
+        let mut flat = BTreeMap::new();
+        flat.insert("requests-per-connection".to_owned(), archive.resolved.requests_per_connection.to_string());
+        let baseline = archive.resolved.arms.first();
+        if let Some(table) = baseline.and_then(|arm| arm.settings.parse::<toml::Table>().ok()) {
+            flatten("", &toml::Value::Table(without_words(table)), &mut flat);
+        }
+        // The ladder and its runs: what is in both is compared.
+        flat.retain(|key, _| {
+            let first = key.split('.').next().unwrap_or(key);
+            !OF_NO_MATTER.contains(&first) && !["load.rate", "load.clients"].contains(&&key[..])
+        });
+        flat
+    };
+    // A factor of one of them is compared level by level.
+    let is_varied = |key: &str| {
+        let name = key.rsplit('.').next().unwrap_or(key);
+        let factors = [a, b].into_iter().flat_map(|archive| &archive.resolved.factors);
+        factors.into_iter().any(|factor| factor.name == name || factor.name == key)
+    };
+    let (of_a, of_b) = (flat(a), flat(b));
+    let keys: BTreeSet<&String> = of_a.keys().chain(of_b.keys()).collect();
+    let of = |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_else(|| "not set".to_owned());
+    let pairs = keys.into_iter().filter(|key| !is_varied(key));
+    let pairs = pairs.map(|key| Difference { key: key.clone(), a: of(&of_a, key), b: of(&of_b, key) });
+    pairs.filter(|one| one.a != one.b).collect()
+}
+
+fn flatten(path: &str, value: &toml::Value, flat: &mut BTreeMap<String, String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                flatten(&path, value, flat);
+            }
+        }
+        toml::Value::String(text) => drop(flat.insert(path.to_owned(), text.clone())),
+        other => drop(flat.insert(path.to_owned(), other.to_string())),
+    }
 }
 
 fn settings(arm: &Arm, counts: impl Fn(&String) -> bool) -> String {
@@ -152,20 +376,25 @@ fn settings(arm: &Arm, counts: impl Fn(&String) -> bool) -> String {
     levels.map(|(factor, level)| format!("{factor} {level}, ")).collect()
 }
 
+/// Settings and load of a run, by which runs of A and B are paired.
+fn place_name(settings: &str, step: Load) -> String {
+    match step {
+        Load::Rate(rate) => format!("{settings}{rate}/s"),
+        Load::Clients(clients) => format!("{settings}{clients} clients"),
+    }
+}
+
 /// The runs of an archive whose arms have a place.
-fn taken(archive: &Archive, place: impl Fn(&Arm) -> (Side, String)) -> Vec<Taken> {
+fn taken(archive: &Archive, metrics: &[&str], place: impl Fn(&Arm) -> (Side, String)) -> Vec<Taken> {
     let take = |run: &archive::Run| {
         let (side, settings) = place(archive.arm(&run.plan.arm)?);
-        let load = match run.plan.step {
-            Load::Rate(rate) => format!("{rate}/s"),
-            Load::Clients(clients) => format!("{clients} clients"),
-        };
         let summary = run.summary.as_ref();
         let requests = archive.resolved.requests_per_connection;
-        let value = |name: &'static str| Some((name, summary?.metric(name)?));
+        // The rate is always needed: it says whether a step is borne.
+        let value = |name: &&str| Some(((*name).to_owned(), summary?.metric(name)?));
         Some(Taken {
             side,
-            step: format!("{settings}{load}"),
+            step: place_name(&settings, run.plan.step),
             load: run.plan.step.value(),
             block: run.plan.block,
             name: run.plan.id.clone(),
@@ -173,7 +402,7 @@ fn taken(archive: &Archive, place: impl Fn(&Arm) -> (Side, String)) -> Vec<Taken
             asked: summary
                 .filter(|summary| requests > 0 && summary.asked_rate.is_some())
                 .map(|summary| summary.offered_rate * requests as f64),
-            figures: METRICS.into_iter().filter_map(value).collect(),
+            figures: metrics.iter().chain([&RATE]).filter_map(value).collect(),
         })
     };
     archive.last_attempts().filter_map(take).collect()
@@ -188,6 +417,8 @@ pub(crate) struct Comparison {
     pub(crate) b: String,
     /// Whether any figure differs.
     pub(crate) finding: Finding,
+    /// Why there is no verdict, whatever the figures are; `None`: there is one.
+    pub(crate) refused: Option<String>,
     /// One of each figure that both have.
     pub(crate) figures: Vec<Compared>,
     /// What was not used, and why, a line each.
@@ -200,7 +431,7 @@ pub(crate) struct Comparison {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Compared {
     /// Which, by the names of `archive::Summary::metric`.
-    pub(crate) figure: &'static str,
+    pub(crate) figure: String,
     /// Its median over the paired runs of A, and of B.
     pub(crate) a: f64,
     /// See there.
@@ -268,10 +499,10 @@ pub(crate) enum Finding {
 }
 
 /// How sure a comparison is to be as a whole.
-const LEVEL: f64 = 0.95;
+const LEVEL: f64 = COVERAGE_MIN;
 
 /// Compares. `interleaved`: A and B were measured in the same blocks.
-fn compare(a: &str, b: &str, runs: &[Taken], interleaved: bool) -> Comparison {
+fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool) -> Comparison {
     let of_these = || runs.iter().filter(|run| run.side != Side::Other);
     let mut left_out: Vec<String> = of_these()
         .filter_map(|run| match run.standing {
@@ -286,8 +517,8 @@ fn compare(a: &str, b: &str, runs: &[Taken], interleaved: bool) -> Comparison {
         let whose = if of_a.contains(step) { a } else { b };
         format!("{step}: only {whose} has this step")
     }));
-    let paired = METRICS.into_iter().map(|metric| (metric, pairs(metric, runs)));
-    let paired: Vec<(&'static str, Vec<Pair<'_>>)> = paired.filter(|(_, pairs)| !pairs.is_empty()).collect();
+    let paired = metrics.iter().map(|metric| (*metric, pairs(metric, runs)));
+    let paired: Vec<(&str, Vec<Pair<'_>>)> = paired.filter(|(_, pairs)| !pairs.is_empty()).collect();
     let level = 1.0 - (1.0 - LEVEL) / paired.len().max(1) as f64;
     let figures = paired.into_iter().filter_map(|(metric, pairs)| compared(metric, &pairs, runs, level, interleaved));
     let figures: Vec<Compared> = figures.collect();
@@ -303,7 +534,7 @@ fn compare(a: &str, b: &str, runs: &[Taken], interleaved: bool) -> Comparison {
         cautions.push(text.to_owned());
     }
     let finding = figures.iter().map(|figure| figure.finding).max().unwrap_or(Finding::Undecided);
-    Comparison { a: a.to_owned(), b: b.to_owned(), finding, figures, left_out, cautions }
+    Comparison { a: a.to_owned(), b: b.to_owned(), finding, refused: None, figures, left_out, cautions }
 }
 
 /// A run of A and one of B that belong together.
@@ -323,7 +554,7 @@ impl Pair<'_> {
 fn by_place<'a>(metric: &str, side: Side, runs: &'a [Taken]) -> BTreeMap<(&'a str, u32), Vec<f64>> {
     let mut places: BTreeMap<(&str, u32), Vec<f64>> = BTreeMap::new();
     for run in runs.iter().filter(|run| run.side == side) {
-        if run.standing == Standing::Invalid || run.standing == Standing::Censored && metric == RATE {
+        if run.standing == Standing::Invalid || run.standing == Standing::Censored && LOWER_BOUNDS.contains(&metric) {
             continue;
         }
         // A ratio to 0 is none.
@@ -341,7 +572,7 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
         let of_b = of_b.remove(&place).unwrap_or_default();
         pairs.extend(of_a.into_iter().zip(of_b).map(|(a, b)| Pair { step: place.0, a, b }));
     }
-    if metric == RATE {
+    if AS_ASKED.contains(&metric) {
         // What both bear is the rate that was asked for, and no figure of theirs.
         let full: BTreeSet<&str> = pairs.iter().map(|pair| pair.step).filter(|step| !is_borne(step, runs)).collect();
         if !full.is_empty() {
@@ -361,13 +592,7 @@ fn is_borne(step: &str, runs: &[Taken]) -> bool {
     })
 }
 
-fn compared(
-    figure: &'static str,
-    pairs: &[Pair<'_>],
-    runs: &[Taken],
-    level: f64,
-    interleaved: bool,
-) -> Option<Compared> {
+fn compared(figure: &str, pairs: &[Pair<'_>], runs: &[Taken], level: f64, interleaved: bool) -> Option<Compared> {
     let ratio = Summary::at(level, pairs.iter().map(Pair::ratio))?;
     let noise = band(figure, runs, pairs.len(), interleaved);
     let mut steps: Vec<&str> = pairs.iter().map(|pair| pair.step).collect();
@@ -381,7 +606,7 @@ fn compared(
         Some(Step { step: step.to_owned(), pairs, ratio: Summary::of(ratios)?.into() })
     };
     Some(Compared {
-        figure,
+        figure: figure.to_owned(),
         a: Summary::of(pairs.iter().map(|pair| pair.a))?.median,
         b: Summary::of(pairs.iter().map(|pair| pair.b))?.median,
         pairs: pairs.len(),
@@ -402,22 +627,19 @@ fn judge(ratio: &Summary, noise: Option<&Band>, level: f64) -> Finding {
     if is_one || is_noise { Finding::NoDifference } else { Finding::Difference }
 }
 
-/// The band for the median of `count` pairs. Runs of one side, of the same step and block, are pairs of the same thing; and
-/// where A and B were measured at other times than each other, neighbouring blocks are.
+/// The band for the median of `count` pairs. Where A and B were measured in the same blocks, runs of one side, of the same step
+/// and block, are pairs of the same thing. Where they were not, the blocks of one side are: see [`drift`].
 fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option<Band> {
     const DRAWS: usize = 500;
     const PAIRS_MIN: usize = 3;
+    if !interleaved {
+        return drift(metric, runs);
+    }
     let mut logs: Vec<f64> = Vec::new();
     for side in [Side::A, Side::B, Side::Other] {
-        let mut by_step: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for ((step, _), values) in by_place(metric, side, runs) {
-            if interleaved {
-                logs.extend(values.chunks_exact(2).map(|pair| (pair[0] / pair[1]).ln()));
-            } else {
-                by_step.entry(step).or_default().extend(values);
-            }
+        for values in by_place(metric, side, runs).values() {
+            logs.extend(values.chunks_exact(2).map(|pair| (pair[0] / pair[1]).ln()));
         }
-        logs.extend(by_step.values().flat_map(|values| values.chunks_exact(2).map(|pair| (pair[0] / pair[1]).ln())));
     }
     if logs.len() < PAIRS_MIN {
         return None;
@@ -435,12 +657,48 @@ fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option
         .collect();
     medians.sort_by(f64::total_cmp);
     let wide = medians[(medians.len() as f64 * LEVEL) as usize].exp();
-    Some(Band { low: 1.0 / wide, high: wide, pairs: logs.len(), within_blocks: interleaved })
+    Some(Band { low: 1.0 / wide, high: wide, pairs: logs.len(), within_blocks: true })
+}
+
+/// How far two blocks of one side are apart, over all its steps: the widest there is, and half as much again. The middles of two
+/// archives of n blocks are n blocks apart at least, and the ends of one are n - 1, so that what changes slowly is larger between
+/// the archives than within them.
+fn drift(metric: &str, runs: &[Taken]) -> Option<Band> {
+    const BEYOND: f64 = 1.5;
+    let (mut widest, mut pairs) = (0.0_f64, 0);
+    for side in [Side::A, Side::B] {
+        let mut blocks: BTreeMap<u32, BTreeMap<&str, f64>> = BTreeMap::new();
+        for ((step, block), values) in by_place(metric, side, runs) {
+            blocks.entry(block).or_default().extend(median(values).map(|value| (step, value)));
+        }
+        let blocks: Vec<BTreeMap<&str, f64>> = blocks.into_values().collect();
+        for (at, one) in blocks.iter().enumerate() {
+            for other in &blocks[at + 1..] {
+                let logs = one.iter().filter_map(|(step, value)| Some((other.get(step)? / value).ln()));
+                if let Some(shift) = median(logs) {
+                    widest = widest.max(shift.abs());
+                    pairs += 1;
+                }
+            }
+        }
+    }
+    let wide = (BEYOND * widest).exp();
+    (pairs > 0).then_some(Band { low: 1.0 / wide, high: wide, pairs, within_blocks: false })
 }
 
 impl Comparison {
+    /// Takes the verdict back: the figures stay, nothing follows from them.
+    fn refuse(&mut self, why: String) {
+        self.finding = Finding::Undecided;
+        self.figures.iter_mut().for_each(|figure| figure.finding = Finding::Undecided);
+        self.refused = Some(why);
+    }
+
     /// The sentence that stands first.
     pub(crate) fn sentence(&self) -> String {
+        if let Some(why) = &self.refused {
+            return format!("No verdict: {why}.");
+        }
         let told = self.figures.iter().filter(|figure| figure.finding == Finding::Difference);
         let told: Vec<String> = told.map(|figure| format!("{} {}", figure.name(), figure.told())).collect();
         match self.finding {
@@ -471,7 +729,7 @@ impl Comparison {
                 figure.name(),
                 ratio.median,
                 format!("{:.3} .. {:.3}", ratio.low, ratio.high),
-                figure.told()
+                if self.refused.is_some() { "no verdict".to_owned() } else { figure.told() }
             );
             let _ = writeln!(text, "{}", line.trim_end());
         }
@@ -506,9 +764,11 @@ impl Compared {
 
     /// What follows, in words.
     pub(crate) fn told(&self) -> String {
-        let percent = (self.ratio.median - 1.0) * 100.0;
+        let times = self.ratio.median;
         match self.finding {
-            Finding::Difference => format!("{percent:+.1} %"),
+            // Beyond that a percentage is harder to read than the ratio.
+            Finding::Difference if !(0.5..=2.0).contains(&times) => format!("{times:.2} times"),
+            Finding::Difference => format!("{:+.1} %", (times - 1.0) * 100.0),
             Finding::NoDifference => "no difference".to_owned(),
             Finding::Undecided => format!("undecided: {} pairs cannot tell", self.pairs),
         }
@@ -536,12 +796,13 @@ mod tests {
                 for side in [Side::A, Side::B, Side::A] {
                     let mut noisy = |sd: f64| (common + sd * normal(&mut random)).exp();
                     let times = if side == Side::B { factor } else { 1.0 };
-                    let figures = BTreeMap::from([
+                    let figures = [
                         ("cpu-per-reply", 10.0 * times * noisy(0.02)),
                         ("rate", rate * (1.0 + 0.0005 * (noisy(0.1) - 1.0))),
                         ("p50", noisy(0.05)),
                         ("p99", 4.0 * noisy(0.3)),
-                    ]);
+                    ];
+                    let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                     runs.push(Taken {
                         side,
                         step: format!("{step}"),
@@ -559,7 +820,7 @@ mod tests {
     }
 
     fn finding(runs: &[Taken], figure: &str) -> (Finding, f64) {
-        let compared = compare("a", "b", runs, true);
+        let compared = compare("a", "b", METRICS, runs, true);
         let found = compared.figures.iter().find(|compared| compared.figure == figure).unwrap();
         (found.finding, found.ratio.median)
     }
@@ -568,7 +829,7 @@ mod tests {
     fn nothing_is_found_in_nineteen_of_twenty_experiments_without_a_difference() {
         let found = (0..200).filter(|seed| {
             let runs = experiment(*seed, 5, 1.0);
-            compare("a", "b", &runs, true).finding == Finding::Difference
+            compare("a", "b", METRICS, &runs, true).finding == Finding::Difference
         });
         let found = found.count();
         assert!(found <= 10, "a difference in {found} of 200");
@@ -589,8 +850,8 @@ mod tests {
     #[test]
     fn archives_that_were_not_measured_in_turns_have_a_band_as_wide_as_their_drift() {
         let runs = experiment(3, 6, 1.05);
-        let turned = compare("a", "b", &runs, true);
-        let apart = compare("a", "b", &runs, false);
+        let turned = compare("a", "b", METRICS, &runs, true);
+        let apart = compare("a", "b", METRICS, &runs, false);
         let wide = |compared: &Comparison| compared.figures[0].noise.unwrap().high;
         assert!(wide(&apart) > wide(&turned), "{} and {}", wide(&apart), wide(&turned));
         assert!(apart.cautions[0].contains("not measured in turns") && turned.cautions.is_empty());
@@ -601,9 +862,9 @@ mod tests {
         let mut runs = experiment(1, 2, 2.0);
         let (found, ratio) = finding(&runs, "cpu-per-reply");
         assert_eq!(found, Finding::Undecided, "{ratio}");
-        assert!(compare("a", "b", &runs, true).sentence().starts_with("Undecided"));
+        assert!(compare("a", "b", METRICS, &runs, true).sentence().starts_with("Undecided"));
         runs.clear();
-        let nothing = compare("a", "b", &runs, true);
+        let nothing = compare("a", "b", METRICS, &runs, true);
         assert!(nothing.finding == Finding::Undecided && nothing.cautions[0].contains("no run of A"));
     }
 
@@ -611,7 +872,7 @@ mod tests {
     fn what_is_not_the_servers_is_left_out_and_named() {
         let mut runs = experiment(1, 5, 1.0);
         let pairs = |runs: &[Taken], figure: &str| {
-            let compared = compare("a", "b", runs, true);
+            let compared = compare("a", "b", METRICS, runs, true);
             compared.figures.iter().find(|compared| compared.figure == figure).unwrap().pairs
         };
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (15, 15));
@@ -619,20 +880,22 @@ mod tests {
         runs[1].standing = Standing::Censored;
         runs[10].standing = Standing::Invalid;
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (14, 13));
-        let compared = compare("a", "b", &runs, true);
+        let compared = compare("a", "b", METRICS, &runs, true);
         assert_eq!(
             compared.left_out,
             ["run 1: its rate is a lower bound, and is not compared", "run 10: invalid, and not compared"]
         );
         runs[1].step = "other".to_owned();
-        assert!(compare("a", "b", &runs, true).left_out.iter().any(|line| line == "other: only b has this step"));
+        assert!(
+            compare("a", "b", METRICS, &runs, true).left_out.iter().any(|line| line == "other: only b has this step")
+        );
     }
 
     #[test]
     fn the_text_says_it_first_and_gives_the_figures() {
-        let text = compare("nginx", "amped", &experiment(5, 8, 0.5), true).text();
+        let text = compare("nginx", "amped", METRICS, &experiment(5, 8, 0.5), true).text();
         let (first, rest) = text.split_once('\n').unwrap();
-        assert!(first.starts_with("amped differs from nginx: CPU of the server for a response, us -"), "{text}");
+        assert!(first.starts_with("amped differs from nginx: CPU of the server for a response, us 0."), "{text}");
         for part in ["A  nginx", "B  amped", "no difference", "noise band", "by step", "24 pairs"] {
             assert!(rest.contains(part), "{part} is not in {text}");
         }
@@ -643,9 +906,9 @@ mod tests {
         let mut runs = experiment(2, 8, 1.0);
         for run in runs.iter_mut().filter(|run| run.step == "2") {
             let times = if run.side == Side::B { 0.5 } else { 0.7 };
-            run.figures.entry("rate").and_modify(|rate| *rate *= times);
+            run.figures.entry("rate".to_owned()).and_modify(|rate| *rate *= times);
         }
-        let compared = compare("a", "b", &runs, true);
+        let compared = compare("a", "b", METRICS, &runs, true);
         let rate = compared.figures.iter().find(|compared| compared.figure == "rate").unwrap();
         assert_eq!((rate.pairs, rate.finding, rate.steps.len()), (8, Finding::Difference, 1));
         assert!((rate.ratio.median - 5.0 / 7.0).abs() < 0.01, "{}", rate.ratio.median);
@@ -654,23 +917,28 @@ mod tests {
     #[test]
     fn arms_of_an_archive_are_named_by_label_subject_or_id() {
         let archive = crate::report::tests::archive(std::path::Path::new("dir"), 4);
-        let compared = named(&archive, "log off", "a1").unwrap();
-        assert_eq!((compared.finding, compared.figures[0].figure), (Finding::Difference, "cpu-per-reply"));
+        let compared = named(&archive, METRICS, "log off", "a1").unwrap();
+        assert_eq!((compared.finding, &compared.figures[0].figure[..]), (Finding::Difference, "cpu-per-reply"));
         // The baseline and its repetition are pairs of the same thing: one in each block and step, but for the lower bound.
         assert_eq!(compared.figures[0].noise.map(|band| (band.pairs, band.within_blocks)), Some((12, true)));
         assert_eq!(
-            only_two(&archive).unwrap().text(),
+            only_two(&archive, METRICS).unwrap().text(),
             arms(&archive, &archive.resolved.arms[0], &archive.resolved.arms[1]).text()
         );
         let fails = |a: &str, b: &str, part: &str| {
-            let error = named(&archive, a, b).unwrap_err();
+            let error = named(&archive, METRICS, a, b).unwrap_err();
             assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
         };
         fails("log off", "h2o", "nothing that is called \"h2o\"; it has \"nginx\", \"log off\", \"log on\"");
         fails("nginx", "log on", "are the same");
         let mut three = archive.clone();
         three.resolved.arms.push(Arm { id: "a2".to_owned(), label: "log far away".to_owned(), ..Arm::default() });
-        assert!(only_two(&three).unwrap_err().to_string().contains("has 3 arms: say which two with --subjects A,B"));
+        assert!(
+            only_two(&three, METRICS)
+                .unwrap_err()
+                .to_string()
+                .contains("has 3 arms: say which two with --arm A --arm B")
+        );
     }
 
     #[test]
@@ -681,15 +949,137 @@ mod tests {
             let summary = run.summary.as_mut().unwrap();
             summary.server.cpu_s = summary.server.cpu_s.map(|cpu_s| cpu_s * 1.2);
         }
-        let compared = archives(&before, &after);
+        let compared = archives(&before, &after, METRICS).unwrap();
         let cpu = &compared.figures[0];
         // 36 runs of each, of which the same one is invalid.
         assert_eq!((cpu.pairs, cpu.steps.len(), cpu.finding), (35, 6, Finding::Difference));
         assert!((cpu.ratio.median - 1.2).abs() < 1e-9 && !cpu.noise.unwrap().within_blocks, "{cpu:?}");
         assert!(compared.cautions[0].contains("not measured in turns"));
-        let same = archives(&before, &before);
+        let same = archives(&before, &before, METRICS).unwrap();
         assert_eq!(same.finding, Finding::NoDifference);
         assert!(same.sentence().starts_with("No difference"));
+    }
+
+    #[test]
+    fn relaxed_validity_gives_no_verdict_on_archives() {
+        let before = crate::report::tests::archive(std::path::Path::new("before"), 8);
+        let mut after = before.clone();
+        after.resolved.rules = Rules { others_max: 10.0, idle_max: 10.0, ..Rules::USUAL };
+        for run in &mut after.runs {
+            let summary = run.summary.as_mut().unwrap();
+            summary.server.cpu_s = summary.server.cpu_s.map(|cpu_s| cpu_s * 1.2);
+        }
+        for (a, b) in [(&before, &after), (&after, &before)] {
+            let compared = archives(a, b, METRICS).unwrap();
+            assert_eq!(compared.finding, Finding::Undecided);
+            assert!(compared.figures.iter().all(|figure| figure.finding == Finding::Undecided));
+            let text = compared.text();
+            assert!(text.starts_with("No verdict: "), "{text}");
+            for part in ["others-max 1000 % (usually 10 %), idle-max 1000 %", "B / A", "no verdict"] {
+                assert!(text.contains(part), "{part} is not in {text}");
+            }
+        }
+        // Rules that are stricter than usual are not relaxed.
+        after.resolved.rules = Rules { others_max: 0.01, ..Rules::USUAL };
+        assert_eq!(archives(&before, &after, METRICS).unwrap().finding, Finding::Difference);
+    }
+
+    #[test]
+    fn relaxed_validity_within_an_archive_needs_the_baseline_twice() {
+        let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 8);
+        archive.resolved.rules = Rules { others_max: 10.0, ..Rules::USUAL };
+        assert_eq!(
+            only_two(&archive, METRICS).unwrap().finding,
+            Finding::Difference,
+            "A/A pairs tell how large the noise is"
+        );
+        archive.runs.retain(|run| run.plan.arm != "aa");
+        let compared = only_two(&archive, METRICS).unwrap();
+        assert!(
+            compared.finding == Finding::Undecided && compared.sentence().contains("no repetition of the baseline"),
+            "{}",
+            compared.text()
+        );
+    }
+
+    #[test]
+    fn same_thing_measured_twice_is_no_difference_however_the_machine_drifts() {
+        let drifting = |seed: u64, by: f64| {
+            let mut runs = experiment(seed, 6, 1.0);
+            for run in &mut runs {
+                // Each block is slower than the one before, and B comes after A.
+                let late = f64::from(run.block) + if run.side == Side::B { 6.0 } else { 0.0 };
+                let times = (by * late).exp();
+                run.figures.values_mut().for_each(|value| *value *= times);
+            }
+            compare("a", "b", METRICS, &runs, false)
+        };
+        let found = (0..40).filter(|seed| drifting(*seed, 0.03).finding == Finding::Difference).count();
+        assert!(found <= 8, "a difference in {found} of 40 pairs that differ by when they were measured alone");
+    }
+
+    #[test]
+    fn unrelated_archives_are_refused_with_what_differs() {
+        let one = crate::report::tests::archive(std::path::Path::new("one"), 4);
+        let fails = |change: &dyn Fn(&mut Archive), parts: &[&str]| {
+            let mut other = one.clone();
+            other.dir = "two".into();
+            change(&mut other);
+            let error = archives(&one, &other, METRICS).unwrap_err();
+            assert_eq!(error.exit_status(), 2);
+            for part in ["one and two cannot be compared", "two runs of one experiment"].iter().chain(parts) {
+                assert!(error.to_string().contains(part), "{part} is not in {error}");
+            }
+        };
+        let settings =
+            |text: &'static str| move |archive: &mut Archive| archive.resolved.arms[0].settings.push_str(text);
+        fails(&settings("[workload]\nfile = \"1MiB\"\n"), &["workload.file not set in A and 1MiB in B"]);
+        fails(&settings("[load]\ntimeout = \"5s\"\n"), &["load.timeout not set in A and 5s in B"]);
+        fails(&|archive| archive.resolved.requests_per_connection = 8, &["requests-per-connection 1 in A and 8 in B"]);
+        let other_ladder = |archive: &mut Archive| archive.resolved.steps = vec![Load::Clients(8), Load::Clients(16)];
+        fails(&other_ladder, &["no settings and load in common", "log off, 500/s", "log off, 8 clients"]);
+        let other_factor = |archive: &mut Archive| {
+            for arm in &mut archive.resolved.arms {
+                arm.levels = BTreeMap::from([("cache".to_owned(), arm.levels["log"].clone())]);
+            }
+        };
+        fails(&other_factor, &["no settings and load in common", "cache, log", "cache off, 500/s"]);
+        // How long, how often and on what it was measured does not change what was measured, and is told.
+        let mut other = one.clone();
+        settings("[load]\nduration = \"5s\"\nrate = [1, 2]\n[limits]\ncpu = \"10%\"\n")(&mut other);
+        other.host.machine.cores = 64;
+        let compared = archives(&one, &other, METRICS).unwrap();
+        let cautions = compared.cautions.join("\n");
+        for part in ["limits.cpu not set in A and 10% in B", "load.duration", "different machines: 2 cores"] {
+            assert!(cautions.contains(part), "{part} is not in {cautions}");
+        }
+        assert!(!cautions.contains("load.rate"), "{cautions}");
+    }
+
+    #[test]
+    fn arms_with_commas_can_be_chosen() {
+        let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 4);
+        archive.resolved.arms[0].label = "log off, 2 workers".to_owned();
+        archive.resolved.arms[1].label = "log on, 2 workers".to_owned();
+        let names = two_names(&archive, "log off, 2 workers,log on, 2 workers").unwrap();
+        assert_eq!(names, ["log off, 2 workers", "log on, 2 workers"]);
+        assert_eq!(two_names(&archive, "a0, log on, 2 workers").unwrap(), ["a0", "log on, 2 workers"]);
+        assert!(named(&archive, METRICS, "log off, 2 workers", "log on, 2 workers").is_ok());
+        let fails = |archive: &Archive, text: &str, part: &str| {
+            let error = two_names(archive, text).unwrap_err();
+            assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
+        };
+        for text in ["a0", "a0,", ",", "", "a0, b, c"] {
+            fails(&archive, text, "are not two names of dir, which has \"nginx\", \"log off, 2 workers\"");
+        }
+        // One comma and a name that is not there: the name is told.
+        assert!(two_names(&archive, "a0, h2o").is_ok());
+        assert!(
+            named(&archive, METRICS, "a0", "h2o").unwrap_err().to_string().contains("nothing that is called \"h2o\"")
+        );
+        archive.resolved.arms[0].label = "a".to_owned();
+        archive.resolved.arms[1].label = "a,a".to_owned();
+        fails(&archive, "a,a,a", "in several ways; give each");
     }
 
     proptest! {

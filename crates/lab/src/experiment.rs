@@ -21,7 +21,9 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::archive::{Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Resolved, Rules, Step, Summary, Term};
+use crate::archive::{
+    Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Resolved, Rules, SUBJECT, Step, Summary, Term,
+};
 use crate::subject::{Kind, Template};
 
 /// What a user says besides the file.
@@ -360,8 +362,8 @@ struct File {
     #[serde(default)]
     seed: u64,
     repetitions: Option<Spanned<u32>>,
-    #[serde(default)]
-    design: Design,
+    /// Without it, all combinations where several subjects meet one factor; else one at a time.
+    design: Option<Design>,
     again: Option<bool>,
     #[serde(default)]
     subject: Vec<Spanned<SubjectFile>>,
@@ -393,11 +395,10 @@ struct File {
     exhibits: BTreeMap<String, String>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Design {
     /// Each level of each factor beside the baseline (Jain, The Art of Computer Systems Performance Analysis, 16.3).
-    #[default]
     OneAtATime,
     /// All combinations.
     Full,
@@ -540,6 +541,7 @@ struct PaperFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 struct ClaimFile {
+    #[serde(default)]
     says: String,
     metric: Spanned<String>,
     #[serde(default)]
@@ -551,6 +553,8 @@ struct ClaimFile {
     above: Option<f64>,
     below: Option<f64>,
     paper: Option<f64>,
+    #[serde(default)]
+    acted: Vec<Spanned<ClaimFile>>,
 }
 
 /// An arm, by the levels of it that are not the baseline's.
@@ -626,7 +630,10 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
 
     let mut arms = Vec::new();
     let mut settings = Vec::new();
-    for combination in combinations(&levels, file.design) {
+    // Who names two servers and one factor asks how each server behaves at each level.
+    let is_full = factors.len() == 2 && factors.iter().any(|factor| factor.name == SUBJECT);
+    let design = file.design.unwrap_or(if is_full { Design::Full } else { Design::OneAtATime });
+    for combination in combinations(&levels, design) {
         let mut changed = tree.clone();
         for (level, factor) in combination.iter().zip(&levels) {
             for (path, value) in &factor[*level].values {
@@ -635,26 +642,12 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         }
         let words: Vec<&str> =
             combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
-        let subject = factors.iter().position(|factor| factor.name == "subject").map(|at| words[at]);
+        let subject = factors.iter().position(|factor| factor.name == SUBJECT).map(|at| words[at]);
         let arm_file: File = deserialize(&changed)?;
         let arm = arm_settings(&arm_file, subject, wish)?;
-        let differing: Vec<String> = factors
-            .iter()
-            .zip(&combination)
-            .filter(|(_, at)| factors.len() == 1 || **at > 0)
-            .map(|(factor, at)| match factor.name.as_str() {
-                "subject" => factor.levels[*at].clone(),
-                name => format!("{name} {}", factor.levels[*at]),
-            })
-            .collect();
-        let label = match (factors.is_empty(), differing.is_empty()) {
-            (true, _) => arm.subject.name.clone(),
-            (false, true) => "baseline".to_owned(),
-            (false, false) => differing.join(", "),
-        };
         arms.push(Arm {
             id: format!("a{}", arms.len()),
-            label,
+            label: String::new(),
             levels: factors.iter().zip(words).map(|(factor, word)| (factor.name.clone(), word.to_owned())).collect(),
             is_again: false,
             subject: arm.subject.name.clone(),
@@ -664,9 +657,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     }
     // What is compared is compared with itself as well: the noise is part of the result.
     if file.again.unwrap_or(arms.len() > 1) {
-        let again =
-            Arm { id: "aa".to_owned(), label: format!("{}, again", arms[0].label), is_again: true, ..arms[0].clone() };
-        arms.push(again);
+        arms.push(Arm { id: "aa".to_owned(), is_again: true, ..arms[0].clone() });
         settings.push(settings[0].clone());
     }
     let load = &settings[0].load;
@@ -678,7 +669,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         Some(interval) => return Err(wrong(interval.span(), "shorter than 10ms no monitor looks", "write \"100ms\"")),
     };
     let validity = &file.validity;
-    let resolved = Resolved {
+    let mut resolved = Resolved {
         form: crate::archive::FORM,
         title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
         name: stem,
@@ -691,11 +682,11 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         interval_ms: interval.as_secs_f64() * 1e3,
         requests_per_connection: load.requests_per_connection,
         rules: Rules {
-            others_max: rule(&validity.others_max, 0.1),
-            idle_max: rule(&validity.idle_max, 0.1),
-            drift_max: rule(&validity.drift_max, 0.1),
-            counts_max: rule(&validity.counts_max, 0.01),
-            little_max: rule(&validity.little_max, 0.05),
+            others_max: rule(&validity.others_max, Rules::USUAL.others_max),
+            idle_max: rule(&validity.idle_max, Rules::USUAL.idle_max),
+            drift_max: rule(&validity.drift_max, Rules::USUAL.drift_max),
+            counts_max: rule(&validity.counts_max, Rules::USUAL.counts_max),
+            little_max: rule(&validity.little_max, Rules::USUAL.little_max),
         },
         figures: figures(&file, &factors, &steps)?,
         claims: claims(&file, &factors, &steps, &arms)?,
@@ -705,6 +696,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         steps,
         ..Resolved::default()
     };
+    resolved.label_arms();
     Ok(Experiment { resolved, settings })
 }
 
@@ -733,7 +725,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
     }
     if names.len() > 1 {
         all.push(names.iter().map(|name| Level { label: name.clone(), values: Vec::new() }).collect());
-        factors.push(Factor { name: "subject".to_owned(), levels: names });
+        factors.push(Factor { name: SUBJECT.to_owned(), levels: names });
     }
     let tables = tree.get_ref().get("factor").and_then(|factors| factors.get_ref().as_array());
     let tables = tables.into_iter().flat_map(|array| array.iter()).filter_map(|table| table.get_ref().as_table());
@@ -1240,7 +1232,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         }
         Ok(chosen)
     };
-    let of_file = |claim: &Spanned<ClaimFile>| {
+    let single = |claim: &Spanned<ClaimFile>| {
         let (whole, claim) = (claim.span(), claim.get_ref());
         let is_sound = match (claim.above, claim.below) {
             (None, None) => false,
@@ -1268,7 +1260,21 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         };
         let of = Term { metric: claim.metric.get_ref().clone(), levels: chosen(&claim.of, &whole)?, at: of_at };
         let ClaimFile { says, above, below, paper, .. } = claim;
-        Ok(Claim { says: says.clone(), of, against, above: *above, below: *below, paper: *paper })
+        Ok(Claim { says: says.clone(), of, against, above: *above, below: *below, paper: *paper, acted: Vec::new() })
+    };
+    let of_file = |claim: &Spanned<ClaimFile>| {
+        let (whole, ClaimFile { says, acted, .. }) = (claim.span(), claim.get_ref());
+        if says.is_empty() {
+            return Err(wrong(whole, "a claim without words", "write says = \"...\", as it is to stand in the report"));
+        }
+        if let Some(inner) = acted.iter().find(|inner| !inner.get_ref().acted.is_empty()) {
+            return Err(wrong(
+                inner.span(),
+                "a condition of `acted` with conditions of its own",
+                "write them side by side",
+            ));
+        }
+        Ok(Claim { acted: acted.iter().map(single).collect::<Result<_, Wrong>>()?, ..single(claim)? })
     };
     file.claim.iter().map(of_file).collect()
 }
@@ -1309,7 +1315,7 @@ mod tests {
         );
         let Experiment { resolved, settings } = parsed(&text, false);
         let labels: Vec<&str> = resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
-        assert_eq!(labels, ["baseline", "log on", "way four", "baseline, again"]);
+        assert_eq!(labels, ["log off, way one", "log on, way one", "log off, way four", "log off, way one, again"]);
         let of = |at: usize| {
             (settings[at].subject.settings["log"].as_str(), settings[at].load.pipeline, settings[at].limits.cpu)
         };
@@ -1319,7 +1325,21 @@ mod tests {
         );
         let full = parsed(&format!("design = \"full\"\nagain = false\n{text}"), false);
         let labels: Vec<&str> = full.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
-        assert_eq!(labels, ["baseline", "log on", "way four", "log on, way four"]);
+        assert_eq!(labels, ["log off, way one", "log on, way one", "log off, way four", "log on, way four"]);
+        // Two servers and one factor: each server at each level, unless the design says otherwise.
+        let crossed = format!(
+            "{SHORT}[[subject]]\nkind = \"lighttpd\"\n[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n"
+        );
+        let labels = |text: &str| {
+            let arms = parsed(text, false).resolved.arms;
+            arms.into_iter().filter(|arm| !arm.is_again).map(|arm| arm.label).collect::<Vec<_>>()
+        };
+        let each = ["nginx, log off", "lighttpd, log off", "nginx, log on", "lighttpd, log on"];
+        assert_eq!(labels(&crossed), each);
+        assert_eq!(labels(&format!("design = \"one-at-a-time\"\n{crossed}")), each[..3]);
+        // Of three factors the name has what is not the baseline's, and the subject.
+        let three = format!("{crossed}[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 4]\n");
+        assert_eq!(labels(&three), ["nginx", "lighttpd", "nginx, log on", "nginx, pipeline 4"]);
         let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
         let labels: Vec<&str> = subjects.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
         assert_eq!(labels, ["nginx", "lighttpd", "nginx, again"]);

@@ -1,6 +1,7 @@
 //! `ammeter`, the laboratory: measures any web server from outside, this project's or another's.
 //!
 //! Here the command line is read and the exit status given: 0 good, 1 a run failed or a check did not hold, 2 wrong usage.
+//! `compare` and `wan` have further ones (see their help).
 //! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod compare;
 mod diagnose;
 mod exhibits;
 mod experiment;
+mod figure;
 mod group;
 mod hosts;
 mod page;
@@ -25,7 +27,7 @@ mod validate;
 
 use std::process::ExitCode;
 
-use amped_measure::{Failure, Verdict};
+use amped_measure::Failure;
 use clap::{Parser, Subcommand};
 
 /// A laboratory for web servers
@@ -77,10 +79,14 @@ enum Command {
 }
 
 impl Command {
-    fn run(&self) -> Result<Verdict, Failure> {
-        match self {
+    /// The exit status, or why there is no result.
+    fn run(&self) -> Result<u8, Failure> {
+        let verdict = match self {
+            // Its status is the one of the command that it runs.
+            Command::Wan(args) => return command::wan::run(args),
+            // It has one more, for a comparison that is undecided.
+            Command::Compare(args) => return command::compare::run(args),
             Command::Agent(args) => command::agent::run(args),
-            Command::Compare(args) => command::compare::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
@@ -92,8 +98,8 @@ impl Command {
             Command::Profile(args) => command::profile::run(args),
             Command::Report(args) => command::report::run(args),
             Command::Run(args) => command::run::run(args),
-            Command::Wan(args) => command::wan::run(args),
-        }
+        };
+        verdict.map(|verdict| verdict.exit_status())
     }
 }
 
@@ -114,12 +120,12 @@ fn main() -> ExitCode {
         Ok(ammeter) => ammeter.command.run(),
         Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // To standard output and with status 0: nothing was wrong.
-            say::out(&error.to_string()).map(|()| Verdict::valid())
+            say::out(&error.to_string()).map(|()| 0)
         }
         Err(error) => error.exit(),
     };
     match ended {
-        Ok(verdict) => ExitCode::from(verdict.exit_status()),
+        Ok(status) => ExitCode::from(status),
         Err(failure) => {
             say::plain(&format!("ammeter: {failure}"));
             ExitCode::from(failure.exit_status())

@@ -10,7 +10,7 @@ pub(crate) mod chromium;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use crate::report::FIGURE_CSS;
+use crate::figure::CSS as FIGURE_CSS;
 
 const UPLOT: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
 const UPLOT_CSS: &str = include_str!("../assets/uplot/uPlot.min.css");

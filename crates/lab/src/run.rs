@@ -20,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::drive::Stop;
+use ammeter_load::window::Window;
 use ammeter_monitor::Sample;
 use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
@@ -486,6 +487,8 @@ pub(crate) fn load_words(
     // It was waited for, and one connection more would be one that the kernel counts and the clients do not.
     say("--wait", micros(Duration::ZERO));
     say("--generators", generators.to_string());
+    // Control groups tell it better, here.
+    say("--others-max", "100%".to_owned());
     parked.iter().for_each(|parked| say("--parked", parked.clone()));
     site.manifest.iter().for_each(|manifest| say("--workload", manifest.display().to_string()));
     words
@@ -760,8 +763,7 @@ pub(crate) struct Told {
     established: u64,
     ok: u64,
     failures: Vec<(String, u64)>,
-    offered_rate: f64,
-    rate: f64,
+    pub(crate) window: Window,
     received_bytes: u64,
     latency: Times,
     connected: Times,
@@ -788,15 +790,15 @@ impl Told {
         let seconds = self.seconds.max(1e-9);
         let Told { establisher, handler, .. } = self;
         Summary {
-            seconds: self.seconds,
+            window: Some(self.window),
+            seconds: self.window.seconds,
             asked_rate: match step {
                 Step::Rate(rate) => Some(rate),
                 Step::Clients(_) => None,
             },
-            offered_rate: self.offered_rate,
+            offered_rate: self.window.offered_rate,
             established_rate: self.established as f64 / seconds,
             request_rate: (self.ok + after) as f64 / seconds,
-            rate: self.rate,
             ok: self.ok,
             failed,
             failures: self.failures.iter().cloned().collect::<BTreeMap<_, _>>(),
@@ -1059,60 +1061,51 @@ fn try_step(
         why.push(format!("{lack} of {} came to nothing", told.ok + lack));
     }
     let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
-    let (offered_rate, rate, lateness_p99_ms) = (told.offered_rate, told.rate, told.lateness.p99_ms);
+    let (offered_rate, rate) = (told.window.offered_rate, told.window.completed_rate);
+    let lateness_p99_ms = told.lateness.p99_ms;
     let own_ms = (told.latency.mean_ms - told.connected.mean_ms).max(0.0);
     Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept, why })
 }
 
-/// Looks at the machine while nothing is asked of it; again for a while, if it is not at rest.
+/// Looks at the machine while nothing is asked of it.
 ///
 /// # Errors
 /// When `/proc` is not mounted; an interrupt.
 pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure> {
-    /// How often it is looked, at most.
-    const LOOKS: u32 = 5;
-    let mut found = Block::default();
-    for _ in 0..LOOKS {
-        let (began_s, begin, from) = (now_s(), Instant::now(), Rest::read()?);
-        while begin.elapsed().as_secs_f64() < plan::IDLE_S {
-            if stop.is_stopped() {
-                return Err(interrupted());
-            }
-            thread::sleep(Duration::from_millis(10));
+    let (began_s, begin, from) = (now_s(), Instant::now(), Rest::read()?);
+    while begin.elapsed().as_secs_f64() < plan::IDLE_S {
+        if stop.is_stopped() {
+            return Err(interrupted());
         }
-        let (looked_s, to) = (begin.elapsed().as_secs_f64(), Rest::read()?);
-        let cores = Machine::this()?.cores.max(1) as f64;
-        let share = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9 / looked_s / cores;
-        let mut busiest: Vec<(String, f64)> = to
-            .programs
-            .iter()
-            .filter_map(|(pid, (name, ticks))| {
-                let before = from.programs.get(pid).map_or(0, |(_, ticks)| *ticks);
-                let cores =
-                    ticks.saturating_sub(before) as f64 / amped_sys::process::ticks_per_second() as f64 / looked_s;
-                (cores > 0.0).then(|| (name.clone(), cores))
-            })
-            .collect();
-        busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
-        busiest.truncate(5);
-        let busy = share(from.busy_ns, to.busy_ns);
-        found = Block {
-            block: 0,
-            began_s,
-            looked_s,
-            busy,
-            stolen: share(from.stolen_ns, to.stolen_ns),
-            packets_per_s: to.packets.saturating_sub(from.packets) as f64 / looked_s,
-            disk_bytes_per_s: to.disk_bytes.saturating_sub(from.disk_bytes) as f64 / looked_s,
-            busiest,
-            is_clean: busy <= rules.idle_max,
-            hosts: BTreeMap::new(),
-        };
-        if found.is_clean {
-            break;
-        }
+        thread::sleep(Duration::from_millis(10));
     }
-    Ok(found)
+    let (looked_s, to) = (begin.elapsed().as_secs_f64(), Rest::read()?);
+    let cores = Machine::this()?.cores.max(1) as f64;
+    let share = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9 / looked_s / cores;
+    let mut busiest: Vec<(String, f64)> = to
+        .programs
+        .iter()
+        .filter_map(|(pid, (name, ticks))| {
+            let before = from.programs.get(pid).map_or(0, |(_, ticks)| *ticks);
+            let cores = ticks.saturating_sub(before) as f64 / amped_sys::process::ticks_per_second() as f64 / looked_s;
+            (cores > 0.0).then(|| (name.clone(), cores))
+        })
+        .collect();
+    busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    busiest.truncate(5);
+    let busy = share(from.busy_ns, to.busy_ns);
+    Ok(Block {
+        block: 0,
+        began_s,
+        looked_s,
+        busy,
+        stolen: share(from.stolen_ns, to.stolen_ns),
+        packets_per_s: to.packets.saturating_sub(from.packets) as f64 / looked_s,
+        disk_bytes_per_s: to.disk_bytes.saturating_sub(from.disk_bytes) as f64 / looked_s,
+        busiest,
+        is_clean: busy <= rules.idle_max,
+        hosts: BTreeMap::new(),
+    })
 }
 
 /// What the machine has done so far.

@@ -50,8 +50,38 @@ pub(crate) enum Wish {
     Nothing,
     /// The screen has another size.
     Redraw,
+    /// To see another moment of a record.
+    Go(Go),
     /// `q`, Escape or Ctrl-C, which is no signal while the terminal is taken.
     End,
+}
+
+/// Where in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Go {
+    /// So many ticks on, or back.
+    By(isize),
+    /// To the first.
+    First,
+    /// To the last.
+    Last,
+    /// On by itself, as fast as it was recorded; or no more.
+    Play,
+}
+
+/// The keys of `below` and of pagers.
+fn go(code: KeyCode) -> Option<Go> {
+    const PAGE: isize = 10;
+    match code {
+        KeyCode::Right | KeyCode::Down | KeyCode::Char('t' | 'j') => Some(Go::By(1)),
+        KeyCode::Left | KeyCode::Up | KeyCode::Char('T' | 'k') => Some(Go::By(-1)),
+        KeyCode::PageDown => Some(Go::By(PAGE)),
+        KeyCode::PageUp => Some(Go::By(-PAGE)),
+        KeyCode::Home | KeyCode::Char('g') => Some(Go::First),
+        KeyCode::End | KeyCode::Char('G') => Some(Go::Last),
+        KeyCode::Char(' ') => Some(Go::Play),
+        _ => None,
+    }
 }
 
 /// Waits so long for a wish. All that is there is read; an end outweighs the rest.
@@ -64,6 +94,10 @@ pub(crate) fn wish(timeout: Duration) -> Result<Wish, Failure> {
                 let is_control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
                 if is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
                     return Ok(Wish::End);
+                }
+                // One after the other: two keys are two steps.
+                if let Some(go) = go(key.code) {
+                    return Ok(Wish::Go(go));
                 }
             }
             Event::Resize(..) => wish = Wish::Redraw,

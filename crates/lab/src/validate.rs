@@ -122,7 +122,7 @@ fn client(evidence: &Evidence<'_>) -> Check {
             let late = evidence.summary.lateness.p99_ms;
             check("client", true, format!("the schedule was kept, 99 % within {late} ms"))
         }
-        Worth::AtLeast | Worth::ClientBound | Worth::PathBound => check("client", false, says),
+        Worth::AtLeast | Worth::Disturbed | Worth::ClientBound | Worth::PathBound => check("client", false, says),
     }
 }
 
@@ -199,9 +199,14 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     let deviations = score as f64 / (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
     let drift = middle(&slopes) * count / middle(ticks).abs().max(1e-9);
     let max = evidence.rules.drift_max;
+    // A line through the ticks may end below nothing; their thirds do not.
+    let third = n / 3;
+    let part = |ticks: &[f64]| middle(ticks) / middle(evidence.ticks).abs().max(1e-9);
     let says = format!(
-        "what the server sends changes by {:.1} % over the run ({:.1} standard deviations of chance), {:.0} % may be",
-        drift * 100.0,
+        "what the server sends is {:.2} of its median in the first third of the run and {:.2} in the last ({:.1} standard deviations of \
+         chance); a trend of {:.0} % may be",
+        part(&ticks[..third]),
+        part(&ticks[n - third..]),
         deviations.abs(),
         max * 100.0
     );
@@ -214,7 +219,8 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
 /// seen against a server that does nothing. Over a time that begins and ends with nobody the law holds whatever happens in it, so
 /// an overload is counted until its last reply.
 fn little(evidence: &Evidence<'_>) -> Check {
-    let Summary { rate, latency, connected, failed, ok, .. } = evidence.summary;
+    let Summary { latency, connected, failed, ok, .. } = evidence.summary;
+    let rate = evidence.summary.completed_rate().unwrap_or_default();
     let max = evidence.rules.little_max;
     if *failed * 100 > *ok {
         return check("little", None, "more than 1 % failed: how long those stayed is not known");
@@ -329,6 +335,7 @@ fn server(evidence: &Evidence<'_>) -> Check {
 mod tests {
     use super::*;
     use crate::archive::{NetworkUse, Planned, ServerUse, Times};
+    use ammeter_load::window::Window;
 
     const RULES: Rules = Rules { others_max: 0.1, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 };
 
@@ -338,7 +345,7 @@ mod tests {
         Summary {
             seconds: 10.0,
             established_rate: 1000.0,
-            rate: 1000.0,
+            window: Some(Window { completed_rate: 1000.0, ..Window::default() }),
             ok: 10_000,
             received_bytes: 12_000_000,
             latency: times(2.5),

@@ -15,7 +15,8 @@ pub(crate) mod use_of;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ammeter_load::knee::{Bend, bend};
-use ammeter_monitor::Tick;
+use ammeter_monitor::{Census, Tick};
+use amped_measure::stats::median;
 use demand::{Demand, demand};
 use serde::Serialize;
 use use_of::{Doing, Kind, Labels, Resource, Rest, Use, doing, group_name, labels, pool_of, rest, uses};
@@ -31,6 +32,12 @@ pub(crate) struct Observed {
     pub(crate) is_closed: bool,
     /// Right replies a second, while connections were begun.
     pub(crate) throughput: f64,
+    /// Bytes a second that clients received with them.
+    pub(crate) received_bytes_per_s: f64,
+    /// Connections that were not over at the end of the window, where the server fell behind.
+    pub(crate) backlog: Option<u64>,
+    /// How long a right reply took, the median.
+    pub(crate) latency_s: Option<f64>,
     /// Why the figures are the client's own, if they are.
     pub(crate) client: Option<Bound>,
     /// Windows before the load, in which nothing was asked.
@@ -90,7 +97,7 @@ pub(crate) struct Pool {
 }
 
 /// Where requests waited above the knee: how many in the mean, by the last censuses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Waiting {
     /// Connections that the server had not accepted.
     pub(crate) in_queue: f64,
@@ -104,8 +111,14 @@ pub(crate) struct Waiting {
     pub(crate) receive_window: f64,
     /// Likewise in which the server's buffer was too small.
     pub(crate) send_buffer: f64,
-    /// Bytes a second that left by the network.
-    pub(crate) out_bytes_per_s: f64,
+    /// Requests that the server had read and neither answered nor passed on.
+    pub(crate) inside: f64,
+    /// Connections to backends that waited for an answer, by name, the most first.
+    pub(crate) backends: Vec<(String, f64)>,
+    /// Cores' worth of CPU time that the server used.
+    pub(crate) server_cpu: f64,
+    /// Bytes a second that clients received; what the machine's network carried may be others' too, and loopback's.
+    pub(crate) received_bytes_per_s: f64,
 }
 
 /// What all runs say together.
@@ -119,6 +132,8 @@ pub(crate) struct Analysis {
     /// Whether that is so for one reason alone: there is one load, of clients that each wait for their reply. They ask for as much as
     /// they get.
     pub(crate) is_of_one_load: bool,
+    /// Loads at which the server fell behind, and the backlog that it left.
+    pub(crate) fell_behind: Vec<(f64, u64)>,
     /// Right replies a second above the knee, in the mean; the most at any load where there is none.
     pub(crate) plateau: f64,
     /// The lowest and the highest of those.
@@ -133,6 +148,9 @@ pub(crate) struct Analysis {
     pub(crate) pools: Vec<Pool>,
     /// Where requests waited.
     pub(crate) waiting: Waiting,
+    /// How many requests the server works on at a time: throughput above the knee times the latency at the lowest load, where
+    /// requests do not wait for each other (Little 1961). `None` with one load alone.
+    pub(crate) at_a_time: Option<f64>,
     /// Windows above the knee.
     pub(crate) windows: usize,
     /// Their length in the mean, in seconds.
@@ -162,7 +180,11 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     };
     let mut above: Vec<&Observed> = runs.iter().filter(is_beyond).collect();
     let is_of_one_load = lowest >= highest && runs.iter().all(|run| run.is_closed) && !runs.is_empty();
-    let is_limited = knee.is_some() || above.iter().any(|run| run.asked >= highest) || is_of_one_load;
+    let fell_behind: Vec<(f64, u64)> = runs.iter().filter_map(|run| Some((run.asked, run.backlog?))).collect();
+    let is_limited = knee.is_some()
+        || fell_behind.iter().any(|(asked, _)| *asked >= highest)
+        || above.iter().any(|run| run.asked >= highest)
+        || is_of_one_load;
     if !is_limited || above.is_empty() {
         above = runs.iter().filter(|run| run.asked >= highest).collect();
     }
@@ -176,9 +198,10 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
         &active,
     );
 
+    let light_waits = Waits::of(light.iter().flat_map(|run| &run.under));
     // Each run's resources, once.
     let seen: Vec<BTreeMap<Resource, Mean>> =
-        runs.iter().zip(&labels).map(|(run, labels)| means(run, &rest, labels)).collect();
+        runs.iter().zip(&labels).map(|(run, labels)| means(run, &rest, labels, &light_waits)).collect();
     let of = |chosen: &dyn Fn(&Observed) -> bool, resource: &Resource| {
         let mut all = Mean::default();
         for (run, seen) in runs.iter().zip(&seen).filter(|(run, _)| chosen(run)) {
@@ -231,16 +254,55 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
         knee,
         is_limited,
         is_of_one_load,
+        fell_behind,
         plateau: if is_limited { mean } else { runs.iter().map(|run| run.throughput).fold(0.0, f64::max) },
         plateau_range: throughputs().map(|x| (x, x)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default(),
         above: above.len(),
         client_bound: above.iter().filter_map(|run| run.client.clone()).collect(),
         resources,
         pools: pools(runs.iter().zip(&labels).filter(|(run, _)| is_in(&above, run)), &rest),
-        waiting: waiting(&under),
+        waiting: Waiting {
+            received_bytes_per_s: above.iter().map(|run| run.received_bytes_per_s).sum::<f64>()
+                / above.len().max(1) as f64,
+            ..waiting(&under)
+        },
         windows: under.len(),
         window_s: under.iter().map(|tick| tick.interval_s).sum::<f64>() / under.len().max(1) as f64,
+        at_a_time: median(light.iter().filter_map(|run| run.latency_s)).map(|latency_s| latency_s * mean),
     }
+}
+
+/// Requests that wait for others than the server's threads: in the mean of some windows.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Waits {
+    /// For an answer of a backend, by its name.
+    backends: BTreeMap<String, f64>,
+    /// See [`Kind::Inside`].
+    inside: f64,
+}
+
+impl Waits {
+    fn of<'a>(ticks: impl Iterator<Item = &'a Tick>) -> Waits {
+        let (mut waits, mut count) = (Waits::default(), 0.0);
+        for census in ticks.filter_map(|tick| tick.census.as_ref()) {
+            count += 1.0;
+            waits.inside += inside(census);
+            for backend in &census.backends {
+                *waits.backends.entry(backend.name.clone()).or_default() += f64::from(backend.in_flight);
+            }
+        }
+        let count = f64::max(count, 1.0);
+        waits.inside /= count;
+        waits.backends.values_mut().for_each(|waiting| *waiting /= count);
+        waits
+    }
+}
+
+/// Connections of which the server has read all that came, has nothing on the way, and for which it asks nobody.
+fn inside(census: &Census) -> f64 {
+    let asking: u32 = census.backends.iter().map(|backend| backend.in_flight).sum();
+    let established = census.states.get("established").copied().unwrap_or(0);
+    f64::from(established) - f64::from(census.limits.unread) - f64::from(census.limits.sending) - f64::from(asking)
 }
 
 fn is_in(these: &[&Observed], run: &Observed) -> bool {
@@ -269,7 +331,7 @@ impl Mean {
 }
 
 /// What each resource did in a run. A quota counts periods rather than windows, which may be shorter than one.
-fn means(run: &Observed, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Mean> {
+fn means(run: &Observed, rest: &Rest, labels: &Labels, light: &Waits) -> BTreeMap<Resource, Mean> {
     let mut means: BTreeMap<Resource, Mean> = BTreeMap::new();
     for tick in &run.under {
         let uses = uses(tick, rest, labels);
@@ -281,6 +343,21 @@ fn means(run: &Observed, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Mea
             mean.share += share.unwrap_or(0.0);
             mean.shares += f64::from(u8::from(share.is_some()));
         }
+    }
+    // A queue is at its end where it is longer than at the lowest load, and somebody waits behind another.
+    let is_long = |waiting: f64, light: f64| f64::from(u8::from(waiting >= 2.0 && waiting >= 2.0 * light));
+    for tick in &run.under {
+        let Some(census) = &tick.census else { continue };
+        let mut add = |kind, name: &str, full| {
+            let mean = means.entry((kind, name.to_owned())).or_default();
+            mean.full += full;
+            mean.alone += full;
+        };
+        for backend in &census.backends {
+            let light = light.backends.get(&backend.name).copied().unwrap_or(0.0);
+            add(Kind::Backend, &backend.name, is_long(f64::from(backend.in_flight), light));
+        }
+        add(Kind::Inside, "the server", is_long(inside(census), light.inside));
     }
     let windows = run.under.len() as f64;
     for group in run.under.first().map_or(&[][..], |tick| &tick.groups) {
@@ -339,15 +416,20 @@ fn waiting(under: &[&Tick]) -> Waiting {
     let mut waiting = Waiting::default();
     let (mut counted, mut busy) = (0.0, 0u64);
     let (mut receive, mut send) = (0u64, 0u64);
+    let mut backends: BTreeMap<&str, f64> = BTreeMap::new();
     for tick in under {
         waiting.in_queue += tick.listeners.iter().map(|listener| f64::from(listener.depth)).sum::<f64>();
-        waiting.out_bytes_per_s += tick.network.map_or(0.0, |network| network.out_bytes_per_s);
         if let Some(census) = &tick.census {
             let limits = census.limits;
             counted += 1.0;
             waiting.unread += f64::from(limits.unread);
             waiting.sending += f64::from(limits.sending);
             waiting.established += tick.connections("established").map_or(0.0, f64::from);
+            waiting.inside += inside(census).max(0.0);
+            waiting.server_cpu += tick.server_cpu();
+            for backend in &census.backends {
+                *backends.entry(&backend.name).or_default() += f64::from(backend.in_flight);
+            }
             busy += limits.busy_us;
             receive += limits.receive_window_us;
             send += limits.send_buffer_us;
@@ -355,10 +437,13 @@ fn waiting(under: &[&Tick]) -> Waiting {
     }
     let windows = under.len().max(1) as f64;
     waiting.in_queue /= windows;
-    waiting.out_bytes_per_s /= windows;
-    for count in [&mut waiting.unread, &mut waiting.sending, &mut waiting.established] {
-        *count /= f64::max(counted, 1.0);
+    let counted = f64::max(counted, 1.0);
+    let Waiting { unread, sending, established, inside, server_cpu, .. } = &mut waiting;
+    for count in [unread, sending, established, inside, server_cpu] {
+        *count /= counted;
     }
+    waiting.backends = backends.into_iter().map(|(name, waits)| (name.to_owned(), waits / counted)).collect();
+    waiting.backends.sort_by(|a, b| b.1.total_cmp(&a.1));
     waiting.receive_window = receive as f64 / busy.max(1) as f64;
     waiting.send_buffer = send as f64 / busy.max(1) as f64;
     waiting
@@ -407,6 +492,9 @@ pub(crate) mod tests {
                     throughput,
                     is_closed: false,
                     client: None,
+                    received_bytes_per_s: 1000.0 * throughput,
+                    backlog: None,
+                    latency_s: Some(busy_s + asleep_s),
                     before: (0..5).map(|_| window(0.0)).collect(),
                     under: (0..20).map(|_| window(throughput)).collect(),
                 }

@@ -54,7 +54,7 @@ pub(crate) struct Means<'a> {
 /// When a run fails; not when something cannot be moved.
 pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<Vec<Trial>, Failure> {
     let mut trials = Vec::new();
-    let step = step_above(diagnosis, &means.settings.steps);
+    let step = |capacity: f64| step_above(diagnosis, &means.settings.steps, capacity);
     let as_it_is = means.settings.clone();
     if let Some(kind) = diagnosis.kind {
         match suspect(kind, diagnosis, &means) {
@@ -62,11 +62,11 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
                 let moved_settings = lever.settings(&as_it_is);
                 let run = |is_moved: bool, seed| {
                     let _put_back = if is_moved { Some(lever.pull()?) } else { None };
-                    ladder::throughput(if is_moved { &moved_settings } else { &as_it_is }, step, seed)
+                    ladder::throughput(if is_moved { &moved_settings } else { &as_it_is }, step(capacity), seed)
                 };
                 trials.extend(pairs(&means, what, true, capacity, run)?);
             }
-            Ok(None) if matches!(kind, Kind::Thread | Kind::Core) => trials.extend(less_cpu_time(&means, step)?),
+            Ok(None) if matches!(kind, Kind::Thread | Kind::Core) => trials.extend(less_cpu_time(&means, step(LESS))?),
             Ok(None) => {}
             Err(why) => (means.tell)(&format!("not moved: {why}")),
         }
@@ -80,7 +80,7 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
                 let knobs: Vec<Knob> =
                     means.knobs.iter().map(|one| if is_moved && one == knob { &moved } else { one }).cloned().collect();
                 subject.restart(&knobs)?;
-                ladder::throughput(&as_it_is, step, seed)
+                ladder::throughput(&as_it_is, step(capacity), seed)
             };
             trials.extend(pairs(&means, what, is_suspect, capacity, run)?);
         }
@@ -89,10 +89,11 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
     Ok(trials)
 }
 
-/// A load well above the knee, but not so much that the server does nothing but turn away.
-fn step_above(diagnosis: &Diagnosis, steps: &[Step]) -> Step {
+/// A load that is well above the knee, also once the suspect has `capacity` times what it had: throughput cannot follow
+/// beyond the load. But not so much that the server only turns clients away.
+fn step_above(diagnosis: &Diagnosis, steps: &[Step], capacity: f64) -> Step {
     let knee = diagnosis.analysis.knee.map_or(f64::INFINITY, |knee| knee.at);
-    let mut above = steps.iter().filter(|step| step.value() > 1.2 * knee);
+    let mut above = steps.iter().filter(|step| step.value() > 1.2 * capacity.max(1.0) * knee);
     let highest = steps.last().copied().unwrap_or(Step::Rate(1.0));
     above.next().copied().unwrap_or(highest)
 }
@@ -308,16 +309,17 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
                 name.ends_with(&format!(" in {}", group_name(&group.path))) && !group.disks.is_empty()
             };
             let group = limits()?.into_iter().find(is_it).ok_or_else(gone)?;
-            let (what, first, second) = if name.starts_with("reads") {
-                ("reads", "blkio.throttle.read_bps_device", "rbps")
-            } else {
-                ("writes", "blkio.throttle.write_bps_device", "wbps")
-            };
+            type Limit = fn(&ammeter_monitor::source::DiskLimit) -> Option<u64>;
+            let kinds: [(&str, &str, &str, Limit); 4] = [
+                ("reads of", "blkio.throttle.read_bps_device", "rbps", |disk| disk.read_bytes_per_s),
+                ("writes of", "blkio.throttle.write_bps_device", "wbps", |disk| disk.write_bytes_per_s),
+                ("the number of reads of", "blkio.throttle.read_iops_device", "riops", |disk| disk.reads_per_s),
+                ("the number of writes of", "blkio.throttle.write_iops_device", "wiops", |disk| disk.writes_per_s),
+            ];
+            let kind = kinds.into_iter().find(|(prefix, ..)| name.starts_with(prefix));
+            let (what, first, second, limit_of) = kind.ok_or_else(gone)?;
+            let what = what.trim_end_matches(" of");
             let folder = Path::new(&group.path);
-            let limit_of = |disk: &ammeter_monitor::source::DiskLimit| match what {
-                "reads" => disk.read_bytes_per_s,
-                _ => disk.write_bytes_per_s,
-            };
             let line = |disk: &ammeter_monitor::source::DiskLimit| {
                 let limit = (limit_of(disk)? as f64 * MORE).round();
                 Some(if folder.join(first).exists() {
@@ -352,7 +354,9 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
         | Kind::Pool
         | Kind::Softirq
         | Kind::Descriptors
-        | Kind::AcceptQueue => None,
+        | Kind::AcceptQueue
+        | Kind::Backend
+        | Kind::Inside => None,
     })
 }
 

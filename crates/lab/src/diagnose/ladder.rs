@@ -21,8 +21,7 @@ use serde::de::DeserializeOwned;
 
 use super::observe::CLIENT_LIMITS;
 use crate::archive::{
-    self, Archive, Arm, Check, FORM, Figure, Host, LoadRecord, Plan, Planned, Program, Resolved, Run, Standing, Step,
-    name,
+    self, Archive, Arm, Check, FORM, Figure, Host, Plan, Planned, Program, Resolved, Run, Standing, Step, name,
 };
 use crate::run::{Seen, Snapshot, Told, now_s};
 
@@ -60,10 +59,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Of the periods of the clients' own quota, how many may be used up.
 const THROTTLED_MAX: f64 = 0.1;
 
-/// Makes all runs and their archive; `tell` hears of each. If it is stopped, the runs that were made are in it.
+/// Makes all runs and their archive; `tell` hears of each. If it is stopped, the runs that were whole are in it. Without a
+/// result there is no folder either, which would be in the way of the next attempt.
 ///
 /// # Errors
-/// When the folder cannot be made, a program cannot be started, the server cannot be watched, or no right reply came at all.
+/// When the folder cannot be made, a program cannot be started, the server cannot be watched, no right reply came at all, or
+/// it was stopped before the first run was whole.
 pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
     let dir = &settings.dir;
     fs::create_dir(dir).map_err(|error| {
@@ -72,6 +73,16 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
             dir.display()
         ))
     })?;
+    let climbed = climb_in(settings, stop, tell);
+    if climbed.is_err() {
+        // It was made above, so that nothing of anybody else's is in it.
+        let _ = fs::remove_dir_all(dir);
+    }
+    climbed
+}
+
+fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
+    let dir = &settings.dir;
     fs::create_dir(dir.join(name::RUNS)).map_err(Failure::io(format_args!("make a folder in {}", dir.display())))?;
     let blocks = 1..=settings.repeat;
     let planned = |block: u32| {
@@ -95,20 +106,31 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
         if stop.is_stopped() {
             break;
         }
-        let made = make(settings, planned)?;
+        let made = make(settings, planned);
+        if stop.is_stopped() {
+            // Ctrl-C reaches the programs of a run as well: this one is cut short, whatever they say.
+            let folder = dir.join(name::RUNS).join(&planned.id);
+            let _ = fs::remove_dir_all(&folder);
+            let _ = fs::remove_dir_all(folder.with_extension("part"));
+            break;
+        }
+        let made = made?;
         let summary = made.run.summary.clone().unwrap_or_default();
         is_answered |= summary.ok > 0;
         complaint = made.verdict.to_string();
         tell(&format!(
-            "{:>10}  offered {:>9.1}/s  answered {:>9.1}/s  failed {:>6}  p50 {:>8} ms  {}",
+            "{:>10}  offered {:>9.1}/s  completed {:>9.1}/s  failed {:>6}  p50 {:>8} ms  {}",
             planned.step.value(),
             summary.offered_rate,
-            summary.rate,
+            summary.completed_rate().unwrap_or_default(),
             summary.failed,
             summary.latency.p50_ms,
             made.verdict
         ));
         thread::sleep(settings.pause);
+    }
+    if complaint.is_empty() && stop.is_stopped() {
+        return Err(Failure::failed("interrupted before the first run was whole, so there is nothing to look at"));
     }
     if !is_answered {
         return Err(Failure::failed(format!(
@@ -193,6 +215,8 @@ fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
     }
     let micros = |time: Duration| format!("{}us", time.as_micros());
     words.extend(["load".to_owned(), settings.url.clone(), "--json".to_owned(), "--seed".to_owned(), seed.to_string()]);
+    // The monitor beside it tells who else is there.
+    words.extend(["--others-max", "100%"].map(str::to_owned));
     words.extend(["--duration".to_owned(), micros(settings.duration)]);
     words.extend(match step {
         Step::Rate(rate) => ["--rate".to_owned(), rate.to_string()],
@@ -211,11 +235,9 @@ fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Right replies a second while connections were begun, of a run that nobody watches.
+/// Right replies a second within the window of a run that nobody watches.
 pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f64, Failure> {
-    let text = load(settings, step, seed)?;
-    let (said, record): (Told, LoadRecord) = (read_load(&text)?, read_load(&text)?);
-    Ok(super::observe::throughput(&record.series, said.seconds).unwrap_or(0.0))
+    Ok(read_load::<Told>(&load(settings, step, seed)?)?.window.completed_rate)
 }
 
 fn read_load<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {

@@ -139,6 +139,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
         None => bound(true) || (bound(false) && analysis.is_limited),
     };
     let mut evidence = vec![knee_line(&analysis)];
+    evidence.extend(behind_line(&analysis));
     let plain = |answer, sentence: String, refuted_by: &[&str], evidence: Vec<String>, kind: Option<Kind>| Diagnosis {
         arm: arm.to_owned(),
         answer,
@@ -212,12 +213,21 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
     evidence.extend(analysis.pools.iter().filter(|pool| pool.threads - pool.resting >= 0.5).map(pool_line));
     let rivals = at_end.iter().skip(1).filter(|other| other.kind < Kind::Lock && other.kind != found.kind);
     let agrees = found.demand.is_none_or(|demand| demand.ceiling.is_none() || demand.allows(analysis.plateau, 0.2));
-    let is_strong = analysis.knee.is_some() && found.full_above >= 0.8 && agrees && rivals.count() == 0;
-    let follows = at_end.iter().skip(1).filter(|other| (other.kind, &other.name) != (found.kind, &found.name));
+    // What nothing else explains is believed less.
+    let is_strong = found.kind != Kind::Inside
+        && analysis.knee.is_some()
+        && found.full_above >= 0.8
+        && agrees
+        && rivals.count() == 0;
+    // Requests that wait for what was found are in the server meanwhile.
+    let follows = at_end.iter().skip(1).filter(|other| other.kind != Kind::Inside);
     Diagnosis {
         arm: arm.to_owned(),
         answer: Answer::Bottleneck,
-        kind: Some(found.kind),
+        kind: Some(match found.kind {
+            Kind::Inside if is_one_at_a_time(&analysis) => Kind::Lock,
+            kind => kind,
+        }),
         resource: Some(found.name.clone()),
         sentence: sentence(found, &analysis),
         confidence: if is_strong { Confidence::Strong } else { Confidence::Likely },
@@ -289,7 +299,20 @@ fn thing(found: &Found) -> String {
         Kind::Network => format!("the network {name}"),
         Kind::Descriptors => format!("descriptors {name}"),
         Kind::AcceptQueue => format!("the accept queue {name}"),
+        Kind::Backend => format!("the backend {name}"),
+        Kind::Inside => "the server's own code".to_owned(),
     }
+}
+
+/// How many requests a server without a name for it works on at a time, if that can be told.
+fn at_a_time(analysis: &Analysis) -> Option<f64> {
+    analysis.at_a_time.filter(|count| *count >= 0.5)
+}
+
+/// Whether that is one: then it is a lock, whatever the program calls it.
+fn is_one_at_a_time(analysis: &Analysis) -> bool {
+    let is_a_core = (0.85..1.15).contains(&analysis.waiting.server_cpu);
+    is_a_core || at_a_time(analysis).is_some_and(|count| count < 1.8)
 }
 
 fn sentence(found: &Found, analysis: &Analysis) -> String {
@@ -332,13 +355,26 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
                 "the path takes no more"
             };
             format!(
-                "{:.0} connections have bytes on their way at {:.1} Mbit/s, and {by}",
+                "{:.0} connections have bytes on their way, clients receive {:.1} Mbit/s, and {by}",
                 waiting.sending,
-                waiting.out_bytes_per_s * 8.0 / 1e6
+                waiting.received_bytes_per_s * 8.0 / 1e6
             )
         }
         Kind::Descriptors => "there are as many open as there may be".to_owned(),
         Kind::AcceptQueue => "connections are turned away while the server has time for them".to_owned(),
+        Kind::Backend => {
+            let waiting = analysis.waiting.backends.iter().find(|(name, _)| *name == found.name);
+            let count = waiting.map_or(0.0, |(_, count)| *count);
+            let long = match analysis.plateau {
+                plateau if plateau > 0.0 => format!(", {:.0} ms each", 1e3 * count / plateau),
+                _ => String::new(),
+            };
+            format!(
+                "{count:.0} requests wait for its answer{long}, while the server itself uses {:.2} cores",
+                analysis.waiting.server_cpu
+            )
+        }
+        Kind::Inside => return inside_sentence(analysis),
     };
     let same = analysis.resources.iter().filter(|other| other.kind == Kind::Core && other.full_above >= 0.5).count();
     if found.kind == Kind::Core && same > 1 {
@@ -348,6 +384,29 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
     }
     let limits = if matches!(found.kind, Kind::Pool | Kind::Softirq | Kind::Descriptors) { "limit" } else { "limits" };
     format!("{} {limits} the server to {plateau}: {waits}", thing(found))
+}
+
+/// What is said of requests that wait in the server without a thread, a descriptor or a queue of the kernel's that is at its end.
+fn inside_sentence(analysis: &Analysis) -> String {
+    let Analysis { plateau, waiting, .. } = analysis;
+    let (inside, cpu) = (waiting.inside, waiting.server_cpu);
+    let waits = format!("{inside:.0} requests have been read and wait in it, for no disk, network or backend");
+    if is_one_at_a_time(analysis) {
+        let each = match plateau {
+            plateau if *plateau > 0.0 => format!(" ({:.1} ms each)", 1e3 / plateau),
+            _ => String::new(),
+        };
+        return format!(
+            "a lock (mutex) in the server's own code limits it to {plateau:.0} requests/s: it works on one request at a time{each} and uses \
+             {cpu:.2} cores, while {waits}"
+        );
+    }
+    let count = at_a_time(analysis)
+        .map_or(String::new(), |count| format!("it works on about {count:.0} requests at a time and "));
+    format!(
+        "the server's own code limits it to {plateau:.0} requests/s: {count}uses {cpu:.2} cores, while {waits}: a pool, a semaphore or a \
+         lock of its own is used up"
+    )
 }
 
 /// Where whoever holds a lock sleeps.
@@ -375,6 +434,17 @@ fn knee_line(analysis: &Analysis) -> String {
         ),
         None => format!("throughput follows what is offered at all loads, up to {:.0}/s", analysis.plateau),
     }
+}
+
+/// At which loads the server fell behind, from the lowest on.
+fn behind_line(analysis: &Analysis) -> Option<String> {
+    let mut behind = analysis.fell_behind.clone();
+    behind.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (lowest, (highest, backlog)) = (behind.first()?.0, *behind.last()?);
+    let runs = if behind.len() == 1 { "1 run".to_owned() } else { format!("{} runs", behind.len()) };
+    Some(format!(
+        "the server fell behind in {runs}, from {lowest:.0}/s on: a backlog of {backlog} connections was left at {highest:.0}/s"
+    ))
 }
 
 fn use_line(found: &Found, analysis: &Analysis) -> String {
@@ -463,6 +533,14 @@ fn refuted_by(kind: Kind) -> Vec<String> {
             "a path 20 % faster: throughput should rise by about as much; replies half as long should give twice of them"
         }
         Kind::Descriptors => "a limit 20 % larger (ulimit -n): throughput should rise by about as much",
+        Kind::Backend => {
+            "a faster backend, or more of its processes (php-fpm: pm.max_children): throughput should rise; a file from the same server \
+             should come as fast as ever"
+        }
+        Kind::Inside => {
+            "a profile of the program's own (go tool pprof: mutex and block; py-spy) that names another place; a shorter hold, or a \
+             larger pool, with which throughput should rise"
+        }
         Kind::AcceptQueue => {
             "a longer queue (the server's backlog, net.core.somaxconn): drops should end and throughput rise"
         }
@@ -475,7 +553,10 @@ mod tests {
     use super::*;
     use crate::analyse::tests::ladder;
     use crate::analyse::{Bound, Observed, analyse};
-    use ammeter_monitor::{GroupRate, ListenerRate, ProcessRate, ThreadRate, Tick};
+    use ammeter_monitor::{
+        Backend, Census, CensusLimits, GroupRate, ListenerRate, NetworkRate, ProcessRate, ThreadRate, Tick,
+    };
+    use std::collections::BTreeMap;
 
     /// Changes every window of a ladder; `load` is what is asked, as a part of what the server bears.
     fn with(mut runs: Vec<Observed>, change: impl Fn(&mut Tick, f64)) -> Vec<Observed> {
@@ -581,6 +662,77 @@ mod tests {
             }];
         });
         check(&runs, Answer::Bottleneck, Some(Kind::Quota), "quota of the control group /g");
+    }
+
+    /// Windows in which the server has read requests of `inside` connections at overload, and `asking` of them wait for a backend.
+    fn waiting_elsewhere(inside: u32, asking: u32) -> Vec<Observed> {
+        with(unseen(), |tick, load| {
+            let of = |count: u32| if load > 1.05 { count } else { u32::from(load > 0.5 && count > 0) };
+            tick.census = Some(Census {
+                states: BTreeMap::from([("established".to_owned(), of(inside))]),
+                backends: vec![Backend {
+                    name: "unix:/run/php.sock".to_owned(),
+                    connections: of(asking),
+                    in_flight: of(asking),
+                }],
+                ..Census::default()
+            });
+        })
+    }
+
+    #[test]
+    fn load_at_which_server_fell_behind_is_said_and_never_borne() {
+        let mut runs = ladder(0.005, 0.0, 0.0, 1);
+        runs.truncate(4);
+        runs[3].backlog = Some(77);
+        let found = check(&runs, Answer::NotFound, None, "not found: throughput stops at");
+        let line = "the server fell behind in 1 run, from 160/s on: a backlog of 77 connections was left at 160/s";
+        assert!(found.evidence.iter().any(|one| one == line), "{:?}", found.evidence);
+    }
+
+    #[test]
+    fn slow_backend_is_named() {
+        let found = check(
+            &waiting_elsewhere(40, 40),
+            Answer::Bottleneck,
+            Some(Kind::Backend),
+            "the backend unix:/run/php.sock limits the server to 196 requests/s: 40 requests wait for its answer, 204 ms each",
+        );
+        assert!(found.follows.is_empty(), "{:?}", found.follows);
+        // A thread that computes all the time comes first, and one connection that is open all the time is no queue.
+        let busy = with(waiting_elsewhere(40, 40), |tick, load| tick.threads[0].run = load.min(1.0));
+        check(&busy, Answer::Bottleneck, Some(Kind::Thread), "the thread worker");
+        check(&waiting_elsewhere(1, 1), Answer::NotFound, None, "not found");
+    }
+
+    #[test]
+    fn requests_inside_the_server_tell_a_lock_or_a_pool() {
+        let found = check(
+            &waiting_elsewhere(40, 0),
+            Answer::Bottleneck,
+            Some(Kind::Lock),
+            "a lock (mutex) in the server's own code",
+        );
+        assert!(found.sentence.contains("one request at a time (5.1 ms each)"), "{}", found.sentence);
+        assert_eq!(found.confidence, Confidence::Likely);
+        let mut pool = waiting_elsewhere(40, 0);
+        pool.iter_mut().for_each(|run| run.latency_s = Some(0.020));
+        check(&pool, Answer::Bottleneck, Some(Kind::Inside), "it works on about 4 requests at a time");
+        // All of one core and no more, by several threads: one at a time as well.
+        let python = with(pool, |tick, _| tick.server_user = 1.0);
+        check(&python, Answer::Bottleneck, Some(Kind::Lock), "one request at a time");
+    }
+
+    #[test]
+    fn link_use_is_what_clients_received() {
+        let runs = with(unseen(), |tick, load| {
+            let sending = if load > 1.05 { 9 } else { 0 };
+            let limits = CensusLimits { sending, ..CensusLimits::default() };
+            tick.census = Some(Census { limits, ..Census::default() });
+            // Others use the machine's network, too.
+            tick.network = Some(NetworkRate { out_bytes_per_s: 1e9, ..NetworkRate::default() });
+        });
+        check(&runs, Answer::Bottleneck, Some(Kind::Network), "clients receive 1.6 Mbit/s, and the path takes no more");
     }
 
     #[test]

@@ -242,8 +242,8 @@ impl Fleet {
             let (busy, others) = spell.shares(self.who[at + 1].host.machine.cores, Some(0.0));
             let outcome = &part.outcome;
             let load = SliceRun {
-                offered_rate: outcome.offered_rate,
-                rate: outcome.rate,
+                offered_rate: outcome.window.offered_rate,
+                rate: outcome.window.completed_rate,
                 lateness_p99_ms: outcome.lateness.p99_ms,
                 verdict: outcome.verdict.clone(),
             };

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use amped_measure::stats::Summary;
 
-use super::figure::{Bars, Curve, Mark, Plot, Point, Scale};
 use crate::archive::{self, Archive, Arm, At, Run, Standing, Step};
+use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale};
 
 /// Of a figure's values, the name, the unit and the meaning of the metric.
 fn metric(name: &str) -> (&'static str, Cow<'static, str>) {
@@ -79,8 +79,8 @@ fn over_steps(archive: &Archive, arm: &Arm, metric: &str) -> Vec<Point> {
 /// The name of the axis of steps.
 fn steps_title(archive: &Archive) -> String {
     match archive.resolved.steps.first() {
-        Some(Step::Clients(_)) => "clients that each wait for their reply".to_owned(),
-        Some(Step::Rate(_)) | None => "connections a second, asked for".to_owned(),
+        Some(Step::Clients(_)) => "concurrent clients".to_owned(),
+        Some(Step::Rate(_)) | None => "offered connections, 1/s".to_owned(),
     }
 }
 
@@ -92,40 +92,46 @@ fn is_asked(archive: &Archive) -> bool {
     archive.resolved.requests_per_connection == 1 && matches!(archive.resolved.steps.first(), Some(Step::Rate(_)))
 }
 
-/// Right replies over the load, of all arms; `None` with fewer than two steps. `band`: where the baseline's knee lies.
-pub(super) fn knee(archive: &Archive, band: Option<(f64, f64)>) -> Option<Plot> {
-    (archive.resolved.steps.len() > 1).then(|| Plot {
-        title: "Right replies over the load".to_owned(),
-        x_title: steps_title(archive),
-        y_title: "right replies a second".to_owned(),
-        curves: curves(archive, "rate"),
-        asked: is_asked(archive),
-        band: band.map(|(from, to)| (from, to, "the baseline's knee".to_owned())),
-        ..Plot::default()
-    })
-}
-
-/// What the experiment's own figures do not show over the load: latency, and failures where there are any.
-pub(super) fn beside(archive: &Archive) -> Vec<Plot> {
-    let is_drawn = |name: &str| {
-        let figures = archive.resolved.figures.iter().filter(|figure| figure.x == "rate" || figure.x == "clients");
-        figures.flat_map(|figure| &figure.y).any(|drawn| drawn == name)
-    };
-    let has_failures = archive.runs.iter().any(|run| value(run, "failed-share").is_some_and(|share| share > 0.0));
-    let plot = |title: &str, name: &str, y_logarithmic| Plot {
-        title: title.to_owned(),
-        x_title: steps_title(archive),
-        y_title: titled(name),
-        y_logarithmic,
-        curves: curves(archive, name),
-        ..Plot::default()
-    };
-    let mut plots = Vec::new();
-    if archive.resolved.steps.len() > 1 && !is_drawn("p99") {
-        plots.push(plot("Latency over the load", "p99", true));
+/// A figure for each metric over the load, with a curve for each arm: all have one axis of the load, and those of latency one
+/// axis of time. None with fewer than two steps. `band`: where the capacity of the only arm lies.
+pub(super) fn overlay(archive: &Archive, band: Option<(f64, f64)>) -> Vec<(&'static str, Plot)> {
+    const LATENCY: [&str; 3] = ["p50", "p95", "p99"];
+    if archive.resolved.steps.len() < 2 {
+        return Vec::new();
     }
-    if archive.resolved.steps.len() > 1 && has_failures && !is_drawn("failed-share") {
-        plots.push(plot("Failures over the load", "failed-share", false));
+    let steps: Vec<f64> = archive.resolved.steps.iter().map(|step| step.value()).collect();
+    let has =
+        |name: &str, least: f64| archive.runs.iter().filter_map(|run| value(run, name)).any(|value| value > least);
+    let latencies: Vec<f64> = LATENCY
+        .iter()
+        .flat_map(|name| archive.runs.iter().filter_map(move |run| value(run, name)))
+        .filter(|value| *value > 0.0)
+        .collect();
+    let plot = |title: &str, name: &'static str, y_title: String| {
+        let is_latency = LATENCY.contains(&name);
+        let plot = Plot {
+            title: title.to_owned(),
+            x_title: steps_title(archive),
+            y_title,
+            y_logarithmic: is_latency,
+            curves: curves(archive, name),
+            x_reach: steps.clone(),
+            y_reach: if is_latency { latencies.clone() } else { Vec::new() },
+            asked: name == "rate" && is_asked(archive),
+            band: band.filter(|_| name == "rate").map(|(from, to)| (from, to, "capacity".to_owned())),
+            ..Plot::default()
+        };
+        (name, plot)
+    };
+    let mut plots = vec![plot("Throughput", "rate", "completed responses, 1/s".to_owned())];
+    for name in LATENCY.into_iter().filter(|name| has(name, 0.0)) {
+        plots.push(plot(&format!("Latency, {name}"), name, "ms, logarithmic".to_owned()));
+    }
+    if has("failed-share", 0.0) {
+        plots.push(plot("Failures", "failed-share", "failed, share of all".to_owned()));
+    }
+    if has("cpu-per-reply", 0.0) {
+        plots.push(plot("Cost", "cpu-per-reply", "CPU of the server for a response, us".to_owned()));
     }
     plots
 }
@@ -135,39 +141,38 @@ fn curves(archive: &Archive, metric: &str) -> Vec<Curve> {
     drawn(archive).map(curve).collect()
 }
 
-fn arm_label(arm: &Arm) -> String {
+pub(super) fn arm_label(arm: &Arm) -> String {
     if arm.label.is_empty() { arm.subject.clone() } else { arm.label.clone() }
 }
 
-/// A figure that the experiment asks for: one; or one for each arm where several metrics of several arms would be in each
-/// other's way.
+/// A figure that the experiment asks for: one; or one for each metric, with a curve for each arm, where several metrics of
+/// several arms would be in one.
 pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     if figure.x != "rate" && figure.x != "clients" {
         return vec![over_levels(archive, figure)];
     }
     let all: Vec<&Arm> = drawn(archive).collect();
     let is_split = all.len() > 1 && figure.y.len() > 1;
-    let units: Vec<&str> = figure.y.iter().map(|name| metric(name).0).collect();
-    let plot = |arms: &[&Arm]| {
-        let of = |arm| figure.y.iter().map(move |name| (arm, name));
+    let plot = |names: &[String]| {
+        let of = |arm| names.iter().map(move |name| (arm, name));
         let curve = |(arm, name): (&&Arm, &String)| Curve {
-            name: if arms.len() > 1 { arm_label(arm) } else { metric(name).1.into_owned() },
+            name: if all.len() > 1 { arm_label(arm) } else { metric(name).1.into_owned() },
             points: over_steps(archive, arm, name),
             printed: false,
         };
-        let whose = if is_split { arms.first().map(|arm| format!(": {}", arm_label(arm))) } else { None };
+        let of_what = if is_split { names.first().map(|name| format!(": {}", metric(name).1)) } else { None };
         Plot {
-            title: format!("{}{}", figure.title, whose.unwrap_or_default()),
+            title: format!("{}{}", figure.title, of_what.unwrap_or_default()),
             x_title: steps_title(archive),
-            y_title: axis_title(figure, &units),
+            y_title: axis_title(names),
             x: if figure.log_x { Scale::Logarithmic } else { Scale::Linear },
             y_logarithmic: figure.log_y,
-            curves: arms.iter().flat_map(of).map(curve).chain(printed(figure)).collect(),
-            asked: !figure.log_y && is_asked(archive) && figure.y.iter().all(|name| ASKED.contains(&&name[..])),
+            curves: all.iter().flat_map(of).map(curve).chain(printed(figure)).collect(),
+            asked: !figure.log_y && is_asked(archive) && names.iter().all(|name| ASKED.contains(&&name[..])),
             ..Plot::default()
         }
     };
-    if is_split { all.chunks(1).map(plot).collect() } else { vec![plot(&all)] }
+    if is_split { figure.y.chunks(1).map(plot).collect() } else { vec![plot(&figure.y)] }
 }
 
 /// The levels of the factor on a figure's axis of x, and what they are as numbers where all of them are such.
@@ -196,11 +201,10 @@ fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
     };
     let mut curves = over_factor(archive, figure, x);
     curves.extend(printed(figure));
-    let units: Vec<&str> = figure.y.iter().map(|name| metric(name).0).collect();
     Plot {
         title: figure.title.clone(),
         x_title: figure.x.clone(),
-        y_title: axis_title(figure, &units),
+        y_title: axis_title(&figure.y),
         x: match numbers {
             Some(_) if figure.log_x => Scale::Logarithmic,
             Some(_) => Scale::Linear,
@@ -222,8 +226,9 @@ fn printed(figure: &archive::Figure) -> impl Iterator<Item = Curve> {
 }
 
 /// One metric has a name; several of one unit have that.
-fn axis_title(figure: &archive::Figure, units: &[&str]) -> String {
-    match &figure.y[..] {
+fn axis_title(names: &[String]) -> String {
+    let units: Vec<&str> = names.iter().map(|name| metric(name).0).collect();
+    match names {
         [name] => titled(name),
         _ if units.iter().all(|unit| *unit == "1/s") => "a second".to_owned(),
         _ if units.windows(2).all(|pair| pair[0] == pair[1]) => units.first().copied().unwrap_or_default().to_owned(),
@@ -263,35 +268,31 @@ fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> 
     curves
 }
 
-/// The step that speaks for an arm.
+/// The step that speaks for an arm; `None` if no run of it there counts. Another step never speaks for the one asked for.
 pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Option<Step> {
     let known = |step: &&Step| median(archive, &arm.id, **step, metric).is_some();
-    let mut steps = archive.resolved.steps.iter().filter(known);
+    let mut steps = archive.resolved.steps.iter();
     match at {
-        At::First => steps.next().copied(),
-        At::Last => steps.next_back().copied(),
-        At::Step(value) => steps.find(|step| step.value() == value).copied(),
+        At::First => steps.next().filter(known).copied(),
+        At::Last => steps.next_back().filter(known).copied(),
+        At::Step(value) => steps.find(|step| step.value() == value).filter(known).copied(),
         At::Peak => {
+            let steps = steps.filter(known);
             let of = |step: &Step| median(archive, &arm.id, *step, metric).map_or(f64::MIN, |found| found.median);
             steps.max_by(|one, other| of(one).total_cmp(&of(other))).copied()
         }
     }
 }
 
-/// What stands in bars of its own figure: the steps of each arm; or all arms, where there is one step.
-pub(super) fn groups<'a>(archive: &Archive, arms: &'a [&'a Arm]) -> Vec<&'a [&'a Arm]> {
-    if archive.resolved.steps.len() == 1 { vec![arms] } else { arms.chunks(1).collect() }
-}
-
-/// The bars of a group: arm, step, and what it is called.
+/// The bars of a figure: arm, step, and a name that has what differs. Arms are side by side at each step.
 fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item = (&'a Arm, Step, String)> {
-    let name = move |arm: &Arm, step| if arms.len() > 1 { arm_label(arm) } else { step_name(step) };
-    arms.iter().flat_map(move |arm| archive.resolved.steps.iter().map(move |step| (*arm, *step, name(arm, *step))))
-}
-
-/// Whose they are, where that is one's.
-fn whose(arms: &[&Arm]) -> String {
-    if let [only] = arms { format!(": {}", arm_label(only)) } else { String::new() }
+    let steps = &archive.resolved.steps;
+    let name = move |arm: &Arm, step| match (arms.len() > 1, steps.len() > 1) {
+        (true, true) => format!("{}, {}", arm_label(arm), step_name(step)),
+        (true, false) => arm_label(arm),
+        (false, _) => step_name(step),
+    };
+    steps.iter().flat_map(move |step| arms.iter().map(move |arm| (*arm, *step, name(arm, *step))))
 }
 
 /// Where the machine's CPU time went, in cores; `None` if that is not known.
@@ -311,7 +312,7 @@ pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     };
     let bars: Vec<_> = bars_of(archive, arms).filter_map(bar).collect();
     (!bars.is_empty()).then(|| Bars {
-        title: format!("CPU time of the machine{}", whose(arms)),
+        title: "CPU time of the machine".to_owned(),
         x_title: "cores; medians of the runs".to_owned(),
         parts: parts.map(str::to_owned).to_vec(),
         bars,
@@ -364,9 +365,9 @@ pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mu
     };
     let drawn: Vec<_> = bars.iter().map(bar).collect();
     let more = if is_all { None } else { Some("all others") };
-    let what = if view == "contexts" { "what for" } else { "doing what" };
+    let what = if view == "contexts" { "by context" } else { "by category" };
     (!drawn.is_empty()).then(|| Bars {
-        title: format!("CPU time of the server, {what}{}", whose(arms)),
+        title: format!("CPU time of the server, {what}"),
         x_title: "% of the server's samples".to_owned(),
         parts: parts.into_iter().chain(more).map(str::to_owned).collect(),
         bars: drawn,

@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
-use super::figure::number;
 use super::percent;
 use crate::archive::Archive;
+use crate::figure::number;
 use crate::hosts::{self, HostRun};
 
 /// A table of all runs; `None` where everything was on one machine. What cannot be read goes into `missing`.

@@ -4,19 +4,19 @@
 //!
 //! ```text
 //! verdict    what is said first: knees, what still holds of a paper, how the runs stand
-//! figures    from the archive to points, curves and bars: medians, intervals, what each point is worth
-//! figure     from these to SVG
+//! overview   the table that follows: a row for each arm
+//! figures    from the archive to points, curves and bars, which `crate::figure` draws: medians, intervals, validity
 //! hosts      what each of several hosts did, and its clock
 //! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
 //! ```
 //!
-//! The order of the page: the verdict, what is missing, the knee, what limits it, the experiment's own figures with the
-//! paper's values beside ours, processor time, validation, each run over time, tables, and what the figures depend on.
-//! A run that was not made, or a file that is not there, is named; the rest is drawn.
+//! The order of the page: the verdict, the table, a figure for each metric with a curve for each arm, the figures that a paper
+//! printed, the claims. Behind these, folded: what limits each arm, comparison, the experiment's other figures, CPU time,
+//! validation, each run over time, tables, and settings. A run that was not made, or a missing file, is named.
 
-mod figure;
 mod figures;
 mod hosts;
+mod overview;
 mod series;
 mod verdict;
 
@@ -31,15 +31,16 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
-use self::figure::number;
+use self::overview::Overview;
 use self::verdict::Counts;
-pub(crate) use self::verdict::{Judged, fates};
-use crate::archive::{Archive, Arm, Check, Run, Standing, name};
+pub(crate) use self::verdict::{Judged, fates, open_claims};
+use crate::archive::{Archive, Arm, Check, Run, SUBJECT, Standing, name};
 use crate::compare::{self, Comparison};
 use crate::diagnose::verdict::{Answer, Diagnosis};
-use crate::{diagnose, page};
+use crate::figure::{Legend, number};
+use crate::{diagnose, figure, page};
 
-pub(crate) use self::figure::CSS as FIGURE_CSS;
+pub(crate) use self::overview::text as overview_text;
 
 /// What a report came to.
 #[derive(Debug)]
@@ -59,13 +60,15 @@ pub(crate) struct Told {
     pub(crate) experiment: String,
     /// What stands first.
     pub(crate) verdict: Vec<String>,
+    /// The arms in figures.
+    pub(crate) overview: Overview,
     /// What limits each arm, as far as it is known.
     pub(crate) limits: Vec<String>,
     /// How the runs stand.
     pub(crate) runs: Counts,
     /// What became of what the experiment claims.
     pub(crate) claims: Vec<Judged>,
-    /// The arms against the baseline.
+    /// The arms, each against the one that it is compared with.
     pub(crate) against_baseline: Vec<Comparison>,
     /// What is missing, a line each.
     pub(crate) missing: Vec<String>,
@@ -97,40 +100,50 @@ pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Resul
 /// Makes a report of an archive.
 pub(crate) fn report(archive: &Archive) -> Report {
     let mut missing = missing(archive);
+    missing.extend(archive.without_window().map(str::to_owned));
     let resolved = &archive.resolved;
     let arms: Vec<&Arm> = figures::drawn(archive).collect();
-    let knee = arms.first().map(|arm| verdict::knee(archive, arm)).unwrap_or_default();
-    let band = knee.borne.zip(knee.not_borne).map(|(borne, not)| (borne.value(), not.value()));
+    let overview = overview::overview(archive, &arms);
+    // Bands of several arms would hide each other.
+    let band = match arms[..] {
+        [only] => {
+            let knee = verdict::knee(archive, only);
+            knee.borne.zip(knee.not_borne).map(|(borne, not)| (borne.value(), not.value()))
+        }
+        _ => None,
+    };
 
     let mut drawn = Drawn::default();
-    let knee = figures::knee(archive, band).map(|plot| drawn.plot("knee", &plot));
-    let beside: Vec<Markup> = figures::beside(archive).iter().map(|plot| drawn.plot(&plot.title, plot)).collect();
+    let legend = if arms.len() > 1 { Legend::Shared } else { Legend::Own };
+    let overlay: Vec<Markup> =
+        figures::overlay(archive, band).iter().map(|(name, plot)| drawn.plot(name, plot, legend)).collect();
     let before = drawn.files.len();
     let asked: Vec<(Vec<Markup>, &crate::archive::Figure)> = resolved
         .figures
         .iter()
         .map(|figure| {
             let plots = figures::asked(archive, figure);
-            (plots.iter().map(|plot| drawn.plot(&plot.title, plot)).collect(), figure)
+            (plots.iter().map(|plot| drawn.plot(&plot.title, plot, Legend::Own)).collect(), figure)
         })
         .collect();
+    // A paper's figure, or one over a factor, is what the experiment is about; the others are over the load, as those above.
+    let is_first = |(_, figure): &&(Vec<Markup>, &crate::archive::Figure)| {
+        !figure.paper.is_empty() || resolved.factors.iter().any(|factor| factor.name == figure.x)
+    };
     let own_figures = drawn.files[before..].iter().map(|(id, _)| id.clone()).collect();
-    let (mut cpu, mut profiles) = (Vec::new(), Vec::new());
-    for arms in figures::groups(archive, &arms) {
-        cpu.extend(figures::cpu(archive, arms).map(|bars| drawn.bars(&bars.title, &bars)));
-        for view in ["contexts", "categories"] {
-            let bars = figures::profile(archive, arms, view, &mut missing);
-            profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
-        }
+    let cpu = figures::cpu(archive, &arms).map(|bars| drawn.bars(&bars.title, &bars));
+    let mut profiles = Vec::new();
+    for view in ["contexts", "categories"] {
+        let bars = figures::profile(archive, &arms, view, &mut missing);
+        profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
     }
     let timelines: Vec<series::Timeline> =
         archive.runs.iter().map(|run| series::timeline(archive, run, &mut missing)).collect();
     let claims = claims(archive);
     let hosts = hosts::hosts(archive, &mut missing);
-    let against_baseline: Vec<Comparison> = match arms.split_first() {
-        Some((baseline, others)) => others.iter().map(|arm| compare::arms(archive, baseline, arm)).collect(),
-        None => Vec::new(),
-    };
+    let others = arms.iter().skip(1).copied();
+    let against_baseline: Vec<Comparison> =
+        others.map(|arm| compare::arms(archive, counterpart(&arms, arm), arm)).collect();
     let counts = verdict::counts(archive);
     let mut verdict = verdict::sentences(archive, &arms);
     verdict.extend(fates(&claims));
@@ -144,62 +157,68 @@ pub(crate) fn report(archive: &Archive) -> Report {
     };
 
     let shown = shown_first(archive, &arms);
+    let (first, others): (Vec<_>, Vec<_>) = asked.iter().partition(is_first);
+    let own = |figures: &[&(Vec<Markup>, &crate::archive::Figure)]| {
+        html! {
+            div.plots { @for (plots, figure) in figures { @for (at, drawn) in plots.iter().enumerate() {
+                div { (drawn) @if at + 1 == plots.len() && !figure.paper.is_empty() { (values(archive, figure)) } }
+            } } }
+        }
+    };
     let body = html! {
         (said(archive, &verdict, &diagnoses, &counts))
+        (overview::table(archive, &overview))
         @if !missing.is_empty() {
-            h2 { "What is missing" }
-            ul.bad { @for line in &missing { li { (line) } } }
-        }
-        @if let Some(knee) = &knee {
-            h2 { "The knee" }
-            (knee)
-            p.faint { "Medians of the repetitions with their intervals. An open point is a lower bound; what is crossed out is not the server's figure, and is counted nowhere." }
-            @for drawn in &beside { (drawn) }
-        }
-        h2 { "What limits it" }
-        @for diagnosis in &diagnoses { (limits(diagnosis, diagnoses.len() > 1)) }
-        @if let Some(why) = &unknown { p.faint { "Not known: " (why) } }
-        @if !asked.is_empty() {
-            h2 { "Figures" }
-            @for (plots, figure) in &asked {
-                @for drawn in plots { (drawn) }
-                @if !figure.paper.is_empty() { (values(archive, figure)) }
+            details {
+                summary.bad { "What is missing: " (missing[0]) @if missing.len() > 1 { ", and " (missing.len() - 1) " more" } }
+                ul.bad { @for line in &missing { li { (line) } } }
             }
+        }
+        @if !overlay.is_empty() {
+            h2 { "Over the load" }
+            (overview::legend(&arms))
+            div.plots.overlay { @for drawn in &overlay { (drawn) } }
+            p.faint { "Medians of the repetitions with their intervals." }
+        }
+        @if !first.is_empty() {
+            h2 { "Figures" }
+            (own(&first))
         }
         @if !claims.is_empty() {
-            h2 { "What still holds" }
+            h2 { "Claims" }
             div.scroll { (judged(&claims)) }
-            p.faint { "Each figure is one within a block; the interval is over the blocks, and holds the true median with the probability that stands beside it. A claim still holds where all of the interval is within the bound, and no longer where all of it is outside." }
+            @for line in open_claims(&claims) { p { (line) } }
+            p.faint { "Each value is a ratio or a figure within one block; the interval is over the blocks and holds the true median with the probability in the column before the last. A claim holds if the whole interval is within the bound, and no longer holds if all of it is outside; an interval that covers less than 95 % decides nothing. A claim is not applied if the treatment that it is about did not happen." }
         }
+        h2 { "Details" }
+        (folded("What limits it", html! {
+            @for diagnosis in &diagnoses { (limits(diagnosis, diagnoses.len() > 1)) }
+            @if let Some(why) = &unknown { p.faint { "Not known: " (why) } }
+        }))
         @if !against_baseline.is_empty() {
-            h2 { "Against the baseline" }
-            p.faint { "Ratios of runs of the same step in the same block, and what pairs of the same thing come to. " (baseline_again(archive)) }
-            @match &against_baseline[..] {
-                [only] => (compared(only)),
-                all => (compared_all(all)),
+            (folded("Comparison", html! {
+                p.faint { "Ratios of runs of the same step in the same block, and the ratios that two equal arms have. " (baseline_again(archive)) }
+                @match &against_baseline[..] {
+                    [only] => (compared(only)),
+                    all => (compared_all(all)),
+                }
+            }))
+        }
+        @if !others.is_empty() { (folded("More figures", own(&others))) }
+        @if cpu.is_some() || !profiles.is_empty() {
+            (folded("Processor time", html! { div.plots { @for drawn in cpu.iter().chain(&profiles) { (drawn) } } }))
+        }
+        (folded("Validity", validation(archive)))
+        @if let Some(hosts) = &hosts { (folded("Hosts", hosts.clone())) }
+        (folded("Each run over time", html! {
+            p.faint { "Clients, server and network on one axis: seconds since the measured load began." }
+            @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
+                (over_time(archive, at, run, timeline, Some(&run.plan.id) == shown.as_ref()))
             }
-        }
-        @if !cpu.is_empty() || !profiles.is_empty() {
-            h2 { "Processor time" }
-            @for drawn in cpu.iter().chain(&profiles) { (drawn) }
-        }
-        h2 { "What the figures are worth" }
-        (validation(archive))
-        @if let Some(hosts) = &hosts {
-            h2 { "Hosts" }
-            (hosts)
-        }
-        h2 { "Each run over time" }
-        p.faint { "Clients, server and network on one axis: seconds since the measured load began. A run is drawn when it is opened." }
-        @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
-            (over_time(archive, at, run, timeline, Some(&run.plan.id) == shown.as_ref()))
-        }
-        h2 { "Figures by arm and step" }
-        div.scroll { (by_step(archive, &arms)) }
-        h2 { "All runs" }
-        div.scroll { (all_runs(archive)) }
-        h2 { "What they depend on" }
-        (settings(archive))
+        }))
+        (folded("Figures by arm and step", html! { div.scroll { (by_step(archive, &arms)) } }))
+        (folded("All runs", html! { div.scroll { (all_runs(archive)) } }))
+        (folded("Settings", settings(archive)))
     };
     let heading = if resolved.title.is_empty() { &resolved.name } else { &resolved.title };
     let below = format!("{}, begun {}", resolved.name, ammeter_load::date(resolved.began_s));
@@ -208,6 +227,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let told = Told {
         experiment: resolved.name.clone(),
         verdict,
+        overview,
         limits: diagnoses.iter().map(|one| format!("{}: {}", one.arm, one.sentence)).collect(),
         runs: counts,
         claims,
@@ -228,16 +248,18 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn plot(&mut self, name: &str, plot: &figure::Plot) -> Markup {
+    fn plot(&mut self, name: &str, plot: &figure::Plot, legend: Legend) -> Markup {
         let id = self.id(name);
-        let svg = figure::plot(&id, plot);
-        self.add(id, svg)
+        let svg = figure::plot(&id, plot, legend);
+        // A file has no page around it that could name the curves.
+        let alone = if legend == Legend::Own { svg.clone() } else { figure::plot(&id, plot, Legend::Own) };
+        self.add(id, &svg, &alone)
     }
 
     fn bars(&mut self, name: &str, bars: &figure::Bars) -> Markup {
         let id = self.id(name);
         let svg = figure::bars(&id, bars);
-        self.add(id, svg)
+        self.add(id, &svg, &svg)
     }
 
     /// A word that no other figure has: letters and digits of the name, and a number where they are not enough.
@@ -257,11 +279,15 @@ impl Drawn {
         std::iter::once(word.to_owned()).chain(numbered).find(|id| !is_taken(id)).unwrap_or_default()
     }
 
-    fn add(&mut self, id: String, svg: String) -> Markup {
-        let shown = html! { figure { (PreEscaped(&svg)) } };
-        self.files.push((id, figure::file(&svg)));
-        shown
+    fn add(&mut self, id: String, in_page: &str, alone: &str) -> Markup {
+        self.files.push((id, figure::file(alone)));
+        html! { figure { (PreEscaped(in_page)) } }
     }
+}
+
+/// A part of the page that is opened by its heading.
+fn folded(heading: &str, inside: Markup) -> Markup {
+    html! { details.part { summary { h3 { (heading) } } (inside) } }
 }
 
 /// What the directory lacks.
@@ -298,7 +324,17 @@ fn missing(archive: &Archive) -> Vec<String> {
     missing
 }
 
-/// The run that is open at first: of the baseline at its highest rate.
+/// The arm that another is compared with: the first subject at the same levels if there is one, else the first arm.
+fn counterpart<'a>(arms: &[&'a Arm], arm: &'a Arm) -> &'a Arm {
+    let first = arms.first().copied().unwrap_or(arm);
+    let mut levels = arm.levels.clone();
+    if let Some(subject) = first.levels.get(SUBJECT) {
+        levels.insert(SUBJECT.to_owned(), subject.clone());
+    }
+    arms.iter().copied().find(|other| other.id != arm.id && other.levels == levels).unwrap_or(first)
+}
+
+/// The run that is open at first: of the first arm at its highest rate.
 fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     let peak = arms.first().and_then(|arm| {
         let step = figures::step_at(archive, arm, "rate", crate::archive::At::Peak)?;
@@ -435,9 +471,9 @@ fn judged(claims: &[Judged]) -> Markup {
 
 fn baseline_again(archive: &Archive) -> &'static str {
     if archive.resolved.arms.iter().any(|arm| arm.is_again) {
-        "The baseline was measured twice in each block; its repetition is in this noise band and in the tables, and is not drawn."
+        "The first arm was measured twice in each block: the ratios of the two are the noise band. Its repetition is in the tables, and is not drawn."
     } else {
-        "Nothing was measured twice in a block, so no noise band is known."
+        "No arm was measured twice in a block, so no noise band is known."
     }
 }
 
@@ -478,11 +514,11 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
     cautions.dedup();
     html! {
         div.scroll { table {
-            tr { th.text { "arm" } @for name in &figures { th { (name) } } th { "pairs" } th { "noise band" } }
+            tr { th.text { "arm" } th.text { "against" } @for name in &figures { th { (name) } } th { "pairs" } th { "noise band" } }
             @for comparison in comparisons {
                 @let first = comparison.figures.first();
                 tr {
-                    td.text.word { (comparison.b) }
+                    td.text.word { (comparison.b) } td.text.word { (comparison.a) }
                     @for name in &figures {
                         td { @if let Some(figure) = comparison.figures.iter().find(|figure| figure.name() == *name) {
                             @let ratio = format!("{:.3}", figure.ratio.median);
@@ -576,10 +612,10 @@ fn validation(archive: &Archive) -> Markup {
 fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timeline, is_open: bool) -> Markup {
     let label = archive.arm(&run.plan.arm).map_or(&run.plan.arm, |arm| &arm.label);
     let step = figures::step_name(run.plan.step);
-    let figures = run
-        .summary
-        .as_ref()
-        .map(|summary| format!("{} replies/s, p99 {} ms", number(summary.rate), number(summary.latency.p99_ms)));
+    let figures = run.summary.as_ref().map(|summary| {
+        let rate = summary.completed_rate().map_or_else(|| "?".to_owned(), number);
+        format!("{rate} replies/s, p99 {} ms", number(summary.latency.p99_ms))
+    });
     html! {
         details.run id=(format!("run-{at}")) open[is_open] {
             summary {

@@ -1,41 +1,54 @@
-//! A figure as SVG: curves of medians with their intervals, or bars of parts that are one together.
+//! Figures as SVG: curves of medians with their intervals, stacked bars, and bars with intervals.
 //!
-//! Pure. The same text stands in the page and in a file of its own; only the file carries its style along. A point that is
-//! not the server's figure is drawn all the same: open where it is a lower bound, crossed out where it is worth nothing. No
-//! two curves differ by colour alone, each has marks of its own shape; and what is drawn is also told, in the figure's
-//! description and over each mark.
+//! Pure. A page and a file of its own hold the same drawing; the file carries its style and its legend along, where figures of
+//! one page share a legend. A point that is not the server's figure is drawn as well: open if it is a lower bound, crossed out
+//! if its run is invalid. Curves differ by the shape of their marks as well as by colour. The description of the figure and the
+//! titles of its marks hold the values as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use amped_measure::stats::Summary;
 
-pub(crate) const CSS: &str = include_str!("../../assets/figure.css");
+pub(crate) const CSS: &str = include_str!("../assets/figure.css");
 
 /// Curves, in one coordinate system.
 #[derive(Debug, Default)]
-pub(super) struct Plot {
+pub(crate) struct Plot {
     /// What it shows.
-    pub(super) title: String,
+    pub(crate) title: String,
     /// The axes' names, with units.
-    pub(super) x_title: String,
+    pub(crate) x_title: String,
     /// See there.
-    pub(super) y_title: String,
+    pub(crate) y_title: String,
     /// How x is drawn.
-    pub(super) x: Scale,
+    pub(crate) x: Scale,
     /// Whether y is logarithmic; else it begins at 0.
-    pub(super) y_logarithmic: bool,
+    pub(crate) y_logarithmic: bool,
     /// The curves; one without points has an entry in the legend all the same.
-    pub(super) curves: Vec<Curve>,
+    pub(crate) curves: Vec<Curve>,
     /// From where to where on the axis of x something lies, and what.
-    pub(super) band: Option<(f64, f64, String)>,
+    pub(crate) band: Option<(f64, f64, String)>,
     /// Whether the line is drawn on which y is x: what was asked for.
-    pub(super) asked: bool,
+    pub(crate) asked: bool,
+    /// Values that the axis of x must reach, so that figures side by side have the same axis.
+    pub(crate) x_reach: Vec<f64>,
+    /// Likewise for y.
+    pub(crate) y_reach: Vec<f64>,
+}
+
+/// Where the names of the curves are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Legend {
+    /// In the figure.
+    Own,
+    /// In the page, once for several figures; a script hides curves by their number, in `data-curve`.
+    Shared,
 }
 
 /// How the values of an axis become places.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     /// From 0.
     #[default]
     Linear,
@@ -47,29 +60,29 @@ pub(super) enum Scale {
 
 /// A curve.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Curve {
+pub(crate) struct Curve {
     /// For the legend.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Its points, in any order.
-    pub(super) points: Vec<Point>,
+    pub(crate) points: Vec<Point>,
     /// Whether it was printed by others, not measured here: a dashed line, and crosses.
-    pub(super) printed: bool,
+    pub(crate) printed: bool,
 }
 
 /// A point of a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Point {
+pub(crate) struct Point {
     /// Where on the axis of x.
-    pub(super) x: f64,
+    pub(crate) x: f64,
     /// The median and its interval.
-    pub(super) y: Summary,
+    pub(crate) y: Summary,
     /// What it is worth.
-    pub(super) mark: Mark,
+    pub(crate) mark: Mark,
 }
 
 /// What a point is worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     /// The server's figure.
     #[default]
     Kept,
@@ -81,7 +94,7 @@ pub(super) enum Mark {
 
 impl Mark {
     /// As it is told.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Mark::Kept => "valid",
             Mark::AtLeast => "at least",
@@ -92,22 +105,23 @@ impl Mark {
 
 /// Horizontal bars of parts.
 #[derive(Debug, Default)]
-pub(super) struct Bars {
+pub(crate) struct Bars {
     /// What they show.
-    pub(super) title: String,
+    pub(crate) title: String,
     /// What a whole bar is, with its unit.
-    pub(super) x_title: String,
+    pub(crate) x_title: String,
     /// The parts' names, from left to right.
-    pub(super) parts: Vec<String>,
+    pub(crate) parts: Vec<String>,
     /// Each bar's name, and how long its parts are.
-    pub(super) bars: Vec<(String, Vec<f64>)>,
+    pub(crate) bars: Vec<(String, Vec<f64>)>,
 }
 
-const WIDTH: f64 = 760.0;
-const LEFT: f64 = 72.0;
-const RIGHT: f64 = 24.0;
+/// Two are side by side on a desk, and one can be read on a phone.
+const WIDTH: f64 = 560.0;
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = 20.0;
 const TOP: f64 = 58.0;
-const TALL: f64 = 320.0;
+const TALL: f64 = 240.0;
 const LINE: f64 = 20.0;
 /// The shapes that marks have, and the colours in `figure.css`.
 const SHAPES: usize = 4;
@@ -116,21 +130,23 @@ const COLOURS: usize = 8;
 const NAME_MAX: usize = 48;
 
 /// The figure as a file of its own.
-pub(super) fn file(inside: &str) -> String {
+pub(crate) fn file(inside: &str) -> String {
     inside.replacen("><title", &format!(" xmlns=\"http://www.w3.org/2000/svg\"><style>{CSS}</style><title"), 1)
 }
 
 /// Draws curves. `id` is unlike those of the page's other figures.
-pub(super) fn plot(id: &str, plot: &Plot) -> String {
+pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
     let shown: Vec<Point> =
         plot.curves.iter().flat_map(|curve| curve.points.iter().copied()).filter(is_finite).collect();
-    let y_axis = Axis::of(shown.iter().flat_map(|point| [point.y.low, point.y.high]), plot.y_logarithmic);
+    let ys = shown.iter().flat_map(|point| [point.y.low, point.y.high]).chain(plot.y_reach.iter().copied());
+    let y_axis = Axis::of(ys, plot.y_logarithmic);
+    let xs = shown.iter().map(|point| point.x).chain(plot.x_reach.iter().copied());
     let x_axis = match &plot.x {
-        Scale::Linear => Axis::of(shown.iter().map(|point| point.x), false),
-        Scale::Logarithmic => Axis::of(shown.iter().map(|point| point.x), true),
+        Scale::Linear => Axis::of(xs, false),
+        Scale::Logarithmic => Axis::of(xs, true),
         Scale::Names(names) => Axis::names(names.len()),
     };
-    let legend = legend(plot, &shown);
+    let legend = legend(plot, &shown, whose);
     let bottom = TOP + TALL;
     let below = slant(&plot.x);
     let height = bottom + below + 52.0 + legend.len() as f64 * LINE + 8.0;
@@ -186,7 +202,7 @@ pub(super) fn plot(id: &str, plot: &Plot) -> String {
     for (at, curve) in plot.curves.iter().enumerate() {
         let shape = if curve.printed { SHAPES } else { measured % SHAPES };
         measured += usize::from(!curve.printed);
-        let _ = write!(out, "<g class=\"c{}\">", colour(plot, at));
+        let _ = write!(out, "<g class=\"c{}\" data-curve=\"{at}\">", colour(plot, at));
         // Side by side, or curves that are alike would hide each other.
         let count = plot.curves.len() as f64;
         let aside = (at as f64 - (count - 1.0) / 2.0) * (20.0 / count).min(5.0);
@@ -297,9 +313,9 @@ impl Entry {
     fn name(&self) -> String {
         match self {
             Entry::Curve { name, .. } | Entry::Band(name) => cut(name, NAME_MAX),
-            Entry::Mark(Mark::AtLeast) => "open: at least, the load came to its end first".to_owned(),
-            Entry::Mark(_) => "crossed out: not the server's figure".to_owned(),
-            Entry::Asked => "as asked".to_owned(),
+            Entry::Mark(Mark::AtLeast) => "open: lower bound, limited by the client".to_owned(),
+            Entry::Mark(_) => "crossed out: invalid run".to_owned(),
+            Entry::Asked => "as offered".to_owned(),
         }
     }
 
@@ -333,13 +349,15 @@ impl Entry {
 }
 
 /// The entries in rows, each with its place.
-fn legend(plot: &Plot, shown: &[Point]) -> Vec<Vec<(f64, Entry)>> {
+fn legend(plot: &Plot, shown: &[Point], whose: Legend) -> Vec<Vec<(f64, Entry)>> {
     let mut measured = 0;
     let mut entries: Vec<Entry> = Vec::new();
     for (at, curve) in plot.curves.iter().enumerate() {
         let shape = if curve.printed { SHAPES } else { measured % SHAPES };
         measured += usize::from(!curve.printed);
-        entries.push(Entry::Curve { name: curve.name.clone(), class: colour(plot, at), shape });
+        if whose == Legend::Own {
+            entries.push(Entry::Curve { name: curve.name.clone(), class: colour(plot, at), shape });
+        }
     }
     if plot.asked {
         entries.push(Entry::Asked);
@@ -403,7 +421,7 @@ fn told(plot: &Plot) -> String {
 }
 
 /// Draws bars of parts.
-pub(super) fn bars(id: &str, bars: &Bars) -> String {
+pub(crate) fn bars(id: &str, bars: &Bars) -> String {
     const BAR: f64 = 28.0;
     let longest = bars.bars.iter().map(|(name, _)| name.chars().count().min(NAME_MAX)).max().unwrap_or_default();
     let left = (7.2 * longest as f64 + 20.0).clamp(LEFT, WIDTH / 2.0);
@@ -470,7 +488,7 @@ fn start(id: &str, height: f64, title: &str, described: &str) -> String {
     let _ = writeln!(out, "<desc id=\"{id}-text\">{}</desc>", escaped(described));
     let _ = writeln!(out, "<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>");
     // Cut where it would leave the figure; the whole of it is in the element above.
-    let shown = escaped(&cut(title, 90));
+    let shown = escaped(&cut(title, 70));
     let _ = writeln!(out, "<text x=\"8\" y=\"20\" font-weight=\"bold\">{shown}</text>");
     out
 }
@@ -503,8 +521,13 @@ fn cut(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// The sign of the curve of this number among those that were measured, as text: its class of colour, and its mark.
+pub(crate) fn sign(at: usize) -> (String, char) {
+    (format!("c{}", at % COLOURS), ['●', '■', '▲', '◆'][at % SHAPES])
+}
+
 /// Three digits, and thousands as k, millions as M.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     // Nothing is nothing from below, too.
     let value = value + 0.0;
     let size = value.abs();
@@ -602,14 +625,14 @@ mod tests {
 
     #[test]
     fn no_point_is_dropped_and_each_shows_its_worth() {
-        let svg = plot("f", &sample());
+        let svg = plot("f", &sample(), Legend::Own);
         for told in [
             "replies, 100: 99.5 (99 to 100), valid",
             "replies, 200: 150, at least",
             "replies, 300: 120, invalid",
             "paper, 100: 90, valid",
             "1 at least; 1 invalid",
-            "open: at least",
+            "open: lower bound",
             "crossed out:",
             "knee: between 150 and 200.",
         ] {
@@ -623,8 +646,26 @@ mod tests {
     }
 
     #[test]
+    fn shared_legend_leaves_the_marks_and_numbers_the_curves() {
+        let (own, shared) = (plot("f", &sample(), Legend::Own), plot("f", &sample(), Legend::Shared));
+        assert!(own.contains(">replies</text>") && !shared.contains(">replies</text>"), "{shared}");
+        assert!(shared.contains("data-curve=\"0\"") && shared.contains("data-curve=\"1\""), "{shared}");
+        assert!(shared.contains("open: lower bound") && shared.contains(">as offered<"), "{shared}");
+    }
+
+    #[test]
+    fn axes_reach_what_other_figures_hold() {
+        let alone = plot("f", &Plot { band: None, ..sample() }, Legend::Own);
+        let reach = Plot { band: None, x_reach: vec![900.0], y_reach: vec![4000.0], ..sample() };
+        let (alone, reaching) = (alone, plot("f", &reach, Legend::Own));
+        for tick in [">800</text>", ">4000</text>"] {
+            assert!(!alone.contains(tick) && reaching.contains(tick), "{tick}: {reaching}");
+        }
+    }
+
+    #[test]
     fn a_file_of_its_own_carries_its_style() {
-        let inside = plot("f", &sample());
+        let inside = plot("f", &sample(), Legend::Own);
         assert!(!inside.contains("xmlns") && !inside.contains("<style>"));
         let own = file(&inside);
         assert!(
@@ -694,7 +735,7 @@ mod tests {
             let curves = vec![Curve { name: name.clone(), points, printed: false }];
             let (title, x_title, y_title) = (name.clone(), name.clone(), name.clone());
             let x = if logarithmic { Scale::Logarithmic } else { Scale::Names(vec![name.clone(); 3]) };
-            let drawn = plot("f", &Plot { title, x_title, y_title, x, curves, y_logarithmic: logarithmic, ..Plot::default() });
+            let drawn = plot("f", &Plot { title, x_title, y_title, x, curves, y_logarithmic: logarithmic, ..Plot::default() }, Legend::Own);
             let drawn_bars = bars("f", &Bars { title: name.clone(), bars: vec![(name.clone(), vec![1.0])], parts: vec![name], ..Bars::default() });
             for svg in [drawn, drawn_bars] {
                 prop_assert_eq!((svg.matches("<svg").count(), svg.matches("</svg>").count()), (1, 1));
