@@ -61,7 +61,7 @@ impl Client {
     /// `ammeter load` on this target of a server, with these flags.
     pub(super) fn load(&self, address: SocketAddr, target: &str, flags: &[&str]) -> Command {
         let url = format!("http://{address}{target}");
-        let mut command = self.ammeter(&[&["load", &url, "--json"][..], flags].concat());
+        let mut command = self.ammeter(&[&["load", &url, "--json", "--others-max", "100%"][..], flags].concat());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

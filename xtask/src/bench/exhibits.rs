@@ -282,13 +282,16 @@ fn table(experiments: &[Experiment]) -> String {
     let claims = || experiments.iter().filter_map(|one| one.told.as_ref()).flat_map(|told| &told.claims);
     let count = |fate: &str| claims().filter(|claim| claim.fate == fate).count();
     let mut text = format!(
-        "Of {} claims {} still hold, {} no longer do, and {} cannot be told from so few runs. A figure is the median over the blocks \
-         of an experiment, each of which measured what is compared within minutes, with its interval; it holds where all of \
-         the interval is within the bound.\n\n\
+        "Of {} claims {} still hold, {} no longer do, {} were not applied, {} are undecided and {} cannot be told. A figure is the \
+         median over the blocks of an experiment, each of which measured what is compared within minutes, with its interval; it \
+         holds where all of the interval is within the bound. Fewer than 6 blocks cover less than 95 % and decide nothing; \
+         without `--whole` an experiment has 2 or 3.\n\n\
          | exhibit | the paper says | it says | here | holds | so it |\n|---|---|---|---|---|---|\n",
         claims().count(),
         count("still-holds"),
         count("no-longer"),
+        count("not-applied"),
+        count("undecided"),
         count("cannot-be-told"),
     );
     for Experiment { name, exhibits, told, .. } in experiments {
@@ -334,6 +337,8 @@ impl Claim {
         let fate = match self.fate.as_str() {
             "still-holds" => "still holds",
             "no-longer" => "**no longer** holds",
+            "not-applied" => "not applied",
+            "undecided" => "undecided",
             _ => "cannot be told",
         };
         let paper = self.paper.map_or(String::new(), |paper| format!("{}{unit}", number(paper)));
@@ -380,13 +385,20 @@ mod tests {
         let mut experiments = experiments(LIST, &[]).unwrap();
         let told = r#"{"runs": {"planned": 4, "there": 4, "valid": 3, "censored": 1, "invalid": 0}, "figures": ["figure-5-a"], "claims": [
             {"says": "A log takes a|tenth", "compared": "on / off", "holds": "below 0.98", "paper": 0.912, "here": [0.9, 0.923456, 0.95],
-             "unit": "", "blocks": 2, "coverage": 0.5, "fate": "still-holds"},
+             "unit": "", "blocks": 6, "coverage": 0.96875, "fate": "still-holds"},
+            {"says": "It is lost", "compared": "x", "holds": "above 1", "paper": null, "here": [0, 1, 2], "unit": "", "blocks": 2,
+             "coverage": 0.5, "fate": "undecided"},
             {"says": "It is slow", "compared": "x", "holds": "above 5 ms", "paper": null, "here": null, "unit": "ms", "blocks": 0,
              "coverage": 0, "fate": "cannot-be-told"}]}"#;
         experiments[1].told = Some(serde_json::from_str(told).unwrap());
         let text = table(&experiments);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].starts_with("Of 2 claims 1 still hold, 0 no longer do, and 1 cannot be told"), "{text}");
+        assert!(
+            lines[0].starts_with(
+                "Of 3 claims 1 still hold, 0 no longer do, 0 were not applied, 1 are undecided and 1 cannot be told"
+            ),
+            "{text}"
+        );
         assert_eq!(
             lines[4],
             "| `hu-figure-1`<br>`hu-figure-2`<br>[file](hu-figures-1-4/experiment.toml) | | | not measured | | |"
@@ -394,9 +406,10 @@ mod tests {
         assert_eq!(
             lines[5],
             "| `arlitt-figure-5`<br>[file](arlitt-figure-5/experiment.toml), figures [1](arlitt-figure-5/figures/figure-5-a.svg)<br>4 runs: \
-             3 valid, 1 at least | A log takes a\\|tenth | 0.912 | **0.923** (0.9 to 0.95; 2 blocks), on / off | below 0.98 | still holds |"
+             3 valid, 1 at least | A log takes a\\|tenth | 0.912 | **0.923** (0.9 to 0.95; 6 blocks), on / off | below 0.98 | still holds |"
         );
-        assert_eq!(lines[6], "|  | It is slow |  | no runs that count | above 5 ms | cannot be told |");
+        assert!(lines[6].ends_with("| above 1 | undecided |"), "{text}");
+        assert_eq!(lines[7], "|  | It is slow |  | no runs that count | above 5 ms | cannot be told |");
         // Each line has as many cells as the head.
         let cells = |line: &str| line.replace("\\|", "").matches('|').count();
         assert!(lines[2..].iter().all(|line| cells(line) == 7), "{text}");

@@ -162,7 +162,20 @@ fn measure(args: &Args, bench: &Bench, port: u16, figure: usize, x: f64) -> Outc
     if loss != "0%" {
         words.extend(["--loss", &loss]);
     }
-    words.extend(["--", &ammeter, "load", &url, "--rate", &rate, "--arrivals", "constant", "--duration", &duration]);
+    words.extend([
+        "--",
+        &ammeter,
+        "load",
+        &url,
+        "--others-max",
+        "100%",
+        "--rate",
+        &rate,
+        "--arrivals",
+        "constant",
+        "--duration",
+        &duration,
+    ]);
     // Who waits for a worker, or for a SYN that is sent again, is not given up before the measurement is over.
     words.extend(["--connect-timeout", &duration, "--timeout", &duration, "--json"]);
     let mut command = bench.client.ammeter(&words);
