@@ -54,7 +54,9 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         let answer = desk.caches.learn(Time::START, &work, Found::Absent, &sites);
                         events.push(Event::Disk(ticket, answer));
                     }
-                    Action::App(..) | Action::Piece(..) | Action::PieceEnd => panic!("no application is here"),
+                    Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
+                        panic!("no application is here")
+                    }
                     Action::HalfClose => ended = true,
                     Action::Close => return (sent, true),
                 }

@@ -18,7 +18,7 @@ fn read(bytes: &[u8], piece: usize) -> Result<Read, BadRecord> {
             Said::Output(data) => output.extend_from_slice(data),
             Said::Error(data) => errors.extend_from_slice(data),
             Said::End => return Ok((output, errors, Some(true))),
-            Said::Refused => return Ok((output, errors, Some(false))),
+            Said::Refused(_) => return Ok((output, errors, Some(false))),
         }
     }
     assert!(output.len() + errors.len() <= bytes.len());

@@ -62,7 +62,8 @@ impl Driver {
                 }
                 Action::Disk(ticket, work) => {
                     let file = |coding, inode| {
-                        let version = FileVersion { device: 1, inode, size: 5, mtime_ns: 0, ctime_ns: 0 };
+                        let version =
+                            FileVersion { device: 1, inode, size: 5, mtime_ns: 0, ctime_ns: 0, is_changing: false };
                         let content = Some(Stored::Memory((*b"hello").into()));
                         Opened { coding, version, content }
                     };
@@ -77,7 +78,9 @@ impl Driver {
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.desk, &mut self.actions);
                 }
                 Action::Interim(_) | Action::HalfClose | Action::Close => panic!("not in this conversation"),
-                Action::App(..) | Action::Piece(..) | Action::PieceEnd => panic!("not in this conversation"),
+                Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
+                    panic!("not in this conversation")
+                }
             }
             at += 1;
         }

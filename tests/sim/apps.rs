@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use amped_core::app::{AppRule, AppTrouble};
-use amped_core::auth::Guard;
+use amped_core::auth::{Guard, Verdict};
 use amped_core::cache::Budgets;
 use amped_core::event::{Answer, Event};
 use amped_core::glob::Glob;
@@ -25,7 +25,7 @@ const DROPPED_MAX: u64 = 20_000;
 
 /// A site with applications, of which some want a password.
 fn apps() -> Site {
-    let (body, output) = (Bytes(BODY_MAX as u64), Bytes(OUTPUT_MAX as u64));
+    let (body, output) = (Bytes(BODY_MAX as u64), Some(Bytes(OUTPUT_MAX as u64)));
     let rule =
         |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output, cache: None };
     let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
@@ -121,8 +121,13 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     match dice.random_range(0..16) {
         0 => {
             play.refused = Some(
-                [AppTrouble::Busy, AppTrouble::Absent, AppTrouble::Forbidden, AppTrouble::Failed]
-                    [dice.random_range(0..4)],
+                [
+                    AppTrouble::Busy,
+                    AppTrouble::Restarting,
+                    AppTrouble::Absent,
+                    AppTrouble::Forbidden,
+                    AppTrouble::Unreachable,
+                ][dice.random_range(0..4)],
             );
             (wanted.statuses, wanted.body, wanted.may_end) = (vec![503, 404, 403, 502], None, has_body);
         }
@@ -435,6 +440,72 @@ fn interruptions_leave_no_application_behind() {
     each_seed(60, |dice| muddle(dice, true));
 }
 
+/// A client that sends a byte a second, to an application that takes the body as it comes or has taken its answer in part.
+#[test]
+fn body_in_drops_for_an_application_is_given_up() {
+    each_seed(10, |mut dice| {
+        let mut world = world(dice.clone());
+        world.plays = vec![Play { echoes: true, ..Play::says(answer(0, None, b"")) }];
+        let n = world.connect(Link::WHOLE, "POST /app?0 HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n");
+        world.sessions[n].stalled = dice.random_bool(0.5);
+        for _ in 0..200 {
+            world.pass(Duration::from_secs(1));
+            world.send(n, "x");
+        }
+        let session = &world.sessions[n];
+        let closed = session.closed.or(session.half_closed).expect("it is given up").since(Time::START).as_secs_f64();
+        assert!((30.0..32.5).contains(&closed), "after {closed} s");
+        assert!(session.app.is_none());
+    });
+}
+
+#[test]
+fn body_at_the_least_rate_reaches_its_application() {
+    each_seed(5, |dice| {
+        let mut world = world(dice);
+        world.plays = vec![Play { echoes: true, ..Play::says(answer(0, Some(60_000), b"")) }];
+        let n = world.connect(Link::WHOLE, "POST /app?0 HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n");
+        for _ in 0..120 {
+            world.send(n, [b'x'; 500]);
+            world.pass(Duration::from_secs(1));
+        }
+        assert_eq!(world.sessions[n].statuses(), [200]);
+    });
+}
+
+/// The reply comes though the client is still sending, and it has the time to read it. The application has said nothing so far:
+/// the driver gives it no body of unknown length before that is whole.
+#[test]
+fn body_that_is_too_long_is_refused_and_read_on() {
+    each_seed(20, |mut dice| {
+        let mut world = world(dice.clone());
+        world.plays = vec![Play::says("")];
+        let is_chunked = dice.random_bool(0.5);
+        let head = match is_chunked {
+            true => "POST /app?0 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n".to_owned(),
+            false => "POST /app?0 HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n".to_owned(),
+        };
+        let n = world.connect(Link::WHOLE, head);
+        for _ in 0..15 {
+            let chunk = [&[b'x'; 1000][..], if is_chunked { b"\r\n3e8\r\n" } else { b"" }].concat();
+            world.send(n, chunk.repeat(30));
+            world.pass(Duration::from_secs(1));
+            assert!(world.sessions[n].closed.is_none(), "a reset");
+        }
+        assert_eq!(world.sessions[n].statuses(), [413]);
+        assert_eq!(world.logged.len(), 1);
+        assert!(world.logged[0].starts_with("/app: 413, the request's body is longer than 90"), "{:?}", world.logged);
+        let half_closed = world.sessions[n].half_closed.expect("our side is closed");
+        // One that never ends is not read for ever.
+        for _ in 0..40 {
+            world.send(n, "x");
+            world.pass(Duration::from_secs(1));
+        }
+        let lingered = world.sessions[n].closed.expect("it has ended").since(half_closed);
+        assert_eq!(lingered, Duration::from_secs(30));
+    });
+}
+
 /// Its head is all that this client wants, and an application that does not come to its end behind it is given up.
 #[test]
 fn one_that_stalls_behind_its_head_costs_no_connection() {
@@ -469,7 +540,10 @@ fn a_body_waits_for_the_password() {
         assert!(!world.sessions[n].conn.wants_bytes() && world.sessions[n].heap_max < 160 * 1024);
         world.disk.silent = false;
         let good = dice.random_bool(0.5);
-        world.handle(n, Event::Disk(world.disk.last_ticket, Answer::Verified(good)));
+        world.handle(
+            n,
+            Event::Disk(world.disk.last_ticket, Answer::Verified(if good { Verdict::Good } else { Verdict::Wrong })),
+        );
         world.settle();
         let mut responses = world.sessions[n].responses(&[false; 2]);
         responses.retain(|response| response.status >= 200);

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::app::{Input, Output};
+use amped_core::auth::Verdict;
 use amped_core::cache::Budgets;
 use amped_core::cache::page::PageName;
 use amped_core::conn::Conn;
 use amped_core::desk::Desk;
-use amped_core::event::{Action, Delay, Event, Found, Ticket, Trouble, Work};
+use amped_core::event::{Action, Answer, Delay, Event, Found, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Stored;
 use amped_core::limits::Limits;
 use amped_core::record::Record;
@@ -45,6 +46,8 @@ pub(crate) struct World {
     pub(crate) makings: Vec<Making>,
     /// What happens at fixed moments.
     script: Vec<(Time, Deed)>,
+    /// The error log.
+    pub(crate) logged: Vec<String>,
 }
 
 /// A page that an application makes for all who have asked for it meanwhile.
@@ -185,6 +188,7 @@ impl World {
             begun: Vec::new(),
             makings: Vec::new(),
             script: Vec::new(),
+            logged: Vec::new(),
         }
     }
 
@@ -481,6 +485,7 @@ impl World {
                     let record = session.open.take().expect("a body that is open");
                     session.put(self.now, Piece::Record(record));
                 }
+                Action::Log(line) => self.logged.push(line),
                 Action::HalfClose => {
                     assert!(session.outbox.is_empty() && session.half_closed.is_none());
                     assert!(session.app.is_none() && session.open.is_none(), "an application is left behind");
@@ -501,6 +506,10 @@ impl World {
                     assert_eq!(at, actions.len(), "a connection that waits for the disk does nothing else");
                     self.ask_disk(n, ticket, work);
                 }
+                Action::Verify(ticket, work) => {
+                    assert_eq!(at, actions.len(), "a connection that waits for a verdict does nothing else");
+                    self.verify(n, ticket, &work);
+                }
             }
         }
     }
@@ -510,7 +519,7 @@ impl World {
         let has_made = match input {
             Input::Join(name) => return Some(self.join(n, ticket, name)),
             Input::Leave(_) | Input::Settled => self.settle_page(n, ticket),
-            Input::Start(_) | Input::Body(_) | Input::End => false,
+            Input::Start(_) | Input::Body(_) | Input::End | Input::Unbuffered => false,
         };
         let World { sessions, plays, begun, dice, .. } = self;
         let session = &mut sessions[n];
@@ -552,6 +561,7 @@ impl World {
             }
             Input::Leave(_) => session.app = None,
             Input::Settled => assert!(has_made, "for nobody"),
+            Input::Unbuffered => {}
         }
         None
     }
@@ -609,6 +619,29 @@ impl World {
         true
     }
 
+    /// Every name has the password `secret`.
+    fn verify(&mut self, n: usize, ticket: Ticket, work: &VerifyWork) {
+        self.disk.last_ticket = ticket;
+        if self.disk.silent {
+            return;
+        }
+        let verdict = match work.credentials.password() {
+            _ if self.dice.random_bool(self.disk.trouble) => {
+                [Verdict::Limited, Verdict::Busy, Verdict::Failed][self.dice.random_range(0..3)]
+            }
+            b"secret" => Verdict::Good,
+            _ => Verdict::Wrong,
+        };
+        if !self.dice.random_bool(self.disk.late) {
+            return self.handle(n, Event::Disk(ticket, Answer::Verified(verdict)));
+        }
+        let micros = self.dice.random_range(0..=self.disk.delay_max.as_micros() as u64);
+        self.at(self.now + Duration::from_micros(micros), move |world| {
+            world.handle(n, Event::Disk(ticket, Answer::Verified(verdict)));
+        });
+        self.handle(n, Event::Late(ticket, Delay::Disk));
+    }
+
     fn ask_disk(&mut self, n: usize, ticket: Ticket, work: Work) {
         self.disk.asked.push(work.clone());
         self.disk.last_ticket = ticket;
@@ -639,7 +672,6 @@ impl World {
         let site = match work {
             Work::Name(work) => work.site,
             Work::List(work) => work.site,
-            Work::Verify(work) => work.site,
         };
         let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
         let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.content_file_max.0 };

@@ -114,7 +114,8 @@ fn the_same_requests_to_all_architectures_get_the_same_bytes() {
     site.file("docs/text.fr.html", "le français");
     site.file("docs/text.fr.html.gz", "serré");
     site.file("private/secret.txt", "for some");
-    let users = site.file("users", format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap()));
+    let elsewhere = Site::new();
+    let users = elsewhere.file("users", format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap()));
     let others = ["/", "/files/", "/docs/text", "/docs/text", "/docs/text.fr", "/private/secret.txt", "/private/"];
     files.push(("/docs/page.css".to_owned(), Some(500)));
     files.extend(others.map(|target| (target.to_owned(), None)));

@@ -51,6 +51,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let generation = Arc::new(Generation {
         settings,
         disk: Arc::new(disk),
+        verifier: None,
         connections_max: 10,
         caches: None,
         shared: None,

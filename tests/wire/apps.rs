@@ -44,6 +44,14 @@ pub(super) fn descriptors(server: &Server) -> usize {
 }
 
 #[test]
+fn a_script_has_the_mask_that_the_server_was_started_with() {
+    let site = Site::new();
+    script(&site, "mask", "printf 'Content-Type: text/plain\\n\\n'; umask");
+    let own = Command::new("sh").args(["-c", "umask"]).output().unwrap().stdout;
+    assert_eq!(serve(&site, "").get("/cgi-bin/mask").body, own);
+}
+
+#[test]
 fn a_script_answers() {
     let site = Site::new();
     site.file("a.txt", "static");
@@ -124,6 +132,9 @@ fn all_that_a_script_is_told() {
         format!("REMOTE_PORT={}", local.port()),
         "REQUEST_METHOD=GET".into(),
         "REQUEST_URI=/cgi-bin/env/more%20of/it?a=b%20c&d".into(),
+        "REQUEST_SCHEME=http".into(),
+        "REDIRECT_STATUS=200".into(),
+        "DOCUMENT_URI=/cgi-bin/env/more of/it".into(),
         format!("SCRIPT_FILENAME={root}/cgi-bin/env"),
         "SCRIPT_NAME=/cgi-bin/env".into(),
         "SERVER_ADDR=127.0.0.1".into(),
@@ -176,6 +187,9 @@ fn statuses_and_redirects() {
         response
     };
     check("/cgi-bin/status", 418, "short and stout");
+    let mut raw = server.connect();
+    raw.send_request("GET", "/cgi-bin/status", &[]);
+    assert!(raw.read_head().starts_with("HTTP/1.1 418 I am a teapot\r\n"));
     check("/cgi-bin/empty", 204, "");
     assert_eq!(check("/cgi-bin/away", 302, "").field("Location"), Some("http://example.org/x"));
     assert_eq!(check("/cgi-bin/moved", 301, "there").field("Location"), Some("/page.html"));
@@ -449,7 +463,7 @@ fn who_is_slow_makes_nobody_else_wait() {
     script(&site, "floods", "printf 'Content-Type: a/b\\n\\n'; cat /dev/zero");
     script(&site, "reads", "printf 'Content-Type: a/b\\n\\n'; cat");
     script(&site, "deaf", "sleep 1000");
-    let server = serve(&site, "time = \"1h\"");
+    let server = serve(&site, "time = \"1h\"\nbuffer_request = false\n[spool]\nmax = \"16MiB\"");
     let targets = ["/cgi-bin/computes", "/cgi-bin/floods", "/cgi-bin/reads", "/cgi-bin/deaf"];
     slow_ones(&server, targets, || scripts_of(&server).len() >= 4, || scripts_of(&server).is_empty());
     assert_eq!(server.get("/a.txt").text(), "static");
@@ -539,4 +553,96 @@ fn the_log_counts_the_body_and_no_framing() {
     // Workers of a pool gather lines each for itself.
     counted.sort_unstable();
     assert_eq!(counted, [0, 5, 9].map(|bytes| (Some(200), Some(bytes))));
+}
+
+/// X-Accel-Redirect and X-Sendfile: the server sends a file of the site's, which clients may not get themselves.
+#[test]
+fn a_script_has_the_server_send_a_file() {
+    let site = Site::new();
+    let root = site.path().canonicalize().unwrap();
+    let text: String = (0..100_000).map(|n| char::from(b'a' + (n % 26) as u8)).collect();
+    site.file("protected/large.bin", &text);
+    site.file("protected/odd name#.txt", "odd");
+    site.file("public.txt", "for all");
+    site.file("denied/x.txt", "for nobody");
+    site.file("guarded/x.txt", "for some");
+    fs::write(site.path().with_extension("secret"), "outside").unwrap();
+    let users = site.path().with_extension("users");
+    fs::write(&users, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
+    let own = "Status: 203 Odd\\nContent-Type: text/x-own\\nContent-Disposition: attachment; filename=x\\nSet-Cookie: a=b\\nSet-Cookie: c=d\\nX-Gone: 1\\nContent-Length: 3\\n";
+    let send = |name: &str, field: &str| {
+        script(&site, name, &format!("printf '{own}{field}\\n\\nno!'"));
+    };
+    send("accel", "X-Accel-Redirect: /protected/large.bin");
+    send("sendfile", &format!("X-Sendfile: {}/protected/large.bin", root.display()));
+    send("odd", "X-Accel-Redirect: /protected/odd name%%23.txt");
+    send("public", "X-Accel-Redirect: /public.txt");
+    send("missing", "X-Accel-Redirect: /protected/none");
+    send("denied", "X-Accel-Redirect: /denied/x.txt");
+    send("guarded", "X-Accel-Redirect: /guarded/x.txt");
+    send("hidden", "X-Accel-Redirect: /protected/../.env");
+    send("above", "X-Accel-Redirect: /../x");
+    send("outside", &format!("X-Sendfile: {}", site.path().with_extension("secret").display()));
+    send("source", "X-Accel-Redirect: /cgi-bin/plain");
+    send("round", "X-Accel-Redirect: /cgi-bin/round");
+    script(&site, "plain", "printf 'Content-Type: a/b\\n\\n%s ran' $REQUEST_METHOD");
+    let server = Server::with_site(
+        &site,
+        &format!(
+            "[[site.route]]\nmatch = '/protected/**'\ninternal = true\n\
+             [[site.route]]\nmatch = '/denied/**'\ndeny = true\n\
+             [[site.auth]]\nfolder = '/guarded/'\naccounts = {users:?}\n\
+             [[site.app]]\nmatch = '/cgi-bin/**'\ncgi = true"
+        ),
+    );
+    let mut client = server.connect();
+    assert_eq!(client.get("/protected/large.bin").status, 404);
+    for name in ["accel", "sendfile"] {
+        let target = format!("/cgi-bin/{name}");
+        let response = client.get(&target);
+        assert_eq!((response.status, response.text() == text), (200, true), "{name}");
+        assert_eq!(response.field("Content-Type"), Some("text/x-own"));
+        assert_eq!(response.field("Content-Disposition"), Some("attachment; filename=x"));
+        assert_eq!((response.field("X-Gone"), response.field("Accept-Ranges")), (None, Some("bytes")));
+        assert!(response.field("X-Accel-Redirect").is_none() && response.field("X-Sendfile").is_none());
+        let cookies = response.lasting_fields().into_iter().filter(|(name, _)| name.eq_ignore_ascii_case("set-cookie"));
+        assert_eq!(cookies.count(), 2);
+        let tag = response.field("ETag").unwrap().to_owned();
+        let part = client.request("GET", &target, &[("Range", "bytes=10-14")]);
+        assert_eq!((part.status, part.text().as_str()), (206, "klmno"), "{name}");
+        assert_eq!(part.field("Content-Type"), Some("text/x-own"));
+        let parts = client.request("GET", &target, &[("Range", "bytes=0-1,5-6")]);
+        assert!(parts.field("Content-Type").unwrap().starts_with("multipart/byteranges"));
+        let unchanged = client.request("GET", &target, &[("If-None-Match", &tag)]);
+        assert_eq!((unchanged.status, unchanged.field("Content-Type")), (304, None));
+        let head = client.request("HEAD", &target, &[]);
+        assert_eq!((head.status, head.field("Content-Length")), (200, Some("100000")));
+        // Also in answer to a form, whose body it has read or not.
+        client.send_request("POST", &target, &[("Content-Length", "5")]);
+        client.send("hello");
+        let form = client.response("POST");
+        assert_eq!((form.status, form.text() == text), (200, true), "{name}");
+        client = server.connect();
+    }
+    // What was said beside one file stays with that.
+    assert_eq!(client.get("/public.txt").field("Set-Cookie"), None);
+    for (name, status, text) in [
+        ("odd", 200, "odd"),
+        ("public", 200, "for all"),
+        ("source", 200, "GET ran"),
+        ("missing", 404, ""),
+        ("denied", 403, ""),
+        ("guarded", 401, ""),
+        ("hidden", 404, ""),
+        ("above", 400, ""),
+        ("outside", 502, ""),
+        ("round", 502, ""),
+    ] {
+        let response = client.get(&format!("/cgi-bin/{name}"));
+        assert_eq!(response.status, status, "{name}");
+        assert!(status != 200 || response.text() == text, "{name}");
+    }
+    assert_eq!(client.get("/cgi-bin/source").field("Set-Cookie"), None);
+    fs::remove_file(users).unwrap();
+    fs::remove_file(site.path().with_extension("secret")).unwrap();
 }

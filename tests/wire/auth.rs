@@ -4,13 +4,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use argon2::password_hash::PasswordHasher;
 use argon2::password_hash::phc::PasswordHash;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::harness::{Client, Response, Server, Site, let_files_settle, pattern, wait_until};
+use super::harness::{Client, Response, Server, Site, is_pool, let_files_settle, pattern, wait_until};
 
 /// `ann` has the password `open sesame`, `bob` has `geheim`, by argon2id.
 fn accounts(site: &Site) -> PathBuf {
@@ -25,13 +26,21 @@ fn accounts(site: &Site) -> PathBuf {
 }
 
 fn serve(site: &Site, keys: &str, tables: &str) -> Server {
-    let accounts = accounts(site);
+    accounts(site);
     let_files_settle();
+    // A test may try as many wrong passwords as it likes.
+    serve_limited(site, 0, keys, tables)
+}
+
+/// With the accounts as they are, and so many attempts a minute.
+fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server {
+    let accounts = site.path().with_extension("users");
     let guard = format!("[[site.auth]]\nfolder = '/private/'\nrealm = 'Staff'\naccounts = {accounts:?}\n");
     let root = site.path();
     let config = site.path().with_extension("toml");
     let text = format!(
-        "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\n{tables}\n[[site]]\nroot = {root:?}\n{keys}\n{guard}"
+        "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\nlimits.password_attempts = {attempts}\n{tables}\n\
+         [[site]]\nroot = {root:?}\n{keys}\n{guard}"
     );
     fs::write(&config, text).unwrap();
     Server::start(&["--config", config.to_str().unwrap()])
@@ -143,9 +152,83 @@ fn a_change_of_the_passwords_is_seen() {
     fs::remove_file(&users).unwrap();
     wait_until("an error", || status("another") == 500);
     server.wait_for("cannot read the passwords in ");
-    fs::write(&users, "ann:$apr1$x$y\n").unwrap();
+    fs::write(&users, "ann:$y$x$y\n").unwrap();
     wait_until("a refusal", || status("another") == 401);
-    server.wait_for("the first is line 1");
+    server.wait_for("an entry lets nobody in, first on line 1");
+}
+
+/// Strangers who try passwords take neither helpers nor workers from anybody else, nor the place of those whose password
+/// was verified before.
+#[test]
+fn wrong_passwords_leave_everything_else_alone() {
+    let site = tree();
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    fs::write(
+        &users,
+        format!("ann:{}\nbob:{}\n", bcrypt::hash("secret", 9).unwrap(), bcrypt::hash("geheim", 4).unwrap()),
+    )
+    .unwrap();
+    for n in 0..20 {
+        site.file(&format!("cold/{n}.txt"), n.to_string());
+    }
+    let_files_settle();
+    let server = serve_limited(&site, 0, "", "");
+    assert_eq!(get_as(&server, "/private/page.html", "bob", "geheim").status, 200);
+    let mut strangers: Vec<Client> = (0..24)
+        .map(|n| {
+            let mut client = server.connect();
+            client.send_request("GET", "/private/page.html", &[("Authorization", &basic("ann", &n.to_string()))]);
+            client
+        })
+        .collect();
+    for n in 0..20 {
+        assert_eq!(server.get(&format!("/cold/{n}.txt")).text(), n.to_string());
+    }
+    assert_eq!(get_as(&server, "/private/page.html", "bob", "geheim").status, 200);
+    let last_waits = strangers.iter_mut().any(|client| client.is_quiet(Duration::from_millis(1)));
+    assert!(last_waits, "all passwords were verified before the files were served");
+    // In a pool most are told at once that too many wait.
+    let allowed: &[u16] = if is_pool() { &[401, 503] } else { &[401] };
+    for client in &mut strangers {
+        let response = client.response("GET");
+        assert!(allowed.contains(&response.status), "{}", response.status);
+        assert_eq!(response.field("Retry-After").is_some(), response.status == 503);
+    }
+}
+
+#[test]
+fn too_many_wrong_passwords_from_one_address_are_refused() {
+    let site = tree();
+    accounts(&site);
+    let_files_settle();
+    let users = site.path().with_extension("users");
+    let _gone = Users(&users);
+    let server = serve_limited(&site, 3, "", "");
+    let status = |name: &str, password: &str| get_as(&server, "/private/page.html", name, password).status;
+    // Right ones do not count.
+    assert!((0..5).all(|_| status("ann", "open sesame") == 200));
+    assert_eq!([0; 3].map(|_| status("ann", "wrong")), [401; 3]);
+    let refused = get_as(&server, "/private/page.html", "ann", "wrong");
+    assert_eq!((refused.status, refused.field("Retry-After")), (429, Some("60")));
+    assert_eq!(status("nobody", "wrong"), 429);
+    assert_eq!(status("ann", "open sesame"), 200, "a remembered password is answered all the same");
+    assert_eq!(server.get("/private/page.html").status, 401, "without a password there is nothing to refuse");
+}
+
+/// Whatever name leads to it, and in whatever way it came there.
+#[test]
+fn accounts_file_is_never_served() {
+    let site = tree();
+    let users = accounts(&site);
+    let _gone = Users(&users);
+    let_files_settle();
+    let server = serve_limited(&site, 0, "", "");
+    fs::hard_link(&users, site.path().join("linked.txt")).unwrap();
+    fs::hard_link(&users, site.path().join("index.html.gz")).unwrap();
+    assert_eq!(server.get("/linked.txt").status, 403);
+    let coded = server.connect().request("GET", "/", &[("Accept-Encoding", "gzip")]);
+    assert!(!coded.text().contains("ann:"), "{}", coded.text());
 }
 
 #[test]

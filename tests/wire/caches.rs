@@ -6,9 +6,10 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -237,10 +238,12 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(DOWNLOAD));
 fn a_download_outlives_its_file() {
     let site = Site::new();
     let server = Server::configured(&site, EAGER);
-    let ends: [(&str, Change<Path>); 3] = [
+    let ends: [(&str, Change<Path>); 5] = [
         ("removed", |path| fs::remove_file(path).unwrap()),
         ("replaced", |path| put_over(path, b"another")),
         ("renamed", |path| fs::rename(path, path.with_extension("elsewhere")).unwrap()),
+        ("linked", |path| fs::hard_link(path, path.with_extension("link")).unwrap()),
+        ("chmod", |path| fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap()),
     ];
     for (name, end) in ends {
         let path = site.path().join(name);
@@ -256,11 +259,16 @@ fn a_download_outlives_its_file() {
 fn a_download_whose_file_is_edited_is_cut_and_never_mixed() {
     let site = Site::new();
     let server = Server::configured(&site, EAGER);
-    let edits: [(&str, Change<File>); 4] = [
+    let edits: [(&str, Change<File>); 5] = [
         ("edited", |file| file.write_all_at(&vec![b'X'; DOWNLOAD], 0).unwrap()),
         ("shorter", |file| file.set_len(DOWNLOAD as u64 - 1).unwrap()),
         ("emptied", |file| file.set_len(0).unwrap()),
         ("longer", |file| file.write_all_at(b"X", DOWNLOAD as u64).unwrap()),
+        ("put-back", |file| {
+            let modified = file.metadata().unwrap().modified().unwrap();
+            file.write_all_at(&vec![b'X'; DOWNLOAD], 0).unwrap();
+            file.set_modified(modified).unwrap();
+        }),
     ];
     for (n, (what, edit)) in edits.into_iter().enumerate() {
         let path = site.path().join(what);
@@ -310,6 +318,45 @@ fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
         let is_old = after.body == before.body && after.field("ETag") == before.field("ETag");
         let is_new = after.body == version(5, 70_000) && after.field("ETag") != before.field("ETag");
         assert!(is_old || is_new, "{size}");
+    }
+}
+
+#[test]
+fn file_that_never_rests_is_served_with_a_weak_tag_and_not_kept() {
+    for size in SIZES {
+        let site = Site::new();
+        let path = site.file("file.bin", version(0, size));
+        let_files_settle();
+        let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"\nstale_max = \"1ms\"");
+        let mut client = server.connect();
+        assert!(client.get("/file.bin").field("ETag").unwrap().starts_with('"'), "at rest");
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stop = &stop;
+            scope.spawn(move || {
+                let file = File::options().write(true).open(&path).unwrap();
+                for n in 0.. {
+                    file.write_all_at(&version(n % 26, 1), 0).unwrap();
+                    if stop.load(Ordering::Relaxed) {
+                        return file.write_all_at(&version(25, size), 0).unwrap();
+                    }
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+            // One that is cut short has changed while it was sent.
+            wait_until("a weak tag", || match server.connect().try_get("/file.bin") {
+                Some(response) => {
+                    assert_eq!(response.status, 200);
+                    response.field("ETag").unwrap().starts_with("W/\"")
+                }
+                None => false,
+            });
+            stop.store(true, Ordering::Relaxed);
+        });
+        wait_until("a strong tag", || {
+            let response = server.get("/file.bin");
+            response.body == version(25, size) && response.field("ETag").unwrap().starts_with('"')
+        });
     }
 }
 

@@ -129,6 +129,68 @@ fn check_says_that_a_good_file_is_good() {
 }
 
 #[test]
+fn check_warns_of_entries_and_refuses_what_costs_too_much() {
+    let (site, folder) = (Site::new(), Site::new());
+    let users =
+        folder.file("users", "ann:$2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ01234\nbob:rqXexS6ZhobKA\n");
+    let text_of =
+        |users: &Path| format!("[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = {users:?}\n");
+    let file = site.file("amped.toml", text_of(&users));
+    let ended = run(&["check", "--config", text(&file)]);
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+    assert!(
+        ended.stdout.contains(&format!("warning: {}:2: this entry lets nobody in", users.display())),
+        "{}",
+        ended.stdout
+    );
+    let costly = format!("\nann:$6$rounds=999999999$salt${}\n", "a".repeat(86));
+    fs::write(&users, costly).unwrap();
+    let ended = run(&["check", "--config", text(&file)]);
+    assert_eq!((ended.status, ended.stdout.as_str()), (1, ""));
+    assert!(ended.stderr.contains(&format!("{}:2: this entry lets nobody in", users.display())), "{}", ended.stderr);
+    // Within the root anybody could ask for it, by a link as well.
+    let inside = site.file("private/users", "");
+    let linked = site.path().join("linked");
+    std::os::unix::fs::symlink(&users, &linked).unwrap();
+    for users in [inside, linked] {
+        let file = folder.file("amped.toml", text_of(&users).replace("\".\"", &format!("{:?}", site.path())));
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stdout.as_str()), (1, ""));
+        assert!(ended.stderr.contains("amped.toml:5:12: the accounts in"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("lie within the root"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn empty_values_and_too_many_workers_are_refused_with_the_way_out() {
+    let site = Site::new();
+    let refused = |toml: &str, says: &[&str]| {
+        let file = site.file("amped.toml", toml);
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!(ended.status, 1, "{toml}");
+        assert!(says.iter().all(|says| ended.stderr.contains(says)), "{}", ended.stderr);
+    };
+    refused("root = \".\"\nworkers = 100000", &["amped.toml:2:11: `workers` is more than 4096", "help: "]);
+    refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "`off`"]);
+    let headers = "[[site]]\nroot = \".\"\n[[site.headers]]\nmatch = \"*\"\ncache_control = \"\"";
+    refused(headers, &["amped.toml:5:17: `cache_control` is empty", "no-cache"]);
+    let auth = "[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = \"\"";
+    refused(auth, &["amped.toml:5:12: `accounts` is empty", "htpasswd -B"]);
+    for (flags, says) in [
+        (&["--workers", "100000"][..], "`--workers 100000` is more than 4096"),
+        (&["--access-log", ""], "`--access-log` is empty"),
+    ] {
+        let ended = run(&[&["serve", text(site.path())], flags].concat());
+        assert_eq!(
+            (ended.status, ended.stderr.contains(says), ended.stderr.contains("help: ")),
+            (2, true, true),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn check_finds_each_kind_of_error_with_line_and_column() {
     // The reports themselves are held by the tests of the configuration; here, that the program has them.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/config");

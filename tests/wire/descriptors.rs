@@ -1,6 +1,7 @@
 //! Many connections at once: what they cost, and what happens when no more are to be had.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -214,4 +215,148 @@ fn more_connections_than_descriptors_bear_are_announced_and_not_taken() {
         clients.push(client);
     }
     assert!(!server.said().contains("cannot accept"), "{}", server.said());
+}
+
+/// A server with a limit on open files; the soft limit is half of it, which the server raises.
+fn limited(limit: usize, architecture: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("ulimit -Sn {1}; ulimit -Hn {0}; exec \"$0\" \"$@\"", limit, limit / 2);
+    command.args(["-c", &script, program().get_program().to_str().unwrap(), "serve", "--architecture", architecture]);
+    command.args(args);
+    command
+}
+
+#[test]
+fn each_architecture_serves_many_clients_under_a_low_limit() {
+    const CLIENTS: usize = 60;
+    let site = Site::new();
+    for n in 0..CLIENTS {
+        site.file(&format!("{n}.txt"), n.to_string());
+        site.file(&format!("{n}.bin"), vec![n as u8; 100_000]);
+    }
+    let_files_settle();
+    for architecture in crate::ARCHITECTURES {
+        for limit in [64, 128, 256] {
+            let server = Server::spawn(limited(
+                limit,
+                architecture,
+                &[site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"],
+            ));
+            let ask = |n: usize| {
+                let mut client = server.connect();
+                for round in 0..5 {
+                    for (name, length) in [("txt", n.to_string().len()), ("bin", 100_000)] {
+                        let target = format!("/{}.{name}", (n + round * 7) % CLIENTS);
+                        // An idle connection may have had to give way; a request on a new one has not.
+                        let response = client.try_get(&target).unwrap_or_else(|| {
+                            client = server.connect();
+                            client.get(&target)
+                        });
+                        assert_eq!(response.status, 200, "{architecture} at {limit}: {}", response.text());
+                        assert!(name == "txt" || response.body.len() == length);
+                    }
+                }
+            };
+            thread::scope(|scope| (0..CLIENTS).for_each(|n| _ = scope.spawn(move || ask(n))));
+            let said = server.said();
+            assert!(!said.contains("cannot accept"), "{architecture} at {limit}: {said}");
+            let is_small = *architecture == "mt" && limit < 512 || *architecture == "mp" && limit < 256;
+            assert_eq!(said.contains("of 64 workers, and no more are started"), is_small, "{architecture}: {said}");
+            if is_small {
+                // The configuration asks for the same as before.
+                server.signal("HUP");
+                server.wait_for("the new configuration is in force");
+                assert_eq!(server.get("/1.txt").text(), "1");
+            }
+        }
+        let ended = run_command(limited(16, architecture, &[site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]));
+        assert_eq!(ended.status, 1, "{architecture}: {ended:?}");
+        assert!(ended.stderr.contains("the limit on open files is 16, and the server needs"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn inherited_descriptors_are_closed_at_the_start() {
+    let site = Site::new();
+    let secret = site.file("secret", "");
+    let script = format!("exec 7<{}; exec \"$0\" \"$@\"", secret.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, program().get_program().to_str().unwrap()]);
+    command.args(["serve", site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let server = Server::spawn(command);
+    assert!(!server.descriptors().contains(&secret), "{:?}", server.descriptors());
+}
+
+/// A field of a process's or thread's status (proc_pid_status(5)).
+fn status_field(path: &str, name: &str) -> String {
+    let status = fs::read_to_string(format!("{path}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim_start_matches(':').trim().to_owned()
+}
+
+#[test]
+fn no_process_or_thread_of_a_server_can_gain_privileges() {
+    need_root("empties the bounding set of capabilities");
+    let site = Site::new();
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    site.file("a.txt", "hello");
+    for architecture in crate::ARCHITECTURES {
+        for user in ["", "user = \"nobody\"\n"] {
+            let config = site.file("amped.toml", configuration(site.path(), &format!("{user}workers = 3")));
+            let mut command = program();
+            command.args(["serve", "--architecture", architecture, "--config", config.to_str().unwrap()]);
+            let server = Server::spawn(command);
+            assert_eq!(server.get("/a.txt").text(), "hello");
+            for pid in server.pids() {
+                for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+                    let task = task.unwrap().path();
+                    let task = task.to_str().unwrap();
+                    assert_eq!(status_field(task, "NoNewPrivs"), "1", "{architecture}");
+                    assert_eq!(status_field(task, "CapBnd"), "0000000000000000", "{architecture}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_killer_takes_a_child_before_its_parent() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let path = site.path().to_str().unwrap().to_owned();
+    let kinds: [&[&str]; 2] = [&["--architecture", "mp", "--workers", "3"], &["--helpers-as", "processes"]];
+    for kind in kinds {
+        let server = Server::start(&[kind, &[path.as_str()]].concat());
+        assert_eq!(server.get("/a.txt").text(), "hello");
+        let score =
+            |pid: u32| -> i64 { fs::read_to_string(format!("/proc/{pid}/oom_score")).unwrap().trim().parse().unwrap() };
+        let is_parent = |pid: u32| pid == server.pid();
+        // The nursery is one that the server needs; what it starts is not.
+        let mut all = server.pids();
+        all.extend(server.children().into_iter().flat_map(children_of));
+        let expendable: Vec<u32> =
+            all.into_iter().filter(|&pid| !is_parent(pid) && !is_named(pid, "nursery")).collect();
+        assert!(kind[0] != "--architecture" || expendable.len() == 3, "{expendable:?}");
+        for pid in expendable {
+            assert!(score(pid) > score(server.pid()), "{kind:?}: {} and {}", score(pid), score(server.pid()));
+        }
+        if kind[0] == "--architecture" {
+            assert_eq!(status_field(&format!("/proc/{}", server.pid()), "VmLck"), "0 kB");
+        }
+    }
+}
+
+fn is_named(pid: u32, name: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+}
+
+#[test]
+fn files_that_the_server_makes_are_not_for_everybody() {
+    let site = Site::new();
+    site.file("a.txt", "hello");
+    let logs = tempfile::tempdir().unwrap();
+    let log = logs.path().join("access.log");
+    let config = site.file("amped.toml", configuration(site.path(), &format!("[log]\naccess = {log:?}")));
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    assert_eq!(server.get("/a.txt").text(), "hello");
+    assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o640);
 }

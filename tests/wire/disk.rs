@@ -273,7 +273,8 @@ fn alone_cold_downloads_by_helper_processes_delay_no_hot_file() {
 /// them are in memory, and it waits in its loop.
 #[test]
 fn alone_mincore_keeps_the_loop_off_the_disk_for_the_owner_alone() {
-    const LENGTH: usize = 320 << 10;
+    // Two windows. The first window of a file that has just been made is always a helper's: residency decides the second.
+    const LENGTH: usize = 512 << 10;
     let _alone = alone();
     // How long a cold file took, and the longest that a hot one did meanwhile.
     let check = |user: &str, residency: &str| {
@@ -305,7 +306,7 @@ fn alone_mincore_keeps_the_loop_off_the_disk_for_the_owner_alone() {
     }
     for (user, residency) in [("nobody", "mincore"), ("root", "none")] {
         let (cold, hot) = check(user, residency);
-        assert!(hot > cold / 2, "{residency} as {user}: hot {hot:?} beside cold {cold:?}");
+        assert!(hot > cold / 3, "{residency} as {user}: hot {hot:?} beside cold {cold:?}");
     }
 }
 
@@ -552,9 +553,9 @@ fn alone_only_sped_stalls_on_a_slow_disk() {
 #[test]
 fn the_program_itself_stays_in_memory() {
     need_root("starts the server as root, whose limit on locked memory does not count, to give it up");
-    let check = |architecture: &str| {
-        let server = server_as("nobody", &public_site(), &format!("architecture = '{architecture}'"));
-        let maps = fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
+    // How many files of ours are mapped, or what is not locked.
+    let locked = |pid: u32| -> Result<usize, String> {
+        let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
         let mut files = 0;
         // proc_pid_smaps(5): a line as in maps, then one for each figure, with the flags as the last.
         for mapping in maps.split_inclusive("VmFlags:").collect::<Vec<_>>().windows(2) {
@@ -567,13 +568,32 @@ fn the_program_itself_stays_in_memory() {
                 continue;
             }
             let figure = |key: &str| of.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim();
-            assert_eq!(figure("Size:"), figure("Rss:"), "not all of it is in memory: {line}");
-            assert!(flags.split(' ').any(|flag| flag == "lo"), "it is not locked there: {line}");
+            if figure("Size:") != figure("Rss:") {
+                return Err(format!("not all of it is in memory: {line}"));
+            }
+            if !flags.split(' ').any(|flag| flag == "lo") {
+                return Err(format!("it is not locked there: {line}"));
+            }
             files += 1;
         }
-        assert!(files > 4, "few files are mapped:\n{maps}");
+        Ok(files)
     };
-    ["amped", "mp"].into_iter().for_each(check);
+    let check = |architecture: &str| {
+        let server = server_as("nobody", &public_site(), &format!("architecture = '{architecture}'"));
+        let pid = server.pid();
+        let begun = Instant::now();
+        let files = loop {
+            match locked(pid) {
+                Ok(files) => break files,
+                Err(why) => assert!(begun.elapsed() < Duration::from_secs(60), "{architecture}: {why}"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert!(files > 4, "{architecture}: few files are mapped: {files}");
+    };
+    // Not mp: its parent waits for signals alone and locks nothing, and its children may lock as much as RLIMIT_MEMLOCK lets
+    // them, since root is given up before they are made.
+    ["amped", "sped", "mt"].into_iter().for_each(check);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use super::harness::*;
 
@@ -174,7 +175,7 @@ fn applications_are_killed_under_load() {
 fn who_is_slow_makes_nobody_else_wait() {
     let site = Site::new();
     site.file("a.txt", "static");
-    let server = serve(&site, "processes = 4\ntime = \"1h\"");
+    let server = serve(&site, "processes = 4\ntime = \"1h\"\nbuffer_request = false\n[spool]\nmax = \"16MiB\"");
     let targets = ["/app?sleep", "/app?flood", "/app?body", "/app?deaf"];
     // Each is the only one in its place, and then busy with what nobody wants any more.
     let running = || applications_of(&server).len();
@@ -185,28 +186,251 @@ fn who_is_slow_makes_nobody_else_wait() {
 #[test]
 fn an_application_that_listens_at_a_port() {
     let site = Site::new();
-    let app = site.file("hidden/app.py", APP);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let mut command = Command::new("python3");
-    command.arg(app).arg(site.path()).stdin(std::os::fd::OwnedFd::from(listener));
-    let mut child = command.spawn().unwrap();
-    // It has the listener, too.
-    drop(command);
+    let app = Listening::start(&site, listener, &[]);
     let server =
         Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"{address}\"\nprocesses = 1"));
     let mut client = server.connect();
     for n in 1..20 {
-        assert_eq!(told(&client.get("/app"))[..2], [child.id() as usize, n]);
+        assert_eq!(told(&client.get("/app"))[..2], [app.0.id() as usize, n]);
     }
     let body = pattern(1_000_000);
     client.send_request("POST", "/app?body", &[("Content-Length", "1000000")]);
     client.send(&body);
     assert!(client.response("POST").body == body);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    wait_until("an error", || client.get("/app").status == 502);
+    drop(app);
+    wait_until("an error", || {
+        let response = client.get("/app");
+        response.status == 502 && response.text().contains("application cannot be reached")
+    });
     server.wait_for(&format!("cannot reach the application at {address}"));
+}
+
+/// A server with that application, whose configuration is in a file that can be changed, and whose temporary files are in
+/// `beside`.
+fn serve_from_file(site: &Site, beside: &Path, keys: &str) -> Server {
+    write_config(site, beside, keys);
+    let mut command = program();
+    command.args(["serve", "--config"]).arg(beside.join("amped.toml")).env("TMPDIR", beside);
+    Server::spawn(command)
+}
+
+fn write_config(site: &Site, beside: &Path, keys: &str) {
+    let app = site.file("hidden/app.py", APP);
+    let command = format!("[\"python3\", {:?}, {:?}]", app.to_str().unwrap(), site.path().to_str().unwrap());
+    let toml = format!(
+        "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/app\"\ncommand = {command}\n{keys}",
+        site.path()
+    );
+    fs::write(beside.join("amped.toml"), toml).unwrap();
+}
+
+/// A request that its application has, until there is a file `go`.
+fn waiting(site: &Site, server: &Server) -> Client {
+    let sleeps = site.path().join("sleeps");
+    let _ = fs::remove_file(&sleeps);
+    let mut client = server.connect();
+    client.send_request("GET", "/app?wait", &[]);
+    wait_until("the application", || sleeps.exists());
+    client
+}
+
+#[test]
+fn a_reload_keeps_unchanged_applications_and_their_requests() {
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let server = serve_from_file(&site, beside.path(), "processes = 2");
+    let [pid, ..] = told(&server.get("/app"));
+    let mut client = waiting(&site, &server);
+    let reload = |keys: &str, count: usize| {
+        write_config(&site, beside.path(), keys);
+        server.signal("HUP");
+        wait_until("the reload", || server.said().matches("the new configuration is in force").count() == count);
+    };
+    reload("processes = 2", 1);
+    fs::write(site.path().join("go"), "").unwrap();
+    assert_eq!(told(&client.response("GET"))[0], pid, "the request goes on");
+    for _ in 0..3 {
+        assert_eq!(told(&server.get("/app"))[0], pid, "and so does the process");
+    }
+    // One that is changed: a request under way ends with the old one, further ones go to the new one.
+    fs::remove_file(site.path().join("go")).unwrap();
+    let mut client = waiting(&site, &server);
+    reload("processes = 2\nenv = { SCRIPT_NAME = \"/new\" }", 2);
+    // A worker that is about to retire may take a connection in this moment.
+    let mut other = pid;
+    wait_until("the new one", || {
+        let response = server.get("/app");
+        other = told(&response)[0];
+        response.text().contains("/new")
+    });
+    assert_ne!(other, pid);
+    fs::write(site.path().join("go"), "").unwrap();
+    assert_eq!(told(&client.response("GET"))[0], pid);
+    drop(client);
+    wait_until("the old one to end", || parent_of(pid as u32).is_none());
+    assert_eq!(told(&server.get("/app"))[0], other);
+}
+
+#[test]
+fn a_server_that_ends_lets_applications_finish_and_leaves_nothing() {
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let mut server = serve_from_file(&site, beside.path(), "processes = 2");
+    let [pid, ..] = told(&server.get("/app"));
+    let mut client = waiting(&site, &server);
+    server.signal("TERM");
+    server.wait_for("finishing the replies under way");
+    fs::write(site.path().join("go"), "").unwrap();
+    assert_eq!(client.response("GET").status, 200);
+    drop(client);
+    assert!(server.wait().success());
+    wait_until("its processes to end", || parent_of(pid as u32).is_none());
+    let left: Vec<_> = fs::read_dir(beside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["amped.toml"]);
+}
+
+#[test]
+fn a_worker_that_dies_takes_no_application_along() {
+    if !has_processes() {
+        return;
+    }
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let server = serve_from_file(&site, beside.path(), "processes = 1");
+    let [pid, ..] = told(&server.get("/app"));
+    let applications = applications_of(&server);
+    let manager = parent_of(pid as u32).unwrap().1;
+    for worker in server.children().into_iter().filter(|&child| child != manager) {
+        let _ = Command::new("kill").args(["-9", &worker.to_string()]).status();
+    }
+    wait_until("another worker", || server.connect().try_get("/app").is_some_and(|response| told(&response)[0] == pid));
+    assert_eq!(applications_of(&server), applications);
+    // Nor does anything stay when the server is killed.
+    let _ = Command::new("kill").args(["-9", &server.pid().to_string()]).status();
+    wait_until("its processes to end", || [pid as u32, manager].iter().all(|&pid| parent_of(pid).is_none()));
+}
+
+#[test]
+fn a_command_that_cannot_be_started_is_said_to_be() {
+    let site = Site::new();
+    let server = Server::with_site(&site, "[[site.app]]\nmatch = \"/app\"\ncommand = [\"/there/is/none\"]");
+    let response = server.get("/app");
+    assert_eq!(response.status, 502);
+    assert!(response.text().contains("application cannot be reached"), "{}", response.text());
+    server.wait_for("cannot start /there/is/none");
+}
+
+/// The application of the tests, listening here before the server is there. Ended when dropped.
+struct Listening(Child);
+
+impl Listening {
+    fn start(site: &Site, listener: impl Into<std::os::fd::OwnedFd>, words: &[&str]) -> Listening {
+        let app = site.file("hidden/app.py", APP);
+        let mut command = Command::new("python3");
+        command.arg(app).arg(site.path()).args(words).stdin(listener.into());
+        Listening(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The statuses of requests for these targets, all at a time, each on a connection of its own.
+fn at_once(server: &Server, targets: &[String]) -> Vec<u16> {
+    thread::scope(|scope| {
+        let asked: Vec<_> = targets.iter().map(|target| scope.spawn(move || server.get(target).status)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    })
+}
+
+/// A connection that one rule kept open would take the only process away from the other.
+#[test]
+fn an_application_with_one_process_serves_several_rules() {
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let socket = beside.path().join("app.sock");
+    let _app = Listening::start(&site, std::os::unix::net::UnixListener::bind(&socket).unwrap(), &[]);
+    let rule = |name: &str| format!("[[site.app]]\nmatch = \"{name}\"\nfastcgi = \"unix:{}\"\n", socket.display());
+    let server = Server::with_site(&site, &[rule("/a"), rule("/b")].concat());
+    let mut clients = [server.connect(), server.connect()];
+    for _ in 0..5 {
+        for (client, target) in clients.iter_mut().zip(["/a", "/b"]) {
+            assert_eq!(client.get(target).status, 200, "{target}");
+        }
+    }
+    let targets: Vec<String> = (0..20).map(|n| ["/a", "/b"][n % 2].to_owned()).collect();
+    assert_eq!(at_once(&server, &targets), [200; 20]);
+}
+
+#[test]
+fn many_event_streams_of_an_application_that_is_not_ours_run_at_a_time() {
+    let site = Site::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _app = Listening::start(&site, listener, &["forks"]);
+    let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"{address}\"\n"));
+    let mut streams: Vec<Client> = (0..40).map(|_| server.connect()).collect();
+    for stream in &mut streams {
+        stream.send_request("GET", "/app?stream", &[]);
+    }
+    for stream in &mut streams {
+        assert!(stream.read_head().starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(server.get("/app").status, 200);
+}
+
+/// The kernel has room for one connection that waits, or two, so that most find the application's queue full.
+#[test]
+fn requests_wait_while_the_queue_of_the_application_is_full() {
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let socket = beside.path().join("app.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let _app = Listening::start(&site, listener, &[]);
+    let rule = format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"unix:{}\"\n", socket.display());
+    let server = Server::with_site(&site, &rule);
+    assert_eq!(at_once(&server, &vec!["/app?short".to_owned(); 30]), [200; 30]);
+}
+
+/// Each site has its own rule for the same socket, and there are more sites than processes.
+#[test]
+fn sites_with_the_same_pool_of_php_do_not_starve_each_other() {
+    need_root("starts php-fpm, whose children are root's");
+    let site = Site::new();
+    let beside = tempfile::tempdir().unwrap();
+    let socket = beside.path().join("php.sock");
+    site.file("a.php", "<?php usleep(100000); echo 'ok';");
+    let _php = Php::start(beside.path(), &socket);
+    let rules = (0..8).map(|n| {
+        let (root, socket) = (site.path(), socket.display());
+        format!("[[site]]\nhosts = [\"s{n}\"]\nroot = {root:?}\n[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{socket}\"\n")
+    });
+    let server = Server::with_site(&site, &rules.collect::<String>());
+    let ask = |n: usize| {
+        let mut client = server.connect();
+        client.send(format!("GET /a.php HTTP/1.1\r\nHost: s{n}\r\n\r\n"));
+        client.response("GET").status
+    };
+    for n in 0..8 {
+        assert_eq!(ask(n), 200, "site {n}");
+    }
+    let alone = Instant::now();
+    assert_eq!(ask(0), 200);
+    let alone = alone.elapsed();
+    // 16 at once, for 4 processes: each waits for four pages. An idle connection that kept a process cost seconds.
+    let at_once = Instant::now();
+    thread::scope(|scope| {
+        let asked: Vec<_> = (0..16).map(|n| scope.spawn(move || ask(n % 8))).collect();
+        asked.into_iter().for_each(|asked| assert_eq!(asked.join().unwrap(), 200));
+    });
+    assert!(at_once.elapsed() < alone * 40, "{:?} for 16 pages of {alone:?}", at_once.elapsed());
 }
 
 /// php-fpm, which is there before the server is. Ended when dropped.
@@ -311,7 +535,9 @@ fn pages_of_php() {
     assert!(response.body.iter().all(|&byte| byte == b'x'));
 
     drop(php);
-    assert_eq!(client.get("/index.php").status, 502);
+    let gone = client.get("/index.php");
+    assert_eq!(gone.status, 502);
+    assert!(gone.text().contains("application cannot be reached"), "{}", gone.text());
     server.wait_for("cannot reach the application at");
 }
 

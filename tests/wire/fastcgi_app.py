@@ -1,9 +1,13 @@
 """An application by FastCGI, for tests: it tells its process and how many requests and connections it has had.
 
 Its query says what it does: `sleep` for long (it makes a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`,
-`flood` without end; `deaf`: it takes nothing of the body.
+`flood` without end; `deaf`: it takes nothing of the body; `short`: it takes 20 ms; `wait`: for a file `go` in
+the folder, once it has made `sleeps`; `stream`: a piece of an answer without end. With the word
+`forks` each connection has a process of its own.
 """
+import ctypes
 import os
+import signal
 import socket
 import struct
 import sys
@@ -61,6 +65,12 @@ listener = socket.socket(fileno=0)
 while True:
     connection, _ = listener.accept()
     connections += 1
+    if "forks" in sys.argv:
+        # Its children end with it.
+        if os.fork() > 0:
+            connection.close()
+            continue
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     stream = connection.makefile("rb")
     while (request := read(stream)) is not None:
         keep, params, body = request
@@ -69,6 +79,12 @@ while True:
         if query == "sleep":
             open(os.path.join(sys.argv[1], "sleeps"), "w").close()
             time.sleep(1000)
+        if query == "wait":
+            open(os.path.join(sys.argv[1], "sleeps"), "w").close()
+            while not os.path.exists(os.path.join(sys.argv[1], "go")):
+                time.sleep(0.01)
+        if query == "short":
+            time.sleep(0.02)
         if query == "die":
             os._exit(3)
         answer = f"{os.getpid()} {requests} {connections} {value(params, b'SCRIPT_NAME')} {value(params, b'PATH_INFO')}"
@@ -79,6 +95,8 @@ while True:
         for at in range(0, len(answer), 60000):
             out += record(6, answer[at : at + 60000])
         connection.sendall(out)
+        if query == "stream":
+            time.sleep(1000)
         while query == "flood":
             connection.sendall(record(6, bytes(60000)))
         if query == "half":
@@ -88,3 +106,5 @@ while True:
             break
     stream.close()
     connection.close()
+    if "forks" in sys.argv:
+        os._exit(0)

@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -99,6 +99,8 @@ pub struct Server {
     /// The first address it said it serves on.
     pub address: SocketAddr,
     said: Arc<Mutex<String>>,
+    /// Hears what it says, until nobody can say anything any more.
+    listener: JoinHandle<()>,
 }
 
 impl Server {
@@ -145,7 +147,7 @@ impl Server {
         let (to, from) = std::sync::mpsc::channel();
         let heard = Arc::clone(&said);
         let stderr = child.stderr.take().unwrap();
-        thread::spawn(move || {
+        let listener = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 if let Some(rest) = line.strip_prefix("amped: serving on http://") {
                     let host = rest.split('/').next().unwrap().replace("localhost", "127.0.0.1");
@@ -155,7 +157,7 @@ impl Server {
             }
         });
         match from.recv_timeout(PATIENCE) {
-            Ok(address) => Server { child, address, said },
+            Ok(address) => Server { child, address, said, listener },
             Err(_) => {
                 let _ = child.kill();
                 panic!("the server did not start: {}", said.lock().unwrap());
@@ -227,6 +229,12 @@ impl Server {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                // Its last words may still be on their way. A program that it has started may hold the other end open.
+                for _ in 0..400 {
+                    if !self.listener.is_finished() {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                }
                 return status;
             }
             assert!(start.elapsed() < PATIENCE, "the server does not end; it said {}", self.said());
@@ -533,9 +541,12 @@ impl Client {
         let mut piece = vec![0; 256 * 1024];
         while received < length {
             let most = piece.len().min(length - received);
-            match self.stream.read(&mut piece[..most])? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => received += count,
+            match self.stream.read(&mut piece[..most]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => received += count,
+                // As in `fill`.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         assert_eq!(received, length, "more came than the body");

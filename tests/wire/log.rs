@@ -524,6 +524,53 @@ fn a_pipe_that_nobody_reads_holds_up_neither_start_nor_end() {
     assert_eq!(server.wait().code(), Some(0), "{}", server.said());
 }
 
+/// A pipe for the log, and a reader that has opened it and takes nothing.
+fn unread_pipe(place: &Place) -> File {
+    assert!(Command::new("mkfifo").arg(place.log()).status().expect("mkfifo (coreutils)").success());
+    // For both, so that opening does not wait for a writer.
+    File::options().read(true).write(true).open(place.log()).unwrap()
+}
+
+/// So many requests, each of whose lines is 1 KiB and more.
+fn ask_at_length(server: &Server, count: usize) {
+    let mut client = server.connect();
+    for n in 0..count {
+        assert_eq!(client.get(&format!("/a.txt?{n}-{}", "x".repeat(1000))).text(), "hello");
+    }
+}
+
+#[test]
+fn reader_that_takes_nothing_costs_lines_and_holds_up_no_reply() {
+    // 64 KiB fit into a pipe.
+    const COUNT: usize = 300;
+    for optimise in ["delayed_log = true", "delayed_log = false"] {
+        let place = Place::new();
+        let mut reader = unread_pipe(&place);
+        let config = format!("[log]\nflush = '20ms'\naccess = {:?}\n[optimise]\n{optimise}", place.log());
+        let config = place.site.file("amped.toml", configuration(place.site.path(), &config));
+        let mut server = Server::start(&["--config", config.to_str().unwrap()]);
+        ask_at_length(&server, COUNT);
+        if optimise == "delayed_log = false" {
+            server.wait_for("nobody reads what is there; lines are lost");
+            assert!(server.report("log", "lost_lines") > 100);
+        }
+        server.signal("TERM");
+        assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+        // Each line is in the pipe or counted as lost.
+        let mut kept = 0;
+        let mut text = Vec::new();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let _ = reader.read_to_end(&mut text);
+        kept += text.iter().filter(|&&byte| byte == b'\n').count();
+        assert!((1..COUNT).contains(&kept), "{kept}");
+        server.wait_for("lost_lines=");
+        let said = server.said();
+        let last = said.lines().rev().find(|line| line.starts_with("log:")).unwrap_or_else(|| panic!("{said}"));
+        let lost = last.split([' ', ',']).find_map(|pair| pair.strip_prefix("lost_lines=")).unwrap();
+        assert_eq!(kept + lost.parse::<usize>().unwrap(), COUNT, "{optimise}: {said}");
+    }
+}
+
 #[test]
 fn off_writes_nothing_anywhere() {
     let place = Place::new();

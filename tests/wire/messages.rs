@@ -229,10 +229,12 @@ fn an_absolute_target_names_the_site() {
     check("http://two.example/a", "one.example", "second");
     check("http://one.example/a", "two.example", "first");
     check("HTTP://TWO.example:8080/a?b", "one.example", "second");
-    check("https://two.example./a", "one.example", "second");
+    check("http://two.example./a", "one.example", "second");
     check("http://other.example/a", "two.example", "first");
     // RFC 9112, 3.2.2: whatever Host says, but it must be there and be a host.
     for (target, host, status) in [
+        ("https://two.example/a", "Host: two.example\r\n", 421),
+        ("HTTPS://two.example/a", "Host: two.example\r\n", 421),
         ("http://two.example/a", "Host: a b\r\n", 400),
         ("http://two.example/a", "", 400),
         ("http:///a", "Host: a\r\n", 400),
@@ -335,12 +337,34 @@ fn a_client_that_waits_for_100_in_vain_is_told_at_once() {
 }
 
 #[test]
+fn endless_method_is_501_and_two_authorizations_are_400() {
+    let site = site();
+    let server = Server::serve(&site);
+    let status = |request: String| {
+        let mut client = server.connect();
+        client.send(request);
+        client.response("GET").status
+    };
+    assert_eq!(status(format!("{} / HTTP/1.1\r\nHost: a\r\n\r\n", "A".repeat(100_000))), 501);
+    assert_eq!(status("A".repeat(100_000)), 501);
+    assert_eq!(status(format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "a".repeat(100_000))), 414);
+    let basic = "Authorization: Basic YTpi\r\n";
+    assert_eq!(status(format!("GET /hello.txt HTTP/1.1\r\nHost: a\r\n{basic}\r\n")), 200);
+    assert_eq!(status(format!("GET /hello.txt HTTP/1.1\r\nHost: a\r\n{basic}{basic}\r\n")), 400);
+    assert_eq!(status("GET /hello.txt HTTP/1.1\r\nHost: [v1.a]\r\n\r\n".to_owned()), 200);
+}
+
+#[test]
 fn an_unknown_expectation_is_417() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
-    for expectation in ["200-ok", "100-continue, x", "", "100-continued"] {
+    for expectation in ["200-ok", "100-continue, x", "100-continued", ",x,", "100-continue;a"] {
         assert_eq!(client.request("GET", "/hello.txt", &[("Expect", expectation)]).status, 417, "{expectation:?}");
+    }
+    // RFC 9110, 5.6.1: members of a list may be empty, and all of them too.
+    for expectation in ["", ",", " , ,", "100-continue,", ", 100-Continue ,"] {
+        assert_eq!(client.request("GET", "/hello.txt", &[("Expect", expectation)]).status, 200, "{expectation:?}");
     }
     client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: much\r\nContent-Length: 3\r\n\r\nabc");
     assert_eq!(client.response("GET").status, 417);
@@ -372,7 +396,7 @@ fn a_body_within_the_limit_is_read_away() {
         check(
             method,
             "Transfer-Encoding: chunked",
-            "1 \r\na\r\n1\t;\tx\r\nb\r\n0\r\nContent-Length: 9\r\nX: y\r\n\r\n",
+            "1\r\na\r\n1\t;\tx\r\nb\r\n0\r\nContent-Length: 9\r\nX: y\r\n\r\n",
             status,
         );
         check(method, "Transfer-Encoding: chunked", &full_chunks, status);

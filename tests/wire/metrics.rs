@@ -2,7 +2,9 @@
 //! times whose parts fit, a text that a strict reader of OpenMetrics takes, and sums that no death makes wrong.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
@@ -196,7 +198,9 @@ fn each_reply_is_counted_in_its_class_to_the_byte() {
     told.server.connect().request("HEAD", "/3000000", &[]);
     let tag = told.server.get("/empty").field("ETag").unwrap().to_owned();
     assert_eq!(told.server.connect().request("GET", "/empty", &[("If-None-Match", &tag)]).status, 304);
-    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"dynamic\"", 2.0);
+    // An error is no page that was made.
+    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"error\"", 2.0);
+    assert_eq!(told.page().of("amped_replies_total", "size=\"<1K\",kind=\"dynamic\""), 0.0);
     told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 6.0 + 3.0);
     // Pipelined ones are counted like others.
     let mut client = told.server.connect();
@@ -205,6 +209,46 @@ fn each_reply_is_counted_in_its_class_to_the_byte() {
     let page = told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 29.0);
     assert_eq!(page.sum("amped_replies_total", ""), page.of("amped_requests_total", ""));
     assert_eq!(page.of("amped_bad_requests_total", ""), 0.0);
+}
+
+#[test]
+fn responses_are_counted_by_site_handler_and_status() {
+    let site = Site::new();
+    site.file("folder/a.txt", "a text");
+    let script = site.file("x.cgi", "#!/bin/sh\nprintf 'Status: %s\\nContent-Type: a/b\\n\\nx' \"$QUERY_STRING\"\n");
+    fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
+    let tables = "listing = true\n\
+         [[site.route]]\nmatch = '/old'\nredirect = '/new'\n\
+         [[site.app]]\nmatch = '*.cgi'\ncgi = true\n\
+         [[site]]\nroot = '/'\nhosts = ['b.example']\n";
+    let told = told_by(Server::with_site, &site, tables);
+    let mut client = told.server.connect();
+    let mut ask = |host: &str, method: &str, target: &str, count: usize| {
+        (0..count).for_each(|_| drop(client.request(method, target, &[("Host", host)])));
+    };
+    ask("a", "GET", "/folder/a.txt", 3);
+    ask("a", "GET", "/folder/", 1);
+    ask("a", "GET", "/old", 2);
+    ask("a", "GET", "/none", 4);
+    ask("a", "GET", "/x.cgi?200", 2);
+    ask("a", "PURGE", "/x.cgi?404", 5);
+    ask("a", "PROPFIND", "/x.cgi?503", 1);
+    ask("b.example", "GET", "/none", 6);
+    for (labels, expected) in [
+        ("site=\"0\",handler=\"file\",status=\"2xx\"", 3.0),
+        ("site=\"0\",handler=\"own\",status=\"2xx\"", 1.0),
+        ("site=\"0\",handler=\"own\",status=\"3xx\"", 2.0),
+        ("site=\"0\",handler=\"error\",status=\"4xx\"", 4.0),
+        ("site=\"0\",handler=\"app\",status=\"2xx\"", 2.0),
+        ("site=\"0\",handler=\"app\",status=\"4xx\"", 5.0),
+        ("site=\"0\",handler=\"app\",status=\"5xx\"", 1.0),
+        ("site=\"1\",handler=\"error\",status=\"4xx\"", 6.0),
+    ] {
+        told.page_with("amped_responses_total", labels, expected);
+    }
+    // Whatever methods clients invent, they make no figure.
+    assert_eq!(told.page().sum("amped_responses_total", ""), 24.0);
+    assert_eq!(told.page().samples.iter().filter(|((_, labels), _)| labels.contains("PURGE")).count(), 0);
 }
 
 #[test]
@@ -368,15 +412,37 @@ fn a_process_that_is_killed_leaves_what_it_has_counted() {
     wait_until("nothing to be held for those who are dead", || told.page().of("amped_connections", "") == 0.0);
 }
 
+#[test]
+fn metrics_file_that_is_cut_short_costs_no_reply() {
+    let site = Site::new();
+    site.file("a", pattern(2000));
+    let_files_settle();
+    let told = told(&site, "workers = 3\n");
+    let processes = told.server.pids();
+    let mut client = told.server.connect();
+    assert_eq!(client.get("/a").status, 200);
+    fs::OpenOptions::new().write(true).open(&told.file).unwrap().set_len(0).unwrap();
+    for _ in 0..20 {
+        assert_eq!(client.get("/a").status, 200);
+        assert_eq!(told.server.get("/a").status, 200);
+    }
+    assert_eq!(told.server.pids(), processes, "{}", told.server.said());
+    if !has_processes() {
+        told.server.wait_for("the metrics file was cut short by another program");
+    }
+    // What is asked for over HTTP goes on.
+    assert!(told.page().of("amped_requests_total", "") > 0.0 || has_processes());
+}
+
 /// Where loops are threads, what one dies of ends the server; then the file still says what it had counted.
 fn a_server_that_is_killed(site: &Site) {
     let told = told(site, "");
     let mut client = told.server.connect();
     (0..25).for_each(|_| assert_eq!(client.get("/a").status, 200));
-    let before = std::fs::read(&told.file).unwrap();
+    let before = fs::read(&told.file).unwrap();
     told.server.signal("KILL");
     wait_until("the server to be gone", || std::net::TcpStream::connect(told.server.address).is_err());
-    let after = std::fs::read(&told.file).unwrap();
+    let after = fs::read(&told.file).unwrap();
     assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
 }
 
@@ -445,7 +511,7 @@ fn without_being_asked_nothing_is_told() {
     let server = Server::serve(&site);
     assert_eq!(server.get("/a").status, 200);
     assert!(!server.said().contains("metrics"));
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
+    let maps = fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
     assert!(!maps.lines().any(|line| line.contains("rw-s") && line.contains("metrics")), "{maps}");
 }
 
@@ -475,11 +541,11 @@ fn what_cannot_be_is_refused_at_the_start() {
     let Told { mut server, _folder, .. } = told;
     server.signal("TERM");
     server.wait();
-    assert_eq!(first_figure(&std::fs::read(&file).unwrap()), 1);
+    assert_eq!(first_figure(&fs::read(&file).unwrap()), 1);
     let mut command = program();
     command.arg("serve").arg(site.path()).args(["--listen", "127.0.0.1:0", "--metrics-file", file.to_str().unwrap()]);
     let server = Server::spawn(command);
-    assert_eq!(first_figure(&std::fs::read(&file).unwrap()), 0);
+    assert_eq!(first_figure(&fs::read(&file).unwrap()), 0);
     assert_eq!(server.get("/a").status, 200);
-    wait_until("its first request", || first_figure(&std::fs::read(&file).unwrap()) == 1);
+    wait_until("its first request", || first_figure(&fs::read(&file).unwrap()) == 1);
 }

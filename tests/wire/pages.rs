@@ -441,9 +441,10 @@ fn who_makes_a_page_may_leave_stand_still_or_die() {
 #[test]
 fn who_has_waited_long_enough_asks_for_himself() {
     let site = Site::new();
-    // The first goes on for as long as anybody listens, and is never late; the others are done at once.
-    let drips = "if mkdir first; then while :; do echo; sleep 0.1; done; fi";
-    script(&site, "drips", &format!("{OK}\\n'; {drips}"));
+    // The first script drips until its client leaves and never times out; the others end at once. Each one finds out which
+    // it is before its head goes out: the client that waits for that head starts the others.
+    let drips = "while [ \"$first\" ]; do echo; sleep 0.1; done";
+    script(&site, "drips", &format!("mkdir first && first=yes; {OK}\\n'; {drips}"));
     let server = serve_many(&site, "cache = \"1h\"\ntime = \"1s\"");
     let mut first = server.connect();
     first.send_request("GET", "/cgi-bin/drips", &[]);

@@ -41,7 +41,11 @@ fn redirects_tell_the_client_where_to_go() {
     check("/old/a%0d%0aSet-Cookie:%20a=b", 301, Some("/new/a%0D%0ASet-Cookie:%20a=b"));
     let head = client.request("HEAD", "/old/a", &[]);
     assert_eq!((head.status, head.field("Location"), head.body.len()), (301, Some("/new/a"), 0));
-    assert_eq!(client.request("POST", "/old/a", &[("Content-Length", "0")]).status, 405);
+    // RFC 9110, 15.4.8: a redirect is for every method; a body is read first.
+    client.send_request("POST", "/old/a", &[("Content-Length", "5")]);
+    client.send("hello");
+    assert_eq!(client.response("POST").field("Location"), Some("/new/a"));
+    assert_eq!(client.get("/old/").status, 301);
 }
 
 #[test]
@@ -161,4 +165,188 @@ fn whatever_name_leads_to_a_script_runs_it() {
     client.send("hello");
     assert_eq!(client.response("POST").status, 401);
     fs::remove_file(users).unwrap();
+}
+
+/// An executable script that says that it ran.
+fn script(site: &Site, name: &str) {
+    let text = "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n%s %s %s|' \"$REQUEST_METHOD\" \"$SCRIPT_NAME\" \"$PATH_INFO\"\ncat\n";
+    let path = site.file(name, text);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn denied_paths_are_neither_served_nor_run() {
+    let site = Site::new();
+    for name in
+        ["x.cgi", "uploads/e.cgi", "uploads/deep/e.cgi", "up/e.cgi", "up/index.cgi", "up/doc.en.cgi", "lib/f.cgi"]
+    {
+        script(&site, name);
+    }
+    site.file("uploads/a.txt", "a text");
+    site.file("uploads/ok.txt", "for all");
+    site.file("hidden/page.html", "inner");
+    site.file("hidden/error.html", "an error page");
+    let tables = "index = ['index.cgi', 'index.html']\n\
+         types = { cgi = 'text/x-script' }\n\
+         errors = { '403' = '/hidden/error.html' }\n\
+         [[site.route]]\nmatch = '/uploads/ok.txt'\nrewrite = '/uploads/ok.txt'\n\
+         [[site.route]]\nmatch = '/uploads/**'\ndeny = true\n\
+         [[site.route]]\nmatch = '/up/*.cgi'\ndeny = true\nstatus = 404\n\
+         [[site.route]]\nmatch = '/hidden/**'\ninternal = true\n\
+         [[site.route]]\nmatch = '/shown/**'\nrewrite = '/hidden/$1.html'\n\
+         [[site.route]]\nmatch = '/sly/**'\nrewrite = '/uploads/$1'\n\
+         [[site.route]]\nmatch = '/gone/**'\nrespond = 'no more'\nstatus = 410\nheaders = { X-A = 'b', Cache-Control = 'no-store' }\n\
+         [[site.route]]\nmatch = '/ping'\nrespond = ''\nstatus = 204\n\
+         [[site.negotiation]]\nmatch = '/up/**'\nlanguages = ['en']\n\
+         [[site.fallback]]\nfolder = '/lib/'\nfile = '/lib/f.cgi'\n\
+         [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    for method in ["GET", "POST", "PROPFIND", "OPTIONS"] {
+        assert_eq!(client.request(method, "/x.cgi/a", &[]).text(), format!("{method} /x.cgi /a|"));
+        for target in [
+            "/uploads/e.cgi",
+            "/uploads/e.cgi/x",
+            "/uploads/e.cgi/",
+            "/uploads/deep/e.cgi?a=b",
+            "/uploads/%65.cgi",
+            "/uploads//e.cgi",
+            "/uploads%2fe.cgi",
+            "/./uploads/./e.cgi",
+            "/x.cgi/../uploads/e.cgi",
+            "/sly/e.cgi",
+            "/uploads/a.txt",
+        ] {
+            let response = client.request(method, target, &[]);
+            assert_eq!((response.status, response.text().as_str()), (403, "an error page"), "{method} {target}");
+        }
+        // Neither as an index, nor as a variant, nor with a path behind it.
+        for target in ["/up/e.cgi", "/up/e.cgi/x", "/up/", "/up/doc", "/up/index.cgi", "/hidden/page.html"] {
+            let response = client.request(method, target, &[]);
+            assert_eq!(response.status, 404, "{method} {target}");
+            assert!(!response.text().contains('|'), "{method} {target}");
+        }
+        let gone = client.request(method, "/gone/x.cgi", &[]);
+        assert_eq!((gone.status, gone.text().as_str()), (410, "no more"), "{method}");
+        assert_eq!((gone.field("X-A"), gone.field("Cache-Control")), (Some("b"), Some("no-store")));
+        assert_eq!(gone.field("Content-Type"), Some("text/plain; charset=utf-8"));
+    }
+    assert_eq!(client.get("/uploads/ok.txt").text(), "for all");
+    assert_eq!(client.get("/shown/page").text(), "inner");
+    let ping = client.get("/ping");
+    assert_eq!((ping.status, ping.field("Content-Length"), ping.field("Content-Type")), (204, None, None));
+    let head = client.request("HEAD", "/gone/a", &[]);
+    assert_eq!((head.status, head.field("Content-Length"), head.body.len()), (410, Some("7"), 0));
+}
+
+#[test]
+fn every_method_reaches_a_front_controller() {
+    let site = Site::new();
+    script(&site, "index.cgi");
+    script(&site, "sub/index.cgi");
+    site.file("there.txt", "a file");
+    site.file("plain/index.html", "a page");
+    let tables = "index = ['index.cgi', 'index.html']\n\
+         [[site.fallback]]\nfolder = '/'\nfile = '/index.cgi'\n\
+         [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    // The first time the disk is asked, the second time the caches.
+    for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "PROPFIND", "MKCOL", "REPORT", "QUERY", "X-ODD!"] {
+        for (target, script) in [
+            ("/", "/index.cgi"),
+            ("/index.cgi", "/index.cgi"),
+            ("/2024/a-post?x=y", "/index.cgi"),
+            ("/wp-json/v2/posts/", "/index.cgi"),
+            ("/sub/", "/sub/index.cgi"),
+        ] {
+            for body in ["", "a body"] {
+                let length = body.len().to_string();
+                client.send_request(method, target, &[("Content-Length", &length)]);
+                client.send(body);
+                let response = client.response(method);
+                let expected = format!("{method} {script} |{body}");
+                assert_eq!((response.status, response.text()), (200, expected), "{method} {target}");
+            }
+        }
+        // A file is for reading, whatever the body.
+        for target in ["/there.txt", "/plain/", "/sub"] {
+            client.send_request(method, target, &[("Content-Length", "6")]);
+            client.send("a body");
+            let status = client.response(method).status;
+            let expected = match method {
+                "GET" if target == "/sub" => 301,
+                "GET" => 200,
+                "POST" | "PUT" | "PATCH" | "DELETE" => 405,
+                _ => 501,
+            };
+            assert_eq!(status, expected, "{method} {target}");
+        }
+    }
+    // A client that waits to be asked for the body is asked only if somebody takes it.
+    let fields = [("Content-Length", "6"), ("Expect", "100-continue")];
+    let mut waiting = server.connect();
+    waiting.send_request("POST", "/a/b", &fields);
+    assert!(waiting.read_head().starts_with("HTTP/1.1 100 "));
+    waiting.send("a body");
+    assert_eq!(waiting.response("POST").text(), "POST /index.cgi |a body");
+    waiting.send_request("POST", "/there.txt", &fields);
+    assert_eq!(waiting.response("POST").status, 405);
+    let options = client.request("OPTIONS", "/there.txt", &[]);
+    assert_eq!((options.status, options.field("Allow")), (204, Some("GET, HEAD, OPTIONS")));
+    assert_eq!(client.request("OPTIONS", "/a/b", &[]).text(), "OPTIONS /index.cgi |");
+}
+
+/// The configurations for WordPress, Laravel and Nextcloud, with scripts of the shell in place of PHP.
+#[test]
+fn front_controllers_of_the_example_get_what_is_no_file() {
+    let site = Site::new();
+    for name in
+        ["index.php", "wp-config.php", "wp-content/uploads/2024/e.php", "other.php", "remote.php", "lib/base.php"]
+    {
+        script(&site, name);
+    }
+    site.file("style.css", "a style");
+    site.file("data/owner.txt", "a secret");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/front-controllers.toml");
+    let text = fs::read_to_string(example).unwrap();
+    let text = text.replace("listen = [\"127.0.0.1:8080\"]", "listen = [\"127.0.0.1:0\"]");
+    let text = text.replace("root = \"site\"", &format!("root = {:?}", site.path()));
+    let text = text.replace("fastcgi = \"unix:/run/php/php-fpm.sock\"", "cgi = true").replace("files = true", "");
+    let config = site.path().with_extension("toml");
+    fs::write(&config, text).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    let mut check = |host: &str, method: &str, target: &str, status: u16, expected: &str| {
+        let response = client.request(method, target, &[("Host", host)]);
+        assert_eq!((response.status, response.text().contains(expected)), (status, true), "{host} {method} {target}");
+        assert!(status == 200 || !response.text().contains('|'), "{host} {method} {target}");
+    };
+    for host in ["blog.example.org", "shop.example.org", "cloud.example.org"] {
+        check(host, "GET", "/", 200, "GET /index.php |");
+        check(host, "GET", "/style.css", 200, "a style");
+        for (method, target) in
+            [("GET", "/a/page?b=c"), ("POST", "/wp-json/posts"), ("PUT", "/api/1"), ("DELETE", "/x/")]
+        {
+            check(host, method, target, 200, &format!("{method} /index.php |"));
+        }
+        check(host, "GET", "/index.php/a/b", 200, "GET /index.php /a/b|");
+    }
+    check("blog.example.org", "POST", "/other.php", 200, "POST /other.php |");
+    check("blog.example.org", "GET", "/wp-config.php", 403, "");
+    check("blog.example.org", "GET", "/wp-content/uploads/2024/e.php/x", 403, "");
+    check("shop.example.org", "POST", "/other.php", 404, "");
+    check("shop.example.org", "GET", "/other.php/x", 200, "GET /index.php |");
+    check(
+        "cloud.example.org",
+        "PROPFIND",
+        "/remote.php/dav/files/a/.b%2Fc",
+        200,
+        "PROPFIND /remote.php /dav/files/a/.b/c|",
+    );
+    check("cloud.example.org", "MKCOL", "/remote/dav/x", 200, "MKCOL /remote.php /dav/x|");
+    check("cloud.example.org", "PROPFIND", "/.well-known/carddav", 301, "");
+    check("cloud.example.org", "GET", "/.well-known/webfinger", 200, "GET /index.php /.well-known/webfinger|");
+    check("cloud.example.org", "GET", "/data/owner.txt", 404, "");
+    check("cloud.example.org", "GET", "/lib/base.php", 404, "");
 }

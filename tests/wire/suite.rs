@@ -6,6 +6,7 @@ mod harness;
 
 mod apps;
 mod auth;
+mod bodies;
 mod caches;
 mod conditions;
 mod connections;
@@ -22,3 +23,4 @@ mod pages;
 mod ranges;
 mod routes;
 mod stop;
+mod torture;
