@@ -243,6 +243,90 @@ fn a_throttled_disk() {
 }
 
 #[test]
+fn slow_backend_behind_nginx_is_named() {
+    let backend = Planted::start("--threads 2 --sleep-ms 10 --backlog 1024");
+    let [address] = super::nginx::free_addresses();
+    let servers =
+        format!("server {{ listen {address}; location / {{ proxy_pass http://127.0.0.1:{}; }} }}", backend.port);
+    let _nginx = super::nginx::Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
+    let (url, port) = (format!("http://{address}/"), address.port().to_string());
+    let words = ["diagnose", &url, "--port", &port, "--rates", "20..420/100", "--json", "--repeat", "1", "--seed", "7"];
+    let found = read(&ammeter(&[&words[..], &QUICK].concat()));
+    check(&found, "backend", &format!("the backend 127.0.0.1:{} limits the server", backend.port));
+}
+
+#[test]
+fn lock_that_the_kernel_does_not_know_is_named() {
+    let planted = Planted::start("--inside-ms 5 --backlog 256");
+    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
+    let sentence = found["sentence"].as_str().unwrap();
+    // How long a request takes at the lowest load, a busy machine makes longer.
+    assert!(["lock", "inside"].contains(&found["kind"].as_str().unwrap()), "{found}");
+    assert!(sentence.contains("the server's own code limits it"), "{sentence}");
+}
+
+#[test]
+fn limit_on_number_of_reads_is_no_slow_disk() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = folder.path().join("file");
+    let mut written = fs::File::create(&file).unwrap();
+    written.write_all(&vec![1; 16 << 20]).unwrap();
+    written.sync_all().unwrap();
+    let device = written.metadata().unwrap().dev();
+    let line = format!("{}:{} 60", device >> 8 & 0xfff, device & 0xff);
+    let group = Group::new("blkio", &[("blkio.throttle.read_iops_device", &line)]);
+    let planted = Planted::by(&group.joining(), "--threads 4 --read-bytes 65536", Some(&file));
+    let found = diagnosed(&planted, "127.0.0.1", "8..128/30", &[]);
+    check(&found, "disk-limit", "the limit of the control group on the number of reads");
+}
+
+#[test]
+fn failed_attempt_leaves_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let [address] = super::nginx::free_addresses();
+    let own = std::process::id().to_string();
+    // Nobody listens there.
+    let url = format!("http://{address}/");
+    let words =
+        ["diagnose", &url, "--pid", &own, "--rates", "20..60/20", "--repeat", "2", "--out", out.to_str().unwrap()];
+    let output = ammeter(&[&words[..], &QUICK].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!out.exists(), "{}", String::from_utf8_lossy(&output.stderr));
+    // A folder that was there before is somebody's.
+    fs::create_dir(&out).unwrap();
+    let output = ammeter(&[&words[..], &QUICK].concat());
+    assert!(output.status.code() == Some(2) && out.exists());
+}
+
+#[test]
+fn interrupted_diagnosis_says_so_and_keeps_what_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let planted = Planted::start("--threads 8");
+    let mut all = words(&planted, "127.0.0.1", "20..60/20", &["--repeat", "50"]);
+    // The number of repetitions is given once.
+    let at = all.iter().position(|word| word == "--repeat").unwrap();
+    all.drain(at..at + 2);
+    all.extend(["--out".to_owned(), out.to_str().unwrap().to_owned()]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let child = command.args(&all).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    super::until("some runs to be whole", || {
+        fs::read_dir(out.join("runs"))
+            .is_ok_and(|runs| runs.filter(|run| run.as_ref().unwrap().path().join("run.json").exists()).count() >= 3)
+    });
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let line = told["interrupted"].as_str().unwrap();
+    assert!(line.starts_with("interrupted: ") && line.contains(" of 150 runs were made"), "{line}");
+    assert_eq!(told["diagnoses"].as_array().map(Vec::len), Some(1), "{told}");
+    let (text, status) = said(&ammeter(&["diagnose", out.to_str().unwrap()]));
+    assert!(text.starts_with("interrupted: ") && status == 1, "the archive says the same: {text}");
+}
+
+#[test]
 fn alone_a_path_of_50_mbit() {
     let planted = Planted::start("--threads 32 --body 100000 --backlog 256");
     let found = diagnosed(&planted, "10.77.0.1", "10..130/30", &["--bandwidth", "50mbit"]);

@@ -135,7 +135,10 @@ impl Net {
         let (file, out) = (self.home.path().join("mine.toml"), self.home.path().join("out"));
         fs::write(&file, text).unwrap();
         let own = env!("CARGO_BIN_EXE_ammeter");
-        self.within(0, &[own, "run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"])
+        self.within(
+            0,
+            &[own, "run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json", "--quiet-timeout", "0s"],
+        )
     }
 
     /// Processes on a host, but for who holds it and its sshd: number and words.
@@ -246,7 +249,9 @@ fn a_server_and_two_clients_are_one_experiment() {
     assert_eq!(json(&out.join("blocks/1.json"))["hosts"].as_object().unwrap().len(), 3);
     assert_eq!(json(&out.join("clients.json"))["steps"].as_array().map(Vec::len), Some(2));
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(page.contains("<h2>Hosts</h2>") && !page.contains("What is missing"), "the page of a whole experiment");
+    assert!(page.contains("<summary><h3>Hosts</h3></summary>"), "{page}");
+    let missing = page.find("What is missing").map(|at| page[at..].chars().take(300).collect::<String>());
+    assert_eq!(missing, None, "the page of a whole experiment");
     let (_, err) = stands(&net.run(&text).output().unwrap());
     assert!(err.contains("1 of 1 runs are there already"), "{err}");
     assert_nothing_is_left(&net, &[]);

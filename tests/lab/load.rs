@@ -220,8 +220,10 @@ fn a_result_in_words() {
     let url = url(address);
     let run = ["load", &url, "--rate", "100", "--duration", "500ms", "--requests-per-connection", "3", "--seed", "9"];
     let (text, _) = said(&ammeter(&[&run[..], &PATIENT].concat()));
-    let answered = format!("answered    {}", count.load(Ordering::Relaxed));
-    for part in ["open loop, poisson, seed 9", &answered, "failed 0", "lateness", "verdict "] {
+    let status = format!("status      200 {}\n", count.load(Ordering::Relaxed));
+    for part in
+        ["open loop, poisson, seed 9", "completed ", " MB/s", "failed      0", "p95", &status, "lateness", "verdict "]
+    {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     let (text, _) = said(&ammeter(&["load", &url, "--clients", "2", "--duration", "200ms"]));
@@ -245,27 +247,6 @@ fn what_is_demanded_decides_the_exit_status() {
 }
 
 #[test]
-fn alone_a_sweep_finds_the_rate_that_is_borne() {
-    let arguments =
-        ["--sweep", "300..1200/300", "--duration", "1s", "--pause", "0s", "--arrivals", "constant", "--repeat", "1"];
-    // The second rate is the last that it bears: then it has enough.
-    let (address, _) = answering(|number| if number < 300 + 600 { OK } else { BUSY });
-    let swept = load(address, &[&arguments[..], &["--find-capacity"]].concat());
-    let runs = swept["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 4);
-    // Where this machine kept the client from its schedule the client says so, and knows less: never anything else.
-    let kept: Vec<bool> = runs.iter().map(|run| run["verdict"]["worth"] != "client-bound").collect();
-    let found = ["/capacity/borne", "/capacity/not_borne"].map(|name| swept.pointer(name).and_then(Value::as_f64));
-    let expected = match kept[..3] {
-        [true, true, true] => [Some(600.0), Some(900.0)],
-        [true, true, false] => [Some(600.0), None],
-        [true, false, _] => [Some(300.0), None],
-        _ => [None, None],
-    };
-    assert_eq!(found, expected, "{swept}");
-}
-
-#[test]
 fn bad_input_is_told_in_a_line() {
     let check = |words: &[&str], expected: i32, says: &str| {
         let output = ammeter(&[&["load"], words].concat());
@@ -286,11 +267,19 @@ fn bad_input_is_told_in_a_line() {
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
-    check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "announces a body");
-    check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "announces a body");
+    check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "give the body itself");
+    check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "give the body itself");
     let none = [url, "--rate", "1", "--duration", "1ms", "--arrivals", "constant", "--wait", "0s"];
     check(&none, 1, "give a longer --duration");
     check(&[url, "--rate", "nan"], 2, "above 0");
+    check(&[url, "--rate", "10q"], 2, "such as 500, 10k");
+    check(&[url, "--rate", "5", "-n", "0"], 2, "--requests");
+    check(&[url, "--rate", "5", "--expect", "2x"], 2, "write 404, 2xx");
+    check(&[url, "--rate", "5", "--method", "G T"], 2, "is no method");
+    check(&[url, "--rate", "5", "--method", "CONNECT"], 2, "tunnel");
+    check(&[url, "--rate", "5", "--body-file", "/no/such/file"], 1, "/no/such/file");
+    check(&[url, "--rate", "5", "--body", "a", "--body-file", "b"], 2, "cannot be used with");
+    check(&[url, "--rate", "5", "--body", "a", "--replay", "some.log"], 2, "cannot be used with");
     check(&[url, "--rate", "-5"], 2, "above 0");
     check(&[url, "--rate", "5", "--duration", "0s"], 2, "30s");
     check(&[url, "--clients", "0"], 2, "--clients");
@@ -318,7 +307,8 @@ fn bad_input_is_told_in_a_line() {
 fn a_server_that_comes_later_is_waited_for() {
     let [address] = super::nginx::free_addresses();
     let url = url(address);
-    let words = ["load", &url, "--rate", "50", "--duration", "200ms", "--wait", "10m", "--json"];
+    let words =
+        ["load", &url, "--rate", "50", "--duration", "200ms", "--wait", "10m", "--json", "--others-max", "100%"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     let mut child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -395,7 +385,7 @@ fn ctrl_c_prints_what_there_is() {
     let output = child.wait_with_output().unwrap();
     assert!(began.elapsed() < Duration::from_secs(60), "it did not end");
     let (text, _) = said(&output);
-    assert!(text.contains("interrupted") && text.contains("answered"), "{text}");
+    assert!(text.starts_with("Interrupted after ") && text.contains("completed "), "{text}");
 }
 
 #[test]
@@ -473,4 +463,86 @@ fn targets_are_asked_for_by_their_weights() {
     let (text, _) = said(&ammeter(&[&["load", &url(address)], &arguments[..], &PATIENT].concat()));
     let lines: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert!(lines.windows(4).any(|lines| lines == ["class", "/a", "/b", "client"]), "{text}");
+}
+
+#[test]
+fn method_and_body_reach_the_server() {
+    let request = first_request(&["--body", "a=1", "-H", "Content-Type: text/plain"]);
+    assert!(
+        request.starts_with("POST / HTTP/1.1\r\n") && request.ends_with("\r\nContent-Length: 3\r\n\r\na=1"),
+        "{request}"
+    );
+    assert!(request.contains("\r\nContent-Type: text/plain\r\n"), "{request}");
+    let request = first_request(&["--method", "PROPFIND"]);
+    assert!(request.starts_with("PROPFIND / ") && !request.contains("Content-Length"), "{request}");
+}
+
+#[test]
+fn long_body_goes_out_whole_in_both_loops() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("body");
+    // More than a socket has room for, so that it goes out in pieces.
+    let body: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
+    std::fs::write(&file, &body).unwrap();
+    let whole = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&whole);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut reader, body, whole) = (BufReader::new(stream.unwrap()), body.clone(), Arc::clone(&counted));
+            thread::spawn(move || {
+                loop {
+                    let mut line = String::from("x");
+                    while line != "\r\n" {
+                        line.clear();
+                        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                            return;
+                        }
+                    }
+                    let mut found = vec![0; body.len()];
+                    reader.read_exact(&mut found).unwrap();
+                    whole.fetch_add(u64::from(found == body), Ordering::Relaxed);
+                    reader.get_mut().write_all(OK.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    let body = ["--body-file", file.to_str().unwrap()];
+    let outcome = load(address, &[&body[..], &["--clients", "2", "-n", "6"]].concat());
+    assert_eq!((&outcome["ok"], whole.swap(0, Ordering::Relaxed)), (&6.into(), 6), "{outcome}");
+    let outcome = load(address, &[&body[..], &["--rate", "20", "-n", "4"]].concat());
+    assert_eq!((&outcome["ok"], whole.load(Ordering::Relaxed)), (&4.into(), 4), "{outcome}");
+}
+
+#[test]
+fn number_of_requests_ends_a_run() {
+    let (address, count) = server(|_| {});
+    let check = |words: &[&str], expected: u64| {
+        let outcome = load(address, words);
+        assert_eq!((outcome["ok"].as_u64(), count.swap(0, Ordering::Relaxed)), (Some(expected), expected), "{outcome}");
+    };
+    check(&["--rate", "0.2k", "-n", "20"], 20);
+    check(&["--rate", "100", "-n", "21", "--requests-per-connection", "4"], 21);
+    check(&["--clients", "3", "-n", "25"], 25);
+    check(&["--clients", "3", "--requests", "25", "--requests-per-connection", "2", "--generators", "2"], 25);
+    // What comes first ends it; a bare number is in seconds.
+    let outcome = load(address, &["--rate", "50", "-n", "100000", "-d", "0.2", "--arrivals", "constant"]);
+    assert_eq!(outcome["planned"], 10, "{outcome}");
+}
+
+#[test]
+fn expected_status_is_right() {
+    let (address, _) = answering(|_| "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+    let words = ["--rate", "100", "-n", "10"];
+    let counts = |more: &[&str]| {
+        let outcome = load(address, &[&words[..], more].concat());
+        (
+            outcome["ok"].as_u64(),
+            outcome["failed"].as_u64().or_else(|| outcome["failures"].as_array().map(|all| all.len() as u64)),
+        )
+    };
+    assert_eq!(counts(&["--expect", "2xx,404"]), (Some(10), Some(0)));
+    assert_eq!(counts(&[]).0, Some(0));
+    assert_eq!(counts(&["--expect", "2xx"]).0, Some(0));
 }

@@ -84,10 +84,13 @@ fn the_screen_shows_the_run_and_leaves_the_terminal_as_it_was() {
     let text = seen.join().unwrap();
     let (before, rest) = text.split_once("\x1b[?1049h").expect("it takes the alternate screen");
     let (drawn, after) = rest.split_once("\x1b[?1049l").expect("it leaves it");
-    for part in ["begun", "answered", "lateness", "Ctrl-C"] {
+    for part in ["begun", "completed", "lateness", "Ctrl-C"] {
         assert!(drawn.contains(part), "{part} is not in {drawn:?}");
     }
-    assert!(after.contains("interrupted") && after.contains("verdict") && after.contains("ended with "), "{after}");
+    assert!(
+        after.contains("Interrupted after ") && after.contains("verdict") && after.contains("ended with "),
+        "{after}"
+    );
     let settings = |text: &str| text[text.find("speed ").expect("what stty prints")..].trim().to_owned();
     assert_eq!(settings(before), settings(after));
 }

@@ -12,6 +12,7 @@ mod load;
 mod load_outputs;
 mod load_tls;
 mod monitor;
+mod overload;
 mod report;
 mod run;
 mod server;
@@ -26,9 +27,20 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `ammeter` with these words.
+/// Runs `ammeter` with these words. Beside other tests a load may be disturbed, and an experiment does not wait for a quiet
+/// machine, unless the words say something else.
 pub fn ammeter(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    command.args(words);
+    if words.first() == Some(&"load")
+        && !words.iter().any(|word| ["--others-max", "--calibrate", "--help"].contains(word))
+    {
+        command.args(["--others-max", "100%"]);
+    }
+    if words.first() == Some(&"run") && words.len() > 1 && !words.contains(&"--quiet-timeout") {
+        command.args(["--quiet-timeout", "0s"]);
+    }
+    command.output().unwrap()
 }
 
 /// What was printed as a result, and with which status the program ended.

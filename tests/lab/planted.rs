@@ -4,6 +4,8 @@
 //! --port N          where it listens (0: the kernel chooses)
 //! --threads N       workers, each of which accepts by itself (1)
 //! --compute-us N    CPU time of a request
+//! --inside-ms N     requests are read at once and answered one at a time, each after so long: a lock of the program's own, as Go has
+//!                   them, of which the kernel knows nothing
 //! --lock-ms N       a sleep under a lock that all workers share
 //! --helpers N       threads to which workers give their connections
 //! --sleep-ms N      a sleep in the midst of a request, in the helper if there are some
@@ -21,8 +23,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -35,6 +37,7 @@ struct Switches {
     compute: Duration,
     lock: Duration,
     sleep: Duration,
+    inside: Duration,
     nap: Duration,
     threads: usize,
     helpers: usize,
@@ -64,6 +67,7 @@ fn main() {
         compute: Duration::from_micros(number("--compute-us", 0)),
         lock: millis("--lock-ms"),
         sleep: millis("--sleep-ms"),
+        inside: millis("--inside-ms"),
         nap: millis("--nap-ms"),
         threads: number("--threads", 1) as usize,
         helpers: number("--helpers", 0) as usize,
@@ -84,10 +88,15 @@ fn main() {
         let (switches, take) = (switches.clone(), take.clone());
         named(format!("helper-{number}"), move || help(&switches, &take));
     }
+    let (pass, taken) = std::sync::mpsc::channel::<TcpStream>();
+    if !switches.inside.is_zero() {
+        let switches = switches.clone();
+        named("runtime".to_owned(), move || one_at_a_time(&switches, &taken));
+    }
     let workers: Vec<_> = (0..switches.threads)
         .map(|number| {
-            let (switches, listener, give) = (switches.clone(), listener.clone(), give.clone());
-            named(format!("worker-{number}"), move || work(&switches, &listener, &give))
+            let (switches, listener, give, pass) = (switches.clone(), listener.clone(), give.clone(), pass.clone());
+            named(format!("worker-{number}"), move || work(&switches, &listener, &give, &pass))
         })
         .collect();
     workers.into_iter().for_each(|worker| worker.join().unwrap());
@@ -109,9 +118,14 @@ fn bound(port: u16, switches: &Switches) -> TcpListener {
     listener
 }
 
-fn work(switches: &Arc<Switches>, listener: &TcpListener, give: &SyncSender<TcpStream>) {
+fn work(switches: &Arc<Switches>, listener: &TcpListener, give: &SyncSender<TcpStream>, pass: &Sender<TcpStream>) {
     loop {
         match listener.accept() {
+            Ok((mut stream, _)) if !switches.inside.is_zero() => {
+                if is_read(&mut stream) {
+                    pass.send(stream).unwrap();
+                }
+            }
             Ok((stream, _)) if switches.is_held => {
                 let switches = switches.clone();
                 named("connection".to_owned(), move || answer(&switches, stream));
@@ -132,15 +146,32 @@ fn help(switches: &Switches, take: &Mutex<Receiver<TcpStream>>) {
     }
 }
 
-fn answer(switches: &Switches, mut stream: TcpStream) {
+/// Waits where it rests: a runtime's threads sleep in one place of the kernel, whatever they wait for.
+fn one_at_a_time(switches: &Switches, taken: &Receiver<TcpStream>) {
+    let (never, place) = (Mutex::new(()), Condvar::new());
+    while let Ok(mut stream) = taken.recv() {
+        let _ = place.wait_timeout_while(never.lock().unwrap(), switches.inside, |()| true).unwrap();
+        let _ = stream.write_all(&switches.body);
+    }
+}
+
+/// Reads a request; `false`, there is none.
+fn is_read(stream: &mut TcpStream) -> bool {
     // One that is accepted without waiting inherits nothing of that.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     while !request.ends_with(b"\r\n\r\n") {
         match stream.read(&mut part) {
-            Ok(0) | Err(_) => return,
+            Ok(0) | Err(_) => return false,
             Ok(count) => request.extend_from_slice(&part[..count]),
         }
+    }
+    true
+}
+
+fn answer(switches: &Switches, mut stream: TcpStream) {
+    if !is_read(&mut stream) {
+        return;
     }
     if !switches.lock.is_zero() {
         let _held = switches.locked.lock().unwrap();

@@ -20,7 +20,9 @@ fn what_is_no_archive_is_refused_with_the_way_out() {
 fn wrong_words_are_refused() {
     for (words, part) in [
         (&["compare", "a", "b", "--subjects", "x,y"][..], "cannot be used with"),
-        (&["compare", "a", "--subjects", "x"], "are not two names"),
+        (&["compare", "a", "b", "--arm", "x"], "cannot be used with"),
+        (&["compare", "a", "b", "--fail-if", "p99>5ms"], "there is no %"),
+        (&["compare", "a", "b", "--fail-if", "speed>5%"], "there is no figure \"speed\""),
     ] {
         let output = ammeter(words);
         let text = String::from_utf8(output.stderr).unwrap();

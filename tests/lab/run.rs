@@ -104,7 +104,10 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
     // All that is drawn is there, and it is drawn: clients, server and network of each run.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(page.contains("<h2>The knee</h2>") && !page.contains("What is missing"), "the page of a whole experiment");
+    assert!(
+        page.contains("<h2>Over the load</h2>") && !page.contains("What is missing"),
+        "the page of a whole experiment"
+    );
     let (_, data) = page.split_once("id=\"data\">").unwrap();
     let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
     for run in data["runs"].as_array().unwrap() {
@@ -115,7 +118,13 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
         }
     }
     let output = ammeter(&["compare", out.to_str().unwrap(), "--subjects", "log off,log on"]);
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("A  log off"), "{output:?}");
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.code() == Some(3) && shown.contains("A  log off"), "one block decides nothing: {shown}");
+    assert!(shown.starts_with("No verdict: ") || shown.starts_with("Undecided"), "{shown}");
+    let output =
+        ammeter(&["compare", out.to_str().unwrap(), "--arm", "log off", "--arm", "log on", "--fail-if", "p99>+5%"]);
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.code() == Some(3) && shown.contains("undecided  p99>+5%"), "{shown}");
     // It can be held against claims that were not thought of then, by a file that measures the same.
     let claimed = format!(
         "{text}[[claim]]\nsays = \"Both answer\"\nmetric = \"rate\"\nof = {{ log = true }}\nagainst = {{}}\nabove = 0.01\n"
@@ -130,7 +139,7 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
         (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
         (&Value::from("Both answer"), &Value::from(1))
     );
-    assert_eq!(judged["claims"][0]["fate"], "cannot-be-told", "of a single block: {judged}");
+    assert_eq!(judged["claims"][0]["fate"], "undecided", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");
@@ -183,7 +192,7 @@ fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
     fs::write(&file, &text).unwrap();
     let start = || -> Child {
         Command::new(env!("CARGO_BIN_EXE_ammeter"))
-            .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()])
+            .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--quiet-timeout", "0s"])
             .stdout(Stdio::null())
             .stderr(fs::File::create(home.path().join("said")).unwrap())
             .spawn()
@@ -268,7 +277,7 @@ fn an_interrupt_keeps_what_was_measured() {
     let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
     fs::write(&file, text).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
-        .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()])
+        .args(["run", file.to_str().unwrap(), "--out", out.to_str().unwrap(), "--quiet-timeout", "0s"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -316,6 +325,23 @@ impl Drop for Busy {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
+}
+
+#[test]
+fn alone_busy_machine_is_waited_for() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n{}[load]\nrate = 20\nduration = \"300ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n{}",
+        null_server(),
+        PATIENT.replacen("idle-max = \"1000%\"", "idle-max = \"20%\"", 1)
+    );
+    let _others = Busy::on_each_core();
+    let (_, err) = told(&run(home.path(), &text, &["--quiet-timeout", "1s"]));
+    for part in ["block 1: waiting until the machine is quiet, for 1 s at most", "--quiet-timeout 0s", "is not at rest"]
+    {
+        assert!(err.contains(part), "no {part:?} in {err}");
+    }
+    assert_eq!(runs(home.path()).len(), 1, "it goes on after that");
 }
 
 #[test]

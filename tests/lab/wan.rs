@@ -128,10 +128,59 @@ fn several_are_behind_paths_of_their_own_at_once() {
 }
 
 #[test]
-fn a_command_that_fails_is_told() {
-    let (_, told, status) = wan(&["--loss", "100%"], &["sh", "-c", "exit 7"]);
-    assert_eq!(status, 1);
-    assert!(told["verdict"]["broken"][0].as_str().unwrap().contains("exit status: 7"), "{told}");
+fn command_status_becomes_own_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plain.txt");
+    fs::write(&file, "no program").unwrap();
+    let check = |command: &[&str], expected: i32, ended: &str| {
+        let (_, told, status) = wan(&["--loss", "100%"], command);
+        assert_eq!((status, told["exit_status"].as_i64()), (expected, Some(expected.into())), "{command:?}: {told}");
+        assert_eq!(told["command"].to_string(), ended, "{command:?}");
+        assert_eq!(told["verdict"]["worth"], "valid", "the path did what it should: {told}");
+    };
+    check(&["true"], 0, r#"{"code":0,"signal":null}"#);
+    check(&["sh", "-c", "exit 7"], 7, r#"{"code":7,"signal":null}"#);
+    check(&["sh", "-c", "exit 255"], 255, r#"{"code":255,"signal":null}"#);
+    check(&["sh", "-c", "kill -9 $$"], 137, r#"{"code":null,"signal":9}"#);
+    check(&["sh", "-c", "kill -TERM $$"], 143, r#"{"code":null,"signal":15}"#);
+
+    let fails = |command: &str, expected: i32, says: &str| {
+        let output = ammeter(&["wan", "--", command]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(expected) && text.contains(says), "{command}: {text}");
+    };
+    fails("no-such-program-anywhere", 127, "cannot start \"no-such-program-anywhere\"");
+    fails("/no/such/program", 127, "No such file");
+    fails(file.to_str().unwrap(), 126, "Permission denied");
+    // As text the status of the command stands beside the verdict on the path.
+    let output = ammeter(&["wan", "--", "sh", "-c", "exit 7"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(7) && text.contains("the command ended with exit status: 7"), "{text}");
+}
+
+/// No router is exact to a nanosecond, so every packet on this path is late.
+#[test]
+fn path_bound_has_own_status_unless_command_failed() {
+    let port = server(10);
+    let url = format!("http://10.77.0.1:{port}/");
+    let check = |after: &str, expected: i32| {
+        let script = format!("curl -s -o /dev/null {url}; exit {after}");
+        let words = ["wan", "--late-max", "1ns", "--latency", "1ms"];
+        let json = ammeter(&[&words[..], &["--json", "--", "sh", "-c", &script]].concat());
+        let errors = String::from_utf8(json.stderr).unwrap();
+        let told: Value = serde_json::from_str(errors.lines().last().unwrap()).unwrap();
+        assert_eq!(json.status.code(), Some(expected), "{told}");
+        assert_eq!(
+            (told["verdict"]["worth"].as_str(), told["exit_status"].as_i64()),
+            (Some("path-bound"), Some(expected.into()))
+        );
+        assert_eq!(told["command"]["code"].to_string(), after);
+        let text = ammeter(&[&words[..], &["--", "sh", "-c", &script]].concat());
+        let errors = String::from_utf8(text.stderr).unwrap();
+        assert!(text.status.code() == Some(expected) && errors.contains("ammeter wan: path-bound"), "{errors}");
+    };
+    check("0", 125);
+    check("3", 3);
 }
 
 #[test]
@@ -186,11 +235,8 @@ fn wrong_usage_says_the_way_out() {
     ] {
         check(&[flag, value, "--", "true"], says);
     }
-    let output = ammeter(&["wan", "--", "/no/such/program"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/program"));
     let output = ammeter(&["wan", "--pcap", "/no/such/folder/file", "--", "true"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(125), "the path could not be made");
     assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/folder/file"));
 }
 
@@ -248,7 +294,7 @@ fn a_signal_ends_the_command_and_leaves_nothing() {
         let mut child = endless(folder.path());
         let (device, sleeper) = (device(&child), sleeper(folder.path()));
         signal(&child, name);
-        assert_eq!(child.wait().unwrap().code(), Some(1), "{name}");
+        assert_eq!(child.wait().unwrap().code(), Some(143), "{name}: the command ends by SIGTERM");
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains("SIGTERM"), "{name}: {said}");
@@ -264,7 +310,7 @@ fn a_signal_before_the_command_has_begun_ends_it_all_the_same() {
     // The one end of the path is there, the other one and the command are not.
     until("the host's device", || device(&child).exists());
     signal(&child, "-INT");
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]
@@ -285,7 +331,7 @@ fn who_is_killed_leaves_nothing_for_long() {
 fn a_device_that_is_removed_ends_the_run() {
     let output = ammeter(&["wan", "--", "sh", "-c", "ip link del wan0; exec sleep 600"]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(output.status.code(), Some(125), "{text}");
     assert!(text.contains("wan0") && text.contains("removed"), "{text}");
 }
 
@@ -414,8 +460,8 @@ fn what_is_wrong_with_a_test_bed_is_told() {
         assert!(text.contains(says), "{action} {words:?}: {text}");
     };
     check("up", &[file.to_str().unwrap()], 1, "up already");
-    check("exec", &["b", "--", "true"], 1, "server, a");
-    check("exec", &["a", "--", "/no/such/program"], 1, "/no/such/program");
+    check("exec", &["b", "--", "true"], 125, "server, a");
+    check("exec", &["a", "--", "/no/such/program"], 127, "/no/such/program");
     check("up", &["/no/such/file"], 2, "/no/such/file");
     check("set", &["a", "--bandwidth", "-3mbit"], 2, "10mbit");
     check("set", &["a", "--bandwidth", "trace:/etc/passwd"], 2, "live");
@@ -550,7 +596,7 @@ fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
         let mut removed = under_traffic(&flags, &inside);
         let name = device(&removed).file_name().unwrap().to_owned();
         assert!(Command::new("ip").args(["link", "del"]).arg(name).status().unwrap().success());
-        assert_eq!(removed.wait().unwrap().code(), Some(1));
+        assert_eq!(removed.wait().unwrap().code(), Some(125));
         let mut said = String::new();
         removed.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains("removed"), "{said}");
@@ -596,7 +642,9 @@ fn who_is_not_root_has_a_test_bed_or_one_sentence() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let program = folder.path().join("ammeter");
-    fs::copy(env!("CARGO_BIN_EXE_ammeter"), &program).unwrap();
+    // By a process of its own: a descriptor open for writing here is inherited by whatever another test starts meanwhile, and a
+    // file that is open for writing cannot be executed (ETXTBSY).
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_ammeter")).arg(&program).status().unwrap().success());
     let file = folder.path().join("net.toml");
     fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"20ms\"\n").unwrap();
     let socket = folder.path().join("socket");
@@ -608,7 +656,7 @@ fn who_is_not_root_has_a_test_bed_or_one_sentence() {
     let errors = |output: &Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
     // This host's network is not his to change.
     let output = ammeter(&["--latency", "5ms", "--", "true"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(125));
     assert!(errors(&output).contains("sudo") && errors(&output).lines().count() == 1, "{}", errors(&output));
 
     let control = ["--control", socket.to_str().unwrap()];

@@ -266,19 +266,42 @@ fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, 
     }
 }
 
+/// Each form that `htpasswd` and `openssl passwd` write, but for those that let nobody in.
 #[test]
-fn a_file_that_htpasswd_writes_lets_in_whom_it_names() {
+fn files_of_htpasswd_and_openssl_let_in_the_accounts_they_name() {
     let site = Site::new();
     site.file("index.html", "inside");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("users");
-    for (flags, name, password) in [(&["-cbB"][..], "ann", "open sesame"), (&["-bB", "-C", "6"], "bob", "ge:heim")] {
-        said(peer("htpasswd").args(flags).arg(&file).args([name, password]));
+    let htpasswd =
+        [("-B", "ann"), ("-m", "bob"), ("-s", "carl"), ("-2", "dora"), ("-5", "emil"), ("-d", "des"), ("-p", "plain")];
+    for (n, (form, name)) in htpasswd.into_iter().enumerate() {
+        let flags = if n == 0 { "-cb" } else { "-b" };
+        said(peer("htpasswd").args([flags, form]).arg(&file).args([name, "ge:heim"]));
     }
+    let mut text = fs::read_to_string(&file).unwrap();
+    for (form, name) in [("-apr1", "fritz"), ("-1", "gerd"), ("-5", "hans"), ("-6", "inge")] {
+        text += &format!("{name}:{}", said(peer("openssl").args(["passwd", form, "ge:heim"])));
+        text += "\n";
+    }
+    text = text.replace("\n\n", "\n");
+    fs::write(&file, &text).unwrap();
     let_files_settle();
     let server = Server::with_site(&site, &format!("[[site.auth]]\nfolder = '/'\naccounts = {file:?}"));
     let url = format!("http://{}/", server.address);
     let status =
         |pair: &str| said(peer("curl").args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "-u", pair, &url]));
-    assert_eq!(["ann:open sesame", "bob:ge:heim", "ann:ge:heim", "bob:ge"].map(status), ["200", "200", "401", "401"]);
+    for name in ["ann", "bob", "carl", "dora", "emil", "fritz", "gerd", "hans", "inge"] {
+        assert_eq!([status(&format!("{name}:ge:heim")), status(&format!("{name}:geheim"))], ["200", "401"], "{name}");
+    }
+    assert_eq!([status("des:ge:heim"), status("plain:ge:heim")], ["401", "401"]);
+
+    let config = site.file(
+        "amped.toml",
+        format!("root = '.'\n[[site]]\nroot = '.'\nhosts = ['a']\n[[site.auth]]\nfolder = '/'\naccounts = {file:?}"),
+    );
+    let words = said(super::harness::program().args(["check", "--config"]).arg(&config));
+    let warned: Vec<&str> = words.lines().filter(|line| line.starts_with("warning: ")).collect();
+    let place = |line: usize| format!("warning: {}:{line}: this entry lets nobody in: ", file.display());
+    assert!(warned.len() == 2 && warned[0].starts_with(&place(6)) && warned[1].starts_with(&place(7)), "{words}");
 }

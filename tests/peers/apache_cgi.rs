@@ -81,6 +81,9 @@ fn told(response: &Response) -> BTreeMap<String, String> {
         "REQUEST_SCHEME",
         "CONTEXT_PREFIX",
         "CONTEXT_DOCUMENT_ROOT",
+        // Beyond the standard: of nginx, and where Apache redirects within itself.
+        "DOCUMENT_URI",
+        "REDIRECT_STATUS",
     ];
     let text = response.text();
     let pairs = text.lines().filter_map(|line| line.split_once('='));

@@ -16,6 +16,7 @@ mod requests;
 
 mod apache;
 mod apache_cgi;
+mod applications;
 mod curl;
 mod load;
 mod nginx;

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::process::Stdio;
 
-use super::harness::{Server, Site, configuration, program, wait_until};
+use super::harness::{Server, Site, configuration, let_files_settle, program, wait_until};
 use super::peer;
 
 /// One to receive, one to send, and a share of the wait for whoever comes next.
@@ -238,6 +238,24 @@ fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
     let text = fs::read_to_string(&calls).unwrap();
     let turns: Vec<usize> = text.split("epoll_pwait2(").map(accepted).collect();
     assert_eq!(turns.iter().max(), Some(&64), "{turns:?}");
+}
+
+/// Nothing has been promised yet, so the client is told what is wrong.
+#[test]
+fn disk_that_fails_on_the_first_bytes_is_a_500() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    site.file("large.bin", vec![7; 300_000]);
+    let_files_settle();
+    for architecture in ["amped", "sped", "mt", "mp"] {
+        let path = site.path().to_str().unwrap();
+        let words = [path, "--listen", "127.0.0.1:0", "--architecture", architecture, "--workers", "2"];
+        let server = tampered(("/dev/null", "preadv2"), "preadv2:error=EIO", &words);
+        for target in ["/small.txt", "/large.bin"] {
+            let response = server.get(target);
+            assert_eq!(response.status, 500, "{architecture}, {target}: {}", response.text());
+        }
+    }
 }
 
 /// Some containers have no IPv6; `*:PORT` then means every IPv4 address.

@@ -1,0 +1,235 @@
+//! `ammeter load` against a server that completes a known number of requests a second: what it says of the measured window is
+//! what the server has written into its own log of completions for the same time.
+//!
+//! Both sides read the same clock, and the client says when its window began. They may differ by what is on its way at either
+//! end of it, and by what the client is late to read: no time is asserted.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::load::{load, url};
+use super::{ammeter, said};
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/// A server with one place: each request takes `service`, one after the other in the order of arrival.
+struct Planted {
+    address: SocketAddr,
+    /// When it completed each request, in seconds since 1970.
+    completed: Arc<Mutex<Vec<f64>>>,
+}
+
+impl Planted {
+    /// `room`: how many may wait; who finds no place is answered with 503 at once.
+    fn start(service: Duration, room: usize) -> Planted {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (waiting, completed) = (Arc::new(Mutex::new(VecDeque::new())), Arc::new(Mutex::new(Vec::new())));
+        let (queue, log) = (Arc::clone(&waiting), Arc::clone(&completed));
+        // Connections are accepted at once, so that none waits where the kernel would give it up.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { continue };
+                let mut waiting = queue.lock().unwrap();
+                if waiting.len() < room {
+                    waiting.push_back(stream);
+                } else {
+                    drop(waiting);
+                    answer(&mut stream, BUSY);
+                }
+            }
+        });
+        thread::spawn(move || {
+            let mut free = Instant::now();
+            loop {
+                let next = waiting.lock().unwrap().pop_front();
+                let Some(mut stream) = next else {
+                    thread::sleep(Duration::from_micros(200));
+                    continue;
+                };
+                // By the clock and not by sleeping for so long: what a sleep is late is not lost.
+                free = free.max(Instant::now()) + service;
+                thread::sleep(free.saturating_duration_since(Instant::now()));
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                if answer(&mut stream, OK) {
+                    log.lock().unwrap().push(now.as_secs_f64());
+                }
+            }
+        });
+        Planted { address, completed }
+    }
+
+    /// How many it completed in `seconds` from `from_s` on.
+    fn completed(&self, from_s: f64, seconds: f64) -> u64 {
+        let log = self.completed.lock().unwrap();
+        log.iter().filter(|at| (from_s..from_s + seconds).contains(*at)).count() as u64
+    }
+}
+
+/// Reads a request and answers it; `false` if the client is gone.
+fn answer(stream: &mut TcpStream, reply: &[u8]) -> bool {
+    let mut buffer = [0; 2048];
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    match stream.read(&mut buffer) {
+        Ok(1..) => stream.write_all(reply).is_ok(),
+        Ok(_) => false,
+        Err(error) => matches!(error.kind(), ErrorKind::Interrupted),
+    }
+}
+
+const CAPACITY: f64 = 200.0;
+
+fn planted(room: usize) -> Planted {
+    Planted::start(Duration::from_secs_f64(1.0 / CAPACITY), room)
+}
+
+fn figure(outcome: &Value, path: &str) -> f64 {
+    outcome.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path} in {outcome}"))
+}
+
+#[test]
+fn alone_window_and_drain_are_what_the_server_counted() {
+    // Times capacity, and of how many seconds: with a fraction the window ends within a second.
+    for (times, seconds) in [(0.5, 2.0), (0.9, 2.5), (1.1, 2.5), (2.0, 2.0), (16.0, 0.5)] {
+        let server = planted(usize::MAX);
+        let (rate, duration) = ((times * CAPACITY).to_string(), format!("{seconds}s"));
+        let outcome = load(server.address, &["--rate", &rate, "--duration", &duration, "--seed", "5"]);
+        let began_s = figure(&outcome, "/began_s");
+        let [offered, completed, backlog, drained] = ["offered", "completed", "backlog", "drain_completed"]
+            .map(|name| figure(&outcome, &format!("/window/{name}")));
+        // What is on its way, and how late a busy machine reads it.
+        let slack = 3.0 + 0.02 * CAPACITY * seconds;
+        let close = |what: &str, found: f64, truth: f64| {
+            assert!(
+                (found - truth).abs() <= slack,
+                "{times} times: {what} {found}, the server counted {truth}: {outcome}"
+            );
+        };
+        close("completed", completed, server.completed(began_s, seconds) as f64);
+        close("drain", drained, server.completed(began_s + seconds, 1e6) as f64);
+        for second in outcome["series"].as_array().unwrap() {
+            let [at_s, length_s, ok] = ["at_s", "length_s", "ok"].map(|name| second[name].as_f64().unwrap());
+            close("a second", ok, server.completed(began_s + at_s, length_s) as f64);
+        }
+        // Nothing is lost, and nothing is in both.
+        assert_eq!((completed + drained, offered - completed), (figure(&outcome, "/ok"), backlog), "{outcome}");
+        assert_eq!(figure(&outcome, "/rate"), figure(&outcome, "/window/completed_rate"));
+        assert!((figure(&outcome, "/rate") * seconds - completed).abs() < 0.01 * seconds, "{outcome}");
+        // No machine makes the server quicker than it is.
+        assert!(completed <= CAPACITY * seconds + 1.0, "{outcome}");
+        if times >= 2.0 {
+            assert_eq!(outcome["window"]["pace"], "fell-behind", "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn overload_is_said_first_and_shedding_is_told_from_it() {
+    let words = |address| {
+        let url = url(address);
+        let run = [
+            "load",
+            &url,
+            "--rate",
+            "800",
+            "--duration",
+            "1s",
+            "--seed",
+            "5",
+            "--connect-timeout",
+            "1m",
+            "--timeout",
+            "1m",
+        ];
+        said(&ammeter(&run)).0
+    };
+    let text = words(planted(usize::MAX).address);
+    let first = text.lines().next().unwrap();
+    assert!(first.starts_with("Offered ") && first.contains("the server fell behind: backlog "), "{text}");
+    let text = words(planted(4).address);
+    let first = text.lines().next().unwrap();
+    assert!(first.contains("the server shed load") && first.contains("503: "), "{text}");
+    assert!(!first.contains("fell behind") && text.contains("\nstatus      200 "), "{text}");
+}
+
+/// One pass through the rates is not enough: the two that decide are made again.
+#[test]
+fn alone_capacity_rests_on_three_valid_runs_of_each_rate_that_decides() {
+    let server = planted(usize::MAX);
+    let words = ["--sweep", "50..850/400", "--repeat", "1", "--duration", "600ms", "--pause", "0s", "--find-capacity"];
+    let swept = load(server.address, &words);
+    let made = |rate: f64| -> Vec<&Value> {
+        let runs = swept["runs"].as_array().unwrap().iter();
+        runs.filter(|run| run.pointer("/asked/open/rate").and_then(Value::as_f64) == Some(rate)).collect()
+    };
+    let valid = |rate| made(rate).iter().filter(|run| run["verdict"]["worth"] == "valid").count();
+    let found = ["borne", "not_borne"].map(|name| swept.pointer(&format!("/capacity/{name}")).and_then(Value::as_f64));
+    let at_least = swept.pointer("/capacity/at_least").is_some_and(Value::is_string);
+    // Where this machine kept the client from its schedule, less is known: never anything else.
+    match (valid(50.0), valid(450.0)) {
+        (3.., 3..) => {
+            assert_eq!((found, at_least), ([Some(50.0), Some(450.0)], false), "{swept}");
+            // A rate that decides nothing is not repeated.
+            assert_eq!((figure(&swept, "/capacity/borne_runs/valid"), made(850.0).len()), (3.0, 1), "{swept}");
+        }
+        (3.., _) => assert!(found[0] == Some(50.0) && found[1].is_none() && at_least, "{swept}"),
+        _ => assert!(found[0].is_none(), "{swept}"),
+    }
+}
+
+/// Programs that are no descendants of this one, in which the server runs. Ended when dropped.
+struct Busy(Vec<String>);
+
+impl Busy {
+    fn on_each_core() -> Busy {
+        let cores = thread::available_parallelism().unwrap().get();
+        let words = ["-c", "while :; do :; done > /dev/null 2>&1 & echo $!"];
+        let one = || String::from_utf8(Command::new("sh").args(words).output().unwrap().stdout).unwrap();
+        Busy((0..cores).map(|_| one().trim().to_owned()).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg("-KILL").args(&self.0).status();
+    }
+}
+
+#[test]
+fn alone_result_beside_busy_programs_is_disturbed_and_says_the_way_out() {
+    let server = planted(usize::MAX);
+    let _busy = Busy::on_each_core();
+    let url = url(server.address);
+    let words = [
+        "load",
+        &url,
+        "--rate",
+        "20",
+        "--duration",
+        "1s",
+        "--connect-timeout",
+        "1m",
+        "--timeout",
+        "1m",
+        "--others-max",
+    ];
+    let output = ammeter(&[&words[..], &["20%", "--json"]].concat());
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(figure(&outcome, "/others/share") > 0.2, "{outcome}");
+    // It may have been late as well: then that counts, and this is told beside it.
+    assert_eq!((output.status.code(), outcome["verdict"]["worth"] != "valid"), (Some(1), true), "{outcome}");
+    let evidence = outcome["verdict"]["evidence"].to_string();
+    for part in ["other processes used ", " cores", "the figures may be theirs", "--others-max"] {
+        assert!(evidence.contains(part), "no {part:?} in {evidence}");
+    }
+    let allowed = said(&ammeter(&[&words[..], &["100%"]].concat())).0;
+    assert!(!allowed.contains("other processes"), "{allowed}");
+}

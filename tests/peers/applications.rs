@@ -1,0 +1,133 @@
+//! Applications as Debian brings them, php-fpm with its own pool of five processes and git's smart HTTP, and slow clients.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::harness::{Client, Server, Site, need_root, pattern, wait_until};
+use super::{peer, said};
+
+/// php-fpm with a pool like Debian's, at a socket of its own. Ended when dropped.
+struct Php(Child);
+
+impl Php {
+    fn start(folder: &Path, socket: &Path) -> Php {
+        let config = folder.join("fpm.conf");
+        let text = format!(
+            "[global]\nerror_log = {}\ndaemonize = no\n[www]\nuser = root\ngroup = root\nlisten = {}\npm = dynamic\n\
+             pm.max_children = 5\npm.start_servers = 2\npm.min_spare_servers = 1\npm.max_spare_servers = 3\n",
+            folder.join("fpm.log").display(),
+            socket.display()
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = peer("php-fpm8.2");
+        command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("php-fpm", || socket.exists());
+        Php(child)
+    }
+}
+
+impl Drop for Php {
+    fn drop(&mut self) {
+        // It ends its children with itself.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn slow_clients_hold_no_process_of_php() {
+    need_root("starts php-fpm, whose children are root's");
+    let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
+    let socket = beside.path().join("php.sock");
+    site.file("count.php", "<?php echo strlen(file_get_contents('php://input'));");
+    site.file("large.php", "<?php $s = str_repeat('x', 1 << 20); for ($i = 0; $i < 20; $i++) { echo $s; }");
+    let _php = Php::start(beside.path(), &socket);
+    let app = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
+    let server = Server::with_site(&site, &app);
+    let mut uploads: Vec<Client> = (0..8)
+        .map(|_| {
+            let mut client = server.connect();
+            client.send_request("POST", "/count.php", &[("Content-Length", "200000")]);
+            client.send(pattern(100_000));
+            client
+        })
+        .collect();
+    assert_eq!(server.get("/count.php").text(), "0");
+    let mut downloads: Vec<Client> = (0..8)
+        .map(|_| {
+            let mut client = Client::connect_narrow(server.address, 4096);
+            client.send_request("GET", "/large.php", &[]);
+            assert!(client.read_head().starts_with("HTTP/1.1 200"));
+            client
+        })
+        .collect();
+    assert_eq!(server.get("/count.php").text(), "0");
+    for client in &mut uploads {
+        client.send(pattern(100_000));
+        assert_eq!(client.response("POST").text(), "200000");
+    }
+    for client in &mut downloads {
+        let body = client.read_chunks().unwrap();
+        assert!(body.len() == 20 << 20 && body.iter().all(|&byte| byte == b'x'));
+    }
+}
+
+#[test]
+fn curl_sends_standard_input_to_php() {
+    need_root("starts php-fpm, whose children are root's");
+    let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
+    let socket = beside.path().join("php.sock");
+    site.file("put.php", "<?php echo $_SERVER['CONTENT_LENGTH'], ' ', md5(file_get_contents('php://input'));");
+    let _php = Php::start(beside.path(), &socket);
+    let app = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
+    let server = Server::with_site(&site, &app);
+    let path = beside.path().join("upload");
+    fs::write(&path, pattern(3_000_000)).unwrap();
+    let digest = said(peer("md5sum").arg(&path));
+    let url = format!("http://{}/put.php", server.address);
+    let mut curl = peer("curl");
+    curl.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "-T", "-", &url]);
+    let answer = said(curl.stdin(fs::File::open(&path).unwrap()));
+    assert_eq!(answer, format!("3000000 {}", &digest[..32]));
+}
+
+#[test]
+fn git_pushes_in_chunks() {
+    let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
+    let folder = beside.path();
+    let script = format!(
+        "#!/bin/sh\nexport GIT_PROJECT_ROOT={} GIT_HTTP_EXPORT_ALL=1\nexec git http-backend\n",
+        folder.display()
+    );
+    let path = site.file("cgi-bin/git", script);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = Server::with_site(&site, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true");
+    let git = |args: &[&str]| {
+        let mut command = peer("git");
+        command.current_dir(folder).env("HOME", folder).env("GIT_CONFIG_NOSYSTEM", "1");
+        command.args(["-c", "user.name=a", "-c", "user.email=a@b", "-c", "http.postBuffer=65536"]).args(args);
+        said(&mut command)
+    };
+    git(&["init", "--quiet", "--bare", "there.git"]);
+    git(&["-C", "there.git", "config", "http.receivepack", "true"]);
+    git(&["-C", "there.git", "symbolic-ref", "HEAD", "refs/heads/m"]);
+    git(&["init", "--quiet", "--initial-branch", "m", "here"]);
+    // Nothing that could be compressed to less than is sent at once.
+    let mut state = 1_u64;
+    let blob: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+    .take(4_000_000)
+    .collect();
+    fs::write(folder.join("here/blob"), &blob).unwrap();
+    git(&["-C", "here", "add", "blob"]);
+    git(&["-C", "here", "commit", "--quiet", "-m", "x"]);
+    let url = format!("http://{}/cgi-bin/git/there.git", server.address);
+    git(&["-C", "here", "push", "--quiet", &url, "m"]);
+    git(&["clone", "--quiet", &url, "again"]);
+    assert!(fs::read(folder.join("again/blob")).unwrap() == blob);
+}
