@@ -1391,7 +1391,21 @@ impl Checker<'_> {
             self.findings.at(key.span(), "`cache` has nowhere to keep pages: `content_bytes` is 0", help);
         }
         let cache = app.cache.as_ref().map(|_| or(&app.cache, Duration::ZERO));
-        Some((AppRule { pattern: self.glob(pattern)?, time, body, output, cache }, settings))
+        let pattern = self.paths_of_app(pattern, settings.files)?;
+        Some((AppRule { pattern, time, body, output, cache }, settings))
+    }
+
+    /// The paths of an application. One that knows its own paths and has all beneath `/dav/**` is at `/dav`: so its name
+    /// (SCRIPT_NAME) is the same for each of them, as it is written into the links of a mounted application.
+    fn paths_of_app(&mut self, pattern: &Spanned<String>, files: bool) -> Option<Glob> {
+        let written = self.glob(pattern)?;
+        let folder = pattern.get_ref().strip_suffix("/**").filter(|_| !files);
+        let mount = match folder {
+            Some("") => Glob::parse("/").ok(),
+            Some(folder) if folder.starts_with('/') => Glob::parse(folder).ok(),
+            _ => None,
+        };
+        Some(mount.unwrap_or(written))
     }
 
     /// What an application is: one of three keys says it.

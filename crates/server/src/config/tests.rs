@@ -257,6 +257,25 @@ fn what_is_printed_reads_back() {
 }
 
 #[test]
+fn an_application_that_knows_its_paths_is_mounted_at_its_folder() {
+    let pattern = |pattern: &str, files: bool| {
+        let app = format!("match = \"{pattern}\"\nfiles = {files}\nfastcgi = \"127.0.0.1:9\"\n");
+        let settings =
+            read(&format!("[[site]]\nroot = \"/\"\n[[site.app]]\n{app}")).unwrap_or_else(|error| panic!("{error}"));
+        settings.sites.get(0).unwrap().apps[0].pattern.as_str().to_owned()
+    };
+    for (written, mount) in [("/dav/**", "/dav"), ("/**", "/"), ("/{a,b}/**", "/{a,b}"), ("/dav", "/dav"), ("**", "**")]
+    {
+        assert_eq!(pattern(written, false), mount);
+        assert_eq!(pattern(written, true), written);
+    }
+    // No more than was written: `dav` alone would be any path that ends so.
+    for written in ["dav/**", "*.php"] {
+        assert_eq!(pattern(written, false), written);
+    }
+}
+
+#[test]
 fn defaults_are_those_of_core_and_of_the_help() {
     let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
     assert_eq!(settings.limits, amped_core::limits::Limits::default());
