@@ -54,6 +54,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
     Needed { program: "git", package: "git", why: "pushes and clones by a script of its own" },
     Needed { program: "apache2", package: "apache2", why: "the peer that scripts are compared with" },
+    Needed { program: "lighttpd", package: "lighttpd", why: "a server that experiments start" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
@@ -62,7 +63,6 @@ const NEEDED: &[Needed] = &[
 
 /// Servers that `cargo xtask bench server` measures beside ours; nginx and apache2 are above.
 const RIVALS: &[Needed] = &[
-    Needed { program: "lighttpd", package: "lighttpd", why: "a server to compare with" },
     Needed { program: "h2o", package: "h2o", why: "a server to compare with" },
     Needed { program: "setpriv", package: "util-linux", why: "starts a server with fewer rights" },
 ];
