@@ -126,25 +126,57 @@ fn read(output: &Output) -> Value {
     found
 }
 
-fn check(found: &Value, kind: &str, says: &str) {
-    let sentence = found["sentence"].as_str().unwrap();
-    let shown = format!("{sentence}: {}, follows {}, {}", found["evidence"], found["follows"], found["analysis"]);
-    assert!(found["kind"] == kind && sentence.contains(says), "{shown}");
+/// Whether the answer is this one.
+fn is_right(found: &Value, kind: &str, says: &str) -> bool {
     assert!(!found["evidence"].as_array().unwrap().is_empty() && !found["refuted_by"].as_array().unwrap().is_empty());
+    found["kind"] == kind && found["sentence"].as_str().unwrap().contains(says)
+}
+
+fn shown(found: &Value) -> String {
+    let [sentence, evidence, follows, analysis] =
+        ["sentence", "evidence", "follows", "analysis"].map(|part| &found[part]);
+    format!("{sentence}: {evidence}, follows {follows}, {analysis}")
+}
+
+/// Diagnoses until the answers are right, which they are at once unless others disturbed it; then a diagnosis must say so. Others
+/// that have much of the machine in every run are the bottleneck themselves: where they had it in all attempts, no answer is
+/// expected.
+fn undisturbed(diagnose: impl Fn() -> Vec<Value>, are_right: impl Fn(&[Value]) -> bool) {
+    const ATTEMPTS: usize = 3;
+    const MUCH: f64 = 0.25;
+    let is_said = |found: &Value| {
+        found["evidence"].to_string().contains("other processes used") && found["confidence"] != "strong"
+    };
+    let had_much = |found: &Value| found["others"].as_f64().is_some_and(|share| share > MUCH);
+    let mut disturbed = Vec::new();
+    while disturbed.len() < ATTEMPTS {
+        let found = diagnose();
+        if are_right(&found) {
+            return;
+        }
+        assert!(found.iter().any(is_said), "{}", found.iter().map(shown).collect::<String>());
+        disturbed.push(found);
+    }
+    assert!(disturbed.iter().flatten().all(had_much), "{}", disturbed.iter().flatten().map(shown).collect::<String>());
+}
+
+/// Diagnoses until this is named.
+fn named(kind: &str, says: &str, diagnose: impl Fn() -> Value) {
+    undisturbed(|| vec![diagnose()], |found| is_right(&found[0], kind, says));
 }
 
 #[test]
 fn alone_one_core_that_computes() {
     let planted = Planted::start("--compute-us 5000");
-    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
-    check(&found, "thread", "the thread worker-0");
+    named("thread", "the thread worker-0", || diagnosed(&planted, "127.0.0.1", "20..420/100", &[]));
 }
 
 #[test]
 fn a_sleep_under_a_lock() {
     let planted = Planted::start("--threads 8 --lock-ms 5");
-    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
-    check(&found, "lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it");
+    named("lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it", || {
+        diagnosed(&planted, "127.0.0.1", "20..420/100", &[])
+    });
 }
 
 /// The server is started by the diagnosis, which gives it one helper more to see what that changes.
@@ -155,74 +187,95 @@ fn two_helpers() {
     let url = format!("http://{address}/");
     let words = ["diagnose", &url, "--start", &start, "--knob", "helpers=2", "--intervene", "--pairs", "2"];
     let rates = ["--rates", "20..420/100", "--json", "--repeat", "1", "--seed", "7"];
-    let found = read(&ammeter(&[&words[..], &rates, &QUICK].concat()));
-    check(&found, "pool", "the threads helper limit");
-    let trials = found["trials"].as_array().unwrap();
-    let moved = trials.iter().find(|trial| trial["is_suspect"] == true).unwrap_or_else(|| panic!("{trials:?}"));
-    assert!(moved["capacity"] == 1.5 && moved["elasticity"].as_f64().unwrap() > 0.4, "{trials:?}");
+    undisturbed(
+        || vec![read(&ammeter(&[&words[..], &rates, &QUICK].concat()))],
+        |found| {
+            let is_moved = |trial: &Value| {
+                trial["is_suspect"] == true
+                    && trial["capacity"] == 1.5
+                    && trial["elasticity"].as_f64().is_some_and(|moved| moved > 0.4)
+            };
+            found[0]["trials"].as_array().unwrap().iter().any(is_moved)
+                && is_right(&found[0], "pool", "the threads helper limit")
+        },
+    );
     assert!(TcpStream::connect(address).is_err(), "it is ended with the diagnosis");
 }
 
 /// An experiment in which each server has another limit.
 #[test]
 fn each_arm_of_an_experiment_has_its_limit() {
-    let home = tempfile::tempdir().unwrap();
-    let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
     let subject = |name: &str, switches: &str| {
         let words: Vec<String> = switches.split(' ').map(|word| format!("{word:?}")).collect();
         let start = format!("[{:?}, \"--port\", \"@port@\", {}]", program(), words.join(", "));
         format!("[[subject]]\nname = {name:?}\nkind = \"command\"\nstart = {start}\n")
     };
-    // Rules that hold on a machine that others use too.
+    // Rules that hold on a machine that others use too, but for the one about others.
     let text = format!(
         "repetitions = 1\nagain = false\n{}{}[load]\nrate = [20, 120, 220, 320, 420]\narrivals = \"constant\"\nduration = \"700ms\"\n\
-         timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\n\
+         timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nidle-max = \"1000%\"\n\
          drift-max = \"1000%\"\nlittle-max = \"1000%\"\ncounts-max = \"1000%\"\n",
         subject("one-lock", "--threads 8 --lock-ms 5"),
         subject("two-helpers", "--helpers 2 --sleep-ms 10")
     );
+    undisturbed(
+        || diagnosed_experiment(&text),
+        |found| {
+            is_right(&found[0], "lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it")
+                && is_right(&found[1], "pool", "the threads helper limit")
+        },
+    );
+}
+
+/// Makes an experiment with two arms and diagnoses each; the report must say the same.
+fn diagnosed_experiment(text: &str) -> Vec<Value> {
+    let home = tempfile::tempdir().unwrap();
+    let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
     fs::write(&file, text).unwrap();
     let dir = out.to_str().unwrap();
     let output = ammeter(&["run", file.to_str().unwrap(), "--out", dir]);
     let runs = String::from_utf8_lossy(&output.stderr).into_owned();
     let (text, _) = said(&ammeter(&["diagnose", dir, "--json"]));
     let told: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
-    let found = told["diagnoses"].as_array().unwrap();
+    let found = told["diagnoses"].as_array().unwrap().clone();
     assert_eq!(found.len(), 2, "{text}");
-    check(&found[0], "lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it");
-    check(&found[1], "pool", "the threads helper limit");
-    // Where the knee is told, what makes it is told as well.
+    // Where the knee is told, what makes it is told as well; of an arm that others disturbed, neither is.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     let (_, verdict) = page.split_once("<div class=\"verdict").unwrap();
     let (verdict, _) = verdict.split_once("</div>").unwrap();
-    for found in found {
+    for found in &found {
         let (arm, sentence) = (found["arm"].as_str().unwrap(), found["sentence"].as_str().unwrap());
-        assert!(verdict.contains(&format!("{arm}: {sentence}")), "{arm}: {sentence} is not in {verdict}");
+        let is_told = [sentence, "no run of it counts"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
+        assert!(is_told, "{arm}: {sentence} is not in {verdict}");
     }
+    found
 }
 
 #[test]
 fn a_backlog_of_8() {
     let planted = Planted::start("--backlog 8 --nap-ms 20");
-    let found = diagnosed(&planted, "127.0.0.1", "50..850/200", &[]);
-    check(&found, "accept-queue", "turned away");
+    named("accept-queue", "turned away", || diagnosed(&planted, "127.0.0.1", "50..850/200", &[]));
 }
 
 #[test]
 fn sixty_four_descriptors() {
     let planted = Planted::by("ulimit -n 64; exec \"$0\" \"$@\"", "--hold 1 --sleep-ms 200", None);
-    let found = diagnosed(&planted, "127.0.0.1", "40..640/150", &[]);
-    check(&found, "descriptors", "descriptors of the server");
+    named("descriptors", "descriptors of the server", || diagnosed(&planted, "127.0.0.1", "40..640/150", &[]));
 }
 
 #[test]
 fn alone_a_quota_of_cpu_time() {
     let group = Group::new("cpu", &[("cpu.cfs_period_us", "20000"), ("cpu.cfs_quota_us", "4000")]);
     let planted = Planted::by(&group.joining(), "--compute-us 2000", None);
-    let found = diagnosed(&planted, "127.0.0.1", "10..210/50", &["--intervene", "--pairs", "2"]);
-    check(&found, "quota", "quota of the control group");
-    let trials = found["trials"].as_array().unwrap();
-    assert!(trials[0]["is_suspect"] == true && trials[0]["elasticity"].as_f64().unwrap() > 0.4, "{trials:?}");
+    let rates = ["--intervene", "--pairs", "2"];
+    undisturbed(
+        || vec![diagnosed(&planted, "127.0.0.1", "10..210/50", &rates)],
+        |found| {
+            let trial = &found[0]["trials"][0];
+            let is_moved = trial["is_suspect"] == true && trial["elasticity"].as_f64().is_some_and(|moved| moved > 0.4);
+            is_moved && is_right(&found[0], "quota", "quota of the control group")
+        },
+    );
     assert_eq!(fs::read_to_string(group.0.join("cpu.cfs_quota_us")).unwrap().trim(), "4000", "it is put back");
 }
 
@@ -238,8 +291,9 @@ fn a_throttled_disk() {
     let line = format!("{}:{} {}", device >> 8 & 0xfff, device & 0xff, 4 << 20);
     let group = Group::new("blkio", &[("blkio.throttle.read_bps_device", &line)]);
     let planted = Planted::by(&group.joining(), "--threads 4 --read-bytes 65536", Some(&file));
-    let found = diagnosed(&planted, "127.0.0.1", "8..128/30", &[]);
-    check(&found, "disk-limit", "the limit of the control group on reads");
+    named("disk-limit", "the limit of the control group on reads", || {
+        diagnosed(&planted, "127.0.0.1", "8..128/30", &[])
+    });
 }
 
 #[test]
@@ -251,18 +305,18 @@ fn slow_backend_behind_nginx_is_named() {
     let _nginx = super::nginx::Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
     let (url, port) = (format!("http://{address}/"), address.port().to_string());
     let words = ["diagnose", &url, "--port", &port, "--rates", "20..420/100", "--json", "--repeat", "1", "--seed", "7"];
-    let found = read(&ammeter(&[&words[..], &QUICK].concat()));
-    check(&found, "backend", &format!("the backend 127.0.0.1:{} limits the server", backend.port));
+    let says = format!("the backend 127.0.0.1:{} limits the server", backend.port);
+    named("backend", &says, || read(&ammeter(&[&words[..], &QUICK].concat())));
 }
 
 #[test]
 fn lock_that_the_kernel_does_not_know_is_named() {
     let planted = Planted::start("--inside-ms 5 --backlog 256");
-    let found = diagnosed(&planted, "127.0.0.1", "20..420/100", &[]);
-    let sentence = found["sentence"].as_str().unwrap();
     // How long a request takes at the lowest load, a busy machine makes longer.
-    assert!(["lock", "inside"].contains(&found["kind"].as_str().unwrap()), "{found}");
-    assert!(sentence.contains("the server's own code limits it"), "{sentence}");
+    undisturbed(
+        || vec![diagnosed(&planted, "127.0.0.1", "20..420/100", &[])],
+        |found| ["lock", "inside"].iter().any(|kind| is_right(&found[0], kind, "the server's own code limits it")),
+    );
 }
 
 #[test]
@@ -276,8 +330,9 @@ fn limit_on_number_of_reads_is_no_slow_disk() {
     let line = format!("{}:{} 60", device >> 8 & 0xfff, device & 0xff);
     let group = Group::new("blkio", &[("blkio.throttle.read_iops_device", &line)]);
     let planted = Planted::by(&group.joining(), "--threads 4 --read-bytes 65536", Some(&file));
-    let found = diagnosed(&planted, "127.0.0.1", "8..128/30", &[]);
-    check(&found, "disk-limit", "the limit of the control group on the number of reads");
+    named("disk-limit", "the limit of the control group on the number of reads", || {
+        diagnosed(&planted, "127.0.0.1", "8..128/30", &[])
+    });
 }
 
 #[test]
@@ -329,8 +384,9 @@ fn interrupted_diagnosis_says_so_and_keeps_what_is_whole() {
 #[test]
 fn alone_a_path_of_50_mbit() {
     let planted = Planted::start("--threads 32 --body 100000 --backlog 256");
-    let found = diagnosed(&planted, "10.77.0.1", "10..130/30", &["--bandwidth", "50mbit"]);
-    check(&found, "network", "the path takes no more");
+    named("network", "the path takes no more", || {
+        diagnosed(&planted, "10.77.0.1", "10..130/30", &["--bandwidth", "50mbit"])
+    });
 }
 
 #[test]
@@ -339,8 +395,11 @@ fn alone_a_weak_client() {
     let planted = Planted::start("--threads 8 --backlog 1024");
     let words = words(&planted, "127.0.0.1", "400..2000/400", &[]);
     let program = env!("CARGO_BIN_EXE_ammeter");
-    let output = Command::new("sh").args(["-c", &group.joining(), program]).args(&words).output().unwrap();
-    let found = read(&output);
-    check(&found, "client", "client-bound");
-    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    named("client", "client-bound", || {
+        let output = Command::new("sh").args(["-c", &group.joining(), program]).args(&words).output().unwrap();
+        let found = read(&output);
+        let status = i32::from(found["answer"] == "client-bound");
+        assert_eq!(output.status.code(), Some(status), "{}", String::from_utf8_lossy(&output.stderr));
+        found
+    });
 }

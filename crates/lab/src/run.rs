@@ -26,6 +26,7 @@ use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
+use amped_measure::others::Others;
 use amped_measure::{Failure, Verdict, Worth};
 use serde::{Deserialize, Serialize};
 
@@ -770,6 +771,9 @@ pub(crate) struct Told {
     lateness: Times,
     establisher: Spent,
     handler: Spent,
+    /// What others used of the machine, where the load looked.
+    #[serde(default)]
+    pub(crate) others: Option<Others>,
     pub(crate) verdict: Verdict,
 }
 

@@ -21,7 +21,8 @@ use serde::de::DeserializeOwned;
 
 use super::observe::CLIENT_LIMITS;
 use crate::archive::{
-    self, Archive, Arm, Check, FORM, Figure, Host, Plan, Planned, Program, Resolved, Run, Standing, Step, name,
+    self, Archive, Arm, Check, FORM, Figure, Host, HostUse, Plan, Planned, Program, Resolved, Rules, Run, Standing,
+    Step, name,
 };
 use crate::run::{Seen, Snapshot, Told, now_s};
 
@@ -54,6 +55,8 @@ pub(crate) struct Settings {
 
 /// How often the monitor looks at the server at rest before there is load.
 const LOOKS_AT_REST: u32 = 5;
+/// How long the load looks who else is busy before it begins.
+const LOAD_AT_REST: Duration = Duration::from_millis(250);
 /// How long it may take to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Of the periods of the clients' own quota, how many may be used up.
@@ -155,7 +158,8 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let part = folder.with_extension("part");
     fs::create_dir(&part).map_err(Failure::io(format_args!("make {}", part.display())))?;
     let began_s = now_s();
-    let length = settings.interval * LOOKS_AT_REST + settings.duration + settings.interval * 4;
+    // The load looks who is busy before it begins, too.
+    let length = settings.interval * LOOKS_AT_REST + LOAD_AT_REST + settings.duration + settings.interval * 4;
     let mut monitor = Watch::begin(settings, &part, length)?;
     monitor.wait_for_record(&part.join(name::MONITOR))?;
     thread::sleep(settings.interval * LOOKS_AT_REST);
@@ -169,11 +173,13 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let seen = Seen::read(&part.join(name::MONITOR), said.began_s, said.began_s + said.seconds)?;
     let mut summary = said.summary(planned.step);
     (summary.server, summary.network) = (seen.server(), seen.network(false));
-    summary.host = seen.host(&before.until(&after), &summary);
+    let others = said.others.as_ref().map(|others| others.share);
+    summary.host = HostUse { others, ..seen.host(&before.until(&after), &summary) };
     let own = said.verdict.evidence.join("; ");
     let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
     let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
-    let is_kept = said.verdict.worth == Worth::Valid;
+    // That others used the machine is told of all runs together (`diagnose`).
+    let is_kept = matches!(said.verdict.worth, Worth::Valid | Worth::Disturbed);
     let check = |name: &str, holds: bool, says: String| Check { name: name.to_owned(), holds: Some(holds), says };
     let run = Run {
         form: FORM,
@@ -215,8 +221,6 @@ fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
     }
     let micros = |time: Duration| format!("{}us", time.as_micros());
     words.extend(["load".to_owned(), settings.url.clone(), "--json".to_owned(), "--seed".to_owned(), seed.to_string()]);
-    // The monitor beside it tells who else is there.
-    words.extend(["--others-max", "100%"].map(str::to_owned));
     words.extend(["--duration".to_owned(), micros(settings.duration)]);
     words.extend(match step {
         Step::Rate(rate) => ["--rate".to_owned(), rate.to_string()],
@@ -336,6 +340,7 @@ fn resolved(settings: &Settings) -> Result<Resolved, Failure> {
         title: format!("What limits {}", settings.url),
         seed: settings.seed,
         repetitions: settings.repeat,
+        rules: Rules::USUAL,
         duration_s: settings.duration.as_secs_f64(),
         interval_ms: settings.interval.as_secs_f64() * 1e3,
         requests_per_connection: 1,

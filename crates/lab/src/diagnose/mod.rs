@@ -59,6 +59,8 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
                 observed.len()
             ));
         }
+        let others: Vec<f64> = all().filter_map(|run| run.summary.as_ref()?.host.others).collect();
+        diagnosis.share_with(&others, archive.resolved.rules.others_max);
         found.push(diagnosis);
     }
     if found.is_empty() {

@@ -85,6 +85,8 @@ pub(crate) struct Diagnosis {
     pub(crate) sentence: String,
     /// How far to believe it.
     pub(crate) confidence: Confidence,
+    /// The share of the machine's CPU time that others used in every run at least, where that is known.
+    pub(crate) others: Option<f64>,
     /// Why.
     pub(crate) evidence: Vec<String>,
     /// What else was at its end, as a consequence.
@@ -151,6 +153,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
             Some(_) => Confidence::Likely,
             None => Confidence::None,
         },
+        others: None,
         evidence,
         follows: Vec::new(),
         refuted_by: refuted_by.iter().map(|&line| line.to_owned()).collect(),
@@ -231,6 +234,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
         resource: Some(found.name.clone()),
         sentence: sentence(found, &analysis),
         confidence: if is_strong { Confidence::Strong } else { Confidence::Likely },
+        others: None,
         evidence,
         follows: follows
             .map(|other| format!("{}, {:.0} % of the time", thing(other), other.full_above * 100.0))
@@ -246,6 +250,20 @@ impl Diagnosis {
     pub(crate) fn doubt(&mut self, why: String) {
         self.confidence = self.confidence.min(Confidence::Likely);
         self.evidence.push(why);
+    }
+
+    /// Takes in what others used of the machine's CPU time in each run, of which they may use `max`. Only what they used in every
+    /// run is held against the answer: a backend that still works off an overload is no other program.
+    pub(crate) fn share_with(&mut self, others: &[f64], max: f64) {
+        self.others = others.iter().copied().reduce(f64::min);
+        if let Some(share) = self.others.filter(|share| *share > max) {
+            self.doubt(format!(
+                "other processes used {} of the machine's CPU time or more in every run, and {} may be: what is at its end may be \
+                 their doing; stop them and diagnose again",
+                percent(share),
+                percent(max)
+            ));
+        }
     }
 
     /// Takes what came of moving things in: the answer is confirmed, refuted, or left as it is.
@@ -580,6 +598,22 @@ mod tests {
         with(ladder(0.0001, 0.005, 0.0, 3), |tick, _| {
             tick.threads.iter_mut().for_each(|thread| thread.sleeps_in = None)
         })
+    }
+
+    #[test]
+    fn what_others_use_in_every_run_is_a_doubt() {
+        let found = |others: &[f64]| {
+            let mut found = check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "");
+            found.share_with(others, 0.1);
+            (
+                found.others,
+                found.confidence,
+                found.evidence.iter().any(|line| line.contains("used 40 % of the machine")),
+            )
+        };
+        assert_eq!(found(&[0.9, 0.4, 0.7]), (Some(0.4), Confidence::Likely, true));
+        assert_eq!(found(&[0.9, 0.05, 0.7]), (Some(0.05), Confidence::Strong, false));
+        assert_eq!(found(&[]), (None, Confidence::Strong, false));
     }
 
     #[test]
