@@ -419,21 +419,23 @@ fn alone_a_server_with_a_fiftieth_of_a_core_is_slower_and_limits_are_its_own() {
     let (result, err) = told(&output);
     assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
     let rate = |at: usize| result["points"][at]["rate"].as_f64().unwrap();
-    assert!(rate(1) < rate(0) * 0.5, "{result}");
     let runs = runs(home.path());
     let cores = |id: &str| {
         runs[id]["summary"]["server"]["cpu_s"].as_f64().unwrap() / runs[id]["summary"]["seconds"].as_f64().unwrap()
     };
     assert!(cores("1-a1-4") < 0.1, "{}", cores("1-a1-4"));
+    // On a busy machine the one that may have a whole core hardly comes to more than that either.
+    assert!(rate(1) < rate(0) * 0.5 || cores("1-a0-4") < 0.1, "{}: {result}", cores("1-a0-4"));
     assert!(runs["1-a0-4"]["summary"]["server"]["memory_max_bytes"].as_u64() > Some(100_000));
 }
 
 #[test]
 fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
     let home = tempfile::tempdir().unwrap();
-    // No core of today begins 80,000 connections a second.
+    // No core of today begins 80,000 connections a second; all of them are begun in the end, and answered.
     let text = format!(
-        "repetitions = 1\n{}[load]\nrate = 80000\nconnect-timeout = \"100ms\"\nduration = \"300ms\"\nwarm-up = \"0s\"\n{PATIENT}",
+        "repetitions = 1\n{}[load]\nrate = 80000\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\nduration = \"200ms\"\n\
+         warm-up = \"0s\"\n{PATIENT}",
         null_server()
     );
     let output = run(home.path(), &text, &[]);

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::ARCHITECTURES;
 use crate::harness::*;
@@ -114,15 +114,17 @@ fn a_pool_serves_as_many_at_a_time_as_it_has_workers_and_others_wait() {
 fn a_pool_that_has_room_closes_no_idle_connection() {
     for architecture in ["mt", "mp"] {
         let site = site();
-        let server = start(&site, architecture, 8);
+        // Room also for workers that have closed a connection, and on a busy machine do not come to take the next one.
+        let server = start(&site, architecture, 24);
         let mut idle: Vec<Client> = (0..4).map(|_| server.connect()).collect();
         idle.iter_mut().for_each(|client| assert_eq!(client.get("/a.txt").text(), "hello"));
-        let begin = Instant::now();
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    while begin.elapsed() < Duration::from_secs(2) {
-                        assert_eq!(server.get("/a.txt").text(), "hello");
+                    for _ in 0..200 {
+                        let mut client = server.connect();
+                        assert_eq!(client.request("GET", "/a.txt", &[("Connection", "close")]).text(), "hello");
+                        assert!(client.ends());
                     }
                 });
             }

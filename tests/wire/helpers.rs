@@ -100,7 +100,12 @@ fn what_helper_processes_bring_arrives_whole() {
     assert_eq!(client.get("/many").status, 301);
     assert_eq!(server.report("helpers", "threads"), 0);
     assert!(server.report("helpers", "processes") > 0);
-    assert!(server.report("helpers", "cold_windows") > 0, "large.bin was in memory");
+    // The kernel reads ahead: on a busy machine it is done with a file before the second window is due.
+    wait_until("a window of large.bin that is not in memory", || {
+        evict(&site.path().join("large.bin"));
+        assert!(client.get("/large.bin").body == large);
+        server.report("helpers", "cold_windows") > 0
+    });
     assert_eq!(server.report("helpers", "died"), 0);
 }
 
@@ -325,9 +330,7 @@ fn helper_processes_come_with_work_and_a_few_stay_in_reserve() {
     let mut client = server.connect();
     let stopped = give_work_to_a_stopped_one(&server, &mut client);
     assert_eq!(server.get("/").status, 200);
-    let helpers = helpers_of(&server);
-    assert_eq!(helpers.len(), 2);
-    // Whoever is at work stays, and no more than that.
+    // Two there were (`peak`). The one that is at work stays, and no more than that.
     wait_until("the other to end", || helpers_of(&server) == [stopped]);
     assert_eq!((server.report("helpers", "processes"), server.report("helpers", "peak")), (1, 2));
     signal("CONT", stopped);
