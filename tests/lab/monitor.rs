@@ -3,11 +3,11 @@
 //!
 //! Sockets live in a network namespace of their own, so that counters begin at nothing and nobody else is counted.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -739,73 +739,109 @@ fn alone_a_profile_says_what_for_and_doing_what() {
     assert_eq!(counted, sum("contexts"));
 }
 
-/// Samples of this process by their innermost context, as `perf record -a -g` takes them for so many seconds: a program that
-/// is not ours, of whose chains the plain rule of their functions' names is enough for what `Busy` does.
-fn sampled_by_perf(folder: &tempfile::TempDir, seconds: &str) -> BTreeMap<String, u64> {
-    let data = folder.path().join("perf.data");
+/// A program that is in one function for 70 % of its time and in another for 30 %, until this is dropped. Its functions have names
+/// as those of C++ and Rust have; each calls a third, so that both are in the middle of chains.
+struct Planted(Child);
+
+impl Planted {
+    const SOURCE: &str = r#"
+static volatile unsigned long sum;
+__attribute__((noinline)) static void turn(unsigned times) { while (times--) sum += times; }
+__attribute__((noinline)) void seventy(void) __asm__("_ZN5plant7seventyEv");
+__attribute__((noinline)) void thirty(void) __asm__("_RNvCs1234_5plant6thirty");
+void seventy(void) { turn(7000); sum++; }
+void thirty(void) { turn(3000); sum++; }
+int main(void) { for (;;) { seventy(); thirty(); } }
+"#;
+
+    /// Compiles it, and starts it by a command of the shell that finds it as `$1`.
+    fn start(folder: &Path, options: &[&str], command: &str) -> Planted {
+        let (source, program) = (folder.join("plant.c"), folder.join("plant"));
+        fs::write(&source, Planted::SOURCE).unwrap();
+        // Optimised, a function that calls nothing has no frame, and its caller is not in the chain.
+        let mut compiler = Command::new("cc");
+        compiler.arg("-O0").args(options).arg("-o").arg(&program).arg(&source);
+        assert!(compiler.status().expect("cc").success());
+        let mut unshared = Command::new("unshare");
+        let child =
+            unshared.args(["--mount", "sh", "-c", command, "sh"]).arg(&program).spawn().expect("unshare (util-linux)");
+        let planted = Planted(child);
+        until("the program to run", || {
+            fs::read_to_string(format!("/proc/{}/comm", planted.0.id())).unwrap().trim() == "plant"
+        });
+        planted
+    }
+
+    fn profile(&self, more: &[&str]) -> Value {
+        let pid = self.0.id().to_string();
+        let words = ["profile", "--pid", &pid, "--duration", "3s", "--frequency", "997", "--budget", "100%", "--json"];
+        let (text, status) = said(&ammeter(&[&words[..], more].concat()));
+        assert_eq!(status, 0, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Of all samples of that process by perf, those with this function.
+fn share_by_perf(pid: u32, folder: &Path, function: &str) -> f64 {
+    let data = folder.join("perf.data");
     let perf = |words: &[&str], more: &[&str]| {
         let output = Command::new("perf").args(words).arg(&data).args(more).output().expect("perf (linux-perf)");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    // In step with nothing, the profile of the same seconds included.
-    let record = ["record", "-q", "-a", "-g", "--kernel-callchains", "-e", "cpu-clock", "-F", "991", "-o"];
-    perf(&record, &["--", "sleep", seconds]);
-    let pid = std::process::id().to_string();
-    let text = perf(&["script", "-F", "pid,ip,sym", "--pid", &pid, "-i"], &[]);
-    let mut samples = BTreeMap::new();
-    // A line with the process, one for each function from the innermost on, and an empty one.
-    for sample in text.split("\n\n").filter(|sample| !sample.trim().is_empty()) {
-        let chain = sample.lines().skip(1).filter_map(|line| line.trim().split_once(' '));
-        // The kernel's half of the addresses.
-        let chain: Vec<&str> =
-            chain.filter(|(at, _)| at.len() == 16 && at.starts_with('f')).map(|pair| pair.1).collect();
-        let mut receives = false;
-        let entered = chain.iter().find_map(|function| {
-            receives |= *function == "net_rx_action";
-            let call = ["__x64_sys_", "__arm64_sys_", "__sys_"].iter().find_map(|begin| function.strip_prefix(begin));
-            match call {
-                Some(call) => Some(call),
-                None if ["handle_softirqs", "__do_softirq"].contains(function) && receives => Some("softirq net_rx"),
-                None => None,
-            }
-        });
-        let name = entered.unwrap_or(if chain.is_empty() { "user" } else { "other" });
-        *samples.entry(name.to_owned()).or_default() += 1;
-    }
-    samples
+    perf(&["record", "-q", "-g", "-e", "cpu-clock", "-F", "991", "-p", &pid.to_string(), "-o"], &["--", "sleep", "3"]);
+    let text = perf(&["script", "-F", "pid,ip,sym", "-i"], &[]);
+    let samples: Vec<&str> = text.split("\n\n").filter(|sample| !sample.trim().is_empty()).collect();
+    samples.iter().filter(|sample| sample.contains(function)).count() as f64 / samples.len() as f64
 }
 
 #[test]
-fn alone_a_profile_agrees_with_that_of_perf() {
-    let busy = Busy::start();
+fn profile_names_the_functions_of_a_program_as_perf_does() {
     let folder = tempfile::tempdir().unwrap();
-    let words = ["profile", "--port", &busy.port, "--duration", "4s", "--frequency", "997", "--budget", "100%"];
-    // By chains, as perf has no numbers of system calls.
-    let words = [&words[..], &["--bpf", "off", "--json"]].concat();
-    let (theirs, output) = std::thread::scope(|scope| {
-        let theirs = scope.spawn(|| sampled_by_perf(&folder, "4"));
-        let output = ammeter(&words);
-        (theirs.join().unwrap(), output)
-    });
-    let (text, status) = said(&output);
-    assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
-    let profile: Value = serde_json::from_str(&text).unwrap();
-    let rows = profile["contexts"].as_array().unwrap();
-    let count = |row: &Value| row["samples"].as_u64().unwrap();
-    let ours: BTreeMap<&str, u64> = rows.iter().map(|row| (row["name"].as_str().unwrap(), count(row))).collect();
-    let (our_sum, their_sum) = (ours.values().sum::<u64>() as f64, theirs.values().sum::<u64>() as f64);
-    assert!(our_sum > 500.0 && their_sum > 500.0, "{ours:?} {theirs:?}");
-    for name in ["user", "sendto", "recvfrom", "softirq net_rx"] {
-        let share = |found: Option<&u64>, sum: f64| found.copied().unwrap_or_default() as f64 / sum;
-        let (our, their) = (share(ours.get(name), our_sum), share(theirs.get(name), their_sum));
-        println!("{name}: {our:.3} and by perf {their:.3}");
-        // Four standard errors of the difference of two shares, and three points for what the two see of each other.
-        let both = (our + their) / 2.0;
-        let error = (both * (1.0 - both) * (1.0 / our_sum + 1.0 / their_sum)).sqrt();
-        assert!((our - their).abs() < 4.0 * error + 0.03, "{name}: {our} and {their}: {ours:?} {theirs:?}");
-    }
-    assert!(theirs["sendto"] as f64 / their_sum > 0.05 && theirs["recvfrom"] > 0, "{theirs:?}");
+    let planted = Planted::start(folder.path(), &[], "exec $1");
+    let (folded, html) = (folder.path().join("a.txt"), folder.path().join("a.html"));
+    let profile = planted.profile(&["--folded", folded.to_str().unwrap(), "--html", html.to_str().unwrap()]);
+    let rows = profile["functions"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {profile}"));
+    let share = |name| row(name)["around"]["share"].as_f64().unwrap();
+    let samples = rows.iter().map(|row| row["samples"].as_u64().unwrap()).sum::<u64>() as f64;
+    // Six standard errors, and what a machine with other things to do adds.
+    let bound = 6.0 * (0.7_f64 * 0.3 / samples).sqrt() + 0.05;
+    let seventy = share("plant::seventy()") / (share("plant::seventy()") + share("plant::thirty"));
+    assert!((seventy - 0.7).abs() < bound, "{seventy} of {samples}: {profile}");
+    assert!(row("turn")["share"].as_f64().unwrap() > 0.8, "{profile}");
+    let by_perf = share_by_perf(planted.0.id(), folder.path(), "seventy");
+    assert!((by_perf - share("plant::seventy()")).abs() < 2.0 * bound, "{by_perf}: {profile}");
+    let folded = fs::read_to_string(&folded).unwrap();
+    let chain = folded.lines().next().unwrap();
+    assert!(chain.starts_with("plant;") && chain.contains("plant::seventy();turn "), "{folded}");
+    assert!(fs::read_to_string(&html).unwrap().contains(">plant::seventy()</button>"));
+}
+
+/// In a mount namespace of its own, from a file that was removed.
+#[test]
+fn profile_reads_the_file_that_the_process_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let planted = Planted::start(folder.path(), &[], "mount -t tmpfs none /mnt && cp $1 /mnt/plant && exec /mnt/plant");
+    fs::remove_file(format!("/proc/{}/root/mnt/plant", planted.0.id())).unwrap();
+    let profile = planted.profile(&[]);
+    assert_eq!(profile["functions"][0]["name"], "turn", "{profile}");
+}
+
+#[test]
+fn profile_of_a_stripped_program_names_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let planted = Planted::start(folder.path(), &["-s"], "exec $1");
+    let profile = planted.profile(&[]);
+    let first = &profile["functions"][0];
+    assert!(first["name"] == "[plant]" && first["share"].as_f64().unwrap() > 0.8, "{profile}");
 }
 
 /// A program that does nothing but write, to nowhere.

@@ -29,6 +29,9 @@ pub struct Sample {
     pub in_kernel: bool,
     /// Addresses of the kernel's functions that were under way, the innermost first. Empty in user code.
     pub kernel_chain: Vec<u64>,
+    /// Addresses in the program, the innermost first: where it was, or where it entered the kernel, then where each function
+    /// returns to. As far as the program keeps frame pointers; beyond, whatever stood there.
+    pub user_chain: Vec<u64>,
     /// What stood where the number of the system call is saved when the thread entered the kernel, if that was asked for
     /// ([`Ring::ask_for_syscalls`]). It is that number only where a system call is what it entered for.
     pub saved_number: Option<u64>,
@@ -57,8 +60,13 @@ pub struct Ring {
     scratch: Vec<u8>,
 }
 
-/// Pages of the ring, without that of its counters: 256 KiB, 5 s of the deepest chains at 199 Hz.
-const PAGES: usize = 64;
+/// Pages of the ring, without that of its counters: 512 KiB, as much as a user without privileges may lock
+/// (`kernel.perf_event_mlock_kb`).
+const PAGES: usize = 128;
+
+/// The deepest samples that a ring has room for: each of 127 addresses (`kernel.perf_event_max_stack`), marks, header and the
+/// number of its system call.
+pub const RING_SAMPLES: u32 = 400;
 
 /// `struct perf_event_attr` as it was first (`PERF_ATTR_SIZE_VER0`): later kernels take it as well.
 #[repr(C)]
@@ -117,9 +125,8 @@ impl Ring {
         let attributes = Attributes {
             frequency: u64::from(frequency),
             sample_type: IDENTIFIER | TID | CALLCHAIN,
-            // disabled, freq, exclude_callchain_user: which of the server's functions ran is not asked.
-            flags: 1 | 1 << 10 | 1 << 22,
-            ..Attributes::of_software(0) // PERF_COUNT_SW_CPU_CLOCK
+            flags: 1 | 1 << 10,           // disabled, freq
+            ..Attributes::of_software(0)  // PERF_COUNT_SW_CPU_CLOCK
         };
         let processor = libc::c_int::try_from(processor).map_err(|_| io::ErrorKind::InvalidInput)?;
         let event = attributes.open(processor)?;
@@ -270,11 +277,25 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
 fn sample(body: &[u8], in_kernel: bool) -> Option<Sample> {
     let depth = usize::try_from(word(body, 16)?).ok()?;
     let chain = body.get(24..)?.as_chunks::<8>().0.get(..depth)?;
-    // Above all addresses are marks: which part of the chain follows (`PERF_CONTEXT_MAX`).
-    let is_address = |address: &u64| *address < 4095_u64.wrapping_neg();
-    let kernel_chain = chain.iter().map(|one| u64::from_ne_bytes(*one)).filter(is_address).collect();
-    Some(Sample { pid: half(body, 8)?, tid: half(body, 12)?, in_kernel, kernel_chain, saved_number: None })
+    let (mut kernel_chain, mut user_chain) = (Vec::new(), Vec::new());
+    let mut is_user = false;
+    for address in chain.iter().map(|one| u64::from_ne_bytes(*one)) {
+        // Above all addresses are marks: which part of the chain follows.
+        match address {
+            CONTEXT_USER => is_user = true,
+            mark if mark >= CONTEXT_MAX => is_user = false,
+            address if is_user => user_chain.push(address),
+            address => kernel_chain.push(address),
+        }
+    }
+    let (pid, tid) = (half(body, 8)?, half(body, 12)?);
+    Some(Sample { pid, tid, in_kernel, kernel_chain, user_chain, saved_number: None })
 }
+
+/// `PERF_CONTEXT_USER`.
+const CONTEXT_USER: u64 = 512_u64.wrapping_neg();
+/// `PERF_CONTEXT_MAX`.
+const CONTEXT_MAX: u64 = 4095_u64.wrapping_neg();
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
@@ -385,6 +406,11 @@ mod tests {
             &[Record::Lost(44), whole.clone()],
         );
         check(&record(9, 2, &[SAMPLES, 8, 0]), &[of(8, false, &[])]);
+        let user = 512_u64.wrapping_neg();
+        let both =
+            Sample { user_chain: vec![0x5000, 0x6000], ..Sample { pid: 7, in_kernel: true, ..Sample::default() } };
+        let both = Record::Sample(Sample { kernel_chain: vec![0xffff_8000_0000_1000], ..both });
+        check(&record(9, 1, &[SAMPLES, 7, 5, kernel, 0xffff_8000_0000_1000, user, 0x5000, 0x6000]), &[both]);
         check(&record(9, 2, &[SAMPLES, 8, 99]), &[]);
         check(&[0; 64], &[]);
         // Twelve bytes: a number of eight, and four that are nothing; the thread is the upper half of the second word.

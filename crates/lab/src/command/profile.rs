@@ -170,6 +170,7 @@ mod tests {
             who: rows(&[("interrupts while idle", 1), ("other programs", 99)]),
             contexts: rows(&[("system call entry and exit", 100), ("process_vm_readv", 0)]),
             syscalls: Syscalls::Number,
+            functions: rows(&[("<alloc::vec::Vec<T, A> as core::iter::Extend<&T>>::extend", 60), ("main", 40)]),
             categories: rows(&[("high-level file system", 50), ("low-level file system", 50)]),
             unknown: Share::of(0, 100),
             own_cpu: 0.001,

@@ -1,41 +1,44 @@
-//! Where the CPU time goes: samples of all processors, and two views of the same samples.
+//! Where the CPU time goes: samples of all processors, and three views of the same samples.
 //!
 //! ```text
-//! sys/perf   a ring a processor, cpu-clock at 199 Hz with the kernel's call chains
+//! sys/perf   a ring a processor, cpu-clock at 199 Hz with the call chains of kernel and program
 //! sys/bpf    the number of the system call that a sample is in, where the kernel lets us ask
-//! symbols    addresses to functions
+//! symbols    addresses to functions of the kernel
+//! programs   addresses to functions of programs
 //! table      functions to categories: data, `kernel.txt`
 //! classify   a chain to its contexts and its category
 //! tally      samples to shares, each with its interval
-//! picture    shares as bars: text, SVG, a page
+//! picture    shares as bars: text, SVG, a page with a flame graph
 //! ```
 //!
 //! Samples are folded as they come: equal chains of one program are one entry with a count, so memory grows with the code
-//! that runs and not with time. Nothing is classified before the end.
+//! that runs and not with time. Nothing is classified, and no function of a program looked up, before the end.
 //!
 //! 199 is a prime, so that no timer of the server runs in step with it. Where the clock cannot fire, with interrupts off,
 //! it fires when they are on again: see `classify`.
 
 mod classify;
 mod picture;
+mod programs;
 mod symbols;
 mod table;
 mod tally;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
 use amped_sys::bpf::SyscallNumbers;
-use amped_sys::perf::{Record, Ring};
+use amped_sys::perf::{RING_SAMPLES, Record, Ring};
 use amped_sys::process::cpu_time;
 use serde::Serialize;
 
 use crate::server::{Server, Target};
 use crate::stop::Stop;
 use classify::{USER, classify};
+use programs::Programs;
 use symbols::Symbols;
 use table::KernelTable;
 use tally::Tally;
@@ -104,6 +107,9 @@ pub struct Profile {
     pub contexts: Vec<Row>,
     /// By what system calls were told apart.
     pub syscalls: Syscalls,
+    /// Of the server's samples, in which of the program's functions: the innermost one, with what the kernel did for it, and with
+    /// all that it called. `[user]`: in a program whose code cannot be read any more; `[kernel]`: for no program.
+    pub functions: Vec<Row>,
     /// Of the server's samples, doing what.
     pub categories: Vec<Row>,
     /// Of the server's samples, those in functions of the kernel that the table does not know.
@@ -121,7 +127,8 @@ pub struct Profile {
 /// A chain.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stack {
-    /// The program, then the kernel's functions, joined by semicolons; `[user]` is user code.
+    /// The program, its functions, then the kernel's, joined by semicolons. Code without names is its file in brackets, and
+    /// `[user]` where the process has ended.
     pub frames: String,
     /// How often.
     pub samples: u64,
@@ -136,7 +143,7 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// How often the rings are emptied: they hold seconds.
+/// How often the rings are emptied, if they hold as much.
 const ROUND: Duration = Duration::from_millis(500);
 
 /// Samples until the time is over, or the user has had enough.
@@ -180,13 +187,14 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut pids: BTreeSet<u32> = server.as_ref().map_or_else(BTreeSet::new, |server| server.pids().clone());
     let (cpu_before, begun) = (cpu_time(), Instant::now());
     let mut sampled = Duration::ZERO;
+    let whole_round = ROUND.min(Duration::from_secs(1) * RING_SAMPLES / settings.frequency.max(1));
     let (mut is_over, mut rest) = (false, Duration::ZERO);
     while !is_over {
         is_over = stop.wait(rest.min(settings.duration.saturating_sub(begun.elapsed())));
         rings.iter().try_for_each(|(_, ring)| ring.enable()).map_err(Failure::io("begin to sample"))?;
         let round = Instant::now();
         let left = settings.duration.saturating_sub(begun.elapsed());
-        is_over |= stop.wait(left.min(ROUND)) || begun.elapsed() >= settings.duration;
+        is_over |= stop.wait(left.min(whole_round)) || begun.elapsed() >= settings.duration;
         // While the rings are emptied nothing is sampled but that.
         rings.iter().try_for_each(|(_, ring)| ring.disable()).map_err(Failure::io("stop to sample"))?;
         sampled += round.elapsed();
@@ -213,7 +221,9 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let Settings { frequency, budget, .. } = *settings;
     let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, syscalls, missing };
     let is_chosen = |pid: u32| if is_one { pids.contains(&pid) } else { pid != 0 };
-    profile(head, &folds, is_chosen).map(|profile| Outcome::Sampled(Box::new(profile)))
+    let programs = Programs::new();
+    let functions = |pid, program: &str, addresses: &[u64]| programs.functions(pid, program, addresses);
+    profile(head, &folds, is_chosen, functions).map(|profile| Outcome::Sampled(Box::new(profile)))
 }
 
 /// What a profile says besides its samples.
@@ -254,11 +264,22 @@ fn rest_of(used: Duration, elapsed: Duration, budget: f64) -> Duration {
     allowed.saturating_sub(elapsed)
 }
 
-fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result<Profile, Failure> {
+/// A program's code that has no name, as the process has ended.
+const UNNAMED: &str = "[user]";
+/// What the kernel did for no program.
+const KERNEL: &str = "[kernel]";
+
+fn profile(
+    head: Head,
+    folds: &Folds,
+    is_chosen: impl Fn(u32) -> bool,
+    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, String>,
+) -> Result<Profile, Failure> {
     let table = KernelTable::new();
     let (mut who, mut contexts, mut categories) = (Tally::default(), Tally::default(), Tally::default());
+    let mut functions = Tally::default();
     let mut stacks: HashMap<String, u64> = HashMap::new();
-    let mut names = HashMap::new();
+    let processes = processes(folds, &is_chosen, functions_of);
     for (fold, &count) in &folds.samples {
         let chain: Vec<&str> = fold.chain.iter().map(|number| folds.symbols.name(*number)).collect();
         let place = if fold.in_kernel { Some(classify(&table, &chain, fold.saved_number)) } else { None };
@@ -272,37 +293,28 @@ fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result
             _ => "other programs",
         };
         who.add(by, count);
-        if !is_chosen {
-            continue;
-        }
-        let name = names.entry(fold.pid).or_insert_with(|| {
-            let name = fs::read_to_string(format!("/proc/{}/comm", fold.pid));
-            name.map_or_else(|_| fold.pid.to_string(), |name| name.trim().replace([';', ' '], "_"))
-        });
-        let mut frames = name.clone();
+        let Some(process) = processes.get(&fold.pid).filter(|_| is_chosen) else { continue };
         match &place {
             None => {
                 contexts.add(USER, count);
                 contexts.add_around(USER, count);
                 categories.add(USER, count);
-                frames.push_str(";[user]");
             }
             Some(place) => {
                 if let Some(innermost) = place.contexts.first() {
                     contexts.add(innermost, count);
                 }
-                let mut around: Vec<&String> = place.contexts.iter().collect();
-                around.sort_unstable();
-                around.dedup();
-                around.iter().for_each(|context| contexts.add_around(context, count));
+                contexts.add_each_around(place.contexts.iter().map(String::as_str), count);
                 categories.add(place.category, count);
-                chain.iter().rev().for_each(|function| {
-                    frames.push(';');
-                    frames.push_str(function);
-                });
             }
         }
-        *stacks.entry(frames).or_default() += count;
+        let of_program = process.frames(fold);
+        functions.add(of_program.first().copied().unwrap_or(KERNEL), count);
+        functions.add_each_around(of_program.iter().copied(), count);
+        let callers = of_program.into_iter().rev();
+        let frames: Vec<&str> =
+            [process.name.as_str()].into_iter().chain(callers).chain(chain.into_iter().rev()).collect();
+        *stacks.entry(frames.join(";")).or_default() += count;
     }
     let chosen = categories.total();
     if chosen == 0 {
@@ -328,12 +340,54 @@ fn profile(head: Head, folds: &Folds, is_chosen: impl Fn(u32) -> bool) -> Result
         who: who.rows(),
         contexts: contexts.rows(),
         syscalls: head.syscalls,
+        functions: functions.rows(),
         categories: categories.rows(),
         own_cpu: head.own_cpu,
         budget: head.budget,
         missing: head.missing,
         stacks,
     })
+}
+
+/// A process that was sampled.
+struct Process {
+    /// The name of its program, or its number if it has ended.
+    name: String,
+    functions: HashMap<u64, String>,
+}
+
+impl Process {
+    /// The functions of the program that are under way, the innermost first; empty if it is in none.
+    fn frames(&self, fold: &Fold) -> Vec<&str> {
+        let known = fold.user_chain.iter().map_while(|address| self.functions.get(address));
+        let mut frames: Vec<&str> = known.map(String::as_str).collect();
+        // Functions without names that call each other are one frame.
+        frames.dedup_by(|one, other| one == other && one.starts_with('['));
+        if frames.is_empty() && (!fold.in_kernel || !fold.user_chain.is_empty()) {
+            frames.push(UNNAMED);
+        }
+        frames
+    }
+}
+
+/// The chosen processes, with the functions of their programs that were met.
+fn processes(
+    folds: &Folds,
+    is_chosen: impl Fn(u32) -> bool,
+    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, String>,
+) -> HashMap<u32, Process> {
+    let mut addresses: HashMap<u32, HashSet<u64>> = HashMap::new();
+    for fold in folds.samples.keys().filter(|fold| is_chosen(fold.pid)) {
+        addresses.entry(fold.pid).or_default().extend(&fold.user_chain);
+    }
+    let process = |(pid, addresses): (u32, HashSet<u64>)| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+        let name = name.map_or_else(|_| pid.to_string(), |name| name.trim().replace([';', ' '], "_"));
+        let addresses: Vec<u64> = addresses.into_iter().collect();
+        let functions = functions_of(pid, &name, &addresses);
+        (pid, Process { name, functions })
+    };
+    addresses.into_iter().map(process).collect()
 }
 
 /// Equal samples, counted.
@@ -349,6 +403,8 @@ struct Fold {
     in_kernel: bool,
     /// Numbers of functions, the innermost first.
     chain: Vec<u32>,
+    /// Addresses in the program, the innermost first: where it was, then within each call.
+    user_chain: Vec<u64>,
     saved_number: Option<u64>,
 }
 
@@ -361,7 +417,10 @@ impl Folds {
                 let chain = sample.kernel_chain.iter().filter_map(find).collect();
                 // In user code it is of what was over.
                 let saved_number = sample.saved_number.filter(|_| sample.in_kernel);
-                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, saved_number };
+                let mut user_chain = sample.user_chain;
+                // A call that is the last of its function returns to what follows the function.
+                user_chain.iter_mut().skip(1).for_each(|address| *address = address.saturating_sub(1));
+                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, user_chain, saved_number };
                 *self.samples.entry(fold).or_default() += 1;
             }
         }
@@ -405,6 +464,12 @@ mod tests {
     use super::*;
     use amped_sys::perf::{Sample, records};
     use proptest::prelude::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     #[test]
     fn lists_of_processors() {
@@ -452,6 +517,46 @@ mod tests {
         }
     }
 
+    /// Functions of 16 bytes, with code from 0x100 to 0x200.
+    fn names(_: u32, program: &str, addresses: &[u64]) -> HashMap<u64, String> {
+        let code = addresses.iter().filter(|at| (0x100..0x200).contains(*at));
+        let name = |at: u64| if at >= 0x180 { format!("[{program}]") } else { format!("f{:x}", at / 16) };
+        code.map(|at| (*at, name(*at))).collect()
+    }
+
+    /// No process has this number, so that it is its name.
+    #[test]
+    fn functions_of_the_program_are_below_those_of_the_kernel() {
+        let mut folds = folds();
+        let mut add = |in_kernel, kernel_chain: &[u64], user_chain: &[u64], times| {
+            let (kernel_chain, user_chain) = (kernel_chain.to_vec(), user_chain.to_vec());
+            for _ in 0..times {
+                let (kernel_chain, user_chain) = (kernel_chain.clone(), user_chain.clone());
+                folds.add(Record::Sample(Sample {
+                    pid: u32::MAX,
+                    in_kernel,
+                    kernel_chain,
+                    user_chain,
+                    ..Sample::default()
+                }));
+            }
+        };
+        // The last call of f12 returns to the first address of f13; then the chain goes astray, out of the code.
+        add(true, &[0x4000, 0x5000], &[0x110, 0x130, 0x9999, 0x150], 4);
+        // Recursion; and code without names.
+        add(false, &[], &[0x124, 0x121, 0x121, 0x181, 0x191], 3);
+        add(false, &[], &[0x9999], 2);
+        add(true, &[0x6000], &[], 1);
+        let found = profile(head(), &folds, |_| true, names).unwrap();
+        let around = |row: &Row| row.around.map_or(0, |around| around.samples);
+        let rows = found.functions.iter().map(|row| (row.name.as_str(), row.share.samples, around(row)));
+        let expected = [("f11", 4, 4), ("f12", 3, 7), ("[user]", 2, 2), ("[kernel]", 1, 0), ("[4294967295]", 0, 3)];
+        assert_eq!(rows.collect::<Vec<_>>(), expected);
+        let stacks: Vec<&str> = found.stacks.iter().map(|stack| stack.frames.as_str()).collect();
+        let expected = ["f12;f11;do_syscall_64;do_writev", "[4294967295];f12;f12;f12", "[user]", "qqq"];
+        assert_eq!(stacks, expected.map(|frames| format!("4294967295;{frames}")));
+    }
+
     proptest::proptest! {
         /// Rings with records of any kind and length, whole or cut.
         #[test]
@@ -475,10 +580,92 @@ mod tests {
                 folds.add(record);
             });
             prop_assert!(folds.lost == lost && folds.samples.values().sum::<u64>() == samples);
-            if let Ok(found) = profile(head(), &folds, |_| true) {
+            if let Ok(found) = profile(head(), &folds, |_| true, names) {
                 let sum = |rows: &[Row]| rows.iter().map(|row| row.share.samples).sum::<u64>();
-                prop_assert_eq!((sum(&found.who), sum(&found.contexts), sum(&found.categories)), (samples, samples, samples));
+                let (who, contexts, categories) = (sum(&found.who), sum(&found.contexts), sum(&found.categories));
+                prop_assert_eq!((who, contexts, categories, sum(&found.functions)), (samples, samples, samples, samples));
                 prop_assert!(found.stacks.iter().map(|stack| stack.samples).sum::<u64>() == samples);
+            }
+        }
+    }
+
+    /// Two threads that send each other a byte by turns, until this is dropped.
+    struct Busy(Arc<AtomicBool>);
+
+    impl Busy {
+        fn start() -> Busy {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut server = listener.accept().unwrap().0;
+            let enough = Arc::new(AtomicBool::new(false));
+            let done = enough.clone();
+            let mut byte = [0];
+            thread::spawn(move || while server.read_exact(&mut byte).and_then(|()| server.write_all(&byte)).is_ok() {});
+            thread::spawn(move || {
+                while !done.load(Ordering::Relaxed)
+                    && client.write_all(&byte).and_then(|()| client.read_exact(&mut byte)).is_ok()
+                {}
+            });
+            Busy(enough)
+        }
+    }
+
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The innermost context by a plain rule that is not ours: the first name on the way out that says a context. `None` for
+    /// what `Busy` does not ask for.
+    fn plain_context(chain: &[&str]) -> Option<String> {
+        let mut kind = "entry and exit";
+        let context = chain.iter().find_map(|function| {
+            kind = if *function == "net_rx_action" { "net_rx" } else { kind };
+            let is_softirq =
+                function.trim_start_matches('_').starts_with("do_softirq") || *function == "handle_softirqs";
+            let call = ["__x64_sys_", "__arm64_sys_"].iter().find_map(|begin| function.strip_prefix(begin));
+            call.map(str::to_owned).or_else(|| is_softirq.then(|| format!("softirq {kind}")))
+        });
+        let is_interrupted = chain.iter().any(|function| function.starts_with("asm_"));
+        let is_asked = |context: &String| {
+            ["sendto", "recvfrom", "softirq net_rx", "softirq entry and exit"].contains(&context.as_str())
+        };
+        context.filter(|context| !is_interrupted && is_asked(context))
+    }
+
+    /// What `perf script` says of samples of this process that `perf record` took for a second.
+    fn perf_script() -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("perf.data");
+        let perf = |words: &[&str], more: &[&str]| {
+            let output = Command::new("perf").args(words).arg(&data).args(more).output().expect("perf (linux-perf)");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let record = ["record", "-q", "-a", "-g", "--kernel-callchains", "-e", "cpu-clock", "-F", "991", "-o"];
+        perf(&record, &["--", "sleep", "1"]);
+        perf(&["script", "-F", "pid,ip,sym", "--pid", &std::process::id().to_string(), "-i"], &[])
+    }
+
+    /// The very same samples: those of two samplers differ by more than chance, as threads move from one processor to another.
+    #[test]
+    fn samples_of_perf_have_the_contexts_that_perf_names() {
+        let _busy = Busy::start();
+        let (symbols, table) = (Symbols::read().unwrap(), KernelTable::new());
+        let mut met = BTreeSet::new();
+        while !["sendto", "recvfrom", "softirq net_rx"].iter().all(|context| met.contains(*context)) {
+            // A line with the process, one for each function from the innermost on, and an empty one.
+            for sample in perf_script().split("\n\n") {
+                let lines = sample.lines().skip(1).filter_map(|line| line.trim().split_once(' '));
+                // The kernel's half of the addresses.
+                let kernel = lines.filter(|(at, _)| at.len() == 16 && at.starts_with('f'));
+                let (addresses, theirs): (Vec<&str>, Vec<&str>) = kernel.unzip();
+                let addresses = addresses.iter().map(|at| u64::from_str_radix(at, 16).unwrap());
+                let ours: Vec<&str> = addresses.filter_map(|at| symbols.find(at)).map(|(_, name)| name).collect();
+                let Some(context) = plain_context(&theirs) else { continue };
+                assert_eq!(classify(&table, &ours, None).contexts[0], context, "{sample}\n{ours:?}");
+                met.insert(context);
             }
         }
     }
@@ -487,7 +674,8 @@ mod tests {
     fn both_views_count_the_same_samples() {
         let mut folds = folds();
         let numbered = |pid, in_kernel, kernel_chain: &[u64], saved_number| {
-            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain: kernel_chain.to_vec(), saved_number })
+            let kernel_chain = kernel_chain.to_vec();
+            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain, saved_number, ..Sample::default() })
         };
         let sample = |pid, in_kernel, kernel_chain: &[u64]| numbered(pid, in_kernel, kernel_chain, None);
         for _ in 0..3 {
@@ -502,7 +690,7 @@ mod tests {
         folds.add(sample(0, true, &[0x7000]));
         folds.add(sample(0, true, &[0x2000, 0x3000, 0x7000]));
         folds.add(Record::Lost(2));
-        let found = profile(head(), &folds, |pid| pid == 7).unwrap();
+        let found = profile(head(), &folds, |pid| pid == 7, names).unwrap();
         let of = |rows: &[Row], name: &str| {
             rows.iter()
                 .find(|row| row.name == name)
@@ -520,7 +708,7 @@ mod tests {
         assert_eq!(found.unknown.samples, 0);
         assert_eq!(found.stacks[0].samples, 3);
         assert!(found.stacks[0].frames.ends_with(";do_syscall_64;do_writev;handle_softirqs;net_rx_action;tcp_v4_rcv"));
-        let text = profile(head(), &folds, |pid| pid == 99).unwrap_err().to_string();
+        let text = profile(head(), &folds, |pid| pid == 99, names).unwrap_err().to_string();
         assert!(text.contains("no sample"), "{text}");
     }
 }

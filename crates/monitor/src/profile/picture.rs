@@ -1,11 +1,12 @@
 //! A profile as people see it: bars in a terminal, an SVG, one page of HTML without anything from elsewhere, and the folded
 //! stacks that flame graph programs read.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::tally::Row;
-use super::{Profile, Syscalls};
+use super::{Profile, Share, Syscalls};
 
 /// Bars in a terminal, each with its interval and, for contexts, with all that ran inside.
 pub fn text(profile: &Profile) -> String {
@@ -24,13 +25,13 @@ pub fn text(profile: &Profile) -> String {
         let is_nested = rows.iter().any(|row| row.around.is_some());
         let inside = if is_nested { "  with all inside" } else { "" };
         let _ = writeln!(text, "\n{title:<32}  share   95 % interval{inside}");
-        for row in rows {
+        for row in rows.iter() {
             let (share, percent) = (row.share, 100.0);
             let around = row.around.map_or_else(String::new, |around| format!("{:7.1} %  ", around.share * percent));
             let bar = "█".repeat((share.share * 40.0).round() as usize);
             let line = format!(
                 "  {:<28} {:6.1} %  {:5.1} .. {:5.1}  {around:<11} {bar}",
-                row.name,
+                end_of(&row.name, 28),
                 share.share * percent,
                 share.low * percent,
                 share.high * percent
@@ -78,12 +79,36 @@ fn chosen(profile: &Profile) -> u64 {
     profile.categories.iter().map(|row| row.share.samples).sum()
 }
 
-fn views(profile: &Profile) -> [(&'static str, &[Row]); 3] {
+fn views(profile: &Profile) -> [(&'static str, Cow<'_, [Row]>); 4] {
     [
-        ("who ran, of all", &profile.who),
-        ("what for, by innermost context", &profile.contexts),
-        ("doing what, by category", &profile.categories),
+        ("who ran, of all", Cow::Borrowed(&profile.who)),
+        ("in which function of the program", first_functions(profile)),
+        ("what for, by innermost context", Cow::Borrowed(&profile.contexts)),
+        ("doing what, by category", Cow::Borrowed(&profile.categories)),
     ]
+}
+
+/// The functions with the largest shares, and what remains for all others.
+fn first_functions(profile: &Profile) -> Cow<'_, [Row]> {
+    const FUNCTIONS: usize = 12;
+    let Some((first, others)) = profile.functions.split_at_checked(FUNCTIONS).filter(|(_, others)| others.len() > 1)
+    else {
+        return Cow::Borrowed(&profile.functions);
+    };
+    let samples = others.iter().map(|row| row.share.samples).sum();
+    let others =
+        Row { name: "all other functions".to_owned(), share: Share::of(samples, chosen(profile)), around: None };
+    Cow::Owned([first, &[others]].concat())
+}
+
+/// The last `length` characters of a name, as the first ones of a function's are those of its module or its arguments.
+fn end_of(name: &str, length: usize) -> Cow<'_, str> {
+    match name.char_indices().rev().nth(length - 1) {
+        Some((at, _)) if at > 0 => Cow::Owned(
+            name[at..].chars().skip(1).fold("…".to_owned(), |end, letter| end + letter.encode_utf8(&mut [0; 4])),
+        ),
+        _ => Cow::Borrowed(name),
+    }
 }
 
 /// With room for the longest label behind the longest bar.
@@ -105,14 +130,14 @@ pub fn svg(profile: &Profile) -> String {
     for (title, rows) in views(profile) {
         let _ = writeln!(svg, "<text x=\"10\" y=\"{}\" font-weight=\"bold\">{}</text>", y + 15, escape(title));
         y += ROW;
-        for row in rows {
+        for row in rows.iter() {
             let at = |share: f64| LEFT + share * SCALE;
             let (text, middle) = (y + 15, y + ROW / 2);
             let _ = writeln!(
                 svg,
                 "<text x=\"{:.0}\" y=\"{text}\" text-anchor=\"end\">{}</text>",
                 LEFT - 8.0,
-                escape(&row.name)
+                escape(&end_of(&row.name, 32))
             );
             // What is in a pale bar is said too, or its end would seem to stand for the number beside it.
             let mut label = format!("{:.1} %", row.share.share * 100.0);
@@ -236,7 +261,8 @@ fn flame(profile: &Profile) -> String {
     }
     format!(
         "<h2>Flame graph</h2>\n<p>A frame is as wide as its share of the samples; its callers are below. Click a frame to zoom, the \
-         lowest one for all. Call chains are those of the kernel: all user code of a program is one frame, [user].</p>\n\
+         lowest one for all. The program's functions are below those of the kernel. A program without frame pointers has chains that \
+         are cut; code without names is its file in brackets.</p>\n\
          <p><label>Search <input id=\"search\" type=\"search\"></label> <span id=\"found\"></span></p>\n\
          <div id=\"flame\" style=\"height:{}px\">\n{frames}</div>\n<script>\n{FLAME_SCRIPT}</script>\n",
         (deepest + 1) * LINE
@@ -296,6 +322,7 @@ mod tests {
             who: vec![row("idle", 100, None)],
             contexts: vec![row("user", 60, Some(60)), row("writev", 10, Some(40))],
             syscalls: Syscalls::Chain,
+            functions: (0..20).map(|number| row(&format!("{}::f{number}", "module".repeat(9)), 5, Some(5))).collect(),
             categories: vec![row("a & b <c>", 100, None)],
             unknown: Share::of(0, 100),
             own_cpu: 0.001,
@@ -316,6 +343,13 @@ mod tests {
         assert!(text.contains("told apart by call chains"), "{text}");
         assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
+        assert!(text.contains("  …odulemodulemodulemodule::f0    5.0 %"), "{text}");
+        assert!(
+            text.contains("::f11 ")
+                && !text.contains("::f12 ")
+                && text.contains("all other functions            40.0 %"),
+            "{text}"
+        );
     }
 
     #[test]

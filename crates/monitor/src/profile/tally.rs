@@ -69,6 +69,14 @@ impl Tally {
         self.entry(name).1 += samples;
     }
 
+    /// Adds samples to each of these names once.
+    pub(crate) fn add_each_around<'a>(&mut self, names: impl Iterator<Item = &'a str>, samples: u64) {
+        let mut names: Vec<&str> = names.collect();
+        names.sort_unstable();
+        names.dedup();
+        names.into_iter().for_each(|name| self.add_around(name, samples));
+    }
+
     fn entry(&mut self, name: &str) -> &mut (u64, u64) {
         self.counts.entry(name.to_owned()).or_default()
     }
