@@ -70,7 +70,8 @@ Examples:
   cargo xtask bench server --rows 1k,new --pairs 20         a closer look at two
   cargo xtask bench server --rows log --log access.log      the files of a log of your own
 
-Rows of CPU time for a request: 0b, 1k, 1k-no-logs, 1k-logs, 10k, 100k, 1m, new, pipelined, 304, 404, 206, specweb96, log.
+Rows of CPU time for a request: 0b, 1k, 1k-no-logs, 1k-logs, 10k, 100k, 1m, new, pipelined, 304, 404, 206, rules, long, long-rules,
+specweb96, log.
 Others: connections, idle, start, disk, overload. The servers that are not there are installed, as by cargo xtask setup.";
 
 /// Enough for an interval of 95 % that leaves out the two values at each end.
@@ -161,7 +162,7 @@ struct Arm {
     server: Server,
     /// Flags of `ammeter load`.
     flags: Vec<String>,
-    target: &'static str,
+    target: String,
 }
 
 impl Speed {
@@ -273,6 +274,7 @@ impl Speed {
         let log = self.log.to_string_lossy();
         let words: &[&str] = match row.asks {
             Asks::Target(target) => return Ok((self.bench.site(), vec![target.to_owned()])),
+            Asks::Deep(segments) => return Ok((self.bench.site(), vec!["/a".repeat(segments)])),
             // 20 folders.
             Asks::Specweb96 => &["specweb96", "--ops", "20"],
             Asks::Log => &["log", &log],
@@ -301,7 +303,8 @@ impl Speed {
             Logs::Nobody => (&[], &[]),
             Logs::Everybody => (&["log"], &["log"]),
         };
-        let server = self.start(&AMPED, Group::new(None)?, site, ours)?;
+        let rules: &[&str] = if row.rules { &["rules"] } else { &[] };
+        let server = self.start(&AMPED, Group::new(None)?, site, &[ours, rules].concat())?;
         arms.push(self.arm(row, AMPED.name, server, site, targets)?);
         let replies = self.bench.folder.join("replies");
         record(row, &arms[0], site, targets, &replies)?;
@@ -344,10 +347,10 @@ impl Speed {
             }
         }
         let target = match row.asks {
-            Asks::Target(target) => target,
+            Asks::Target(_) | Asks::Deep(_) => targets[0].clone(),
             Asks::Specweb96 | Asks::Log => {
                 flags.extend(["--workload".to_owned(), site.to_string_lossy().into_owned()]);
-                "/"
+                "/".to_owned()
             }
         };
         Ok(Arm { name, server, flags, target })
@@ -358,7 +361,7 @@ impl Speed {
         let duration = format!("{}ms", self.run_ms);
         let mut flags: Vec<&str> = arm.flags.iter().map(String::as_str).collect();
         flags.extend(["--duration", &duration, "--seed", "1", "--timeout", "30s"]);
-        self.sample(&mut arm.server, arm.target, row.status, &flags)
+        self.sample(&mut arm.server, &arm.target, row.status, &flags)
     }
 
     /// Runs `ammeter load` on a server: what it cost both.

@@ -13,6 +13,8 @@ pub(super) struct Row {
     /// How `ammeter load` asks: its flags.
     pub(super) flags: &'static [&'static str],
     pub(super) logs: Logs,
+    /// Whether `amped` compares each request with patterns, none of which matches. The others have none.
+    pub(super) rules: bool,
     /// At most so many times the CPU time of the best rival.
     pub(super) best_max: Option<f64>,
     /// At most so many times the CPU time of the floor.
@@ -24,6 +26,8 @@ pub(super) struct Row {
 pub(super) enum Asks {
     /// One target.
     Target(&'static str),
+    /// A path of so many segments of a byte, none of which is there: all the work that one of its length can be for patterns.
+    Deep(usize),
     /// The file set that `ammeter files` makes, each file as often as its manifest says.
     Specweb96,
     /// The same of an access log.
@@ -65,6 +69,7 @@ const ROW: Row = Row {
     field: Field::None,
     flags: KEPT,
     logs: Logs::Ours,
+    rules: false,
     best_max: None,
     floor_max: None,
 };
@@ -141,6 +146,16 @@ pub(super) const ROWS: &[Row] = &[
         asks: Asks::Target("/1048576.html"),
         status: 206,
         field: Field::Range("bytes=524288-534527"),
+        ..ROW
+    },
+    Row { name: "rules", title: "1 KiB, 8 patterns", rules: true, ..ROW },
+    Row { name: "long", title: "404, a path of 2 KiB", asks: Asks::Deep(1000), status: 404, ..ROW },
+    Row {
+        name: "long-rules",
+        title: "404, a path of 2 KiB, 8 patterns",
+        asks: Asks::Deep(1000),
+        status: 404,
+        rules: true,
         ..ROW
     },
     Row { name: "specweb96", title: "SPECweb96, 98 MiB", asks: Asks::Specweb96, ..ROW },
