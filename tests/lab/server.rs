@@ -28,11 +28,15 @@ struct Server {
 
 impl Server {
     fn start(site: &Path, metrics: &Path, architecture: &str) -> Server {
+        Server::start_with(site, &["--architecture", architecture, "--metrics-file", metrics.to_str().unwrap()])
+    }
+
+    fn start_with(site: &Path, flags: &[&str]) -> Server {
         let mut child = Command::new(amped())
             .arg("serve")
             .arg(site)
-            .args(["--listen", "127.0.0.1:0", "--architecture", architecture, "--metrics-file"])
-            .arg(metrics)
+            .args(["--listen", "127.0.0.1:0"])
+            .args(flags)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -234,4 +238,49 @@ fn phases_of_what_is_asked_meanwhile_are_shown() {
     let output = ammeter(&["monitor", "--port", &port, "--server-file", site.join("a").to_str().unwrap()]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && text.contains("is no file in which a server publishes"), "{text}");
+}
+
+#[test]
+fn a_log_in_each_form_is_asked_for_again_with_the_same_replies() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let site = home.path().join("site");
+    fs::create_dir(&site).unwrap();
+    fs::write(site.join("a b\"c"), vec![b'x'; 3000]).unwrap();
+    fs::write(site.join("plain.txt"), "text").unwrap();
+    for form in ["common", "combined", "json"] {
+        let log = home.path().join(form);
+        let log = log.to_str().unwrap();
+        let server = Server::start_with(&site, &["--access-log", log, "--log-format", form]);
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let ask = |request: &str, more: &str| format!("{request} HTTP/1.1\r\nHost: a\r\n{more}\r\n");
+        let requests = [
+            ask("GET /plain.txt?q=1", ""),
+            ask("GET /a%20b%22c", ""),
+            ask("HEAD /plain.txt", ""),
+            ask("GET /gone", "User-Agent: \"quoted\\\r\n"),
+            ask("GET /plain.txt", "Range: bytes=0-1\r\n"),
+            ask("POST /plain.txt", "Content-Length: 0\r\nConnection: close\r\n"),
+        ];
+        stream.write_all(requests.concat().as_bytes()).unwrap();
+        let mut replies = String::new();
+        stream.read_to_string(&mut replies).unwrap();
+        assert_eq!(replies.matches("HTTP/1.1 ").count(), 6, "{replies}");
+        let address = server.address;
+        drop(server);
+        // Another server of the same folder answers as the log says; what is no GET or HEAD is told. A log does not say which
+        // part of a file was asked for: so all of it is.
+        let again = Server::start_with(&site, &[]);
+        assert_ne!(again.address, address);
+        let url = format!("http://{}/", again.address);
+        let words = ["load", &url, "--replay", log, "--speed", "max", "--clients", "1", "--as-logged", "--json"];
+        let output = ammeter(&[&words[..], &PATIENT].concat());
+        let outcome: Value = serde_json::from_str(&said(&output).0).unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (outcome["failures"].as_array().map(Vec::len), &outcome["ok"]),
+            (Some(0), &5.into()),
+            "{form}: {told}{outcome}"
+        );
+        assert!(told.contains("6 lines") && told.contains("method other than GET and HEAD 1"), "{form}: {told}");
+    }
 }
