@@ -13,7 +13,7 @@ use crate::harness::{Server, Site, find, let_files_settle};
 use crate::requests::{Draw, Random, tree};
 
 /// Scripts of a seed, of 4 requests on average.
-const SCRIPTS: usize = 600;
+const SCRIPTS: usize = 300;
 
 /// Requests that are odd, wrong, or no requests.
 const ODD: [&str; 22] = [

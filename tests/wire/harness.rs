@@ -432,6 +432,13 @@ impl Client {
         assert!(self.fill().unwrap() > 0, "the connection ended");
     }
 
+    /// Likewise until so many bytes have come.
+    pub fn wait_for_many_bytes(&mut self, count: usize) {
+        while self.buffer.len() < count {
+            self.wait_for_bytes();
+        }
+    }
+
     fn fill(&mut self) -> io::Result<usize> {
         let mut piece = [0; 64 * 1024];
         // A read with a time-out is not restarted where a process was stopped and goes on (signal(7)), as on a busy machine.

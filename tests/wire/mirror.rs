@@ -1,11 +1,9 @@
 //! A whole tree through the server: every byte of every file, first at rest, then while it is changed underneath.
 //!
-//! At rest it is the HTML that `cargo doc` makes: real names, real sizes, thousands of them. `target/doc` serves if it is
-//! there and large; otherwise the test has cargo make one for `amped-sys` and `libc` (15,000 files, 85 MB, 7 s of CPU
-//! time, once for each build folder).
+//! At rest it is this repository: real names, real sizes, hundreds of them, some of several windows.
 //!
-//! For the tree that changes, every version of a file has contents that say what they are: each 16 bytes hold version,
-//! place and file. Whatever arrives is compared with the states that the file has been in, which a seeded mutator notes
+//! For the tree that changes, every version of a file has contents that say what they are: each 4 KiB begin with version
+//! and place, and the rest of them depends on these and on the file. Whatever arrives is compared with the states that the file has been in, which a seeded mutator notes
 //! as it makes them. A reply that mixes two versions, is padded or shifted matches none.
 //!
 //! One mix exists in the file itself: while a file is written in place, its front is new and its back is old, for
@@ -18,9 +16,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,42 +27,31 @@ use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
 
 // The tree at rest.
 
-/// Fewer files than this are no real tree.
-const FILES_MIN: usize = 1000;
-
 #[test]
 fn every_file_of_a_large_tree_arrives_whole() {
-    let root = documentation();
-    let files = files_below(&root);
-    let server = Server::start(&[root.to_str().unwrap()]);
-    fetch_all(&server, &root, &files);
+    let (site, files) = sources();
+    let server = Server::serve(&site);
+    fetch_all(&server, site.path(), &files);
     assert_eq!(server.report("connections", "broken"), 0);
 }
 
 #[test]
 fn caches_that_hold_next_to_nothing_change_no_byte() {
-    let root = documentation();
-    // A tenth is plenty for caches of eight entries.
-    let files: Vec<PathBuf> = files_below(&root).into_iter().step_by(10).collect();
-    let site = Site::new();
+    let (site, files) = sources();
     let toml =
         "[cache]\npath_entries = 8\nhead_bytes = '4KiB'\ncontent_bytes = '40KiB'\ndescriptors = 2\nrevalidate = '0s'";
-    let config = site.file("amped.toml", super::harness::configuration(&root, toml));
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
-    fetch_all(&server, &root, &files);
+    let server = Server::configured(&site, toml);
+    fetch_all(&server, site.path(), &files);
     assert!(server.report("content cache, bodies", "evictions") > 100);
 }
 
 #[test]
 fn every_way_of_sending_brings_every_byte() {
-    let root = documentation();
-    for (n, mode) in ["copy", "mmap", "sendfile"].into_iter().enumerate() {
-        let files: Vec<PathBuf> = files_below(&root).into_iter().skip(n).step_by(10).collect();
-        let site = Site::new();
+    let (site, files) = sources();
+    for mode in ["copy", "mmap", "sendfile"] {
         let toml = format!("[send]\nsettle = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
-        let config = site.file("amped.toml", super::harness::configuration(&root, &toml));
-        let server = Server::start(&["--config", config.to_str().unwrap()]);
-        fetch_all(&server, &root, &files);
+        let server = Server::configured(&site, &toml);
+        fetch_all(&server, site.path(), &files);
         assert_eq!(server.report("connections", "broken"), 0, "{mode}");
         assert_eq!(server.report("mapped", "unmapped") > 100, mode == "mmap");
     }
@@ -97,29 +83,18 @@ fn names_of_any_bytes_are_found_when_they_are_encoded() {
     }
 }
 
-/// The HTML of this workspace and what it stands on.
-fn documentation() -> PathBuf {
-    // One test makes it, the others find it made. Tests run as threads here and as processes elsewhere, hence the file.
-    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let lock = fs::File::create(scratch.join("mirror-doc.lock")).unwrap();
-    lock.lock().unwrap();
-    let made = scratch.join("mirror-doc");
-    for folder in [scratch.parent().unwrap().join("doc"), made.join("doc")] {
-        if folder.is_dir() && files_below(&folder).len() >= FILES_MIN {
-            return folder;
+/// The sources of this workspace, a copy that nobody edits meanwhile.
+fn sources() -> (Site, Vec<PathBuf>) {
+    let (root, site) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), Site::new());
+    for folder in ["crates", "examples", "experiments", "fuzz/fuzz_targets", "fuzz/seeds", "tests", "xtask"] {
+        for file in files_below(&root.join(folder)) {
+            let file = Path::new(folder).join(file);
+            site.file(file.to_str().unwrap(), fs::read(root.join(&file)).unwrap());
         }
     }
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["doc", "--offline", "--no-deps", "--package", "amped-sys", "--package", "libc"])
-        .args(["--manifest-path", manifest, "--target-dir"])
-        .arg(&made)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "cargo doc: {}", String::from_utf8_lossy(&output.stderr));
-    assert!(files_below(&made.join("doc")).len() >= FILES_MIN);
-    made.join("doc")
+    let files = files_below(site.path());
+    assert!(files.len() > 500, "{} files are no real tree", files.len());
+    (site, files)
 }
 
 /// All regular files, as paths relative to `root`.
@@ -221,9 +196,9 @@ impl State {
         for &(version, end) in &self.0 {
             let end = end.min(bytes.len());
             while at < end {
-                let record = record(file, version, at / 16);
-                let stop = (at / 16 * 16 + 16).min(end);
-                let expected = &record[at % 16..at % 16 + stop - at];
+                let block = block(file, version, at / BLOCK);
+                let stop = (at / BLOCK * BLOCK + BLOCK).min(end);
+                let expected = &block[at % BLOCK..at % BLOCK + stop - at];
                 if bytes[at..stop] != *expected {
                     return at + bytes[at..stop].iter().zip(expected).take_while(|(a, b)| a == b).count();
                 }
@@ -234,25 +209,35 @@ impl State {
     }
 }
 
-/// 16 bytes that say where they belong. The version's low byte comes first, so that a file of one byte says it too.
-fn record(file: usize, version: u32, place: usize) -> [u8; 16] {
+/// So many bytes of a file are compared at once: programs of tests are not optimised, `memcmp` is.
+const BLOCK: usize = 4096;
+
+/// A block that says where it belongs. The version's low byte comes first, so that a file of one byte says it too; what follows
+/// is some place in a table of random bytes.
+fn block(file: usize, version: u32, place: usize) -> [u8; BLOCK] {
+    const PLACES: usize = 1 << 16;
+    static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        let mut random = Random(0);
+        (0..(PLACES + BLOCK) / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+    });
     let front = u64::from(version) | (place as u64) << 32;
-    let back = Random(front ^ (file as u64) << 24).next();
-    let mut record = [0; 16];
-    record[..8].copy_from_slice(&front.to_le_bytes());
-    record[8..].copy_from_slice(&back.to_le_bytes());
-    record
+    let from = Random(front ^ (file as u64) << 24).next() as usize % PLACES;
+    let mut block = [0; BLOCK];
+    block.copy_from_slice(&table[from..from + BLOCK]);
+    block[..8].copy_from_slice(&front.to_le_bytes());
+    block
 }
 
 /// The bytes of a version in a range of places.
 fn bytes_of(file: usize, version: u32, range: std::ops::Range<usize>) -> Vec<u8> {
-    let (first, last) = (range.start / 16, range.end.div_ceil(16));
-    let mut bytes = Vec::with_capacity((last - first) * 16);
+    let (first, last) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
+    let mut bytes = Vec::with_capacity((last - first) * BLOCK);
     for place in first..last {
-        bytes.extend_from_slice(&record(file, version, place));
+        bytes.extend_from_slice(&block(file, version, place));
     }
-    bytes.truncate(range.end - first * 16);
-    bytes.drain(..range.start - first * 16);
+    bytes.truncate(range.end - first * BLOCK);
+    bytes.drain(..range.start - first * BLOCK);
     bytes
 }
 
@@ -478,6 +463,12 @@ impl Tally {
         }
     }
 
+    /// Whether each outcome was seen that a tree that is changed in this way must lead to.
+    fn has_all(&self, how: How) -> bool {
+        let is_cut = self.cut > 0 && self.cut_bytes > 0;
+        self.whole > 100 && self.changed > 50 && self.absent > 0 && (is_cut || matches!(how, How::Whole))
+    }
+
     fn add(&mut self, other: Tally) {
         self.whole += other.whole;
         self.changed += other.changed;
@@ -496,15 +487,15 @@ impl Tally {
 fn describe(file: usize, body: &[u8], whole: bool) -> String {
     let mut text = format!("file {file}, {} bytes, {}:", body.len(), if whole { "whole" } else { "cut" });
     let mut last = None;
-    for (place, bytes) in body.chunks(16).enumerate() {
+    for (place, bytes) in body.chunks(BLOCK).enumerate() {
         let version = match bytes.len() {
             4.. => Some(u32::from_le_bytes(bytes[..4].try_into().unwrap())),
             _ => None,
         };
-        let good = version.is_some_and(|version| record(file, version, place).starts_with(bytes));
+        let good = version.is_some_and(|version| block(file, version, place).starts_with(bytes));
         let now = if good { format!("v{}", version.unwrap()) } else { "?".to_owned() };
         if last.as_ref() != Some(&now) && text.len() < 400 {
-            text += &format!(" {}:{now}", place * 16);
+            text += &format!(" {}:{now}", place * BLOCK);
             last = Some(now);
         }
     }
@@ -512,10 +503,10 @@ fn describe(file: usize, body: &[u8], whole: bool) -> String {
 }
 
 /// Asks for random files until told to stop, some requests ahead of others.
-fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random) -> Tally {
-    let mut tally = Tally::default();
+fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random, seen: &Mutex<Tally>) {
     let mut client = Client::connect(address);
     while !stop.load(Ordering::Relaxed) {
+        let mut tally = Tally::default();
         let batch: Vec<usize> = (0..1 + random.below(4)).map(|_| random.below(FILES)).collect();
         let request = |file: &usize| format!("GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\n\r\n");
         let sent = Instant::now();
@@ -538,13 +529,12 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
                 }
             }
         }
+        seen.lock().unwrap().add(tally);
     }
-    tally
 }
 
 /// Asks for large files and reads them so slowly that most of a reply waits in the socket or behind it.
-fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random) -> Tally {
-    let mut tally = Tally::default();
+fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random, seen: &Mutex<Tally>) {
     while !stop.load(Ordering::Relaxed) {
         let file = [4, 5][random.below(2)] + SIZES.len() * random.below(4);
         let mut stream = TcpStream::connect(address).unwrap();
@@ -574,25 +564,26 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
         let length: usize = field("Content-Length: ").unwrap().parse().unwrap();
         let body = &received[end + 4..];
         assert!(body.len() <= length, "more than was announced");
+        let mut tally = Tally::default();
         tally.judge(tree, file, status, body, body.len() == length, sent);
+        seen.lock().unwrap().add(tally);
     }
-    tally
 }
 
-/// Lets readers, slow and fast, loose on a tree that changes; then the tree rests, and each file must be served as it is.
+/// Lets readers, slow and fast, loose on a tree that changes, until all outcomes were seen; then the tree rests, and each file
+/// must be served as it is.
 fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
     let tree = Tree::new();
     let server = Server::configured(&tree.site, &format!("[cache]\nrevalidate = '20ms'\nstale_max = '20ms'\n{toml}"));
-    let stop = AtomicBool::new(false);
-    let mut tally = Tally::default();
+    let (stop, seen) = (AtomicBool::new(false), Mutex::new(Tally::default()));
     thread::scope(|scope| {
-        let (tree, stop, address) = (&tree, &stop, server.address);
-        let mutator = scope.spawn(move || {
+        let (tree, stop, seen, address) = (&tree, &stop, &seen, server.address);
+        scope.spawn(move || {
             let mut random = Random(seed);
             let begin = Instant::now();
-            // As many changes as make all outcomes likely, however slow the machine.
             for version in 1.. {
-                if version > 250 && begin.elapsed() > Duration::from_secs(5) {
+                let is_enough = version > 250 && seen.lock().unwrap().has_all(how);
+                if is_enough || begin.elapsed() > PATIENCE {
                     break;
                 }
                 tree.change(random.below(FILES), version, how, &mut random);
@@ -600,14 +591,12 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        let fast = (1..=3).map(|n| scope.spawn(move || fast_reader(address, tree, stop, Random(seed ^ n << 32))));
-        let fast: Vec<_> = fast.collect();
-        let slow = (4..=6).map(|n| scope.spawn(move || slow_reader(address, tree, stop, Random(seed ^ n << 32))));
-        for reader in slow.collect::<Vec<_>>().into_iter().chain(fast) {
-            tally.add(reader.join().unwrap());
+        for n in 1..=3 {
+            scope.spawn(move || fast_reader(address, tree, stop, Random(seed ^ n << 32), seen));
+            scope.spawn(move || slow_reader(address, tree, stop, Random(seed ^ (n + 3) << 32), seen));
         }
-        mutator.join().unwrap();
     });
+    let tally = seen.into_inner().unwrap();
     // What was true while it changed must not stay in a cache.
     thread::sleep(Duration::from_millis(100));
     let mut client = server.connect();
@@ -625,25 +614,23 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
     tally
 }
 
-fn check_outcomes(tally: &Tally) {
+fn check_outcomes(tally: &Tally, how: How) {
     assert!(tally.wrong.is_empty(), "{tally:#?}");
     assert!(tally.others.is_empty(), "{tally:#?}");
-    assert!(tally.whole > 100 && tally.changed > 50, "{tally:?}");
-    assert!(tally.absent > 0, "{tally:?}");
+    assert!(tally.has_all(how), "{tally:?}");
 }
 
 #[test]
 fn a_reply_is_one_version_of_its_file_or_visibly_cut_short() {
     let tally = mirror_while_it_changes("", How::Any, 1);
-    check_outcomes(&tally);
-    assert!(tally.cut > 0 && tally.cut_bytes > 0, "{tally:?}");
+    check_outcomes(&tally, How::Any);
 }
 
 #[test]
 fn replacing_files_cuts_no_reply_short() {
     for settle in ["60s", "0s"] {
         let tally = mirror_while_it_changes(&format!("[send]\nsettle = '{settle}'"), How::Whole, 2);
-        check_outcomes(&tally);
+        check_outcomes(&tally, How::Whole);
         assert_eq!((tally.cut, tally.underway), (0, 0), "settle {settle}: {tally:?}");
     }
 }
@@ -653,35 +640,38 @@ fn replacing_files_cuts_no_reply_short_where_all_are_mapped_or_lent() {
     for mode in ["mmap", "sendfile"] {
         let toml = format!("mapped_bytes = '1MiB'\n[send]\nsettle = '0s'\ncontent = '{mode}'");
         let tally = mirror_while_it_changes(&toml, How::Whole, 3);
-        check_outcomes(&tally);
+        check_outcomes(&tally, How::Whole);
         assert_eq!((tally.cut, tally.underway), (0, 0), "{mode}: {tally:?}");
     }
 }
 
 #[test]
 fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
-    const LENGTH: usize = 32 << 20;
-    type Edit = fn(&fs::File);
-    let edits: [(&str, Edit); 5] = [
-        ("emptied", |file| file.set_len(0).unwrap()),
-        ("halved", |file| file.set_len(LENGTH as u64 / 2).unwrap()),
-        ("one byte less", |file| file.set_len(LENGTH as u64 - 1).unwrap()),
-        ("one byte more", |mut file| {
+    // More than two sockets take in of what nobody reads.
+    const LENGTH: usize = 16 << 20;
+    type Edit<'a> = &'a dyn Fn(&fs::File);
+    let [old, new] = [0, 1].map(|version| bytes_of(0, version, 0..LENGTH));
+    let edits: [(&str, Edit<'_>); 5] = [
+        ("emptied", &|file| file.set_len(0).unwrap()),
+        ("halved", &|file| file.set_len(LENGTH as u64 / 2).unwrap()),
+        ("one byte less", &|file| file.set_len(LENGTH as u64 - 1).unwrap()),
+        ("one byte more", &|mut file| {
             file.seek(SeekFrom::End(0)).unwrap();
             file.write_all(b"x").unwrap();
         }),
-        ("rewritten", |mut file| file.write_all(&bytes_of(0, 1, 0..LENGTH)).unwrap()),
+        ("rewritten", &|mut file| file.write_all(&new).unwrap()),
     ];
     for (mode, settle) in [("mixed", "60s"), ("mixed", "0s"), ("copy", "0s"), ("mmap", "0s"), ("sendfile", "0s")] {
         let site = Site::on_disk();
         let server = Server::configured(&site, &format!("[send]\nsettle = '{settle}'\ncontent = '{mode}'"));
         for (name, edit) in edits {
-            let path = site.file(&format!("{name}.bin").replace(' ', "-"), bytes_of(0, 0, 0..LENGTH));
+            let path = site.file(&format!("{name}.bin").replace(' ', "-"), &old);
             let target = format!("/{}", path.file_name().unwrap().to_str().unwrap());
             let mut client = server.connect();
             client.send_request("GET", &target, &[]);
             // Far less fits into the two sockets; until they are full the edit finds windows still to be sent anyway.
-            thread::sleep(Duration::from_millis(200));
+            client.wait_for_many_bytes(150_000);
+            thread::sleep(Duration::from_millis(20));
             edit(&OpenOptions::new().write(true).open(&path).unwrap());
             let error = client.try_response("GET").expect_err("a whole reply");
             assert!(
