@@ -210,10 +210,10 @@ fn each_arm_of_an_experiment_has_its_limit() {
         let start = format!("[{:?}, \"--port\", \"@port@\", {}]", program(), words.join(", "));
         format!("[[subject]]\nname = {name:?}\nkind = \"command\"\nstart = {start}\n")
     };
-    // Rules that hold on a machine that others use too, but for the one about others.
+    // Rules that hold on a machine that others use too, unless they use most of it.
     let text = format!(
         "repetitions = 1\nagain = false\n{}{}[load]\nrate = [20, 120, 220, 320, 420]\narrivals = \"constant\"\nduration = \"700ms\"\n\
-         timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nidle-max = \"1000%\"\n\
+         timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nothers-max = \"60%\"\nidle-max = \"1000%\"\n\
          drift-max = \"1000%\"\nlittle-max = \"1000%\"\ncounts-max = \"1000%\"\n",
         subject("one-lock", "--threads 8 --lock-ms 5"),
         subject("two-helpers", "--helpers 2 --sleep-ms 10")

@@ -5,6 +5,8 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::harness::*;
@@ -184,19 +186,22 @@ fn upload_in_drops_is_given_up() {
     for keys in ["", "buffer_request = false"] {
         let server = serve(&site, keys, "[limits]\nbody_time = \"1s\"");
         let mut client = server.connect();
-        let mut sender = Client::on(client.stream());
+        let sender = Client::on(client.stream());
         client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "1000000")]);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_over);
         let drips = thread::spawn(move || {
             // A byte in 20 ms: a tenth of the rate. It would take hours.
-            while rustix::net::send(sender.stream(), b"x", rustix::net::SendFlags::NOSIGNAL).is_ok() {
+            let drip = || rustix::net::send(sender.stream(), b"x", rustix::net::SendFlags::NOSIGNAL);
+            while !told.load(Ordering::Relaxed) && drip().is_ok() {
                 thread::sleep(std::time::Duration::from_millis(20));
             }
-            sender.send("");
         });
         // Of one that has its head already the connection is cut.
         let status = client.try_response("POST").map(|response| response.status).ok();
         assert!(status == Some(408) || (!keys.is_empty() && status.is_none()), "{status:?}");
-        drop(client);
+        // The server still takes what comes, for seconds, so that the client can read why (lingering close).
+        is_over.store(true, Ordering::Relaxed);
         drips.join().unwrap();
     }
 }

@@ -323,41 +323,44 @@ fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
 
 #[test]
 fn file_that_never_rests_is_served_with_a_weak_tag_and_not_kept() {
-    for size in SIZES {
-        let site = Site::new();
-        let path = site.file("file.bin", version(0, size));
-        let_files_settle();
-        let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"\nstale_max = \"1ms\"");
-        let mut client = server.connect();
-        assert!(client.get("/file.bin").field("ETag").unwrap().starts_with('"'), "at rest");
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let stop = &stop;
-            scope.spawn(move || {
-                let file = File::options().write(true).open(&path).unwrap();
-                for n in 0.. {
-                    file.write_all_at(&version(n % 26, 1), 0).unwrap();
-                    if stop.load(Ordering::Relaxed) {
-                        return file.write_all_at(&version(25, size), 0).unwrap();
-                    }
-                    thread::sleep(Duration::from_millis(2));
+    thread::scope(|scope| SIZES.iter().for_each(|size| drop(scope.spawn(|| rests_after_all(*size)))));
+}
+
+/// A file of this size is written to all the time, and then no more.
+fn rests_after_all(size: usize) {
+    let site = Site::new();
+    let path = site.file("file.bin", version(0, size));
+    let_files_settle();
+    let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"\nstale_max = \"1ms\"");
+    let mut client = server.connect();
+    assert!(client.get("/file.bin").field("ETag").unwrap().starts_with('"'), "at rest");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let file = File::options().write(true).open(&path).unwrap();
+            for n in 0.. {
+                file.write_all_at(&version(n % 26, 1), 0).unwrap();
+                if stop.load(Ordering::Relaxed) {
+                    return file.write_all_at(&version(25, size), 0).unwrap();
                 }
-            });
-            // One that is cut short has changed while it was sent.
-            wait_until("a weak tag", || match server.connect().try_get("/file.bin") {
-                Some(response) => {
-                    assert_eq!(response.status, 200);
-                    response.field("ETag").unwrap().starts_with("W/\"")
-                }
-                None => false,
-            });
-            stop.store(true, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(2));
+            }
         });
-        wait_until("a strong tag", || {
-            let response = server.get("/file.bin");
-            response.body == version(25, size) && response.field("ETag").unwrap().starts_with('"')
+        // One that is cut short has changed while it was sent.
+        wait_until("a weak tag", || match server.connect().try_get("/file.bin") {
+            Some(response) => {
+                assert_eq!(response.status, 200);
+                response.field("ETag").unwrap().starts_with("W/\"")
+            }
+            None => false,
         });
-    }
+        stop.store(true, Ordering::Relaxed);
+    });
+    wait_until("a strong tag", || {
+        let response = server.get("/file.bin");
+        response.body == version(25, size) && response.field("ETag").unwrap().starts_with('"')
+    });
 }
 
 /// What is asked of servers whose caches differ, so that their answers can be compared.
