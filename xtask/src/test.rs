@@ -11,22 +11,29 @@ use crate::{Outcome, bench, cargo, fuzz, output, root, run as run_command, setup
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Give each fuzz target only 5 seconds
+    /// Leave out what rarely fails alone: tests that measure latency, all architectures but the default, documentation, the
+    /// release build and what it measures, features switched off, licences, and fuzzing
     #[arg(long, conflicts_with = "fuzz_seconds")]
     quick: bool,
 
     /// Time for each fuzz target, in seconds
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 5)]
     fuzz_seconds: u32,
 }
+
+/// The steps of `--quick`.
+const QUICK: &[&str] = &["setup", "format", "tidy", "clippy", "tests", "dependencies of the server"];
+
+/// The tests of `--quick`, as nextest's filter.
+const QUICK_TESTS: &str = "not test(alone_) and not (binary(wire) and test(/^(sped|mt|mp)::/))";
 
 /// A step: its heading, and what it does.
 type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let fuzz_seconds = if args.quick { 5 } else { args.fuzz_seconds };
+    let fuzz_seconds = args.fuzz_seconds;
     let deny = ["deny", "check", "bans", "licenses", "sources"];
-    let steps: Vec<Step<'_>> = vec![
+    let mut steps: Vec<Step<'_>> = vec![
         ("setup", Box::new(|| setup::run(&setup::Args::default()))),
         ("format", Box::new(format)),
         ("tidy", Box::new(tidy::run)),
@@ -34,13 +41,19 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("clippy of the server without metrics", Box::new(|| run_cargo(&without_features("amped")))),
         ("clippy of the load generator without TLS", Box::new(|| run_cargo(&without_features("ammeter-load")))),
         ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
-        ("tests", Box::new(|| run_command(&mut NEXTEST.command(&["nextest", "run", "--workspace"])?))),
+        ("tests", Box::new(|| tests(args.quick))),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
         ("dependencies of the server", Box::new(server_dependencies)),
-        ("release build", Box::new(|| run_cargo(&["build", "--release", "--package", "amped"]))),
+        // Both, as what is measured next: alone, each has its own features in what they share, and is compiled once more.
+        (
+            "release build",
+            Box::new(|| run_cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"])),
+        ),
         ("measuring", Box::new(bench::smoke)),
         ("fuzz", Box::new(move || fuzz::smoke(fuzz_seconds, &[]))),
     ];
+
+    steps.retain(|(name, _)| !args.quick || QUICK.contains(name));
 
     let begin = Instant::now();
     let mut done: Vec<(&str, Duration, Outcome)> = Vec::new();
@@ -67,6 +80,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
     println!("{:>8.1} s  in all", begin.elapsed().as_secs_f64());
     let failed: Vec<&str> = done.iter().filter(|(_, _, outcome)| outcome.is_err()).map(|(name, _, _)| *name).collect();
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
+}
+
+/// Two tests a core: most of them wait for a server, or for time to pass.
+fn tests(is_quick: bool) -> Outcome {
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let mut command = NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])?;
+    if is_quick {
+        command.args(["--filterset", QUICK_TESTS]);
+    }
+    run_command(&mut command)
 }
 
 /// What `bench metrics` compares with, and what the fuzz targets read with, are to build as well, and to leave nothing unused.
