@@ -1,4 +1,4 @@
-//! Figures as SVG: curves of medians with their intervals, stacked bars, and bars with intervals.
+//! Figures as SVG: curves of medians with their intervals, stacked bars, and shares with their intervals.
 //!
 //! Pure. A page and a file of its own hold the same drawing; the file carries its style and its legend along, where figures of
 //! one page share a legend. A point that is not the server's figure is drawn as well: open if it is a lower bound, crossed out
@@ -114,6 +114,28 @@ pub(crate) struct Bars {
     pub(crate) parts: Vec<String>,
     /// Each bar's name, and how long its parts are.
     pub(crate) bars: Vec<(String, Vec<f64>)>,
+}
+
+/// Shares of a whole with their intervals, as horizontal bars in groups.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    /// What they show.
+    pub(crate) title: String,
+    /// Each group's title, and its bars.
+    pub(crate) groups: Vec<(String, Vec<Share>)>,
+}
+
+/// A bar among [`Shares`]; all from 0 to 1.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    /// What it is of.
+    pub(crate) name: String,
+    /// How long the bar is.
+    pub(crate) share: f64,
+    /// Its interval.
+    pub(crate) interval: (f64, f64),
+    /// A paler bar behind it, with what it says.
+    pub(crate) behind: Option<(f64, &'static str)>,
 }
 
 /// Two are side by side on a desk, and one can be read on a phone.
@@ -479,6 +501,62 @@ pub(crate) fn bars(id: &str, bars: &Bars) -> String {
         }
     }
     out + "</svg>\n"
+}
+
+/// Draws shares.
+pub(crate) fn shares(id: &str, shares: &Shares) -> String {
+    const BAR: f64 = 22.0;
+    // Behind the longest bar there is room for the longest label.
+    const LABEL: f64 = 180.0;
+    let names = shares.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.name.chars().count().min(NAME_MAX));
+    let left = (7.2 * names.max().unwrap_or_default() as f64 + 20.0).clamp(LEFT, WIDTH / 2.0);
+    let x = |share: f64| left + share.clamp(0.0, 1.0) * (WIDTH - RIGHT - LABEL - left);
+    let lines: usize = shares.groups.iter().map(|(_, bars)| bars.len() + 2).sum();
+    let described: Vec<String> = shares
+        .groups
+        .iter()
+        .filter_map(|(title, bars)| bars.first().map(|bar| format!("{title}: {}, {}.", bar.name, percent(bar.share))))
+        .collect();
+    let mut out = start(id, TOP + lines.saturating_sub(1) as f64 * BAR - BAR, &shares.title, &described.join(" "));
+    let mut y = TOP - BAR;
+    for (title, bars) in &shares.groups {
+        let _ = writeln!(out, "<text x=\"8\" y=\"{:.1}\" font-weight=\"bold\">{}</text>", y + 15.0, escaped(title));
+        y += BAR;
+        for bar in bars {
+            share(&mut out, bar, (left, y), &x);
+            y += BAR;
+        }
+        y += BAR;
+    }
+    out + "</svg>\n"
+}
+
+/// A bar, with its name at its left and its figures behind it.
+fn share(out: &mut String, bar: &Share, (left, y): (f64, f64), x: &impl Fn(f64) -> f64) {
+    const THICK: f64 = 16.0;
+    let (low, high) = bar.interval;
+    let mut label = percent(bar.share);
+    // What is in a paler bar is said too, or its end would seem to stand for the number beside it.
+    let behind = bar.behind.filter(|(behind, _)| *behind > bar.share);
+    if let Some((behind, what)) = behind {
+        let _ = write!(label, ", {} {what}", percent(behind));
+    }
+    let told = format!("{}: {label} ({} to {})", bar.name, percent(low), percent(high));
+    let _ = write!(out, "<g class=\"c0\"><title>{}</title>", escaped(&told));
+    for (length, opacity) in behind.map(|(behind, _)| (behind, 0.35)).into_iter().chain([(bar.share, 1.0)]) {
+        let place =
+            format!("x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{THICK}\"", y + 3.0, x(length) - left);
+        let _ = write!(out, "<rect {place} fill=\"currentColor\" fill-opacity=\"{opacity}\"/>");
+    }
+    out.push_str("</g>");
+    let middle = y + 3.0 + THICK / 2.0;
+    segment(out, (x(low), middle), (x(high), middle), "stroke=\"currentColor\"");
+    text(out, (left - 8.0, y + 15.0), "end", &cut(&bar.name, NAME_MAX));
+    text(out, (x(high.max(behind.map_or(0.0, |(behind, _)| behind))) + 6.0, y + 15.0), "start", &label);
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 fn start(id: &str, height: f64, title: &str, described: &str) -> String {

@@ -41,7 +41,7 @@ fn start(width: f64, height: f64, title: &str) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
+    maud::html! { (text) }.into_string()
 }
 
 /// A text; `inside` is markup already.
@@ -343,7 +343,7 @@ mod tests {
         let svg = stacks("title", &[panel]);
         let width = |share: f64| format!("width=\"{:.1}\" height=\"20\"", share * WIDTH);
         assert!(svg.contains(&width(0.25)) && svg.contains(&width(0.75)) && svg.contains(&width(1.0)), "{svg}");
-        assert!(svg.contains("a &lt;b>: 75.0 %") && svg.contains(">mix<") && svg.ends_with("</svg>\n"), "{svg}");
+        assert!(svg.contains("a &lt;b&gt;: 75.0 %") && svg.contains(">mix<") && svg.ends_with("</svg>\n"), "{svg}");
         assert!(!svg.contains("nobody") && svg.contains(&shade(2)) && !svg.contains(&shade(1)), "{svg}");
         assert_ne!(shade(0), shade(COLOURS.len()));
     }

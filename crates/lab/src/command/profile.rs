@@ -1,5 +1,7 @@
 //! `ammeter profile`: where a server's CPU time goes.
 
+mod page;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,8 +107,8 @@ fn tell(args: &Args, profile: &Profile) -> Result<Verdict, Failure> {
     } else {
         say::out(&profile::text(profile))?;
     }
-    write(&args.svg, profile::svg)?;
-    write(&args.html, profile::html)?;
+    write(&args.svg, page::svg)?;
+    write(&args.html, page::html)?;
     write(&args.folded, profile::folded)?;
     Ok(Verdict::valid())
 }
@@ -140,55 +142,4 @@ fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
         tick.interval_s
     ))?;
     Ok(Verdict::valid())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::page::chromium::{self, Seen};
-    use ammeter_monitor::profile::{Row, Share, Stack, Syscalls};
-
-    /// With the longest names that there are, and shares of all sizes.
-    #[test]
-    fn chromium_shows_a_profile_with_nothing_in_anythings_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let row = |(name, samples): (&str, u64)| Row {
-            name: name.to_owned(),
-            share: Share::of(samples, 100),
-            around: Some(Share::of(samples.max(97), 100)),
-        };
-        let rows = |rows: &[(&str, u64)]| rows.iter().copied().map(row).collect::<Vec<_>>();
-        let profile = Profile {
-            whose: "the server at port 8080 & more".to_owned(),
-            seconds: 10.0,
-            sampled_seconds: 10.0,
-            frequency: 199,
-            processors: 2,
-            samples: 4000,
-            expected: 3980,
-            lost: 0,
-            who: rows(&[("interrupts while idle", 1), ("other programs", 99)]),
-            contexts: rows(&[("system call entry and exit", 100), ("process_vm_readv", 0)]),
-            syscalls: Syscalls::Number,
-            functions: rows(&[("<alloc::vec::Vec<T, A> as core::iter::Extend<&T>>::extend", 60), ("main", 40)]),
-            categories: rows(&[("high-level file system", 50), ("low-level file system", 50)]),
-            unknown: Share::of(0, 100),
-            own_cpu: 0.001,
-            budget: 0.005,
-            missing: Vec::new(),
-            stacks: vec![Stack { frames: ["a_function_of_the_kernel"; 40].join(";"), samples: 100 }],
-        };
-        let page = profile::html(&profile);
-        assert_eq!(chromium::sound(&page, folder.path()), Seen { plots: 0, figures: 1 });
-        let click = "<script>addEventListener('load', () => {
-            const [, first] = document.querySelectorAll('#flame button');
-            const search = document.getElementById('search');
-            search.value = 'KERNEL';
-            search.dispatchEvent(new Event('input'));
-            first.click();
-            console.warn(document.getElementById('found').textContent, first.style.width, first.className);
-        });</script></html>";
-        let (seen, _) = chromium::seen(&page.replacen("</html>", click, 1), folder.path(), &[]);
-        assert_eq!(seen["troubles"], serde_json::json!(["warn: 100.0 % of the samples 100% found"]));
-    }
 }

@@ -8,7 +8,7 @@
 //! table      functions to categories: data, `kernel.txt`
 //! classify   a chain to its contexts and its category
 //! tally      samples to shares, each with its interval
-//! picture    shares as bars: text, SVG, a page with a flame graph
+//! text       shares as bars in a terminal, and folded stacks
 //! ```
 //!
 //! Samples are folded as they come: equal chains of one program are one entry with a count, so memory grows with the code
@@ -18,11 +18,11 @@
 //! it fires when they are on again: see `classify`.
 
 mod classify;
-mod picture;
 mod programs;
 mod symbols;
 mod table;
 mod tally;
+mod text;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -43,8 +43,8 @@ use symbols::Symbols;
 use table::KernelTable;
 use tally::Tally;
 
-pub use picture::{folded, html, svg, text};
 pub use tally::{Row, Share};
+pub use text::{chosen, end_of, folded, text, told_by, views};
 
 /// What to sample, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -619,7 +619,8 @@ mod tests {
     /// The innermost context by a plain rule that is not ours: the first name on the way out that says a context. `None` for
     /// what `Busy` does not ask for.
     fn plain_context(chain: &[&str]) -> Option<String> {
-        let mut kind = "entry and exit";
+        // Other soft interrupts have names that this rule does not know.
+        let mut kind = "other";
         let context = chain.iter().find_map(|function| {
             kind = if *function == "net_rx_action" { "net_rx" } else { kind };
             let is_softirq =
@@ -628,9 +629,7 @@ mod tests {
             call.map(str::to_owned).or_else(|| is_softirq.then(|| format!("softirq {kind}")))
         });
         let is_interrupted = chain.iter().any(|function| function.starts_with("asm_"));
-        let is_asked = |context: &String| {
-            ["sendto", "recvfrom", "softirq net_rx", "softirq entry and exit"].contains(&context.as_str())
-        };
+        let is_asked = |context: &String| ["sendto", "recvfrom", "softirq net_rx"].contains(&context.as_str());
         context.filter(|context| !is_interrupted && is_asked(context))
     }
 
