@@ -396,7 +396,7 @@ fn what_is_missing_is_named_and_the_rest_is_drawn() {
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
     let made = report(&Archive::open(dir).unwrap());
     assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
-    assert_eq!(made.told.verdict[0], "log off: no run of it counts.");
+    assert_eq!(made.told.verdict[0], "No run counts, so nothing is known of any server.");
     assert_eq!(made.told.claims[0].why, "step 500/s of log on has no valid run");
 }
 

@@ -110,13 +110,16 @@ fn answered(run: &Run) -> Option<f64> {
 /// What is said of the arms: of few each, else of the baseline and of the one with the highest rate.
 pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
     const FEW: usize = 3;
-    if arms.len() <= FEW {
-        return arms.iter().map(|arm| format!("{}.", told(archive, arm))).collect();
-    }
     let highest = |arm: &Arm| {
         let step = step_at(archive, arm, "rate", At::Peak)?;
         median(archive, &arm.id, step, "rate").map(|rate| rate.median)
     };
+    if arms.iter().all(|arm| highest(arm).is_none()) {
+        return vec!["No run counts, so nothing is known of any server.".to_owned()];
+    }
+    if arms.len() <= FEW {
+        return arms.iter().map(|arm| format!("{}.", told(archive, arm))).collect();
+    }
     let best = arms.iter().max_by(|one, other| {
         let of = |arm| highest(arm).unwrap_or(0.0);
         of(one).total_cmp(&of(other))
