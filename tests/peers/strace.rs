@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::process::Stdio;
 
-use super::harness::{Server, Site, configuration, let_files_settle, program, wait_until};
+use super::harness::{Server, Site, answer_by_fastcgi, configuration, let_files_settle, program, wait_until};
 use super::peer;
 
 /// One to receive, one to send, and a share of the wait for whoever comes next.
@@ -40,6 +40,25 @@ fn counting_costs_no_system_calls() {
     let others = calls.values().sum::<u64>() - waits;
     assert!(others <= 2 * REQUESTS + SPARE, "{text}");
     assert!((1..REQUESTS / 5).contains(&clock), "{text}");
+}
+
+/// Receive, connect, ask, wait, receive, close, send: the end of a response goes out with the response.
+#[test]
+fn a_request_for_an_application_costs_eight_system_calls_and_two_waits() {
+    let site = Site::new();
+    let socket = site.path().with_extension("socket");
+    answer_by_fastcgi(&socket, "Content-Type: text/plain\r\n\r\nhello");
+    site.file("hello.php", "");
+    let rule = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
+    let server = Server::with_site(&site, &rule);
+    let (mut calls, text) = trace(&server, "/hello.php");
+    // Without optimisation Rust looks at each descriptor before it is closed.
+    calls.remove("fcntl");
+    let waits = calls.get("epoll_pwait2").unwrap_or(&0);
+    let others = calls.values().sum::<u64>() - waits;
+    assert!(others <= 8 * REQUESTS + SPARE, "{text}");
+    assert!(*waits <= 2 * REQUESTS + SPARE, "{text}");
+    assert!(others + 8 >= 8 * REQUESTS, "not all was counted: {text}");
 }
 
 /// And nothing is mapped or read anew.

@@ -136,7 +136,8 @@ impl Application {
             let most = 1 << dice.random_range(0..17);
             let count = dice.random_range(1..=self.to_say.len().min(most));
             buffer.extend(self.to_say.drain(..count));
-            return Output::Bytes(buffer);
+            let is_last = self.play.end == End::Whole && self.is_done() && dice.random_bool(0.5);
+            return if is_last { Output::Last(buffer) } else { Output::Bytes(buffer) };
         }
         match self.play.end {
             End::Whole => Output::Ended,

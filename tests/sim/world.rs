@@ -577,7 +577,7 @@ impl World {
         let ticket = app.ticket;
         // One that has ended is gone before its connection hears of it.
         match output {
-            Output::Ended | Output::Failed(_) => session.gone = ticket,
+            Output::Last(_) | Output::Ended | Output::Failed(_) => session.gone = ticket,
             Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("no application says that"),
         }

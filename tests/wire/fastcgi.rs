@@ -400,6 +400,25 @@ fn requests_wait_while_the_queue_of_the_application_is_full() {
     assert_eq!(at_once(&server, &vec!["/app?short".to_owned(); 30]), [200; 30]);
 }
 
+#[test]
+fn response_that_is_whole_at_once_has_its_length() {
+    let site = Site::new();
+    let socket = site.path().with_extension("socket");
+    answer_by_fastcgi(&socket, "Content-Type: text/plain\r\n\r\nhello");
+    let rule = format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"unix:{}\"", socket.display());
+    let server = Server::with_site(&site, &rule);
+    let mut client = server.connect();
+    for version in ["1.0", "1.1", "1.0"] {
+        client.send(format!("GET /app HTTP/{version}\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"));
+        let response = client.response("GET");
+        assert_eq!(response.text(), "hello");
+        assert_eq!(response.field("Content-Length"), Some("5"));
+        assert_eq!(response.field("Transfer-Encoding"), None);
+    }
+    let response = client.request("HEAD", "/app", &[]);
+    assert_eq!((response.status, response.text().as_str()), (200, ""));
+}
+
 /// Each site has its own rule for the same socket, and there are more sites than processes.
 #[test]
 fn sites_with_the_same_pool_of_php_do_not_starve_each_other() {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -622,6 +623,30 @@ impl Response {
     pub fn lasting_fields(&self) -> Vec<(String, String)> {
         self.fields.iter().filter(|(name, _)| name != "Date").cloned().collect()
     }
+}
+
+/// An application at this socket that answers each request by FastCGI with these bytes, in one piece with their end, and
+/// closes its connection then.
+#[allow(dead_code, reason = "not every suite that shares this file has need of it")]
+pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
+    let listener = UnixListener::bind(socket).unwrap();
+    let length = (answer.len() as u16).to_be_bytes();
+    let head = [1, 6, 0, 1, length[0], length[1], 0, 0];
+    let said = [&head, answer.as_bytes(), &[1, 3, 0, 1, 0, 8, 0, 0], &[0; 8]].concat();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut request = Vec::new();
+            // Its last record is an empty one of the body.
+            while !request.ends_with(&[1, 5, 0, 1, 0, 0, 0, 0]) {
+                let mut buffer = [0; 4096];
+                match stream.read(&mut buffer) {
+                    Ok(0) | Err(_) => break,
+                    Ok(count) => request.extend_from_slice(&buffer[..count]),
+                }
+            }
+            let _ = stream.write_all(&said);
+        }
+    });
 }
 
 /// Bytes that tell their place: a shifted, repeated or missing piece shows.

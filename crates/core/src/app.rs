@@ -83,6 +83,8 @@ pub enum Output<'a> {
     Room,
     /// Part of its answer.
     Bytes(&'a [u8]),
+    /// The rest of its answer, which is complete with it.
+    Last(&'a [u8]),
     /// Its answer is complete.
     Ended,
     /// There is none, or no more of one.

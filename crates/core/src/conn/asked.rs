@@ -364,13 +364,21 @@ impl Conn {
                 asked.pace.resume(call.now);
                 self.resume(call);
             }
-            Output::Bytes(bytes) => self.take_output_bytes(call, bytes),
+            Output::Bytes(bytes) => self.take_output_bytes(call, bytes, false),
+            Output::Last(bytes) => {
+                self.take_output_bytes(call, bytes, true);
+                // Unless it was given up on.
+                if matches!(&self.state, State::App(asked) if asked.ticket == ticket) {
+                    self.end_app(call, None);
+                }
+            }
             Output::Ended => self.end_app(call, None),
             Output::Failed(trouble) => self.end_app(call, Some(trouble)),
         }
     }
 
-    fn take_output_bytes<F: FileHandle>(&mut self, call: &mut Call<'_, F>, bytes: &[u8]) {
+    /// `is_last`: its answer is complete with these.
+    fn take_output_bytes<F: FileHandle>(&mut self, call: &mut Call<'_, F>, bytes: &[u8], is_last: bool) {
         let State::App(asked) = &mut self.state else {
             return;
         };
@@ -386,15 +394,22 @@ impl Conn {
                 let said = mem::take(known);
                 match cgi::parse(&said) {
                     Ok(None) => *known = said,
-                    Ok(Some((head, length))) => self.take_script_head(call, &head, &said[length..]),
+                    Ok(Some((head, length))) => self.take_script_head(call, &head, &said[length..], is_last),
                     Err(BadScript(why)) => self.give_up_on_app(call, Status::BAD_GATEWAY, why),
                 }
             }
         }
     }
 
-    /// The head of an application's answer is there, and this is what has come behind it.
-    fn take_script_head<F: FileHandle>(&mut self, call: &mut Call<'_, F>, said: &cgi::ScriptHead<'_>, rest: &[u8]) {
+    /// The head of an application's answer is there, and this is what has come behind it. `is_last`: nothing follows, so the
+    /// client can be told how long the body is, and gets head and body in one piece.
+    fn take_script_head<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        said: &cgi::ScriptHead<'_>,
+        rest: &[u8],
+        is_last: bool,
+    ) {
         let State::App(asked) = &mut self.state else {
             return;
         };
@@ -438,6 +453,7 @@ impl Conn {
                 // RFC 9112, 6.3: none of these has a body.
                 (Some(Method::Head), ..) | (_, Status::NO_CONTENT | Status::NOT_MODIFIED, _) => ScriptFraming::None,
                 (_, _, Some(length)) => ScriptFraming::Length(length),
+                (_, _, None) if is_last => ScriptFraming::Length(rest.len() as u64),
                 (_, _, None) if request.version == Version::Http11 => ScriptFraming::Chunked,
                 (_, _, None) => ScriptFraming::UntilClose,
             };

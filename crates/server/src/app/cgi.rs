@@ -3,6 +3,7 @@
 //! It leads a process group of its own, so that what it starts can be ended with it, and has three pipes and nothing else of
 //! the server's: no descriptor, no variable. There is no shell between: the script's file is what is executed.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_core::event::Ticket;
-use amped_http::cgi::{Variables, decimal};
+use amped_http::cgi::decimal;
 use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, poll, process, socket};
@@ -27,6 +28,9 @@ use super::scripts::Found;
 use crate::disk::{Disk, Script};
 use crate::say;
 use crate::worker::Token;
+
+/// A meta-variable's name and value.
+pub type Variable<'a> = (&'a [u8], Cow<'a, [u8]>);
 
 /// Where a script finds programs, which the standard leaves to the server (RFC 3875, 7.2).
 const PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
@@ -137,8 +141,8 @@ impl Job {
                 Ok(script) => script,
                 Err(trouble) => break Err(trouble),
             };
-            let variables = variables(&work, &place, script.end, &script.path);
             let path = script.path.clone();
+            let variables = variables(&work, &place, script.end, &path);
             match start(script, &variables, work.has_body, &mut pass) {
                 // It was replaced in this moment.
                 Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle && tries < TRIES => tries += 1,
@@ -190,20 +194,17 @@ fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
 }
 
 /// All meta-variables of a request, by the script's name and what is behind it in the path.
-pub fn variables(work: &AppWork, place: &Place, end: usize, script: &Path) -> Variables {
+pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'a Path) -> Vec<Variable<'a>> {
     let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
-    let mut variables = work.variables.clone();
+    let of_head = work.variables.iter().map(|(name, value)| (&name[..], Cow::from(value)));
+    let mut variables = Vec::with_capacity(work.variables.len() + VARIABLES_MAX + place.env.len());
+    variables.extend(of_head);
     // No variable that follows from the head has one of these names, but for SERVER_NAME.
-    let mut put = |name: &str, value: &[u8]| variables.push((name.into(), value.to_vec()));
+    let mut put = |name: &'static str, value: &'a [u8]| variables.push((name.as_bytes(), Cow::from(value)));
     put("PATH", PATH);
     put("DOCUMENT_ROOT", root.as_os_str().as_bytes());
     put("SCRIPT_NAME", &work.path[..end]);
     put("SCRIPT_FILENAME", script.as_os_str().as_bytes());
-    // RFC 3875, 4.1.5 and 4.1.6: both, or neither.
-    if end < work.path.len() {
-        put("PATH_INFO", &work.path[end..]);
-        put("PATH_TRANSLATED", &[root.as_os_str().as_bytes(), &work.path[end..]].concat());
-    }
     if let Some((address, port)) = &place.ends.peer {
         put("REMOTE_ADDR", address.as_bytes());
         put("REMOTE_PORT", port);
@@ -217,16 +218,25 @@ pub fn variables(work: &AppWork, place: &Place, end: usize, script: &Path) -> Va
         }
     }
     put("UNIQUE_ID", place.id.as_bytes());
+    // RFC 3875, 4.1.5 and 4.1.6: both, or neither.
+    if end < work.path.len() {
+        let translated = [root.as_os_str().as_bytes(), &work.path[end..]].concat();
+        variables.push((b"PATH_INFO", work.path[end..].into()));
+        variables.push((b"PATH_TRANSLATED", translated.into()));
+    }
     for (name, value) in &*place.env {
-        variables.retain(|(known, _)| known != name.as_bytes());
-        variables.push((name.as_bytes().into(), value.as_bytes().into()));
+        variables.retain(|(known, _)| *known != name.as_bytes());
+        variables.push((name.as_bytes(), value.as_bytes().into()));
     }
     variables
 }
 
+/// Variables that do not follow from the head, at most.
+const VARIABLES_MAX: usize = 12;
+
 /// Starts a script. The file that was found is what is executed, whatever its name means by then. A script with `#!` is opened
 /// once more by its interpreter, which wants its name: so what that means is compared at the last moment.
-fn start(script: Script, variables: &Variables, has_body: bool, pass: &mut Option<Pass>) -> io::Result<Running> {
+fn start(script: Script, variables: &[Variable<'_>], has_body: bool, pass: &mut Option<Pass>) -> io::Result<Running> {
     let stdin = if has_body { Some(pipe::to_program()?) } else { None };
     let (stdout, stderr) = (pipe::from_program()?, pipe::from_program()?);
     let Script { path: script, file, .. } = script;
@@ -245,7 +255,7 @@ fn start(script: Script, variables: &Variables, has_body: bool, pass: &mut Optio
         let state = file::status(&file)?;
         process::expect_file(&mut command, state.device, state.inode);
     } else {
-        let text = |(name, value): &(Vec<u8>, Vec<u8>)| process::c_string([name, &b"="[..], value].concat());
+        let text = |(name, value): &Variable<'_>| process::c_string([name, &b"="[..], value].concat());
         process::execute_file(&mut command, file, variables.iter().filter_map(text).collect());
     }
     let pid = command.spawn()?.id();
@@ -313,9 +323,4 @@ impl Drop for Process {
 /// A clean path without its slash in front: relative to a root.
 pub fn relative(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path)))
-}
-
-/// The script's file and its name, for people.
-pub fn shown(work: &AppWork) -> String {
-    String::from_utf8_lossy(&work.path).escape_debug().to_string()
 }

@@ -84,6 +84,8 @@ pub(super) enum Came {
     Room,
     /// So many bytes of the answer.
     Bytes(usize),
+    /// So many bytes of the answer, and its end.
+    Last(usize),
     /// The end of it.
     Ended,
     /// There is no more of it.
@@ -107,7 +109,7 @@ impl Exchange {
             output: Spool::new(Side::Response, None),
             reads_ahead: false,
             is_ready: true,
-            complaints: Complaints::new("", String::new()),
+            complaints: Complaints::new("", b""),
             time: Duration::ZERO,
             filling: None,
         }
@@ -261,7 +263,8 @@ impl Exchange {
             if count > 0 {
                 buffer[..count].copy_from_slice(&bytes[..count]);
                 self.output.consume(count);
-                return Came::Bytes(count);
+                let is_last = self.output.is_empty() && matches!(self.stage, Stage::Drains(None));
+                return if is_last { Came::Last(count) } else { Came::Bytes(count) };
             }
         }
         let is_passed_on = wants_output && self.output.is_empty();
@@ -270,7 +273,8 @@ impl Exchange {
             return Came::Nothing;
         }
         match self.hear(now, buffer, wake) {
-            Came::Bytes(count) if !is_passed_on => {
+            // An end that came with them is told of again.
+            Came::Bytes(count) | Came::Last(count) if !is_passed_on => {
                 self.output.put(&buffer[..count]);
                 Came::Again
             }
@@ -338,7 +342,9 @@ const ROUNDS: usize = 16;
 
 /// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
 pub(super) struct Complaints {
-    pub(super) name: String,
+    /// The request's number, and its path.
+    id: Box<str>,
+    path: Box<[u8]>,
     line: Vec<u8>,
     /// Bytes that may still be said.
     left: usize,
@@ -349,8 +355,13 @@ const COMPLAINTS_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1024;
 
 impl Complaints {
-    pub(super) fn new(id: &str, path: String) -> Complaints {
-        Complaints { name: format!("[{id}] {path}"), line: Vec::new(), left: COMPLAINTS_MAX }
+    pub(super) fn new(id: &str, path: &[u8]) -> Complaints {
+        Complaints { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
+    }
+
+    /// Which request it is, for people.
+    fn name(&self) -> String {
+        format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
     }
 
     /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
@@ -383,7 +394,7 @@ impl Complaints {
         }
         if self.left == 0 {
             self.say_line();
-            say!("{}: has said enough on standard error; the rest is lost", self.name);
+            say!("{}: has said enough on standard error; the rest is lost", self.name());
         }
     }
 
@@ -393,7 +404,7 @@ impl Complaints {
         if !line.is_empty() {
             // What it holds may have come from a client: no control character reaches a terminal.
             let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
-            say!("{}: {text}", self.name);
+            say!("{}: {text}", self.name());
         }
     }
 
@@ -401,7 +412,7 @@ impl Complaints {
     pub(super) fn note_end(&mut self, ending: Ending) {
         self.say_line();
         if ending != Ending::Status(0) {
-            say!("{}: the application {ending}", self.name);
+            say!("{}: the application {ending}", self.name());
         }
     }
 
@@ -409,7 +420,7 @@ impl Complaints {
     pub(super) fn note(&mut self, why: &str) {
         if !why.is_empty() {
             self.say_line();
-            say!("{}: {why}", self.name);
+            say!("{}: {why}", self.name());
         }
     }
 }

@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork};
-use amped_http::cgi::Variables;
 use amped_http::fastcgi::{self, RecordReader, Said};
 use amped_sys::epoll::Interest;
 use amped_sys::{file, local, socket};
@@ -213,11 +212,11 @@ impl Backend {
             Ok(socket) => socket,
             Err(why) => return Err((why, (work, place))),
         };
-        let variables: Variables = cgi::variables(&work, &place, end, &script);
+        let variables = cgi::variables(&work, &place, end, &script);
         let mut out = Vec::new();
         // Where it looks for programs is its own business.
-        let variables = variables.iter().filter(|(name, _)| name != b"PATH");
-        fastcgi::begin(&mut out, self.idle_max > 0, variables.map(|(name, value)| (&name[..], &value[..])));
+        let variables = variables.iter().filter(|(name, _)| *name != b"PATH");
+        fastcgi::begin(&mut out, self.idle_max > 0, variables.map(|(name, value)| (*name, &value[..])));
         let has_body = work.has_body;
         if !has_body {
             fastcgi::body_end(&mut out);
@@ -355,7 +354,7 @@ impl Talk {
             self.again = None;
             let kept = self.take(&mut buffer[..count], complaints);
             if kept > 0 {
-                return Came::Bytes(kept);
+                return if self.end == Some(true) { Came::Last(kept) } else { Came::Bytes(kept) };
             }
         }
     }
@@ -370,7 +369,7 @@ impl Talk {
                 break;
             }
             let Ok(piece) = self.reader.next(&bytes[at..]) else {
-                say!("{}: the application does not speak FastCGI", complaints.name);
+                complaints.note("the application does not speak FastCGI");
                 (self.end, self.is_broken) = (Some(false), true);
                 break;
             };

@@ -39,7 +39,7 @@ pub use self::cgi::Ends;
 use self::cgi::{Begun, Job, Place, Process, Running, Started};
 pub use self::exchange::Exchange;
 use self::exchange::{Came, Complaints, Stage};
-use self::fastcgi::{Abandoned, At, Backend, NotBegun, Question};
+use self::fastcgi::{Abandoned, At, Backend, NotBegun, Question, Talk};
 use self::fills::{Filling, Fills};
 use self::gate::{Gate, Pass};
 use self::manager::ProcessManager;
@@ -358,7 +358,7 @@ impl AppSide {
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&generation.apps.room))),
-            complaints: Complaints::new(&place.id, cgi::shown(&work)),
+            complaints: Complaints::new(&place.id, &work.path),
             time: rule.time,
             filling,
             ..Exchange::new(ticket)
@@ -664,6 +664,13 @@ impl AppSide {
             Came::Again => return Heard::Again,
             Came::Room => Output::Room,
             Came::Bytes(count) => Output::Bytes(&buffer[..count]),
+            Came::Last(count) => {
+                exchange.complaints.say_line();
+                if let Stage::Talks(talk) = std::mem::replace(&mut exchange.stage, Stage::Over) {
+                    self.finish(talk, now);
+                }
+                Output::Last(&buffer[..count])
+            }
             Came::Ended | Came::Failed(_) => {
                 let trouble = if let Came::Failed(trouble) = came { Some(trouble) } else { None };
                 return self.take_end(exchange, token, now, trouble);
@@ -683,29 +690,16 @@ impl AppSide {
         let until = now + exchange.time;
         match std::mem::replace(&mut exchange.stage, Stage::Drains(trouble)) {
             Stage::Runs { running, .. } => self.leave(running.process, until),
-            Stage::Talks(talk) => {
-                if talk.may_be_kept() {
-                    let _ = self.epoll.remove(&talk.socket);
-                }
-                match talk.into_again() {
-                    Ok((again, pass)) => {
-                        let output = self.begin(exchange, token, again, (pass, None));
-                        if matches!(output, Some(Output::Failed(_))) {
-                            exchange.stage = Stage::Over;
-                        }
-                        return output.map_or(Heard::Nothing, |output| Heard::Said(exchange.ticket, output));
+            Stage::Talks(talk) => match talk.into_again() {
+                Ok((again, pass)) => {
+                    let output = self.begin(exchange, token, again, (pass, None));
+                    if matches!(output, Some(Output::Failed(_))) {
+                        exchange.stage = Stage::Over;
                     }
-                    Err(talk) => {
-                        let known = |backend: &Arc<Backend>| {
-                            self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
-                        };
-                        if let Some(backend) = talk.finish().filter(|backend| !known(backend)) {
-                            self.backends.push(Arc::downgrade(&backend));
-                            self.sweep_at = self.sweep_at.min(now + SWEEP);
-                        }
-                    }
+                    return output.map_or(Heard::Nothing, |output| Heard::Said(exchange.ticket, output));
                 }
-            }
+                Err(talk) => self.finish(talk, now),
+            },
             // It stays for as long as the connection's turn: that may have something to say of it.
             Stage::Drains(_) => {
                 exchange.stage = Stage::Over;
@@ -717,6 +711,21 @@ impl AppSide {
         }
         self.look_again = Time::START;
         Heard::Again
+    }
+
+    /// A request to an application that lives on is over: its connection is kept, or its place is free.
+    fn finish(&mut self, talk: Box<Talk>, now: Time) {
+        if talk.may_be_kept() {
+            let _ = self.epoll.remove(&talk.socket);
+        }
+        let known = |backend: &Arc<Backend>| {
+            self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
+        };
+        if let Some(backend) = talk.finish().filter(|backend| !known(backend)) {
+            self.backends.push(Arc::downgrade(&backend));
+            self.sweep_at = self.sweep_at.min(now + SWEEP);
+        }
+        self.look_again = Time::START;
     }
 
     /// One that waits for a place looks whether there is one.
