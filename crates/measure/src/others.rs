@@ -84,14 +84,22 @@ impl Census {
     }
 }
 
+/// Whose child an orphan becomes.
+const INIT: u32 = 1;
+
 fn used(from: &BTreeMap<u32, Process>, to: &BTreeMap<u32, Process>) -> BTreeMap<u32, u64> {
     let before = |pid: &u32, now: &Process| from.get(pid).filter(|before| before.began == now.began);
-    // What a child had used before the first look becomes its parent's when it ends.
+    // What a process had used before the first look becomes its parent's when it ends, and the next one's up that still lives
+    // where the parent has ended as well: or init's, if it was an orphan by then.
     let mut inherited: BTreeMap<u32, u64> = BTreeMap::new();
     let is_gone = |(pid, old): &(&u32, &Process)| to.get(pid).is_none_or(|now| now.began != old.began);
     for (_, gone) in from.iter().filter(is_gone) {
-        let heir = if to.contains_key(&gone.parent) { gone.parent } else { 1 };
-        *inherited.entry(heir).or_default() += gone.own + gone.children;
+        let up = |pid: u32| from.get(&pid).map(|process| process.parent).filter(|parent| *parent != pid);
+        let mut ancestors = std::iter::successors(Some(gone.parent), |pid| up(*pid)).take(100);
+        let heir = ancestors.find(|pid| to.contains_key(pid)).unwrap_or(INIT);
+        for heir in BTreeSet::from([heir, INIT]) {
+            *inherited.entry(heir).or_default() += gone.own + gone.children;
+        }
     }
     let ticks = |(pid, now): (&u32, &Process)| {
         let (own, children) = before(pid, now).map_or((0, 0), |before| (before.own, before.children));
@@ -228,6 +236,17 @@ mod tests {
         let from = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 2, 100), (11, 10, "cc1", 9000, 0)]);
         let to = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 3, 9150)]);
         assert_eq!(used(&from, &to)[&10], 1 + 50);
+    }
+
+    #[test]
+    fn time_of_a_family_that_has_ended_is_not_counted_either() {
+        let from =
+            made(&[(9, 1, "sh", 1, 0), (10, 9, "make", 2, 0), (11, 10, "cc1", 9000, 7), (12, 10, "orphan", 800, 0)]);
+        let to = made(&[(1, 0, "init", 0, 0), (9, 1, "sh", 1, 9829)]);
+        assert_eq!(used(&from, &to), BTreeMap::from([(1, 0), (9, 20)]));
+        // Who waited for an orphan is not known: rather less than was used, than what was used before.
+        let to = made(&[(1, 0, "init", 0, 850), (9, 1, "sh", 1, 9029)]);
+        assert_eq!(used(&from, &to), BTreeMap::from([(1, 0), (9, 0)]));
     }
 
     #[test]
