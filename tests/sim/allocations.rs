@@ -62,8 +62,15 @@ impl Driver {
                 }
                 Action::Disk(ticket, work) => {
                     let file = |coding, inode| {
-                        let version =
-                            FileVersion { device: 1, inode, size: 5, mtime_ns: 0, ctime_ns: 0, is_changing: false };
+                        let version = FileVersion {
+                            device: 1,
+                            inode,
+                            size: 5,
+                            mtime_ns: 0,
+                            ctime_ns: 0,
+                            is_changing: false,
+                            is_unpacked: false,
+                        };
                         let content = Some(Stored::Memory((*b"hello").into()));
                         Opened { coding, version, content }
                     };
@@ -71,7 +78,7 @@ impl Driver {
                     let names = [&b"/doc.en.html"[..], b"/doc.fr.html"].map(Into::into).to_vec();
                     let found = match &work {
                         Work::Name(work) if *work.path == *b"/doc" => Found::Variants { names, files },
-                        _ => Found::File { name: (*b"/a/b.txt").into(), files },
+                        _ => Found::File { name: (*b"/a/b.txt").into(), files, not_unpacked: None },
                     };
                     let sites = Arc::clone(&self.desk.sites);
                     let answer = self.desk.caches.learn(Time::START, &work, found, &sites);

@@ -45,6 +45,7 @@ impl Inode {
             mtime_ns: changed_ns,
             ctime_ns: changed_ns,
             is_changing: false,
+            is_unpacked: false,
         }
     }
 
@@ -153,7 +154,7 @@ impl Files {
 
     fn folder_version(&self, path: &str) -> FileVersion {
         let at = self.folders.get(path.trim_end_matches('/')).copied().unwrap_or_default();
-        FileVersion { device: 1, inode: 0, size: 0, mtime_ns: at, ctime_ns: at, is_changing: false }
+        FileVersion { device: 1, inode: 0, size: 0, mtime_ns: at, ctime_ns: at, is_changing: false, is_unpacked: false }
     }
 
     /// What a path holds now.
@@ -218,7 +219,7 @@ impl Files {
                         _ => {}
                     }
                 }
-                Found::File { name: name.as_bytes()[root.len()..].into(), files }
+                Found::File { name: name.as_bytes()[root.len()..].into(), files, not_unpacked: None }
             }
             Work::List(work) => {
                 let path = format!("{root}{}", String::from_utf8_lossy(&work.path));

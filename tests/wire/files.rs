@@ -4,6 +4,7 @@
 //! read leaves the machine, however the path is written; and nothing that lies in a root can stop the server.
 
 use std::fs::{self, File, Permissions};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::UnixListener;
@@ -11,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use super::harness::{Client, Response, Server, Site, has_processes, need_root, pattern};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::harness::{Client, Response, Server, Site, has_processes, let_files_settle, need_root, pattern, wait_until};
 
 /// Status and, for a redirect, where to.
 fn outcome(client: &mut Client, target: &str) -> (u16, Option<String>) {
@@ -1116,7 +1120,7 @@ fn a_sibling_counts_only_beside_an_original_that_is_not_younger() {
     check("/same", 200, "coded", true);
     check("/new", 200, "coded", true);
     check("/fraction", 200, "coded", true);
-    check("/orphan", 404, "", false);
+    check("/orphan", 200, "coded", true);
     check("/folder", 200, "plain", false);
     check("/linked", 200, "plain", false);
     check("/z", 200, "plain", false);
@@ -1124,4 +1128,199 @@ fn a_sibling_counts_only_beside_an_original_that_is_not_younger() {
     let own = client.request("GET", "/orphan.gz", &[("Accept-Encoding", "gzip")]);
     let told = (own.status, own.field("Content-Type"), own.field("Content-Encoding"));
     assert_eq!(told, (200, Some("application/gzip"), None));
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+const TAKES_GZIP: (&str, &str) = ("Accept-Encoding", "gzip");
+
+#[test]
+fn lone_gzip_file_is_served_as_it_is_or_unpacked() {
+    let site = Site::new();
+    let text = pattern(200_000);
+    let (large, index) = (gzip(&text), gzip(b"an index"));
+    site.file("doc/changelog.txt.gz", &large);
+    site.file("doc/index.html.gz", &index);
+    site.file("empty.txt.gz", gzip(b""));
+    // Only this one is there as it is.
+    site.file("both.txt", "plain");
+    site.file("both.txt.gz", "coded");
+    let_files_settle();
+    for keys in
+        ["", "etag = 'portable'", "[cache]\npath_entries = 0", "[cache]\ncontent_bytes = 0\ncontent_file_max = 0"]
+    {
+        let server = match keys.starts_with("etag") {
+            true => Server::with_site(&site, keys),
+            false => Server::configured(&site, keys),
+        };
+        let mut client = server.connect();
+        // The one who does not take gzip asks first, last, and both in turn.
+        for takes_gzip in [false, true, true, false] {
+            let accept = if takes_gzip { vec![TAKES_GZIP] } else { vec![] };
+            let mut ask = |method: &str, target: &str, more: &[(&str, &str)]| {
+                let response = client.request(method, target, &[&accept[..], more].concat());
+                assert_eq!(response.field("Vary"), Some("Accept-Encoding"), "{method} {target} {more:?}");
+                assert_eq!(
+                    response.field("Content-Encoding"),
+                    takes_gzip.then_some("gzip").filter(|_| response.status != 304)
+                );
+                response
+            };
+            let expected: &[u8] = if takes_gzip { &large } else { &text };
+            let size = expected.len();
+            let target = "/doc/changelog.txt";
+            let whole = ask("GET", target, &[]);
+            assert!(whole.status == 200 && whole.body == expected, "{keys}: {} {}", whole.status, whole.body.len());
+            assert_eq!(whole.field("Content-Type"), Some("text/plain; charset=utf-8"));
+            assert_eq!(ask("HEAD", target, &[]).lasting_fields(), whole.lasting_fields());
+            let tag = whole.field("ETag").unwrap().to_owned();
+            assert!(tag.starts_with('"') && tag.ends_with("-gz\"") == takes_gzip, "{tag}");
+            let date = whole.field("Last-Modified").unwrap().to_owned();
+            assert_eq!(ask("GET", target, &[("If-None-Match", &tag)]).status, 304);
+            assert_eq!(ask("HEAD", target, &[("If-Modified-Since", &date)]).status, 304);
+            let part = ask("GET", target, &[("Range", "bytes=1000-1999"), ("If-Range", &tag)]);
+            assert_eq!((part.status, &part.body[..]), (206, &expected[1000..2000]));
+            assert_eq!(part.field("Content-Range"), Some(&*format!("bytes 1000-1999/{size}")));
+            let several = ask("GET", target, &[("Range", "bytes=0-0,5-6")]);
+            assert_eq!(several.status, 206);
+            let expected: &[u8] = if takes_gzip { &index } else { b"an index" };
+            assert!(ask("GET", "/doc/", &[]).body == expected);
+            assert!(ask("GET", "/doc/index.html", &[]).body == expected);
+            assert_eq!(ask("GET", "/empty.txt", &[]).body.len(), if takes_gzip { gzip(b"").len() } else { 0 });
+        }
+        // Beside its original a sibling is one, whatever is in it.
+        assert_eq!(client.get("/both.txt").text(), "plain");
+        assert_eq!(client.request("GET", "/both.txt", &[TAKES_GZIP]).text(), "coded");
+        assert_eq!(client.request("PUT", "/empty.txt", &[]).status, 405);
+        assert!(client.get("/doc/changelog.txt.gz").body == large);
+        assert_eq!(client.get("/doc/changelog").status, 404);
+    }
+    let server = Server::with_site(&site, "precompressed = ['br']");
+    assert_eq!(server.connect().request("GET", "/doc/changelog.txt", &[TAKES_GZIP]).status, 404);
+}
+
+#[test]
+fn lone_gzip_file_follows_its_changes() {
+    let site = Site::new();
+    site.file("a.txt.gz", gzip(b"the first"));
+    let server = Server::configured(&site, "[cache]\nrevalidate = '20ms'");
+    let mut client = server.connect();
+    assert_eq!(client.get("/a.txt").text(), "the first");
+    site.file("a.txt.gz", gzip(b"the second"));
+    wait_until("the second", || client.get("/a.txt").text() == "the second");
+    assert_eq!(client.request("GET", "/a.txt", &[TAKES_GZIP]).body, gzip(b"the second"));
+    site.file("a.txt", "by itself");
+    wait_until("the file itself", || client.get("/a.txt").text() == "by itself");
+    fs::remove_file(site.path().join("a.txt")).unwrap();
+    wait_until("the second again", || client.get("/a.txt").text() == "the second");
+    fs::remove_file(site.path().join("a.txt.gz")).unwrap();
+    wait_until("nothing", || client.get("/a.txt").status == 404);
+}
+
+#[test]
+fn lone_gzip_file_that_cannot_be_unpacked_is_said() {
+    let site = Site::new();
+    let whole = gzip(&pattern(100_000));
+    site.file("cut.txt.gz", &whole[..whole.len() / 2]);
+    site.file("none.txt.gz", "no gzip");
+    // A gigabyte of zeros, in a megabyte: members as `cat` puts them together.
+    site.file("bomb.txt.gz", gzip(&vec![0; 16 << 20]).repeat(64));
+    site.file("exact.txt.gz", gzip(&[b'x'; 100_000]));
+    site.file("above.txt.gz", gzip(&[b'x'; 100_001]));
+    let_files_settle();
+    let server = Server::configured(&site, "[cache]\nunpacked_file_max = 100000");
+    let mut client = server.connect();
+    for _ in 0..3 {
+        for (target, status) in
+            [("/cut.txt", 500), ("/none.txt", 500), ("/bomb.txt", 406), ("/above.txt", 406), ("/exact.txt", 200)]
+        {
+            let response = client.get(target);
+            assert_eq!(response.status, status, "{target}");
+            assert!(status == 200 || response.text().contains("kept compressed"), "{}", response.text());
+            let head = client.request("HEAD", target, &[]);
+            assert_eq!((head.status, head.body.len()), (status, 0), "{target}");
+            // Whoever takes gzip unpacks it himself.
+            assert_eq!(client.request("GET", target, &[TAKES_GZIP]).status, 200, "{target}");
+        }
+    }
+    let said = server.said();
+    for (name, times) in [
+        ("/cut.txt is there as .gz alone, which is damaged", 1..),
+        ("/bomb.txt is there as .gz alone, which unpacks to more than", 1..),
+        ("/exact.txt", 0..),
+    ] {
+        let count = said.matches(name).count();
+        assert!(times.contains(&count), "{name}: {count}\n{said}");
+        assert!(name != "/exact.txt" || count == 0, "{said}");
+        assert!(has_processes() || count <= 1, "{said}");
+    }
+}
+
+#[test]
+fn lone_gzip_file_is_not_served_where_its_own_name_is_not() {
+    let site = Site::new();
+    for name in [
+        "denied/a.txt.gz",
+        "inner/a.txt.gz",
+        "fixed/a.txt.gz",
+        "pages/a.php.gz",
+        "open/a.txt.gz",
+        ".hid/a.txt.gz",
+        "private/a.txt.gz",
+        "moved/a.txt.gz",
+    ] {
+        site.file(name, gzip(b"secret"));
+    }
+    site.file("open/.b.txt.gz", gzip(b"secret"));
+    site.file("pages/index.php.gz", gzip(b"secret"));
+    symlink("/etc/passwd", site.path().join("open/c.txt.gz")).unwrap();
+    symlink("/etc/passwd", site.path().join("open/d.txt")).unwrap();
+    site.file("open/d.txt.gz", gzip(b"secret"));
+    fs::create_dir(site.path().join("open/e.txt.gz")).unwrap();
+    let accounts = site.path().with_extension("users");
+    fs::write(&accounts, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
+    let tables = format!(
+        "index = ['index.php']\n\
+         [[site.route]]\nmatch = '/denied/*.gz'\ndeny = true\n\
+         [[site.route]]\nmatch = '/inner/*.gz'\ninternal = true\n\
+         [[site.route]]\nmatch = '/fixed/*.gz'\nrespond = 'gone'\n\
+         [[site.route]]\nmatch = '/all/**'\nrewrite = '/moved/$1'\n\
+         [[site.route]]\nmatch = '/moved/**'\ninternal = true\n\
+         [[site.app]]\nmatch = '*.php'\ncgi = true\n\
+         [[site.auth]]\nfolder = '/private/a.txt.gz/'\naccounts = {accounts:?}\n\
+         [[site.auth]]\nfolder = '/open/guarded/'\naccounts = {accounts:?}\n"
+    );
+    let_files_settle();
+    let server = Server::with_site(&site, &tables);
+    let mut client = server.connect();
+    for accept in [&[][..], &[TAKES_GZIP]] {
+        for _ in 0..2 {
+            for (target, status) in [
+                ("/open/a.txt", 200),
+                ("/all/a.txt", 200),
+                ("/denied/a.txt", 403),
+                ("/inner/a.txt", 404),
+                ("/fixed/a.txt", 404),
+                ("/moved/a.txt", 404),
+                ("/private/a.txt", 404),
+                ("/.hid/a.txt", 404),
+                ("/open/.b.txt", 404),
+                ("/open/c.txt", 403),
+                ("/open/d.txt", 403),
+                ("/open/e.txt", 404),
+                ("/open/guarded/x.txt", 401),
+                ("/pages/", 404),
+            ] {
+                let response = client.request("GET", target, accept);
+                assert_eq!(response.status, status, "{target}");
+                assert!(status == 200 || !response.text().contains("secret"), "{target}");
+            }
+            assert_ne!(client.request("GET", "/pages/a.php", accept).status, 200);
+        }
+    }
+    fs::remove_file(accounts).unwrap();
 }

@@ -6,6 +6,7 @@
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 
 use amped_http::auth::Credentials;
 use amped_http::h1::request::Request;
@@ -17,15 +18,15 @@ use amped_units::Time;
 use crate::app::{self, Claim};
 use crate::auth::Verdict;
 use crate::cache::Caches;
-use crate::cache::path::{Known, Meaning, Resource};
+use crate::cache::path::{Known, Lone, Meaning, Resource};
 use crate::desk::{Counts, Desk};
 use crate::event::{Answer, Trouble, VerifyWork, Work};
-use crate::file::{Content, FileHandle};
+use crate::file::{Content, FileHandle, NotUnpacked};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, Look, Origin, Plan};
 use crate::record::Outcome;
-use crate::reply::{self, Body, ReplyHead, Wall};
+use crate::reply::{self, Body, Chosen, ReplyHead, Wall};
 use crate::routes::Routed;
 use crate::site::Site;
 use crate::variants::Negotiated;
@@ -160,11 +161,15 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, de
                 return step;
             }
         };
-        if let Some(step) = step_before_file(request, site, path, resource) {
+        if let Some(step) = step_before_file(request, origin, site, path, resource) {
             return step;
         }
         let resource = &*ready(resource, site, caches.budgets.ready_headers);
-        let representation = reply::choose(request, resource);
+        let representation = match reply::choose(request, resource) {
+            Chosen::One(representation) => representation,
+            Chosen::Unpacked => return ask_to_unpack(site, path, meaning, caches),
+            Chosen::NotUnpacked(why) => return step_not_unpacked(why),
+        };
         let verdict = reply::judge(request, representation, limits, wall.seconds);
         let content = match reply::needs_content(&verdict, request) {
             true => caches.content(representation).map(Some),
@@ -223,11 +228,15 @@ pub(crate) fn step_after<F: FileHandle>(
                     return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall, counts));
                 }
             };
-            if let Some(step) = step_before_file(request, site, path, resource) {
+            if let Some(step) = step_before_file(request, origin, site, path, resource) {
                 return step;
             }
             let resource = ready(resource, site, caches.budgets.ready_headers);
-            let representation = reply::choose(request, &resource);
+            let representation = match reply::choose(request, &resource) {
+                Chosen::One(representation) => representation,
+                Chosen::Unpacked => return ask_to_unpack(site, path, &meaning, caches),
+                Chosen::NotUnpacked(why) => return step_not_unpacked(why),
+            };
             let verdict = reply::judge(request, representation, limits, wall.seconds);
             let mut content = None;
             if reply::needs_content(&verdict, request) {
@@ -294,7 +303,8 @@ fn fallback<F: FileHandle>(
     wall: &Wall,
 ) -> Option<(ReplyHead, Body<F>)> {
     let resource = ready(resource, site, caches.budgets.ready_headers);
-    let representation = reply::choose(request, &resource);
+    // Neither a fallback nor an error page is there compressed alone.
+    let Chosen::One(representation) = reply::choose(request, &resource) else { return None };
     let verdict = reply::judge(request, representation, limits, wall.seconds);
     let content = match reply::needs_content(&verdict, request) {
         true => Some(caches.content_among(brought, representation)?),
@@ -313,6 +323,7 @@ pub(crate) fn fallback_after<F: FileHandle>(
     let Desk { sites, limits, caches, wall, .. } = desk;
     let site = sites.for_host(request.host);
     if let Answer::Name(Meaning::File(resource), brought) = &answer
+        && resource.lone.is_none()
         && let Some(reply) = fallback(site, request, resource, brought, caches, limits, wall)
     {
         return Step::Reply(Made::new(reply, outcome));
@@ -337,9 +348,66 @@ fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
     }
 }
 
+/// Asks the disk side for what a file unpacks to.
+fn ask_to_unpack<F: FileHandle>(site: &Site, path: &[u8], meaning: &Meaning, caches: &mut Caches<F>) -> Step<F> {
+    let work = Work::Name(caches.unpack_work(site, path.into(), meaning));
+    Step::Ask(Question { work, stale: None })
+}
+
+/// What a client gets that does not take the coding in which alone a file is there.
+fn step_not_unpacked<F>(why: NotUnpacked) -> Step<F> {
+    match why {
+        NotUnpacked::TooLarge => {
+            let why = "this file is kept compressed and is too large to be unpacked here: ask for it with \
+                       Accept-Encoding: gzip";
+            Step::Fail(Status::NOT_ACCEPTABLE, why)
+        }
+        NotUnpacked::Damaged => {
+            Step::Fail(Status::INTERNAL_SERVER_ERROR, "this file is kept compressed, and cannot be unpacked")
+        }
+    }
+}
+
+/// What goes before a sibling that stands for a missing file: it is sent where it could be asked for by its own name, and
+/// else there is nothing. A rule that matches both names was passed by whoever got here.
+fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &Lone) -> Option<Step<F>> {
+    let nothing = || Some(Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND));
+    let same_rule = |one: &Routed, other: &Routed| mem::discriminant(one) == mem::discriminant(other);
+    match (site.routed(&lone.name), site.routed(&resource.name)) {
+        (None | Some(Routed::Rewrite(_)), _) => {}
+        (Some(Routed::Deny(status)), _) => return Some(Step::Fail(status, plan::DENIED)),
+        (Some(Routed::Internal), _) if origin == Origin::Site => {}
+        (Some(one), Some(other)) if same_rule(&one, &other) => {}
+        (Some(_), _) => return nothing(),
+    }
+    let is_guarded_elsewhere = site
+        .guard(&lone.name)
+        .is_some_and(|guard| site.guard(&resource.name).is_none_or(|passed| passed.folder != guard.folder));
+    if is_guarded_elsewhere {
+        return nothing();
+    }
+    match (app::claim_of(site, &lone.name), app::claim_of(site, &resource.name)) {
+        (Ok(None), Ok(None)) => None,
+        (Err(status), _) | (_, Err(status)) => Some(Step::Fail(status, plan::DENIED)),
+        // The source of an application, or what is only its own to give.
+        (Ok(_), Ok(_)) => nothing(),
+    }
+}
+
 /// What goes before a file that was found: a name by which nobody may reach it, the application that an index file or a
 /// variant is (its source is nobody's), and a method that is not for files.
-fn step_before_file<F>(request: &Request<'_>, site: &Site, path: &[u8], resource: &Resource) -> Option<Step<F>> {
+fn step_before_file<F>(
+    request: &Request<'_>,
+    origin: Origin,
+    site: &Site,
+    path: &[u8],
+    resource: &Resource,
+) -> Option<Step<F>> {
+    if let Some(lone) = &resource.lone
+        && let Some(step) = step_before_lone(origin, site, resource, lone)
+    {
+        return Some(step);
+    }
     if *path != *resource.name && !(site.apps.is_empty() && site.routes.is_empty()) {
         if let Some(status) = site.denied(&resource.name) {
             return Some(Step::Fail(status, plan::DENIED));
@@ -391,6 +459,7 @@ fn step_without_file<F: FileHandle>(
             let known = caches.find(now, site.number, file.as_bytes());
             if let Some(Known { meaning: Meaning::File(resource), age }) = &known
                 && *age < caches.budgets.revalidate
+                && resource.lone.is_none()
                 && let Some(reply) = fallback(site, request, resource, &[], caches, limits, wall)
             {
                 return Step::Reply(Made::new(reply, outcome));
@@ -440,6 +509,7 @@ pub(crate) fn failure<F: FileHandle>(
     let known = caches.find(now, site.number, page.as_bytes());
     if let Some(Known { meaning: Meaning::File(resource), age }) = &known
         && *age < caches.budgets.revalidate
+        && resource.lone.is_none()
         && let Some(content) = caches.content(&resource.representations[0])
     {
         let path = plan::rules_path(request, scratch);
@@ -447,7 +517,7 @@ pub(crate) fn failure<F: FileHandle>(
         return Failure::Reply(Made::new(reply, Outcome::None));
     }
     let is_missing = matches!(&known, Some(Known { meaning, age })
-        if *age < caches.budgets.revalidate && !matches!(meaning, Meaning::File(_)));
+        if *age < caches.budgets.revalidate && !matches!(meaning, Meaning::File(resource) if resource.lone.is_none()));
     if is_missing || status == Status::SERVICE_UNAVAILABLE {
         // For 503 the disk is the trouble; asking it for a page would make it worse.
         return Failure::Reply(plain_failure(request, status, why, desk));
@@ -466,6 +536,7 @@ pub(crate) fn error_after<F: FileHandle>(
 ) -> Made<F> {
     let Desk { sites, caches, scratch, .. } = desk;
     if let Answer::Name(Meaning::File(resource), brought) = answer
+        && resource.lone.is_none()
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
         let site = sites.for_host(request.host);

@@ -17,7 +17,7 @@ use amped_http::status::Status;
 use crate::app::{Input, Output};
 use crate::auth::Verdict;
 use crate::cache::path::Meaning;
-use crate::file::{Content, FileVersion, Stored};
+use crate::file::{Content, FileVersion, NotUnpacked, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
 use crate::reply::Reply;
 
@@ -121,6 +121,8 @@ pub struct NameWork {
     pub known: Vec<FileVersion>,
     /// Whether, if there is nothing of this name, the files beside it are wanted that may be its variants.
     pub variants: bool,
+    /// Whether a file that is there compressed alone is to be unpacked.
+    pub unpack: bool,
     /// What the name means is known, and only this content is missing: if it is still to be had, nothing else is looked for.
     pub missing: Option<Missing>,
 }
@@ -171,8 +173,11 @@ pub enum Found<F> {
     File {
         /// Its clean path: for a directory that of its index file.
         name: Arc<[u8]>,
-        /// The file itself first, then its siblings that are not older.
+        /// The file itself first, then its siblings that are not older. Where there is the file compressed alone: that one,
+        /// then, if it was unpacked, what it unpacks to.
         files: Vec<Opened<F>>,
+        /// Why it was not unpacked although it was to be.
+        not_unpacked: Option<NotUnpacked>,
     },
     /// Nothing of this name, but files that may be its variants.
     Variants {
@@ -198,6 +203,12 @@ pub enum Found<F> {
 }
 
 impl<F> Found<F> {
+    /// Whether it is a file that is there compressed alone, and nobody has tried to unpack it.
+    pub fn is_packed(&self) -> bool {
+        matches!(self, Found::File { files, not_unpacked: None, .. }
+            if matches!(files[..], [Opened { coding, .. }] if coding != Coding::Identity))
+    }
+
     /// The files that it tells of.
     pub fn files(&self) -> &[Opened<F>] {
         match self {

@@ -20,9 +20,32 @@ pub struct FileVersion {
     pub ctime_ns: i64,
     /// Whether the file kept changing while it was looked at. Then other bytes may have the same state.
     pub is_changing: bool,
+    /// Whether the bytes are those that a compressed file in this state unpacks to. Then `size` is theirs, all else the
+    /// compressed file's.
+    pub is_unpacked: bool,
+}
+
+/// Why a file that is there compressed alone cannot be sent to clients that do not take its coding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotUnpacked {
+    /// It unpacks to more bytes than the configuration allows.
+    TooLarge,
+    /// It is cut off, or its bytes are not what its coding says.
+    Damaged,
 }
 
 impl FileVersion {
+    /// What a compressed file in this state unpacks to, if that is so many bytes.
+    #[must_use]
+    pub fn unpacked(self, size: u64) -> FileVersion {
+        FileVersion { size, is_unpacked: true, ..self }
+    }
+
+    /// Whether these are the bytes that a compressed file in this state unpacks to.
+    pub fn is_unpacked_of(&self, packed: &FileVersion) -> bool {
+        *self == packed.unpacked(self.size)
+    }
+
     /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: the time as nobody will see it later changed, so rounded down;
     /// and never later than the reply's Date. A file may carry any mtime, but its ctime is when that was put there.
     pub fn modified_seconds(&self) -> i64 {
@@ -100,7 +123,15 @@ mod tests {
 
     #[test]
     fn tags_differ_with_every_change() {
-        let base = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5, is_changing: false };
+        let base = FileVersion {
+            device: 1,
+            inode: 2,
+            size: 3,
+            mtime_ns: 4,
+            ctime_ns: 5,
+            is_changing: false,
+            is_unpacked: false,
+        };
         let tag = |version: FileVersion| version.etag(EtagForm::Full, "");
         assert_eq!(tag(base), tag(base));
         let others = [
@@ -139,7 +170,15 @@ mod tests {
     #[test]
     fn no_file_was_modified_in_the_future() {
         let check = |mtime_ns, ctime_ns, expected| {
-            let version = FileVersion { device: 1, inode: 2, size: 3, mtime_ns, ctime_ns, is_changing: false };
+            let version = FileVersion {
+                device: 1,
+                inode: 2,
+                size: 3,
+                mtime_ns,
+                ctime_ns,
+                is_changing: false,
+                is_unpacked: false,
+            };
             assert_eq!(version.modified_seconds(), expected);
         };
         check(5_999_999_999, 9_000_000_000, 5);

@@ -26,7 +26,7 @@ use crate::cache::head::{HeadKey, HeadKind};
 use crate::cache::page::AppPage;
 use crate::cache::path::{Representation, Resource};
 use crate::cors::{Asker, CorsRule};
-use crate::file::{Content, FileVersion, Stored, digest};
+use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
 use crate::record::Record;
@@ -88,7 +88,10 @@ impl<F> Body<F> {
     pub fn is_heavy(&self) -> bool {
         match self {
             Body::Empty => false,
-            Body::Content(content, _) | Body::Parts(content, ..) => matches!(content.store, Stored::File(_)),
+            Body::Content(content, _) | Body::Parts(content, ..) => match &content.store {
+                Stored::File(_) => true,
+                Stored::Memory(bytes) => bytes.len() > 65_536,
+            },
             Body::Text(text) => text.len() > 65_536,
             Body::Shared(text) => text.len() > 65_536,
             Body::Open => true,
@@ -131,15 +134,31 @@ impl Wall {
     }
 }
 
+/// What to send of a file.
+#[derive(Debug)]
+pub enum Chosen<'a> {
+    /// This representation.
+    One(&'a Representation),
+    /// What the file unpacks to, which nobody knows yet.
+    Unpacked,
+    /// The same, but it cannot be had.
+    NotUnpacked(NotUnpacked),
+}
+
 /// The representation to send (RFC 9110, 12.5.3).
-pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> &'a Representation {
-    let plain = &resource.representations[0];
-    if !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present() {
-        return plain;
+pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
+    let first = &resource.representations[0];
+    let leaves_it_open = !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present();
+    if leaves_it_open && resource.lone.is_none() {
+        return Chosen::One(first);
     }
     let accepted = request.accept_encoding.iter().fold(Accepted::NOTHING_SAID, Accepted::and);
     let coding = accepted.choose(resource.representations.iter().map(|one| one.coding));
-    resource.representations.iter().find(|one| one.coding == coding).unwrap_or(plain)
+    match (resource.representations.iter().find(|one| one.coding == coding), &resource.lone) {
+        (Some(one), _) => Chosen::One(one),
+        (None, None) => Chosen::One(first),
+        (None, Some(lone)) => lone.not_unpacked.map_or(Chosen::Unpacked, Chosen::NotUnpacked),
+    }
 }
 
 /// What the conditions of a request come to.
@@ -807,6 +826,7 @@ fn capital(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::cache::Budgets;
+    use crate::cache::path::Lone;
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
@@ -826,7 +846,15 @@ mod tests {
 
     fn representation(size: u64, coding: Coding) -> Representation {
         let mtime_ns = MODIFIED * 1_000_000_000 + 5;
-        let version = FileVersion { device: 1, inode: 2, size, mtime_ns, ctime_ns: mtime_ns + 7, is_changing: false };
+        let version = FileVersion {
+            device: 1,
+            inode: 2,
+            size,
+            mtime_ns,
+            ctime_ns: mtime_ns + 7,
+            is_changing: false,
+            is_unpacked: false,
+        };
         let etag = "\"tag\"".into();
         Representation { coding, version, etag, content_hint: Hint::default(), head_hints: Default::default() }
     }
@@ -834,7 +862,7 @@ mod tests {
     fn resource(representations: Vec<Representation>) -> Resource {
         let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
         let (name, media_type) = ((*b"/docs/a.txt").into(), "text/plain".into());
-        Resource { site: 0, name, media_type, language: None, vary, is_chosen: false, representations }
+        Resource { site: 0, name, media_type, language: None, vary, is_chosen: false, representations, lone: None }
     }
 
     /// The head as it is sent, and the body's length.
@@ -1045,7 +1073,8 @@ mod tests {
         let check = |fields: &str, expected: Coding| {
             let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
             let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
-            assert_eq!(choose(&request, &resource).coding, expected, "{fields}");
+            let Chosen::One(chosen) = choose(&request, &resource) else { panic!("{fields}") };
+            assert_eq!(chosen.coding, expected, "{fields}");
         };
         check("", Coding::Identity);
         check("Accept-Encoding: gzip, br\r\n", Coding::Brotli);
@@ -1053,6 +1082,36 @@ mod tests {
         check("Accept-Encoding: zstd\r\n", Coding::Identity);
         check("Accept-Encoding: \r\n", Coding::Identity);
         check("Accept-Encoding: identity;q=0, *;q=0\r\n", Coding::Identity);
+    }
+
+    #[test]
+    fn lone_sibling_is_chosen_by_those_who_take_its_coding() {
+        let check = |representations: Vec<Representation>, not_unpacked, fields: &str, expected: &str| {
+            let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+            let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
+            let lone = Some(Lone { name: b"/a.gz"[..].into(), not_unpacked });
+            let resource = Resource { vary: Vary::ENCODING, lone, ..resource(representations) };
+            let shown = match choose(&request, &resource) {
+                Chosen::One(one) => String::from(one.coding.token()),
+                Chosen::Unpacked => String::from("unpack"),
+                Chosen::NotUnpacked(why) => format!("{why:?}"),
+            };
+            assert_eq!(shown, expected, "{fields}");
+        };
+        let packed = || vec![representation(6, Coding::Gzip)];
+        let both = || vec![representation(6, Coding::Gzip), representation(10, Coding::Identity)];
+        let takes = ["gzip", "x-gzip, br", "*", "gzip;q=0.1", "identity;q=0, *;q=0.1"];
+        let takes_not = ["", "br", "identity", "gzip;q=0", "gzip;q=0.1, identity;q=0.2", "identity;q=0", "*;q=0"];
+        for (field, is_taken) in takes.map(|one| (one, true)).into_iter().chain(takes_not.map(|one| (one, false))) {
+            let field = format!("Accept-Encoding: {field}\r\n");
+            let or = |other| if is_taken { "gzip" } else { other };
+            check(packed(), None, &field, or("unpack"));
+            check(both(), None, &field, or("identity"));
+            check(packed(), Some(NotUnpacked::TooLarge), &field, or("TooLarge"));
+        }
+        check(packed(), None, "", "unpack");
+        check(both(), None, "", "identity");
+        check(packed(), Some(NotUnpacked::Damaged), "", "Damaged");
     }
 
     #[test]

@@ -110,8 +110,15 @@ mod tests {
     const WINDOW: u64 = 256 << 10;
 
     fn part(file: u64) -> Part {
-        let version =
-            FileVersion { device: 1, inode: file, size: WINDOW, mtime_ns: 1, ctime_ns: 1, is_changing: false };
+        let version = FileVersion {
+            device: 1,
+            inode: file,
+            size: WINDOW,
+            mtime_ns: 1,
+            ctime_ns: 1,
+            is_changing: false,
+            is_unpacked: false,
+        };
         Part { version, number: 0 }
     }
 

@@ -494,7 +494,15 @@ mod tests {
     fn file(name: &str, size: u64, mtime_ns: i64) -> (Arc<[u8]>, FileVersion) {
         (
             name.as_bytes().into(),
-            FileVersion { device: 1, inode: size, size, mtime_ns, ctime_ns: mtime_ns, is_changing: false },
+            FileVersion {
+                device: 1,
+                inode: size,
+                size,
+                mtime_ns,
+                ctime_ns: mtime_ns,
+                is_changing: false,
+                is_unpacked: false,
+            },
         )
     }
 
@@ -690,7 +698,15 @@ mod tests {
     fn a_variant_has_a_tag_of_its_own() {
         let mut site = site();
         site.etag = crate::site::EtagForm::Portable;
-        let version = FileVersion { device: 1, inode: 1, size: 1, mtime_ns: 5, ctime_ns: 5, is_changing: false };
+        let version = FileVersion {
+            device: 1,
+            inode: 1,
+            size: 1,
+            mtime_ns: 5,
+            ctime_ns: 5,
+            is_changing: false,
+            is_unpacked: false,
+        };
         let files = ["/docs/page.en.html", "/docs/page.fr.html"].map(|name| (name.as_bytes().into(), version));
         let variants = Variants::of(&site, b"/docs/page", &files).expect("some");
         let tag = |at: usize| variants.list[at].resource.representations[0].etag.clone();

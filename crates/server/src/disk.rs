@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, OsStr};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -20,9 +21,10 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::AppTrouble;
+use amped_core::cache::Budgets;
 use amped_core::desk::Desk;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
-use amped_core::file::{FileHandle, FileVersion, Stored};
+use amped_core::file::{FileHandle, FileVersion, NotUnpacked, Stored};
 use amped_core::listing::{self, Entry, Listing};
 use amped_core::site::{Site, Sites, Symlinks};
 use amped_core::variants;
@@ -31,13 +33,14 @@ use amped_sys::file::{self, Kind, Patience};
 use amped_sys::links::{self, Links, RefusedLink};
 use amped_sys::mapping::Mapping;
 use amped_sys::process;
-use amped_units::Time;
+use amped_units::{Bytes, Time};
 
 use crate::config::SiteRoot;
 use crate::listings::Listings;
 use crate::mapped::MappedWindows;
 use crate::residency::Residency;
 use crate::say;
+use crate::unpack;
 use crate::watch::Notes;
 
 /// How far ahead of what is being sent the disk is asked for.
@@ -206,6 +209,8 @@ pub struct Disk {
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
     /// Files up to this size are read whole.
     content_file_max: u64,
+    /// Files that are there compressed alone are unpacked up to this size.
+    unpacked_file_max: u64,
     /// A root, or a user's folder, is looked up anew after this time,
     revalidate: Duration,
     residency: Arc<Residency>,
@@ -217,7 +222,7 @@ pub struct Disk {
     notes: OnceLock<Arc<Notes>>,
     /// Files that are never served, whatever name or link leads to them: the accounts.
     secrets: Vec<PathBuf>,
-    /// Names whose symbolic links were refused, as far as that was said.
+    /// Names whose symbolic links were refused, or that were not unpacked, as far as that was said.
     refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
     /// Those that threads which share this one are making.
     pub listings: Listings,
@@ -230,6 +235,8 @@ pub struct Rules {
     pub secrets: Vec<PathBuf>,
     /// Files up to this size are read whole, bytes.
     pub content_file_max: u64,
+    /// Files that are there compressed alone are unpacked up to this size, bytes.
+    pub unpacked_file_max: u64,
     /// A root, or a user's folder, is looked up anew after this time.
     pub revalidate: Duration,
 }
@@ -253,7 +260,7 @@ struct UserRoot {
     checked: Instant,
 }
 
-/// Refused symbolic links that are said, under one configuration.
+/// Refused symbolic links and files that are said, under one configuration.
 const REFUSALS_MAX: usize = 200;
 
 /// Names of users that are remembered; a client can ask for any number.
@@ -350,6 +357,7 @@ impl Disk {
             roots,
             users: Mutex::default(),
             content_file_max,
+            unpacked_file_max: Budgets::default().unpacked_file_max.0,
             revalidate,
             residency: Arc::new(Residency::Nowait),
             mapped: MappedWindows::new(0),
@@ -365,6 +373,11 @@ impl Disk {
     /// That never serves these files.
     pub fn with_secrets(self, secrets: Vec<PathBuf>) -> Disk {
         Disk { secrets, ..self }
+    }
+
+    /// That unpacks files which are there compressed alone up to this size, bytes.
+    pub fn unpacking_up_to(self, unpacked_file_max: u64) -> Disk {
+        Disk { unpacked_file_max, ..self }
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -393,7 +406,13 @@ impl Disk {
 
     /// What goes for all sites.
     pub fn rules(&self) -> Rules {
-        Rules { secrets: self.secrets.clone(), content_file_max: self.content_file_max, revalidate: self.revalidate }
+        let Disk { secrets, content_file_max, unpacked_file_max, revalidate, .. } = self;
+        Rules {
+            secrets: secrets.clone(),
+            content_file_max: *content_file_max,
+            unpacked_file_max: *unpacked_file_max,
+            revalidate: *revalidate,
+        }
     }
 
     /// The same in another process, without anything that was learnt. `None`: there is no site.
@@ -405,15 +424,16 @@ impl Disk {
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        let Rules { secrets, content_file_max, revalidate } = rules;
+        let Rules { secrets, content_file_max, unpacked_file_max, revalidate } = rules;
         let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, content_file_max, revalidate);
-        Some(disk.with_secrets(secrets))
+        Some(disk.with_secrets(secrets).unpacking_up_to(unpacked_file_max))
     }
 
     /// A helper of another process has brought this: what it read is in memory.
     pub fn was_brought(&self, found: &Found<OpenFile>) {
         for Opened { version, content, .. } in found.files() {
             let end = match content {
+                Some(Stored::Memory(_)) if version.is_unpacked => continue,
                 Some(Stored::Memory(_)) => version.size,
                 Some(Stored::File(_)) => version.size.min(WINDOW),
                 None => continue,
@@ -576,16 +596,20 @@ impl Disk {
 
     /// Says once for each name which symbolic link is not followed, and why.
     fn note_refusal(&self, site: u16, path: &[u8], error: &io::Error) {
-        let Some(why) = RefusedLink::of(error) else {
-            return;
-        };
+        if let Some(why) = RefusedLink::of(error) {
+            self.note_once(site, path, format_args!("is refused: {why} (see `symlinks`)"));
+        }
+    }
+
+    /// Says once for each name what became of it.
+    fn note_once(&self, site: u16, path: &[u8], what: fmt::Arguments<'_>) {
         let mut noted = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         // A client can ask for any number of names beyond one link.
         if noted.len() < REFUSALS_MAX && noted.insert((site, path.into())) {
             drop(noted);
             let root = self.root_of(site).unwrap_or(Path::new("/")).display();
             let path = String::from_utf8_lossy(path);
-            say!("{root}: {} is refused: {why} (see `symlinks`)", path.escape_debug());
+            say!("{root}: {} {what}", path.escape_debug());
         }
     }
 
@@ -624,6 +648,10 @@ impl Disk {
                         if let Some(found) = self.variants(&root, (path, index), work, effort)? {
                             return Ok(found);
                         }
+                        let name = [&*work.path, index].concat().into();
+                        if let Some(found) = self.lone(site, &root, &[path, index].concat(), name, work, effort)? {
+                            return Ok(found);
+                        }
                     }
                     Err(error) => return Err(error),
                 }
@@ -646,7 +674,11 @@ impl Disk {
             }
             Err(error) if is_absence(&error) && !path.ends_with(b"/") => {
                 let (folder, asked) = path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
-                return self.variants(&root, (folder, asked), work, effort)?.ok_or(error.into());
+                if let Some(found) = self.variants(&root, (folder, asked), work, effort)? {
+                    return Ok(found);
+                }
+                let name = Arc::clone(&work.path);
+                return self.lone(site, &root, path, name, work, effort)?.ok_or(error.into());
             }
             opened => opened?,
         };
@@ -689,6 +721,12 @@ impl Disk {
             }
         }
         candidates.sort();
+        // The document itself, in another coding and nothing else.
+        if let [only] = &candidates[..]
+            && only.strip_suffix(Coding::Gzip.suffix().as_bytes()) == Some(asked)
+        {
+            return Ok(None);
+        }
         let above = work.path.len() - work.path.iter().rev().take_while(|&&byte| byte != b'/').count();
         let (mut paths, mut files): (Vec<Arc<[u8]>>, _) = (Vec::new(), Vec::new());
         let mut failed = None;
@@ -714,13 +752,110 @@ impl Disk {
         }
     }
 
+    /// The sibling that stands for a file which is not there: compressed by gzip, which nearly every client takes and which is
+    /// unpacked for the others. `None` if there is none either, or nobody looks for siblings.
+    fn lone(
+        &self,
+        site: &Site,
+        root: &Tree,
+        path: &[u8],
+        name: Arc<[u8]>,
+        work: &NameWork,
+        effort: Effort,
+    ) -> Answer<Option<Found<OpenFile>>> {
+        let coding = Coding::Gzip;
+        if !site.precompressed.contains(&coding) {
+            return Ok(None);
+        }
+        let opened = match open_regular(root, &[path, coding.suffix().as_bytes()].concat(), self.for_names(effort)) {
+            Ok(opened) => opened,
+            Err(NoAnswer::Io(error)) if is_absence(&error) => None,
+            Err(error) => return Err(error),
+        };
+        let Some((opened, status)) = opened else { return Ok(None) };
+        let known = work.known.iter().find(|known| known.is_unpacked_of(&version_of(&status)));
+        if let Some(&version) = known {
+            let packed = self.bring(coding, opened, status, &work.known, effort)?;
+            let unpacked = Opened { coding: Coding::Identity, version, content: None };
+            // If it changed just now, what is known is of no use.
+            let files = if version.is_unpacked_of(&packed.version) { vec![packed, unpacked] } else { vec![packed] };
+            return Ok(Some(Found::File { name, files, not_unpacked: None }));
+        }
+        if !work.unpack {
+            let files = vec![self.bring(coding, opened, status, &work.known, effort)?];
+            return Ok(Some(Found::File { name, files, not_unpacked: None }));
+        }
+        let packed = self.bring_to_unpack(opened, status, effort)?;
+        let (files, not_unpacked) = match self.unpack(&packed)? {
+            Ok(unpacked) => (vec![packed, unpacked], None),
+            Err(why) => {
+                self.note_not_unpacked(work.site, &name, why);
+                (vec![packed], Some(why))
+            }
+        };
+        Ok(Some(Found::File { name, files, not_unpacked }))
+    }
+
+    /// A compressed file with its content, where it may be waited for: to unpack takes its time.
+    fn bring_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> Answer<Opened<OpenFile>> {
+        match effort {
+            Effort::Now => Err(NoAnswer::WouldWait),
+            Effort::Defer | Effort::Wait | Effort::Accept => self.bring(Coding::Gzip, opened, status, &[], effort),
+        }
+    }
+
+    /// What a compressed file, with its content, unpacks to.
+    fn unpack(&self, packed: &Opened<OpenFile>) -> Answer<Result<Opened<OpenFile>, NotUnpacked>> {
+        let bytes_max = self.unpacked_file_max;
+        let bytes = match &packed.content {
+            Some(Stored::Memory(bytes)) => unpack::gunzip(&**bytes, bytes_max)?,
+            Some(Stored::File(_)) if packed.version.size > bytes_max => Err(NotUnpacked::TooLarge),
+            Some(Stored::File(file)) => unpack::gunzip(FromStart { file, at: 0 }, bytes_max)?,
+            None => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
+        };
+        Ok(bytes.map(|bytes| {
+            let mut version = packed.version.unpacked(bytes.len() as u64);
+            if let Some(Stored::File(file)) = &packed.content {
+                version.is_changing |= !file.has_bytes_of(&packed.version);
+            }
+            Opened { coding: Coding::Identity, version, content: Some(Stored::Memory(bytes)) }
+        }))
+    }
+
+    fn note_not_unpacked(&self, site: u16, name: &[u8], why: NotUnpacked) {
+        let suffix = Coding::Gzip.suffix();
+        match why {
+            NotUnpacked::TooLarge => {
+                let max = Bytes(self.unpacked_file_max);
+                let what = format_args!(
+                    "is there as {suffix} alone, which unpacks to more than {max}: clients that do not \
+                                         take gzip get 406 (see `unpacked_file_max`)"
+                );
+                self.note_once(site, name, what);
+            }
+            NotUnpacked::Damaged => {
+                let what = format_args!(
+                    "is there as {suffix} alone, which is damaged or cut off: clients that do not take \
+                                         gzip get 500; compress it anew"
+                );
+                self.note_once(site, name, what);
+            }
+        }
+    }
+
     /// The content of a file that is known; `None` if there is another one by now, or none.
     fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> Answer<Option<Opened<OpenFile>>> {
         let names = self.for_names(effort);
         let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
             return Ok(None);
         };
-        match open_regular(&root, &[path, missing.coding.suffix().as_bytes()].concat(), names) {
+        let version = missing.version;
+        let coding = if version.is_unpacked { Coding::Gzip } else { missing.coding };
+        match open_regular(&root, &[path, coding.suffix().as_bytes()].concat(), names) {
+            Ok(Some((opened, status))) if version.is_unpacked_of(&version_of(&status)) => {
+                let packed = self.bring_to_unpack(opened, status, effort)?;
+                Ok(self.unpack(&packed)?.ok().filter(|unpacked| unpacked.version == version))
+            }
             Ok(Some((opened, status))) if version_of(&status) == missing.version => {
                 let opened = self.bring(missing.coding, opened, status, &[], effort)?;
                 Ok((opened.version == missing.version).then_some(opened))
@@ -761,7 +896,7 @@ impl Disk {
                 Err(wait) => return Err(wait),
             }
         }
-        Ok(Found::File { name, files })
+        Ok(Found::File { name, files, not_unpacked: None })
     }
 
     /// The content of an opened file: read if it is small, its first window in memory if it is large.
@@ -1013,6 +1148,20 @@ impl Tree {
     }
 }
 
+/// Reads a file from its start, however long the disk takes.
+struct FromStart<'a> {
+    file: &'a OpenFile,
+    at: u64,
+}
+
+impl io::Read for FromStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = file::read_at(self.file, buffer, self.at, Patience::Wait)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
 struct Place<'a> {
     root: Tree,
     /// Relative to the root, without a slash in front; `None` for `/~user`, which lacks its slash.
@@ -1080,6 +1229,7 @@ pub fn version_of(status: &file::Status) -> FileVersion {
         mtime_ns: status.mtime_ns,
         ctime_ns: status.ctime_ns,
         is_changing: false,
+        is_unpacked: false,
     }
 }
 

@@ -30,5 +30,6 @@ pub mod say;
 pub mod send;
 pub mod serve;
 pub mod shared_cache;
+pub mod unpack;
 pub mod watch;
 pub mod worker;

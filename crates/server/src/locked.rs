@@ -79,6 +79,7 @@ mod tests {
                             edition: 0,
                             known: Vec::new(),
                             variants: false,
+                            unpack: false,
                             missing: None,
                         });
                         caches.learn(Time::START, &work, Found::Absent, sites);
@@ -104,8 +105,9 @@ mod tests {
             let sites = Sites::new(vec![Site::default()]).unwrap();
             for n in 0..2 * path_entries {
                 let path: Arc<[u8]> = format!("/{n}").into_bytes().into();
-                let (known, variants, missing) = Default::default();
-                let work = Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known, variants, missing });
+                let (known, variants, unpack, missing) = Default::default();
+                let work =
+                    Work::Name(NameWork { generation: 0, site: 0, path, edition: 0, known, variants, unpack, missing });
                 caches.learn(Time::START, &work, Found::Absent, &sites);
             }
             let held = caches.figures().path_entries as usize;

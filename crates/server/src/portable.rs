@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
-use amped_core::file::{FileVersion, Stored};
+use amped_core::file::{FileVersion, NotUnpacked, Stored};
 use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
 use amped_core::site::{Site, Symlinks};
 use amped_http::negotiate::Coding;
@@ -28,7 +28,7 @@ use amped_http::negotiate::Coding;
 use crate::disk::Rules;
 
 /// Counts the forms: whoever changes one, changes this.
-const FORM: u8 = 4;
+const FORM: u8 = 5;
 
 /// The bytes say nothing that could have been written here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,11 @@ pub enum Place {
 pub fn write_work(work: &Work) -> Vec<u8> {
     let mut out = vec![FORM];
     match work {
-        Work::Name(NameWork { generation, site, path, edition, known, variants, missing }) => {
+        Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing }) => {
             out.push(0);
             put_name(&mut out, *generation, *site, path);
             out.extend(edition.to_le_bytes());
-            out.push(u8::from(*variants));
+            out.extend([u8::from(*variants), u8::from(*unpack)]);
             put_count(&mut out, known.len());
             known.iter().for_each(|version| put_version(&mut out, version));
             out.push(u8::from(missing.is_some()));
@@ -93,13 +93,13 @@ pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
     let work = match variant {
         0 => {
             let edition = from.u32()?;
-            let variants = from.one_of(&[false, true])?;
+            let (variants, unpack) = (from.one_of(&[false, true])?, from.one_of(&[false, true])?);
             let known = (0..from.u32()?).map(|_| from.version()).collect::<Result<_, _>>()?;
             let missing = match from.one_of(&[false, true])? {
                 true => Some(Missing { name: from.text()?.into(), coding: from.coding()?, version: from.version()? }),
                 false => None,
             };
-            Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
+            Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing })
         }
         1 => {
             let edition = from.u32()?;
@@ -123,9 +123,10 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
         put_version(out, &opened.version);
     };
     match found {
-        Found::File { name, files } => {
+        Found::File { name, files, not_unpacked } => {
             out.push(0);
             put_text(&mut out, name);
+            out.push(not_unpacked.map_or(0, |why| 1 + why as u8));
             put_count(&mut out, files.len());
             files.iter().for_each(|opened| put_opened(&mut out, opened));
         }
@@ -180,8 +181,9 @@ pub fn read_outline<F>(
     let found = match from.byte()? {
         0 => {
             let name = Arc::from(from.text()?);
+            let not_unpacked = from.one_of(&[None, Some(NotUnpacked::TooLarge), Some(NotUnpacked::Damaged)])?;
             let files = (0..from.u32()?).map(|_| opened(&mut from)).collect::<Result<_, _>>()?;
-            Found::File { name, files }
+            Found::File { name, files, not_unpacked }
         }
         1 => Found::NeedsSlash,
         2 => Found::Directory(from.version()?),
@@ -256,7 +258,8 @@ pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Fou
 /// What goes for all sites, as bytes.
 pub fn write_rules(rules: &Rules) -> Vec<u8> {
     let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
-    let mut out = [&[FORM][..], &rules.content_file_max.to_le_bytes(), &revalidate.to_le_bytes()].concat();
+    let maxima = [rules.content_file_max, rules.unpacked_file_max].map(u64::to_le_bytes).concat();
+    let mut out = [&[FORM][..], &maxima, &revalidate.to_le_bytes()].concat();
     put_count(&mut out, rules.secrets.len());
     rules.secrets.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
     out
@@ -268,10 +271,11 @@ pub fn write_rules(rules: &Rules) -> Vec<u8> {
 /// When they are none.
 pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
     let mut from = Reader::of(bytes)?;
-    let (content_file_max, revalidate) = (from.u64()?, Duration::from_nanos(from.u64()?));
+    let (content_file_max, unpacked_file_max) = (from.u64()?, from.u64()?);
+    let revalidate = Duration::from_nanos(from.u64()?);
     let path = |from: &mut Reader<'_>| Ok(PathBuf::from(OsStr::from_bytes(from.text()?)));
     let secrets = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
-    let rules = Rules { secrets, content_file_max, revalidate };
+    let rules = Rules { secrets, content_file_max, unpacked_file_max, revalidate };
     from.end()?;
     Ok(rules)
 }
@@ -331,11 +335,11 @@ fn put_count(out: &mut Vec<u8>, count: usize) {
 }
 
 fn put_version(out: &mut Vec<u8>, version: &FileVersion) {
-    let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing } = *version;
+    let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing, is_unpacked } = *version;
     for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64] {
         out.extend(word.to_le_bytes());
     }
-    out.push(u8::from(is_changing));
+    out.extend([u8::from(is_changing), u8::from(is_unpacked)]);
 }
 
 /// What is still to be read.
@@ -392,8 +396,8 @@ impl<'a> Reader<'a> {
     fn version(&mut self) -> Result<FileVersion, Malformed> {
         let (device, inode, size) = (self.u64()?, self.u64()?, self.u64()?);
         let (mtime_ns, ctime_ns) = (self.u64()? as i64, self.u64()? as i64);
-        let is_changing = self.one_of(&[false, true])?;
-        Ok(FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing })
+        let (is_changing, is_unpacked) = (self.one_of(&[false, true])?, self.one_of(&[false, true])?);
+        Ok(FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing, is_unpacked })
     }
 
     fn end(self) -> Result<(), Malformed> {
@@ -415,9 +419,17 @@ pub(crate) mod tests {
     }
 
     fn version() -> impl Strategy<Value = FileVersion> {
-        any::<(u64, u64, u64, i64, i64, bool)>().prop_map(|(device, inode, size, mtime_ns, ctime_ns, is_changing)| {
-            FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing }
-        })
+        any::<((u64, u64), u64, i64, i64, bool, bool)>().prop_map(
+            |((device, inode), size, mtime_ns, ctime_ns, is_changing, is_unpacked)| FileVersion {
+                device,
+                inode,
+                size,
+                mtime_ns,
+                ctime_ns,
+                is_changing,
+                is_unpacked,
+            },
+        )
     }
 
     fn work() -> impl Strategy<Value = Work> {
@@ -431,9 +443,9 @@ pub(crate) mod tests {
         let keys = prop::sample::select(vec![ListKey::Name, ListKey::Size, ListKey::Time]);
         let forms = prop::sample::select(vec![ListForm::Html, ListForm::Json]);
         prop_oneof![
-            (name(), any::<u32>(), known, any::<bool>(), missing).prop_map(
-                |((generation, site, path), edition, known, variants, missing)| {
-                    Work::Name(NameWork { generation, site, path, edition, known, variants, missing })
+            (name(), any::<u32>(), known, any::<(bool, bool)>(), missing).prop_map(
+                |((generation, site, path), edition, known, (variants, unpack), missing)| {
+                    Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing })
                 }
             ),
             (name(), any::<u32>(), keys, any::<bool>(), forms).prop_map(
@@ -461,10 +473,11 @@ pub(crate) mod tests {
     }
 
     fn found() -> impl Strategy<Value = Found<u32>> {
+        let not_unpacked = prop::sample::select(vec![None, Some(NotUnpacked::TooLarge), Some(NotUnpacked::Damaged)]);
         let troubles = prop::sample::select(vec![Trouble::Busy, Trouble::Exhausted, Trouble::Failed]);
         prop_oneof![
-            4 => (text(), prop::collection::vec(opened(100), 0..4))
-                .prop_map(|(name, files)| Found::File { name, files }),
+            4 => (text(), prop::collection::vec(opened(100), 0..4), not_unpacked)
+                .prop_map(|(name, files, not_unpacked)| Found::File { name, files, not_unpacked }),
             1 => (0..4, version()).prop_map(|(which, version)| match which {
                 0 => Found::NeedsSlash,
                 1 => Found::Directory(version),
@@ -530,7 +543,7 @@ pub(crate) mod tests {
         fn a_site_comes_back_as_the_disk_side_needs_it(
             sites in prop::collection::vec(
                 (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
-            rules in any::<(u64, u64)>(),
+            rules in any::<(u64, u64, u64)>(),
             secrets in prop::collection::vec("[a-z/]{0,9}", 0..3),
             cut in any::<prop::sample::Index>(),
         ) {
@@ -546,7 +559,9 @@ pub(crate) mod tests {
             // Cut between two of them it is whole, which the number of descriptors beside it tells.
             let _ = read_sites(&bytes[..cut.index(bytes.len())]);
             let secrets = secrets.into_iter().map(PathBuf::from).collect();
-            let rules = Rules { secrets, content_file_max: rules.0, revalidate: Duration::from_nanos(rules.1) };
+            let (content_file_max, unpacked_file_max, nanos) = rules;
+            let revalidate = Duration::from_nanos(nanos);
+            let rules = Rules { secrets, content_file_max, unpacked_file_max, revalidate };
             prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
     }

@@ -712,6 +712,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         }
     };
     let disk = disk.with(residency, mapped).with_secrets(settings.accounts.clone());
+    let disk = disk.unpacking_up_to(budgets.unpacked_file_max.0);
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.budgets);
         match old {

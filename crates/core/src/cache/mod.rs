@@ -21,6 +21,7 @@ use core::ops::AddAssign;
 use core::time::Duration;
 
 use amped_http::h1::response::Head;
+use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Time};
 
 use crate::event::{Answer, Found, ListWork, Missing, NameWork, Opened, Work};
@@ -54,6 +55,9 @@ pub struct Budgets {
     /// One `send` from memory beats sendfile below 32 to 64 KiB (web-server notes of the project: 5.0 against 5.5
     /// microseconds at 16 KiB, 8.7 against 8.5 at 64 KiB).
     pub content_file_max: Bytes,
+    /// A file that is there compressed alone is unpacked, in memory, up to this size. The changelogs of Debian's packages, for
+    /// which this is made, reach 7 MB.
+    pub unpacked_file_max: Bytes,
     /// Most descriptors of large files that are kept open.
     pub descriptors: usize,
     /// An entry is used this long before the file system is asked again.
@@ -77,6 +81,7 @@ impl Default for Budgets {
             head_bytes: Bytes::mib(4),
             content_bytes: Bytes::mib(64),
             content_file_max: Bytes::kib(32),
+            unpacked_file_max: Bytes::mib(16),
             descriptors: 1024,
             revalidate: Duration::from_secs(1),
             stale_max: Duration::from_secs(10),
@@ -341,8 +346,17 @@ impl<F> Caches<F> {
 
     /// The work that asks what a name means.
     pub fn name_work(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&Known>) -> NameWork {
+        self.name_work_after(site, path, known.map(|known| &known.meaning))
+    }
+
+    /// The same where a file that is there compressed alone is to be unpacked.
+    pub fn unpack_work(&mut self, site: &Site, path: Arc<[u8]>, meaning: &Meaning) -> NameWork {
+        NameWork { unpack: true, ..self.name_work_after(site, path, Some(meaning)) }
+    }
+
+    fn name_work_after(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&Meaning>) -> NameWork {
         let mut states = Vec::new();
-        for resource in known.iter().flat_map(|known| known.meaning.resources()) {
+        for resource in known.iter().flat_map(|meaning| meaning.resources()) {
             let versions = resource.representations.iter().map(|representation| representation.version);
             states
                 .extend(versions.filter(|version| self.contents.at(version.inode, |contents| contents.holds(version))));
@@ -461,7 +475,7 @@ impl<F> Caches<F> {
         let variants = site.negotiation(&path).is_some();
         let site = site.number;
         let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
-        NameWork { generation: self.generation, site, path, edition, known, variants, missing }
+        NameWork { generation: self.generation, site, path, edition, known, variants, unpack: false, missing }
     }
 
     /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
@@ -483,9 +497,15 @@ impl<F> Caches<F> {
             Found::Directory(version) => Meaning::Directory(Some(version)),
             Found::Absent => Meaning::Absent,
             Found::Forbidden => Meaning::Forbidden,
-            Found::File { name, files } => {
+            Found::File { name, files, not_unpacked } => {
                 let states = files.iter().map(|file| (file.coding, file.version));
-                let resource = Resource::new(site_of(work, sites), name, states);
+                let site = site_of(work, sites);
+                let resource = match files.first() {
+                    Some(first) if first.coding != Coding::Identity => {
+                        Resource::of_lone(site, name, states, not_unpacked)
+                    }
+                    _ => Resource::new(site, name, states),
+                };
                 contents = self.learn_contents(files);
                 Meaning::File(Arc::new(resource))
             }
@@ -644,7 +664,6 @@ impl<F: FileHandle> Caches<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amped_http::negotiate::Coding;
 
     fn sites() -> Sites {
         let one = Site { precompressed: alloc::vec![Coding::Gzip], ..Site::default() };
@@ -688,7 +707,15 @@ mod tests {
     fn a_listing_is_good_as_long_as_its_directory_is_as_it_was() {
         let site = Site { listing: true, ..Site::default() };
         let sites = Sites::new(alloc::vec![site]).expect("one");
-        let state = |ctime_ns| FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns, is_changing: false };
+        let state = |ctime_ns| FileVersion {
+            device: 1,
+            inode: 2,
+            size: 3,
+            mtime_ns: 4,
+            ctime_ns,
+            is_changing: false,
+            is_unpacked: false,
+        };
         let order = ListOrder::of(None);
         let change = |path: &str| Change { site: 0, path: path.as_bytes().into(), beneath: false };
         let whole = Budgets::default;
@@ -807,7 +834,15 @@ mod tests {
     fn a_listing_that_was_asked_for_before_the_forgetting_is_not_kept() {
         let sites = Sites::new(alloc::vec![Site { listing: true, ..Site::default() }]).expect("one");
         let mut caches = Caches::<()>::new(Budgets::default());
-        let state = FileVersion { device: 1, inode: 2, size: 3, mtime_ns: 4, ctime_ns: 5, is_changing: false };
+        let state = FileVersion {
+            device: 1,
+            inode: 2,
+            size: 3,
+            mtime_ns: 4,
+            ctime_ns: 5,
+            is_changing: false,
+            is_unpacked: false,
+        };
         let ask = |caches: &mut Caches<()>| caches.list_work(0, b"/a/"[..].into(), ListOrder::of(None), ListForm::Html);
         let before = ask(&mut caches);
         caches.forget(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);

@@ -16,7 +16,7 @@ use amped_units::Time;
 use hashbrown::Equivalent;
 
 use super::policy::{Hint, Store, StoreCounts};
-use crate::file::{FileVersion, digest};
+use crate::file::{FileVersion, NotUnpacked, digest};
 use crate::site::{EtagForm, Site};
 use crate::variants::{Traits, Variants, Vary};
 
@@ -52,8 +52,20 @@ pub struct Resource {
     pub vary: Vary,
     /// Whether it was chosen among variants, so that the reply says which it is (RFC 9110, 8.7).
     pub is_chosen: bool,
-    /// The file itself first (identity), then its siblings; of a variant there may be siblings alone. Never empty.
+    /// The file itself first (identity), then its siblings; of a variant there may be siblings alone. Of a lone sibling: that
+    /// first, then, once somebody wanted it, what it unpacks to. Never empty.
     pub representations: Vec<Representation>,
+    /// There is no file of this name, but its sibling.
+    pub lone: Option<Lone>,
+}
+
+/// A sibling without its original.
+#[derive(Clone, Debug)]
+pub struct Lone {
+    /// Its clean path.
+    pub name: Arc<[u8]>,
+    /// Why it cannot be unpacked, if that was tried in vain.
+    pub not_unpacked: Option<NotUnpacked>,
 }
 
 impl Resource {
@@ -63,6 +75,19 @@ impl Resource {
         let media_type = || site.types.of(&name);
         let (media_type, language) = traits.map_or_else(|| (media_type(), None), |it| (it.media_type, it.language));
         Resource::describe(site, name, states, (media_type, language), false)
+    }
+
+    /// A file that is there compressed alone, and perhaps unpacked.
+    pub fn of_lone(
+        site: &Site,
+        name: Arc<[u8]>,
+        states: impl Iterator<Item = (Coding, FileVersion)>,
+        not_unpacked: Option<NotUnpacked>,
+    ) -> Resource {
+        let resource = Resource::new(site, name, states);
+        let suffix = resource.representations[0].coding.suffix();
+        let name = [&resource.name, suffix.as_bytes()].concat().into();
+        Resource { vary: Vary::ENCODING, lone: Some(Lone { name, not_unpacked }), ..resource }
     }
 
     /// One of several variants, each of which has a name of its own.
@@ -93,12 +118,15 @@ impl Resource {
         });
         let representations: Vec<Representation> = representations.collect();
         let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
-        Resource { site: site.number, name, media_type, language, vary, is_chosen, representations }
+        Resource { site: site.number, name, media_type, language, vary, is_chosen, representations, lone: None }
     }
 
     /// The same once more, made again from its name and its states.
     pub fn worked_out_anew(&self, site: &Site) -> Resource {
         let states = self.representations.iter().map(|one| (one.coding, one.version));
+        if let Some(lone) = &self.lone {
+            return Resource::of_lone(site, Arc::clone(&self.name), states, lone.not_unpacked);
+        }
         if !self.is_chosen {
             return Resource::new(site, Arc::clone(&self.name), states);
         }
@@ -111,7 +139,19 @@ impl Resource {
         let states = |resource: &Resource| -> Vec<_> {
             resource.representations.iter().map(|one| (one.coding, one.version)).collect()
         };
-        self.name == other.name && states(self) == states(other)
+        let verdict = |resource: &Resource| resource.lone.as_ref().map(|lone| lone.not_unpacked);
+        self.name == other.name && states(self) == states(other) && verdict(self) == verdict(other)
+    }
+
+    /// Whether both are the same compressed file in the same state, of which this one says no less.
+    fn says_no_less_than(&self, other: &Resource) -> bool {
+        let packed = |resource: &Resource| (resource.representations[0].coding, resource.representations[0].version);
+        let (Some(lone), Some(others)) = (&self.lone, &other.lone) else { return false };
+        lone.name == others.name
+            && packed(self) == packed(other)
+            && !packed(self).1.is_changing
+            && self.representations.len() >= other.representations.len()
+            && lone.not_unpacked.is_some() >= others.not_unpacked.is_some()
     }
 }
 
@@ -283,13 +323,18 @@ impl PathCache {
             return (meaning, None);
         }
         if let Some(entry) = self.store.peek(&NameRef(site, path)) {
-            if entry.checked > asked {
+            let says_more = match (&entry.meaning, &meaning) {
+                (Meaning::File(old), Meaning::File(new)) => new.says_no_less_than(old) && !old.says_no_less_than(new),
+                _ => false,
+            };
+            if entry.checked > asked && !says_more {
                 // A later question was answered earlier.
                 return (entry.meaning.clone(), None);
             }
-            entry.checked = asked;
+            entry.checked = entry.checked.max(asked);
             let is_same = match (&entry.meaning, &meaning) {
-                (Meaning::File(old), Meaning::File(new)) => old.is_same_as(new),
+                // What a file unpacks to stays known as long as it is in the same state.
+                (Meaning::File(old), Meaning::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
                 // So choices that were made among them stay good.
                 (Meaning::Variants(old), Meaning::Variants(new)) => old.is_same_as(new),
                 _ => false,
@@ -330,6 +375,50 @@ impl PathCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A compressed file in this state alone, and how many bytes it unpacks to, or why it does not.
+    fn lone(state: i64, unpacked: Option<Result<u64, NotUnpacked>>, is_changing: bool) -> Meaning {
+        let version = FileVersion { size: 9, mtime_ns: state, is_changing, ..FileVersion::default() };
+        let plain = unpacked.and_then(Result::ok).map(|size| (Coding::Identity, version.unpacked(size)));
+        let states = core::iter::once((Coding::Gzip, version)).chain(plain);
+        let why = unpacked.and_then(Result::err);
+        Meaning::File(Arc::new(Resource::of_lone(&Site::default(), b"/a"[..].into(), states, why)))
+    }
+
+    #[test]
+    fn what_a_file_unpacks_to_is_known_until_it_changes() {
+        // What is known of it, what is found then, asked later or earlier, and what is to be believed.
+        let check = |old: &Meaning, new: &Meaning, asked_ms: u64, expected: &Meaning| {
+            let mut cache = PathCache::new(10);
+            let path = b"/a"[..].into();
+            cache.learn((Time::from_millis(5), 0), 0, &path, old.clone());
+            let (used, _) = cache.learn((Time::from_millis(asked_ms), 0), 0, &path, new.clone());
+            let kept = cache.find(Time::from_millis(9), 0, &path).expect("learnt");
+            let shown = |meaning: &Meaning| alloc::format!("{meaning:?}");
+            assert_eq!(shown(&used), shown(expected), "{old:?} {new:?} {asked_ms}");
+            assert_eq!(shown(&kept.meaning), shown(expected));
+            assert_eq!(kept.age, Duration::from_millis(9 - asked_ms.max(5)));
+        };
+        let (packed, unpacked) = (lone(1, None, false), lone(1, Some(Ok(100)), false));
+        let too_large = lone(1, Some(Err(NotUnpacked::TooLarge)), false);
+        for known in [&unpacked, &too_large] {
+            for asked_ms in [4, 6] {
+                check(&packed, known, asked_ms, known);
+                check(known, &packed, asked_ms, known);
+                check(known, known, asked_ms, known);
+            }
+            let changed = lone(2, None, false);
+            check(known, &changed, 6, &changed);
+            check(known, &changed, 4, known);
+            check(known, &Meaning::Absent, 6, &Meaning::Absent);
+        }
+        // Of a file that keeps changing the state says nothing.
+        let changing = lone(1, None, true);
+        for known in [lone(1, Some(Ok(100)), true), lone(1, Some(Err(NotUnpacked::Damaged)), true)] {
+            check(&known, &changing, 6, &changing);
+            check(&changing, &known, 6, &known);
+        }
+    }
 
     #[test]
     fn long_names_leave_no_room_for_many() {

@@ -91,6 +91,9 @@ impl Inline {
     ) -> Option<Answer<OpenFile>> {
         let (shared, name) = self.shared(work)?;
         let (found, checked) = shared.find(now, name, fresh_for)?;
+        if name.unpack && found.is_packed() {
+            return None;
+        }
         let lacks = shared_cache::lacks_content(&found, &name.known);
         let answer = self.disk.learn(checked, work, found, desk);
         // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.

@@ -718,6 +718,7 @@ impl Checker<'_> {
             head_bytes: or(&file.head_bytes, default.head_bytes),
             content_bytes: or(&file.content_bytes, default.content_bytes),
             content_file_max: or(&file.content_file_max, default.content_file_max),
+            unpacked_file_max: or(&file.unpacked_file_max, default.unpacked_file_max),
             descriptors: or(&file.descriptors, default.descriptors),
             revalidate: or(&file.revalidate, default.revalidate),
             stale_max: or(&file.stale_max, default.stale_max),

@@ -156,6 +156,7 @@ pub struct Cache {
     pub head_bytes: Key<Size>,
     pub content_bytes: Key<Size>,
     pub content_file_max: Key<Size>,
+    pub unpacked_file_max: Key<Size>,
     pub descriptors: Key<usize>,
     pub mapped_bytes: Key<Size>,
     pub revalidate: Key<Lasting>,

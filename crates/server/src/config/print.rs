@@ -173,6 +173,7 @@ pub fn print(settings: &Settings) -> String {
     page.key("head_bytes", &budgets.head_bytes, "ready header blocks, 250 to 400 bytes each");
     page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
     page.key("content_file_max", &budgets.content_file_max, "larger files are sent from the page cache");
+    page.key("unpacked_file_max", &budgets.unpacked_file_max, "a lone name.gz is unpacked, in memory, up to this size");
     page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
     page.key("mapped_bytes", &settings.send.mapped_bytes, "parts of files that stay mapped, where files are mapped");
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");

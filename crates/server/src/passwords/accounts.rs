@@ -162,7 +162,7 @@ impl AccountFiles {
 
     /// What a pair is remembered by.
     fn hash(&self, list: u16, version: &FileVersion, credentials: &Credentials) -> u128 {
-        let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _ } = *version;
+        let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _, is_unpacked: _ } = *version;
         let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
         mac.update(&list.to_le_bytes());
         for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64, credentials.name().len() as u64] {

@@ -28,8 +28,8 @@ fn cache(bytes: u64, file_max: u64, entries: usize) -> SharedCache {
 }
 
 fn work(path: impl AsRef<[u8]>) -> NameWork {
-    let (known, variants, missing) = Default::default();
-    NameWork { generation: 1, site: 0, path: path.as_ref().into(), edition: 0, known, variants, missing }
+    let (known, variants, unpack, missing) = Default::default();
+    NameWork { generation: 1, site: 0, path: path.as_ref().into(), edition: 0, known, variants, unpack, missing }
 }
 
 /// A file of this body; its number tells versions apart.
@@ -41,16 +41,18 @@ fn file(number: u64, body: &[u8]) -> Found<u32> {
         mtime_ns: number as i64,
         ctime_ns: -1,
         is_changing: false,
+        is_unpacked: false,
     };
     let content = Some(Stored::Memory(body.into()));
-    Found::File { name: b"/name"[..].into(), files: vec![Opened { coding: Coding::Identity, version, content }] }
+    let files = vec![Opened { coding: Coding::Identity, version, content }];
+    Found::File { name: b"/name"[..].into(), files, not_unpacked: None }
 }
 
 fn file_without_content(number: u64, size: u64) -> Found<u32> {
-    let Found::File { name, mut files } = file(number, &[]) else { unreachable!("made so") };
+    let Found::File { name, mut files, not_unpacked } = file(number, &[]) else { unreachable!("made so") };
     files[0].version.size = size;
     files[0].content = None;
-    Found::File { name, files }
+    Found::File { name, files, not_unpacked }
 }
 
 fn at(nanos: u64) -> Time {
@@ -82,6 +84,7 @@ fn what_was_learnt_is_found() {
                 mtime_ns: 4,
                 ctime_ns: 5,
                 is_changing: false,
+                is_unpacked: false,
             }),
             Found::Absent,
             Found::Forbidden,
@@ -111,9 +114,9 @@ fn what_is_not_kept() {
     // Above the upper size, or opened rather than read, a file is its state alone.
     cache.learn(at(5), &work("/large"), &file(1, &[7; 1001]));
     assert_eq!(says(&cache, &work("/large")), expected(file_without_content(1, 1001), 5));
-    let Found::File { name, mut files } = file_without_content(2, 10) else { unreachable!("made so") };
+    let Found::File { name, mut files, not_unpacked } = file_without_content(2, 10) else { unreachable!("made so") };
     files[0].content = Some(Stored::File(9));
-    cache.learn(at(5), &work("/opened"), &Found::File { name, files });
+    cache.learn(at(5), &work("/opened"), &Found::File { name, files, not_unpacked });
     assert_eq!(says(&cache, &work("/opened")), expected(file_without_content(2, 10), 5));
 }
 
@@ -143,14 +146,14 @@ fn the_later_question_wins() {
 #[test]
 fn what_the_asker_knows_is_not_copied() {
     let cache = cache(1 << 20, 1000, 1000);
-    let Found::File { name, mut files } = file(1, &[1; 700]) else { unreachable!("made so") };
+    let Found::File { name, mut files, not_unpacked } = file(1, &[1; 700]) else { unreachable!("made so") };
     for (number, coding) in [(2, Coding::Brotli), (3, Coding::Gzip)] {
         let Found::File { files: mut more, .. } = file(number, &[number as u8; 600]) else { unreachable!("made so") };
         more[0].coding = coding;
         files.append(&mut more);
     }
     let known = vec![files[1].version];
-    cache.learn(at(5), &work("/"), &Found::File { name, files });
+    cache.learn(at(5), &work("/"), &Found::File { name, files, not_unpacked });
     let Some((Found::File { files, .. }, _)) = cache.find::<u32>(at(9), &NameWork { known, ..work("/") }, EVER) else {
         panic!("it was there")
     };
@@ -348,13 +351,13 @@ fn name(n: u8) -> NameWork {
 fn answer(files: Vec<Opened<u32>>) -> Found<u32> {
     match files.is_empty() {
         true => Found::Absent,
-        false => Found::File { name: b"/x"[..].into(), files },
+        false => Found::File { name: b"/x"[..].into(), files, not_unpacked: None },
     }
 }
 
 /// What the cache is to say of it: contents that can be kept, and no descriptors.
 fn kept(found: &Found<u32>, file_max: usize) -> String {
-    let Found::File { name, files } = found else { return format!("{found:?}") };
+    let Found::File { name, files, not_unpacked } = found else { return format!("{found:?}") };
     let keep = |opened: &Opened<u32>| {
         let content = match &opened.content {
             Some(Stored::Memory(body)) if body.len() <= file_max => Some(Stored::Memory(body.clone())),
@@ -362,7 +365,8 @@ fn kept(found: &Found<u32>, file_max: usize) -> String {
         };
         Opened { content, ..*opened }
     };
-    format!("{:?}", Found::File { name: Arc::clone(name), files: files.iter().map(keep).collect() })
+    let (name, files) = (Arc::clone(name), files.iter().map(keep).collect());
+    format!("{:?}", Found::File { name, files, not_unpacked: *not_unpacked })
 }
 
 proptest! {
