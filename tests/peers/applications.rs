@@ -2,40 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
-use super::harness::{Client, Server, Site, need_root, pattern, wait_until};
+use super::harness::{Client, Server, Site, need_root, pattern};
+use super::php::Php;
 use super::{peer, said};
-
-/// php-fpm with a pool like Debian's, at a socket of its own. Ended when dropped.
-struct Php(Child);
-
-impl Php {
-    fn start(folder: &Path, socket: &Path) -> Php {
-        let config = folder.join("fpm.conf");
-        let text = format!(
-            "[global]\nerror_log = {}\ndaemonize = no\n[www]\nuser = root\ngroup = root\nlisten = {}\npm = dynamic\n\
-             pm.max_children = 5\npm.start_servers = 2\npm.min_spare_servers = 1\npm.max_spare_servers = 3\n",
-            folder.join("fpm.log").display(),
-            socket.display()
-        );
-        fs::write(&config, text).unwrap();
-        let mut command = peer("php-fpm8.2");
-        command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        wait_until("php-fpm", || socket.exists());
-        Php(child)
-    }
-}
-
-impl Drop for Php {
-    fn drop(&mut self) {
-        // It ends its children with itself.
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 fn slow_clients_hold_no_process_of_php() {
@@ -44,7 +14,7 @@ fn slow_clients_hold_no_process_of_php() {
     let socket = beside.path().join("php.sock");
     site.file("count.php", "<?php echo strlen(file_get_contents('php://input'));");
     site.file("large.php", "<?php $s = str_repeat('x', 1 << 20); for ($i = 0; $i < 20; $i++) { echo $s; }");
-    let _php = Php::start(beside.path(), &socket);
+    let _php = Php::like_debian(beside.path(), &socket);
     let app = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
     let server = Server::with_site(&site, &app);
     let mut uploads: Vec<Client> = (0..8)
@@ -81,7 +51,7 @@ fn curl_sends_standard_input_to_php() {
     let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
     let socket = beside.path().join("php.sock");
     site.file("put.php", "<?php echo $_SERVER['CONTENT_LENGTH'], ' ', md5(file_get_contents('php://input'));");
-    let _php = Php::start(beside.path(), &socket);
+    let _php = Php::like_debian(beside.path(), &socket);
     let app = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
     let server = Server::with_site(&site, &app);
     let path = beside.path().join("upload");

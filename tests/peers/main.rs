@@ -11,6 +11,10 @@ mod harness;
 #[path = "../nginx.rs"]
 mod started_nginx;
 
+#[path = "../php.rs"]
+#[allow(dead_code, reason = "shared with the wire tests, which use the rest of it")]
+mod php;
+
 #[path = "../requests.rs"]
 mod requests;
 

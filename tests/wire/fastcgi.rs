@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use super::harness::*;
+use crate::php::Php;
 
 /// The application that tells what it has seen.
 const APP: &str = include_str!("fastcgi_app.py");
@@ -451,37 +452,6 @@ fn sites_with_the_same_pool_of_php_do_not_starve_each_other() {
         asked.into_iter().for_each(|asked| assert_eq!(asked.join().unwrap(), 200));
     });
     assert!(at_once.elapsed() < alone * 40, "{:?} for 16 pages of {alone:?}", at_once.elapsed());
-}
-
-/// php-fpm, which is there before the server is. Ended when dropped.
-struct Php(Child);
-
-impl Php {
-    fn start(folder: &Path, socket: &Path) -> Php {
-        let config = folder.join("fpm.conf");
-        let (log, socket_shown) = (folder.join("fpm.log"), socket.display());
-        let text = format!(
-            "[global]\nerror_log = {}\ndaemonize = no\n[www]\nuser = root\ngroup = root\nlisten = {socket_shown}\n\
-             pm = static\npm.max_children = 4\nphp_admin_value[post_max_size] = 100M\n\
-             php_admin_value[upload_max_filesize] = 100M\nphp_admin_value[memory_limit] = 256M\n",
-            log.display()
-        );
-        fs::write(&config, text).unwrap();
-        let mut command = Command::new("php-fpm8.2");
-        command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let child = child.expect("php-fpm8.2; `cargo xtask setup` brings it (Debian package php8.2-fpm)");
-        wait_until("php-fpm", || socket.exists());
-        Php(child)
-    }
-}
-
-impl Drop for Php {
-    fn drop(&mut self) {
-        // It ends its children with itself.
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

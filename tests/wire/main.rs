@@ -27,6 +27,9 @@ mod suite;
 
 mod harness;
 
+#[path = "../php.rs"]
+mod php;
+
 #[path = "../requests.rs"]
 mod requests;
 
