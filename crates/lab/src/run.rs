@@ -26,7 +26,7 @@ use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
-use amped_measure::others::Others;
+use amped_measure::others::{Census, Others};
 use amped_measure::{Failure, Verdict, Worth};
 use serde::{Deserialize, Serialize};
 
@@ -1084,18 +1084,9 @@ pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure>
         thread::sleep(Duration::from_millis(10));
     }
     let (looked_s, to) = (begin.elapsed().as_secs_f64(), Rest::read()?);
-    let cores = Machine::this()?.cores.max(1) as f64;
-    let share = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9 / looked_s / cores;
-    let mut busiest: Vec<(String, f64)> = to
-        .programs
-        .iter()
-        .filter_map(|(pid, (name, ticks))| {
-            let before = from.programs.get(pid).map_or(0, |(_, ticks)| *ticks);
-            let cores = ticks.saturating_sub(before) as f64 / amped_sys::process::ticks_per_second() as f64 / looked_s;
-            (cores > 0.0).then(|| (name.clone(), cores))
-        })
-        .collect();
-    busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let cores = Machine::this()?.cores.max(1);
+    let share = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e9 / looked_s / cores as f64;
+    let mut busiest = to.census.busiest(&from.census, |_| true);
     busiest.truncate(5);
     let busy = share(from.busy_ns, to.busy_ns);
     Ok(Block {
@@ -1103,7 +1094,7 @@ pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure>
         began_s,
         looked_s,
         busy,
-        stolen: share(from.stolen_ns, to.stolen_ns),
+        stolen: to.census.stolen(&from.census, cores),
         packets_per_s: to.packets.saturating_sub(from.packets) as f64 / looked_s,
         disk_bytes_per_s: to.disk_bytes.saturating_sub(from.disk_bytes) as f64 / looked_s,
         busiest,
@@ -1115,11 +1106,9 @@ pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure>
 /// What the machine has done so far.
 struct Rest {
     busy_ns: u64,
-    stolen_ns: u64,
     packets: u64,
     disk_bytes: u64,
-    /// Name and ticks of each process.
-    programs: BTreeMap<u32, (String, u64)>,
+    census: Census,
 }
 
 impl Rest {
@@ -1135,20 +1124,11 @@ impl Rest {
             let (from, to): (u64, u64) = (fields.get(5)?.parse().ok()?, fields.get(9)?.parse().ok()?);
             is_whole.then_some(from + to)
         };
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let program = |pid: u32| {
-            let stat = read(&format!("/proc/{pid}/stat"));
-            let (head, rest) = stat.rsplit_once(") ")?;
-            let fields: Vec<&str> = rest.split(' ').collect();
-            let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-            Some((pid, (head.split_once('(')?.1.to_owned(), ticks)))
-        };
         Ok(Rest {
             busy_ns: host::busy_ns()?,
-            stolen_ns: host::stolen_ns()?,
             packets: read("/proc/net/dev").lines().filter_map(packets).sum(),
             disk_bytes: read("/proc/diskstats").lines().filter_map(sectors).sum::<u64>() * 512,
-            programs: processes.filter_map(|entry| program(entry.file_name().to_str()?.parse().ok()?)).collect(),
+            census: Census::take()?,
         })
     }
 }

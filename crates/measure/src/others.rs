@@ -78,6 +78,25 @@ impl Census {
         used(&earlier.processes, &self.processes)
     }
 
+    /// The programs that used CPU time since an earlier look, of the processes that count, and how many cores each; the busiest first.
+    pub fn busiest(&self, earlier: &Census, counts: impl Fn(u32) -> bool) -> Vec<(String, f64)> {
+        let elapsed_s = (self.at - earlier.at).as_secs_f64().max(1e-3);
+        let mut by_name: BTreeMap<&str, f64> = BTreeMap::new();
+        for (pid, ticks) in self.since(earlier).into_iter().filter(|(pid, ticks)| *ticks > 0 && counts(*pid)) {
+            *by_name.entry(self.name(pid).unwrap_or("?")).or_default() += ticks as f64 / TICKS_PER_S / elapsed_s;
+        }
+        let mut busiest: Vec<(String, f64)> =
+            by_name.into_iter().map(|(name, cores)| (name.to_owned(), cores)).collect();
+        busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+        busiest
+    }
+
+    /// What a hypervisor took of the CPU time of so many cores since an earlier look, from 0 to 1.
+    pub fn stolen(&self, earlier: &Census, cores: usize) -> f64 {
+        let whole_s = (self.at - earlier.at).as_secs_f64().max(1e-3) * cores.max(1) as f64;
+        self.stolen_ns.saturating_sub(earlier.stolen_ns) as f64 / 1e9 / whole_s
+    }
+
     /// The name of a process.
     pub fn name(&self, pid: u32) -> Option<&str> {
         self.processes.get(&pid).map(|process| process.name.as_str())
@@ -133,22 +152,12 @@ impl Others {
         alone: bool,
         cores: usize,
     ) -> Others {
-        let elapsed_s = (after.at - before.at).as_secs_f64().max(1e-3);
-        let whole_s = elapsed_s * cores.max(1) as f64;
         let rest_s = (before.at - rest.at).as_secs_f64().max(1e-3);
         let is_other = others(&rest.processes, rest_s, &before.processes, &after.processes, ours, alone);
-        let mut by_name: BTreeMap<&str, f64> = BTreeMap::new();
-        for (pid, ticks) in after.since(before).into_iter().filter(|(pid, _)| is_other.contains(pid)) {
-            *by_name.entry(after.name(pid).unwrap_or("?")).or_default() += ticks as f64 / TICKS_PER_S;
-        }
-        let stolen = after.stolen_ns.saturating_sub(before.stolen_ns) as f64 / 1e9 / whole_s;
-        let used = by_name.values().sum::<f64>() / whole_s;
-        let mut busiest: Vec<(String, f64)> = by_name
-            .into_iter()
-            .map(|(name, s)| (name.to_owned(), s / elapsed_s))
-            .filter(|(_, one)| *one >= 0.01)
-            .collect();
-        busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let mut busiest = after.busiest(before, |pid| is_other.contains(&pid));
+        let stolen = after.stolen(before, cores);
+        let used = busiest.iter().map(|(_, cores)| cores).sum::<f64>() / cores.max(1) as f64;
+        busiest.retain(|(_, one)| *one >= 0.01);
         busiest.truncate(3);
         Others { share: (used + stolen).clamp(0.0, 1.0), stolen, busiest }
     }
