@@ -17,8 +17,10 @@ use ammeter_monitor::source::Memory;
 use amped_measure::host::{Machine, load_average};
 use amped_measure::{Failure, Verdict, Worth};
 use amped_sys::process;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::PATH;
 use super::observe::CLIENT_LIMITS;
 use crate::archive::{
     self, Archive, Arm, Check, FORM, Figure, Host, HostUse, Plan, Planned, Program, Resolved, Rules, Run, Standing,
@@ -164,7 +166,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     monitor.wait_for_record(&part.join(name::MONITOR))?;
     thread::sleep(settings.interval * LOOKS_AT_REST);
     let (quota_before, before) = (throttled(), Snapshot::take(None, None)?);
-    let text = load(settings, planned.step, planned.seed)?;
+    let Loaded { text, path } = load(settings, planned.step, planned.seed)?;
     let (quota_after, after) = (throttled(), Snapshot::take(None, None)?);
     monitor.end()?;
     let ended_s = now_s();
@@ -176,6 +178,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let others = said.others.as_ref().map(|others| others.share);
     summary.host = HostUse { others, ..seen.host(&before.until(&after), &summary) };
     let own = said.verdict.evidence.join("; ");
+    let is_path = path.worth == Worth::Valid;
     let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
     let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
     // That others used the machine is told of all runs together (`diagnose`).
@@ -188,13 +191,18 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
         load_began_s: said.began_s,
         load_ended_s: said.began_s + said.seconds,
         ended_s,
-        standing: if is_kept && is_free { Standing::Valid } else { Standing::Censored },
-        why: [(is_kept, said.verdict.to_string()), (is_free, "the clients' quota was used up".to_owned())]
-            .into_iter()
-            .filter(|(holds, _)| !holds)
-            .map(|(_, why)| why)
-            .collect(),
+        standing: if is_path && is_kept && is_free { Standing::Valid } else { Standing::Censored },
+        why: [
+            (is_path, path.to_string()),
+            (is_kept, said.verdict.to_string()),
+            (is_free, "the clients' quota was used up".to_owned()),
+        ]
+        .into_iter()
+        .filter(|(holds, _)| !holds)
+        .map(|(_, why)| why)
+        .collect(),
         checks: vec![
+            check(PATH, is_path, path.evidence.join("; ")),
             check("client", is_kept, own),
             check(
                 CLIENT_LIMITS,
@@ -208,14 +216,23 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     };
     archive::write(&part.join(name::RUN), &run)?;
     fs::rename(&part, &folder).map_err(Failure::io(format_args!("name {}", folder.display())))?;
-    Ok(Made { run, verdict: said.verdict })
+    let mut verdict = said.verdict;
+    path.evidence.into_iter().for_each(|line| verdict.weaken(path.worth, line));
+    Ok(Made { run, verdict })
 }
 
-/// Makes load and returns what it says, as JSON.
-fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
+/// What came of a load.
+struct Loaded {
+    /// What it says, as JSON.
+    text: String,
+    /// What the path was worth, if there was one.
+    path: Verdict,
+}
+
+fn load(settings: &Settings, step: Step, seed: u64) -> Result<Loaded, Failure> {
     let mut words: Vec<String> = Vec::new();
     if !settings.path.is_empty() {
-        words.push("wan".to_owned());
+        words.extend(["wan".to_owned(), "--json".to_owned()]);
         words.extend(settings.path.iter().cloned());
         words.extend(["--".to_owned(), own_program()?.display().to_string()]);
     }
@@ -236,12 +253,30 @@ fn load(settings: &Settings, step: Step, seed: u64) -> Result<String, Failure> {
         let why = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("ammeter: ").to_owned();
         return Err(Failure::failed(format!("`ammeter {}` came to nothing: {why}", words.join(" "))));
     }
-    Ok(text)
+    Ok(Loaded { text, path: verdict_of_path(&String::from_utf8_lossy(&output.stderr)) })
+}
+
+/// What `ammeter wan --json` says of the path: a line of its own among all that goes to standard error. Its exit status would
+/// not do, as that of the load comes first.
+fn verdict_of_path(errors: &str) -> Verdict {
+    #[derive(Deserialize)]
+    struct Said {
+        verdict: Verdict,
+    }
+    let said = errors.lines().rev().find_map(|line| serde_json::from_str::<Said>(line).ok());
+    said.map_or_else(Verdict::valid, |said| said.verdict)
 }
 
 /// Right replies a second within the window of a run that nobody watches.
+///
+/// # Errors
+/// When it cannot be made, or the path in between was not the one asked for.
 pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f64, Failure> {
-    Ok(read_load::<Told>(&load(settings, step, seed)?)?.window.completed_rate)
+    let Loaded { text, path } = load(settings, step, seed)?;
+    if path.worth != Worth::Valid {
+        return Err(Failure::failed(format!("the run says nothing of the server: {path}")));
+    }
+    Ok(read_load::<Told>(&text)?.window.completed_rate)
 }
 
 fn read_load<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
@@ -376,4 +411,19 @@ fn host(settings: &Settings) -> Result<Host, Failure> {
         test_bed: vec![path],
         ..Host::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_that_was_not_as_asked_is_found_among_other_lines() {
+        let check =
+            |errors: &str, expected: &str| assert_eq!(verdict_of_path(errors).to_string(), expected, "{errors}");
+        check("", "valid");
+        check("ammeter: 80 begun\n{}\n{\"verdict\":1}\n", "valid");
+        let line = r#"{"report":{},"verdict":{"worth":"path-bound","evidence":["9 packets were late"],"broken":[]},"exit_status":125}"#;
+        check(&format!("ammeter: 80 begun\n{line}\nlast\n"), "path-bound: 9 packets were late");
+    }
 }

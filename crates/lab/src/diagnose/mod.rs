@@ -19,7 +19,7 @@ pub(crate) mod verdict;
 use amped_measure::Failure;
 
 use crate::analyse::analyse;
-use crate::archive::{self, Archive, Standing};
+use crate::archive::{self, Archive, Run, Standing};
 use verdict::{Diagnosis, Trial, judge};
 
 /// Runs that are needed to tell where throughput stops to follow what is offered.
@@ -27,6 +27,9 @@ const RUNS_MIN: usize = 4;
 
 /// What was moved and what came of it, in an archive.
 pub(crate) const TRIALS: &str = "trials.json";
+
+/// The name of the check that the path between clients and server was the one asked for.
+const PATH: &str = "path";
 
 /// What limits each server of an archive: each arm that has runs, the baseline and its repetitions together.
 ///
@@ -59,6 +62,9 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
                 observed.len()
             ));
         }
+        if let Some(why) = other_path(&all().collect::<Vec<_>>()) {
+            diagnosis.doubt(why);
+        }
         let others: Vec<f64> = all().filter_map(|run| run.summary.as_ref()?.host.others).collect();
         diagnosis.share_with(&others, archive.resolved.rules.others_max);
         found.push(diagnosis);
@@ -74,4 +80,42 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
         only.try_it(archive::read::<Vec<Trial>>(&trials)?);
     }
     Ok(found)
+}
+
+/// Why a path of our own speaks against what was found.
+fn other_path(runs: &[&Run]) -> Option<String> {
+    let checks = || runs.iter().flat_map(|run| &run.checks).filter(|check| check.name == PATH);
+    let failed: Vec<&str> = checks().filter(|check| check.holds == Some(false)).map(|check| &check.says[..]).collect();
+    let says = failed.first()?;
+    Some(format!(
+        "in {} of {} runs the path was not the one asked for (path-bound): {says}; what is at its end may be its router",
+        failed.len(),
+        runs.len()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{Check, FORM, Planned, Step};
+
+    #[test]
+    fn path_that_was_not_as_asked_is_told() {
+        let run = |holds| Run {
+            form: FORM,
+            plan: Planned { id: "1".to_owned(), block: 1, arm: "a0".to_owned(), step: Step::Rate(1.0), seed: 1 },
+            began_s: 0.0,
+            load_began_s: 0.0,
+            load_ended_s: 0.0,
+            ended_s: 0.0,
+            standing: Standing::Valid,
+            why: Vec::new(),
+            checks: vec![Check { name: PATH.to_owned(), holds: Some(holds), says: "9 packets were late".to_owned() }],
+            summary: None,
+        };
+        let (right, wrong) = (run(true), run(false));
+        assert_eq!(other_path(&[&right]), None);
+        let why = other_path(&[&right, &wrong, &wrong]).unwrap();
+        assert!(why.starts_with("in 2 of 3 runs the path was not the one asked for (path-bound): 9 packets"), "{why}");
+    }
 }
