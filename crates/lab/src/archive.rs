@@ -934,9 +934,17 @@ impl Archive {
     pub(crate) fn without_window(&self) -> Option<&'static str> {
         let is_old = |run: &Run| run.summary.as_ref().is_some_and(|summary| summary.window.is_none());
         self.runs.iter().any(is_old).then_some(
-            "rates of responses: the archive was made by an older ammeter, which counted responses after the end of the load as \
-             well; run the experiment again for them",
+            "the archive was made by an older ammeter, which did not tell responses within the load's window from later ones: it has \
+             no rates of responses, backlog or drain time; run the experiment again for them",
         )
+    }
+
+    /// The same, if that is why no run has this figure.
+    pub(crate) fn without_figure(&self, metric: &str) -> Option<&'static str> {
+        let mut summaries = self.runs.iter().filter_map(|run| run.summary.as_ref());
+        let is_missing =
+            Summary::described(metric).is_some() && summaries.all(|summary| summary.metric(metric).is_none());
+        self.without_window().filter(|_| is_missing)
     }
 
     /// Reads one.
@@ -1135,6 +1143,9 @@ mod tests {
         *summary = serde_json::from_value(old).unwrap();
         assert_eq!((summary.metric("rate"), summary.completed_rate()), (None, None));
         assert!(archive.without_window().unwrap().contains("older"));
+        assert_eq!(archive.without_figure("rate"), None, "other runs have it");
+        archive.runs.truncate(1);
+        assert_eq!((archive.without_figure("rate"), archive.without_figure("p95")), (archive.without_window(), None));
     }
 
     #[test]

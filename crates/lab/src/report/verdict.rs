@@ -278,7 +278,7 @@ pub(super) fn judged(archive: &Archive, claim: &Claim) -> Judged {
     let measured = measure(archive, claim);
     let (values, missing) = match &measured {
         Ok((values, _)) => (&values[..], String::new()),
-        Err(why) => (&[][..], why.clone()),
+        Err(why) => (&[][..], without_figure(archive, claim).unwrap_or(why).to_owned()),
     };
     let here = Summary::of(values.iter().copied());
     let (fate, why) = match (manipulation(archive, claim), here, &measured) {
@@ -336,6 +336,12 @@ fn holds(claim: &Claim) -> String {
     }
 }
 
+/// Why an archive has no figure of a claim, if that is its version.
+fn without_figure(archive: &Archive, claim: &Claim) -> Option<&'static str> {
+    let terms = [Some(&claim.of), claim.against.as_ref()];
+    terms.into_iter().flatten().find_map(|term| archive.without_figure(&term.metric))
+}
+
 /// Why a claim cannot be judged although its figures are there: the treatment did not act, or nobody knows; `None` if it acted
 /// or if nothing shows whether it did. All blocks must agree, but they may be few: a treatment that acted in one of two blocks
 /// is no treatment.
@@ -350,9 +356,10 @@ fn manipulation(archive: &Archive, claim: &Claim) -> Option<(Fate, String)> {
         let what = format!("{} must be {}", compared(archive, &condition), holds(&condition));
         let found = measure(archive, &condition).ok().and_then(|(values, known)| Summary::of(values).zip(known));
         let Some((here, known)) = found else {
+            let why = without_figure(archive, &condition).map_or_else(String::new, |why| format!("; {why}"));
             return Some((
                 Fate::CannotBeTold,
-                format!("whether the treatment acted is not known: {what}, and was not measured"),
+                format!("whether the treatment acted is not known: {what}, and was not measured{why}"),
             ));
         };
         match position(&here, known, condition.above, condition.below) {
@@ -640,6 +647,9 @@ mod tests {
             found.why
         };
         assert_eq!(why(&made(&[], &ON), &claim(None, Some(0.98))), "step 1500/s of log off has no valid run");
+        let mut old = made(&ON, &ON);
+        old.runs.iter_mut().filter_map(|run| run.summary.as_mut()).for_each(|summary| summary.window = None);
+        assert!(why(&old, &claim(None, Some(0.98))).contains("older ammeter"));
         let mut archive = archive(Path::new("dir"), 6);
         let highest = archive.runs.iter_mut().filter(|run| run.plan.step.value() == 1500.0);
         highest.for_each(|run| run.standing = Standing::Invalid);
