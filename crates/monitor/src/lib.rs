@@ -9,7 +9,7 @@
 //! store     samples to a file and back
 //! show      rates as lines, CSV, a screen; samples as OpenMetrics          pure
 //! endpoint  the address at which collectors ask for the last sample
-//! profile   where the CPU time goes: samples of call chains, two views
+//! profile   where the CPU time goes: samples of call chains, three views
 //! overhead  what all this costs the server, in pairs
 //! ```
 //!
