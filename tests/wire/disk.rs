@@ -596,6 +596,30 @@ fn the_program_itself_stays_in_memory() {
     ["amped", "sped", "mt"].into_iter().for_each(check);
 }
 
+/// Children of a parent that was root have its limit, and not its right to pass that by.
+#[test]
+fn processes_that_cannot_be_locked_are_said() {
+    need_root("starts the server as root, without the right to raise limits");
+    let site = public_site();
+    site.file("a.txt", "hello");
+    let start = |limits: &str| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--memlock={limits}"));
+        command.args(["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]);
+        command.arg(program().get_program()).arg("serve").arg(site.path());
+        command.args(["--listen", "127.0.0.1:0", "--architecture", "mp", "--workers", "2", "--user", "nobody"]);
+        Server::spawn(command)
+    };
+    let server = start("4096:4096");
+    server.wait_for("raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)");
+    assert_eq!(server.get("/a.txt").text(), "hello");
+    // Up to the hard limit it may be raised by anybody.
+    let server = start("4096:65536");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", server.children()[0])).unwrap();
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
+    assert_eq!(limit.split_ascii_whitespace().next(), Some("65536"), "{limit}");
+}
+
 #[test]
 fn a_limit_on_locked_memory_is_said_and_serves_all_the_same() {
     need_root("starts the server as another user");

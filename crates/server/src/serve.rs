@@ -123,6 +123,16 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
+/// Locks the program in memory, or says that it cannot be.
+fn lock_program() {
+    if let Err(error) = process::lock_program() {
+        say!(
+            "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is read \
+             again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
+        );
+    }
+}
+
 impl Server {
     fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
         // While there is one thread, for both hold for a thread and all that it starts. Ports and users are no matter of them:
@@ -141,16 +151,10 @@ impl Server {
                 settings.workers
             );
         }
-        if let Err(error) = process::lock_program() {
-            say!(
-                "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is \
-                 read again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
-            );
-        }
-        if arch::form(settings.architecture).processes {
-            // The children lock it. A parent that holds more memory than they do is what the kernel kills first where memory
-            // runs out, and all of them with it.
-            process::unlock_program();
+        process::make_room_for_locked_program();
+        let has_children = arch::form(settings.architecture).processes;
+        if !has_children {
+            lock_program();
         }
         let owner = owner(&settings)?;
         // Before there is anything that these processes should not have.
@@ -178,6 +182,13 @@ impl Server {
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
+        }
+        if has_children {
+            // The children lock it, for what is locked is not inherited. Here it is found out, with the rights that they will
+            // have, whether they can. A parent that holds more memory than they do is what the kernel kills first where memory
+            // runs out, and all of them with it.
+            lock_program();
+            process::unlock_program();
         }
 
         // Threads and processes start when there is nothing left to give up.

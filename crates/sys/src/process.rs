@@ -445,6 +445,25 @@ pub fn make_room_for_descriptors(count: u64) {
     let _ = rustix::io::fcntl_dupfd_cloexec(io::stderr(), last);
 }
 
+/// Raises the limit on locked memory until [`lock_program`] keeps to it, as far as this process may. A process that gives up
+/// root, and those that it forks then, have the limit and no more the right to pass it by.
+pub fn make_room_for_locked_program() {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
+    let length: usize = program_mappings(&maps).map(|(_, length)| length).sum();
+    // A library may be loaded later, as to look a user up.
+    let needed = 2 * length as u64;
+    let limit = getrlimit(Resource::Memlock);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let maximum = limit.maximum.map(|maximum| maximum.max(needed));
+    let raised = Rlimit { current: Some(needed), maximum };
+    if setrlimit(Resource::Memlock, raised).is_err() {
+        // No more than the administrator lets it have; what that is too little for `lock_program` tells.
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+}
+
 /// Keeps the program itself in memory, with its libraries: code that was pushed out to make room for files has to be read
 /// from the disk before the thread that runs it goes on, and that may be the thread that must not wait. Locked pages stay for
 /// every process that maps the same files, for as long as this one lives; they count against the limit on locked memory
