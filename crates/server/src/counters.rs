@@ -400,10 +400,11 @@ impl fmt::Display for Snapshot {
         let LoopCounts { turns, busy_ns, stalls, stalled_ns } = self.loops;
         writeln!(
             f,
-            "turns: total={turns} busy_us={} stalls={stalls} stalled_us={} sent_bytes={}",
+            "turns: total={turns} busy_us={} stalls={stalls} stalled_us={} sent_bytes={} spooled_bytes={}",
             busy_ns / 1000,
             stalled_ns / 1000,
-            self.sent_bytes
+            self.sent_bytes,
+            self.spooled_bytes
         )?;
         if model.estimate > 0 {
             writeln!(f, "clock: estimate={} believed={} faults={}", model.estimate, model.believed, model.faults)?;
@@ -423,6 +424,12 @@ impl fmt::Display for Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn report_tells_what_was_spooled() {
+        let snapshot = Snapshot { sent_bytes: 5, spooled_bytes: 7, ..Snapshot::default() };
+        assert!(snapshot.to_string().contains(" sent_bytes=5 spooled_bytes=7\n"), "{snapshot}");
+    }
 
     #[test]
     fn a_snapshot_crosses_whole_and_keeps_what_was_done() {
