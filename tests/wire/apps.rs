@@ -166,6 +166,25 @@ fn a_script_has_no_descriptors_but_its_own() {
 }
 
 #[test]
+fn rewrite_with_a_query_reaches_the_script() {
+    let site = Site::new();
+    script(&site, "query", "printf 'Content-Type: a/b\\n\\n%s' \"$QUERY_STRING\"");
+    let route = "[[site.route]]\nmatch = '/search/*/**'\nrewrite = '/cgi-bin/query?q=$1&rest=$2'\n\
+                 [[site.route]]\nmatch = '/plain/*'\nrewrite = '/cgi-bin/query'\n";
+    let server = serve(&site, route);
+    let mut client = server.connect();
+    let mut check = |target: &str, body: &str| {
+        let response = client.get(target);
+        assert_eq!((response.status, response.text().as_str()), (200, body), "{target}");
+    };
+    check("/search/cats/a/b", "q=cats&rest=a/b");
+    check("/search/cats/a/b?page=2&q=dogs", "q=cats&rest=a/b&page=2&q=dogs");
+    check("/search/a%26admin=1%20%2Bx/?", "q=a%26admin%3D1%20%2Bx&rest=");
+    check("/plain/x?a=b", "a=b");
+    check("/cgi-bin/query?a=b", "a=b");
+}
+
+#[test]
 fn statuses_and_redirects() {
     let site = Site::new();
     site.file("page.html", "a page");

@@ -140,12 +140,21 @@ impl Claim {
     /// for others too, so it must be whole, whatever the client has of it already.
     pub(crate) fn work(
         &self,
+        sites: &Sites,
         generation: u32,
         (request, head): (&Request<'_>, &[u8]),
         framing: Framing,
         user: Option<&[u8]>,
         for_others: bool,
     ) -> AppWork {
+        let mut variables = variables((request, head), &self.path, framing, user, for_others);
+        if let Target::Origin { path, query } | Target::Absolute { path, query, .. } = request.target
+            && let Ok((asked, _)) = uri::clean_path_with_slashes(path, &mut Vec::new())
+            && let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(asked, query))
+            && let Some((_, value)) = variables.iter_mut().find(|(name, _)| name == b"QUERY_STRING")
+        {
+            *value = own;
+        }
         AppWork {
             generation,
             site: self.site,
@@ -153,7 +162,7 @@ impl Claim {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
-            variables: variables((request, head), &self.path, framing, user, for_others),
+            variables,
         }
     }
 }

@@ -37,7 +37,7 @@ pub enum RouteAction {
     },
     /// Serves another path, without telling the client. `$1` as in a redirect.
     Rewrite {
-        /// The other path.
+        /// The other path, with the query that an application there gets in front of the client's.
         to: Box<str>,
     },
     /// Refuses, whichever way the name was reached: asked for, rewritten to, or as the index or script of another.
@@ -92,6 +92,7 @@ impl Route {
                 Routed::Redirect(*status, made)
             }
             RouteAction::Rewrite { to } => {
+                let to = to.split_once('?').map_or(&**to, |(to, _)| to);
                 let mut made = self.fill(to, path, |star, made| made.extend_from_slice(star))?;
                 made.dedup_by(|byte, before| *byte == b'/' && *before == b'/');
                 let is_odd = made.split(|&byte| byte == b'/').any(|segment| matches!(segment, b"." | b".."));
@@ -101,6 +102,21 @@ impl Route {
             RouteAction::Respond(response) => Routed::Respond(Arc::clone(response)),
             RouteAction::Internal => Routed::Internal,
         })
+    }
+
+    /// The query that an application gets behind a rewrite which has one of its own: that, and the client's behind it. `None`:
+    /// the client's alone.
+    pub fn query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
+        let RouteAction::Rewrite { to } = &self.action else { return None };
+        let (_, own) = to.split_once('?')?;
+        let mut made = self.fill(own, path, uri::encode_query_value)?;
+        if let Some(sent) = sent.filter(|sent| !sent.is_empty()) {
+            if !made.is_empty() {
+                made.push(b'&');
+            }
+            made.extend_from_slice(sent);
+        }
+        Some(made)
     }
 
     /// `to` with the text of each star put in.
@@ -170,6 +186,25 @@ mod tests {
         check("/a/*", "/b/.$1", None, "/a/.", "nowhere");
         check("/a/*", "/b/$1", None, "/a/%2e%2e", "/b/%2e%2e");
         check("/a/**", "$1", None, "/a/b", "nowhere");
+    }
+
+    #[test]
+    fn rewrite_with_a_query_puts_it_before_the_clients() {
+        let check = |to: &str, path: &str, sent: Option<&str>, expected: (&str, Option<&str>)| {
+            let route = route("/s/*/**", to, None);
+            let Some(Routed::Rewrite(meant)) = route.apply(path.as_bytes()) else { panic!("{to} {path}") };
+            let query = route.query(path.as_bytes(), sent.map(str::as_bytes));
+            let shown = query.map(|query| String::from_utf8(query).expect("text"));
+            assert_eq!((&*String::from_utf8_lossy(&meant), shown.as_deref()), expected, "{to} {path} {sent:?}");
+        };
+        check("/a.php?q=$1", "/s/x/y", None, ("/a.php", Some("q=x")));
+        check("/a.php?q=$1", "/s/x/y", Some("p=2"), ("/a.php", Some("q=x&p=2")));
+        check("/a.php?q=$1", "/s/x/y", Some(""), ("/a.php", Some("q=x")));
+        check("/$1.php?q=$2", "/s/x/y/z", Some("q=other"), ("/x.php", Some("q=y/z&q=other")));
+        // Whatever is matched stays within its value.
+        check("/a.php?q=$1", "/s/a&b=c+d #?%/", None, ("/a.php", Some("q=a%26b%3Dc%2Bd%20%23%3F%25")));
+        check("/a.php?", "/s/x/y", Some("p=2"), ("/a.php", Some("p=2")));
+        check("/a.php", "/s/x/y", Some("p=2"), ("/a.php", None));
     }
 
     proptest! {

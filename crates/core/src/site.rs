@@ -144,6 +144,11 @@ impl Site {
         self.routes.iter().find_map(|route| route.apply(path))
     }
 
+    /// The query that an application gets for this path and the query that was sent, if a rewrite has one of its own.
+    pub fn rewritten_query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
+        self.routes.iter().find(|route| route.pattern.matches(path))?.query(path, sent)
+    }
+
     /// The status with which this name is refused, if it is, whichever way it was reached.
     pub fn denied(&self, name: &[u8]) -> Option<Status> {
         match self.routes.iter().find(|route| route.pattern.matches(name))?.action {

@@ -221,6 +221,18 @@ const ENCODED_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
+/// Appends a text as the value of a field in a query must write it: `&`, `=`, `+` and whatever else means something there are
+/// encoded.
+pub fn encode_query_value(text: &[u8], out: &mut Vec<u8>) {
+    for piece in percent_encode(text, ENCODED_IN_QUERY_VALUE) {
+        out.extend_from_slice(piece.as_bytes());
+    }
+}
+
+/// All but the slash, which means nothing in a query (RFC 3986, 3.4), and what is unreserved.
+const ENCODED_IN_QUERY_VALUE: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// What follows `http://` or `https://` (RFC 3986, 3.1: the case of a scheme does not matter).
 fn strip_scheme(target: &[u8]) -> Option<&[u8]> {
     [&b"http://"[..], b"https://"].iter().find_map(|scheme| {

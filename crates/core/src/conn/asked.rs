@@ -157,7 +157,14 @@ impl Conn {
                 let user = decide::claimed_name(request, call.desk);
                 let user = user.as_ref().map(Credentials::name);
                 let generation = call.desk.caches.generation();
-                Input::Start(Box::new(claim.work(generation, (request, hand.head), framing, user, false)))
+                Input::Start(Box::new(claim.work(
+                    &call.desk.sites,
+                    generation,
+                    (request, hand.head),
+                    framing,
+                    user,
+                    false,
+                )))
             }
         };
         self.state = State::App(Box::new(Asked {
@@ -210,7 +217,7 @@ impl Conn {
                 return conn.give(call, hand, made);
             }
             let generation = call.desk.caches.generation();
-            let work = claim.work(generation, (&hand.request, hand.head), Framing::None, None, true);
+            let work = claim.work(&call.desk.sites, generation, (&hand.request, hand.head), Framing::None, None, true);
             call.actions.push(Action::App(*ticket, Input::Start(Box::new(work))));
         });
         match &mut self.state {
@@ -235,7 +242,14 @@ impl Conn {
         self.take_up(call, &head, (began, false), |conn, call, hand| {
             if let State::App(asked) = &conn.state {
                 let generation = call.desk.caches.generation();
-                let work = asked.claim.work(generation, (&hand.request, hand.head), Framing::None, None, false);
+                let work = asked.claim.work(
+                    &call.desk.sites,
+                    generation,
+                    (&hand.request, hand.head),
+                    Framing::None,
+                    None,
+                    false,
+                );
                 call.actions.push(Action::App(ticket, Input::Start(Box::new(work))));
             }
         });

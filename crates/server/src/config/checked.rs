@@ -1178,14 +1178,17 @@ impl Checker<'_> {
         };
         let is_plain =
             text.bytes().all(|b| b.is_ascii_graphic() && b != b'\\' || (!is_redirect && b >= b' ' && b != 0x7f));
-        let is_odd =
-            !is_redirect && (text.contains(['?', '#']) || text.split('/').any(|step| step == "." || step == ".."));
+        let (path, query) = text.split_once('?').unwrap_or((text, ""));
+        let is_odd = !is_redirect
+            && (text.contains('#')
+                || path.split('/').any(|step| step == "." || step == "..")
+                || !query.bytes().all(|byte| byte.is_ascii_graphic()));
         if !is_good || !is_plain || is_odd {
             let help = match is_redirect {
                 true => {
                     "write a path, \"/new/$1\", or a URL, \"https://example.org/$1\", as it is to stand in a header"
                 }
-                false => "write a path within the site, such as \"/new/$1\", without a query",
+                false => "write a path within the site, such as \"/new/$1\" or \"/index.php?q=$1\"",
             };
             self.findings.at(to.span(), format!("`{}` is no place to lead to", text.escape_debug()), help);
         }
