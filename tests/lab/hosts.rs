@@ -266,18 +266,24 @@ fn killed_or_stopped_it_leaves_nothing_on_any_host() {
         net.table(&["c1", "c2"])
     );
     for signal in ["-KILL", "-INT"] {
-        let mut child = net.run(&text).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let path = net.home.path().join("said");
+        let errors = fs::File::create(&path).unwrap();
+        let said = || fs::read_to_string(&path).unwrap();
+        let mut child = net.run(&text).stdout(Stdio::null()).stderr(errors).spawn().unwrap();
         until("load on both clients", || {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended: {:?}", net.run(&text).output());
+            assert!(child.try_wait().unwrap().is_none(), "it has ended: {}", said());
             net.generator(2) && net.generator(3)
         });
         let agents: Vec<(u32, PathBuf)> = (1..=3).map(|at| net.agent(at).expect("it is at work")).collect();
         assert!(agents[2].1.starts_with("/var/tmp"), "a copy: {agents:?}");
         assert!(net.processes(1).iter().any(|(_, words)| words.contains("nginx")), "{:?}", net.processes(1));
         done(Command::new("kill").args([signal, &child.id().to_string()]));
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(signal == "-KILL" || output.status.code() == Some(1) && said.contains("interrupted"), "{said}");
+        let status = child.wait().unwrap();
+        assert!(
+            signal == "-KILL" || status.code() == Some(1) && said().contains("interrupted"),
+            "{status}: {}",
+            said()
+        );
         assert_nothing_is_left(&net, &agents);
     }
 }

@@ -139,7 +139,10 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
         (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
         (&Value::from("Both answer"), &Value::from(1))
     );
-    assert_eq!(judged["claims"][0]["fate"], "undecided", "of a single block: {judged}");
+    // On a busy machine the clients are late, and the rates of their runs lower bounds.
+    let fate = &judged["claims"][0]["fate"];
+    let is_bound = runs.values().any(|run| run["standing"] == "censored");
+    assert!(fate == "undecided" || is_bound && fate == "cannot-be-told", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");
