@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use super::harness::{Server, Site, answer_by_fastcgi, configuration, let_files_settle, program, wait_until};
 use super::peer;
@@ -165,25 +165,36 @@ fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
     let tid = loop_thread(server.pid());
     let folder = Site::new();
     let table = folder.path().join("table");
-    let mut strace = peer("strace")
-        .args(["-c", "-p", &tid.to_string(), "-o", table.to_str().unwrap()])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let traced = || {
-        let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
-        status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
-    };
-    wait_until("strace to attach", traced);
+    let strace = Strace::attach(tid, &["-c", "-o", table.to_str().unwrap()]);
     for _ in 0..REQUESTS {
         assert_eq!(client.get(target).body, body);
     }
-    // It writes its table at an interrupt, by the shell's kill, of the one process that was started here.
-    let interrupt = std::process::Command::new("kill").args(["-INT", &strace.id().to_string()]).status().unwrap();
-    assert!(interrupt.success());
-    strace.wait().unwrap();
+    strace.detach();
     let text = fs::read_to_string(&table).unwrap();
     (read_table(&text), text)
+}
+
+/// strace on a thread.
+struct Strace(Child);
+
+impl Strace {
+    fn attach(tid: u32, words: &[&str]) -> Strace {
+        let tid = tid.to_string();
+        let strace = peer("strace").args(["-p", &tid]).args(words).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("strace to attach", || {
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+            status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+        });
+        Strace(strace)
+    }
+
+    /// Once it has written all that it saw, which it does at an interrupt: by the shell's kill, of the one process that was
+    /// started here.
+    fn detach(mut self) {
+        let interrupt = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
+        assert!(interrupt.success());
+        self.0.wait().unwrap();
+    }
 }
 
 /// Watches are counted for each user of the machine, so others can use them up.
@@ -274,6 +285,41 @@ fn disk_that_fails_on_the_first_bytes_is_a_500() {
             let response = server.get(target);
             assert_eq!(response.status, 500, "{architecture}, {target}: {}", response.text());
         }
+    }
+}
+
+/// The head of a file whose name is known waits for its first bytes: so there is still a choice, and the connection goes on.
+#[test]
+fn disk_that_fails_on_the_first_bytes_of_a_known_file_is_a_500() {
+    let site = Site::new();
+    site.file("large.bin", vec![7; 300_000]);
+    site.file("small.txt", "small\n");
+    let_files_settle();
+    let log = site.path().with_extension("log");
+    for settle in ["0s", "1h"] {
+        let config = site.path().with_extension("toml");
+        let toml = format!("[send]\nsettle = '{settle}'\n[log]\naccess = '{}'\nformat = 'common'", log.display());
+        fs::write(&config, configuration(site.path(), &toml)).unwrap();
+        let server = Server::start(&["--config", config.to_str().unwrap()]);
+        let mut client = server.connect();
+        assert_eq!(client.get("/large.bin").body.len(), 300_000);
+        let fails = ["-o", "/dev/null", "-e", "trace=preadv2", "-e", "inject=preadv2:error=EIO"];
+        let strace = Strace::attach(loop_thread(server.pid()), &fails);
+        // The window that was just sent is believed to be in memory for a moment.
+        let failed = (0..100).find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            client.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\nGET /small.txt HTTP/1.1\r\nHost: a\r\n\r\n");
+            let (first, second) = (client.response("GET"), client.response("GET"));
+            assert_eq!((second.status, &second.body[..]), (200, &b"small\n"[..]));
+            (first.status != 200).then_some(first)
+        });
+        let response = failed.expect("none of a hundred failed");
+        assert_eq!(response.status, 500, "{}", response.text());
+        assert!(response.text().contains("could not be read"), "{}", response.text());
+        strace.detach();
+        assert_eq!(client.get("/large.bin").body.len(), 300_000);
+        let line = format!("\"GET /large.bin HTTP/1.1\" 500 {}\n", response.body.len());
+        wait_until("the line of the log", || fs::read_to_string(&log).unwrap().contains(&line));
     }
 }
 

@@ -5,6 +5,7 @@
 //! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
 //! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
 //! behind its head, or goes out with it in one call, copied through a buffer or from a mapping: as the key `send.content` says.
+//! Where windows are probed, a head goes out once the first window behind it is in memory: so a disk that fails there is a 500.
 //!
 //! A file may change while it is sent. Before each call and after the last its size and times must be those of the head, but
 //! for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]), else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
@@ -22,7 +23,10 @@ use std::time::{Duration, Instant};
 
 use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::record::{Outcome, Record, Records};
-use amped_core::reply::{Body, Reply, Wall};
+use amped_core::reply::{self, Body, Reply, Wall};
+use amped_http::date;
+use amped_http::h1::response::Connection;
+use amped_http::status::Status;
 use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
 use amped_sys::{process, socket};
@@ -48,6 +52,9 @@ const SHORT: u64 = 32 * 1024;
 /// call ends with a packet that is not full, and each turn with a client that waits: at 64 downloads of 1 MiB two windows a
 /// turn, one at a time, cost a fifth more than these.
 const WINDOWS_A_TURN: u64 = 4;
+
+/// What a client is told where the disk fails.
+const UNREAD: &str = "the file could not be read";
 
 /// Pieces that go into one call.
 const PIECES_MAX: usize = 64;
@@ -225,6 +232,14 @@ impl Style {
             aligned: optimise.has(Optimisation::HeaderAlignment),
         }
     }
+
+    fn date(self, wall: &Wall) -> [u8; date::LEN] {
+        if self.string_caches { wall.date } else { Wall::at(wall.seconds).date }
+    }
+
+    fn alignment(self) -> usize {
+        if self.aligned { ALIGNMENT } else { 1 }
+    }
 }
 
 /// Bytes to which heads are aligned: those of the cache lines of the paper's day.
@@ -319,8 +334,7 @@ impl Outbox {
         let Reply { head, connection, body, mut record } = reply;
         self.looked_at = (record.outcome == Outcome::Hit).then_some(now);
         let start = self.text.len();
-        let date = if style.string_caches { wall.date } else { Wall::at(wall.seconds).date };
-        head.get().write(&mut self.text, &date, connection, if style.aligned { ALIGNMENT } else { 1 });
+        head.get().write(&mut self.text, &style.date(wall), connection, style.alignment());
         record.head_bytes = self.text.len() - start;
         let is_open = matches!(body, Body::Open);
         self.put_body(start, body);
@@ -449,6 +463,7 @@ impl Outbox {
                 Ok(Front::Cold(content, range)) => return Progress::Cold(content, range),
                 Ok(Front::TurnIsOver) => return Progress::Yield,
                 Ok(Front::Changed) => return Progress::Broken,
+                Ok(Front::Unread) => self.fail_front(teller.wall, sender.style),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Full,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Progress::Broken,
@@ -469,12 +484,15 @@ impl Outbox {
             if windows_max > 0 {
                 let must_look = self.looked_at != Some(sender.now);
                 let windows = (range.clone(), windows_max, must_look);
+                let is_undecided = probes != Probes::None && self.is_undecided();
                 match send_windows(socket, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
-                    // The head goes out while a helper is at it; and whatever else stands there is not to be lost.
-                    Window::Cold(_) | Window::Changed if !before.is_empty() => {}
+                    Window::Unread if is_undecided => return Ok(Front::Unread),
+                    Window::Cold(range) if is_undecided => return Ok(Front::Cold(Arc::clone(content), range)),
+                    // Whatever stands there is not to be lost.
+                    Window::Cold(_) | Window::Changed | Window::Unread if !before.is_empty() => {}
                     Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
-                    Window::Changed => return Ok(Front::Changed),
+                    Window::Changed | Window::Unread => return Ok(Front::Changed),
                     Window::AfterTheHead => {}
                 }
             } else if before.is_empty() {
@@ -488,6 +506,44 @@ impl Outbox {
             several => socket::send_vectored(socket, several, more)?,
         };
         Ok(Front::Sent(sent as u64))
+    }
+
+    /// Whether nothing stands at the front but a reply with a file behind its head, of which nothing was sent: then it may
+    /// still become another reply.
+    fn is_undecided(&self) -> bool {
+        self.reply_sent == 0
+            && matches!((self.chunks.front(), self.chunks.get(1)), (Some(Chunk::Text(_)), Some(Chunk::File(..))))
+    }
+
+    /// Makes an error of the reply at the front, of which nothing was sent: the disk has failed on its first bytes.
+    fn fail_front(&mut self, wall: &Wall, style: Style) {
+        let is_end = |chunk: &Chunk| matches!(chunk, Chunk::End(_));
+        let Some(end) = self.chunks.iter().position(is_end) else { return };
+        let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
+        let mut text = Vec::new();
+        // What the client was to be told of the connection may be left out.
+        head.get().write(&mut text, &style.date(wall), Connection::Persists, style.alignment());
+        let head_bytes = text.len();
+        let mut old = 0;
+        let mut record = None;
+        for chunk in self.chunks.drain(..=end) {
+            match chunk {
+                Chunk::Text(length) => old += length,
+                Chunk::End(ended) => record = Some(ended),
+                _ => {}
+            }
+        }
+        if let Some(mut record) = record {
+            record.set(Status::INTERNAL_SERVER_ERROR, record.outcome);
+            record.note_body(&body);
+            record.head_bytes = head_bytes;
+            self.chunks.push_front(Chunk::End(record));
+        }
+        if let Body::Text(page) = body {
+            text.extend_from_slice(&page);
+        }
+        self.chunks.push_front(Chunk::Text(text.len()));
+        self.text.splice(self.text_at..self.text_at + old, text);
     }
 
     /// Puts what lies in memory at the front into `pieces`: how many there are, and the range of a file behind them.
@@ -619,6 +675,8 @@ enum Front {
     TurnIsOver,
     /// The file is not what the head says.
     Changed,
+    /// The disk failed on the first bytes of a reply of which nothing was sent.
+    Unread,
 }
 
 enum Window {
@@ -626,6 +684,8 @@ enum Window {
     Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
+    /// The disk failed.
+    Unread,
     /// It is lent, and what is to be sent before it goes by itself.
     AfterTheHead,
 }
@@ -765,8 +825,7 @@ fn send_windows(
                 sender.wary.go_on(sender.now);
                 return Ok(Window::Cold(window));
             }
-            // The disk failed: the client must see that the reply is not whole.
-            Err(_) => return Ok(Window::Changed),
+            Err(_) => return Ok(Window::Unread),
         };
         let buffer = &sender.window[..count];
         if samples && is_whole(&window, version) && window.start + count as u64 == window.end {
@@ -787,11 +846,12 @@ fn send_windows(
         };
         return Ok(Window::Sent(1, sent as u64));
     }
-    if matches!(way, Way::Lent) && !before.is_empty() {
-        return Ok(Window::AfterTheHead);
-    }
-
     let probe = probes == Probes::All { fetched: 0 };
+    if matches!(way, Way::Lent) && !before.is_empty() {
+        // What is believed to be there is not looked at twice.
+        let is_cold = probe && samples && !sender.is_there(file, version, &window, &way);
+        return Ok(if is_cold { Window::Cold(window) } else { Window::AfterTheHead });
+    }
     let is_cold = probe && !sender.is_there(file, version, &window, &way);
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = (must_look || is_cold) && !file.still_has_bytes_of(version)?;
