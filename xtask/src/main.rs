@@ -31,7 +31,7 @@ struct Args {
 enum Task {
     /// Install what the tests need: Debian packages, and Cargo tools into target/tools
     Setup(setup::Args),
-    /// Run everything that CI runs: setup, format, tidy, clippy, deny, tests, release build, a short measurement, fuzzing
+    /// Run everything that CI runs: setup, format, tidy, clippy, deny, tests, a short measurement, fuzzing
     Test(test::Args),
     /// Run each fuzz target for a short time, beginning with the inputs that once crashed
     FuzzSmoke(fuzz::Args),

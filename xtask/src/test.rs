@@ -11,8 +11,8 @@ use crate::{Outcome, bench, cargo, fuzz, output, root, run as run_command, setup
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what rarely fails alone: tests that measure latency, all architectures but the default, documentation, the
-    /// release build and what it measures, features switched off, licences, and fuzzing
+    /// Leave out what rarely fails alone: tests that measure latency, all architectures but the default, documentation, a
+    /// short measurement, features switched off, licences, and fuzzing
     #[arg(long, conflicts_with = "fuzz_seconds")]
     quick: bool,
 
@@ -44,11 +44,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("tests", Box::new(|| tests(args.quick))),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
         ("dependencies of the server", Box::new(server_dependencies)),
-        // Both, as what is measured next: alone, each has its own features in what they share, and is compiled once more.
-        (
-            "release build",
-            Box::new(|| run_cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"])),
-        ),
         ("measuring", Box::new(bench::smoke)),
         ("fuzz", Box::new(move || fuzz::smoke(fuzz_seconds, &[]))),
     ];

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::ammeter::{self, Latency, Said};
 use super::group::Group;
 use super::report::HotLatency;
-use crate::{Outcome, output, shown, target_dir};
+use crate::{Outcome, output, shown};
 
 /// What is asked of a server.
 #[derive(Clone, Debug)]
@@ -86,9 +86,9 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Writes what wrk needs into `folder`.
-    pub(super) fn new(folder: &Path, core: usize) -> Outcome<Client> {
-        let built = target_dir().join("release").join(AMMETER);
+    /// Writes what wrk needs into `folder`. `built`: where `ammeter` is.
+    pub(super) fn new(built: &Path, folder: &Path, core: usize) -> Outcome<Client> {
+        let built = built.join(AMMETER);
         let ammeter = folder.join(AMMETER);
         fs::copy(&built, &ammeter).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
         let client = Client { group: Group::new(None)?, core, folder: folder.to_owned() };

@@ -180,7 +180,7 @@ const REFUSES: &str = "cannot be so";
 fn ablation(args: &Ablation) -> Outcome {
     let scale = if args.smoke { Scale::Smoke } else { args.chosen.scale() };
     let exhibits = args.chosen.exhibits(scale, args.seed)?;
-    let bench = Bench::new(args.core)?;
+    let bench = Bench::of(Build::of(args.smoke), args.core)?;
     let mut host = host::Host::now()?;
 
     let mut troubles = Vec::new();
@@ -253,22 +253,59 @@ const LOG: &str = "access.log";
 /// What the names of our folders begin with; the number of the process follows.
 const FOLDER: &str = "bench-";
 
+/// How what is measured is built.
+#[derive(Clone, Copy)]
+enum Build {
+    Release,
+    /// As the tests have built it: for a look at whether the instruments work.
+    Debug,
+}
+
+impl Build {
+    /// For a smoke test or not.
+    fn of(smoke: bool) -> Build {
+        if smoke { Build::Debug } else { Build::Release }
+    }
+
+    /// Builds it, by these words of `cargo build`, and returns the folder in which it then is.
+    fn make(self, words: &[&str]) -> Outcome<PathBuf> {
+        let (profile, folder) = match self {
+            Build::Release => ("release", "release"),
+            Build::Debug => ("dev", "debug"),
+        };
+        run_command(&mut cargo(&[&["build", "--profile", profile], words].concat()))?;
+        Ok(target_dir().join(folder))
+    }
+
+    /// Builds the two programs. All that the tests have built goes by what the whole workspace asks of what they share.
+    fn programs(self) -> Outcome<PathBuf> {
+        match self {
+            Build::Release => self.make(&["--package", "amped", "--package", "ammeter"]),
+            Build::Debug => self.make(&["--workspace"]),
+        }
+    }
+}
+
 impl Bench {
     fn new(core: usize) -> Outcome<Bench> {
+        Bench::of(Build::Release, core)
+    }
+
+    fn of(build: Build, core: usize) -> Outcome<Bench> {
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
         if core + 1 >= cores {
             return Err(format!("the server is to have core {core} and its load {}, but there are {cores}", core + 1));
         }
-        run_command(&mut cargo(&["build", "--release", "--package", "amped", "--package", "ammeter"]))?;
+        let built = build.programs()?;
         group::end_stale();
         end_stale_folders();
         let folder = target_dir().join(format!("{FOLDER}{}", std::process::id()));
         end_on_signals(folder.clone())?;
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let binary = folder.join("amped");
-        let built = target_dir().join("release/amped");
-        let copied = fs::copy(&built, &binary).map_err(|error| format!("cannot copy {}: {error}", built.display()));
-        let bench = Bench { binary, core, client: Client::new(&folder, core + 1)?, folder };
+        let amped = built.join("amped");
+        let copied = fs::copy(&amped, &binary).map_err(|error| format!("cannot copy {}: {error}", amped.display()));
+        let bench = Bench { binary, core, client: Client::new(&built, &folder, core + 1)?, folder };
         copied.map(|_| bench)
     }
 

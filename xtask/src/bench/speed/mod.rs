@@ -32,8 +32,8 @@ use super::ammeter::said;
 use super::group::Group;
 use super::report::{AGAIN, Record, Sample};
 use super::server::Server;
-use super::{Bench, Clocks, Progress, files, host, report, retried};
-use crate::{Outcome, cargo, output, root, run as run_command, setup, target_dir};
+use super::{Bench, Build, Clocks, Progress, files, host, report, retried};
+use crate::{Outcome, output, root, setup, target_dir};
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -167,9 +167,10 @@ struct Arm {
 
 impl Speed {
     fn new(args: &Args) -> Outcome<Speed> {
-        run_command(&mut cargo(&["build", "--release", "--package", "amped-sys", "--example", "floor"]))?;
-        let bench = Bench::new(args.core)?;
-        let (built, floor) = (target_dir().join("release/examples/floor"), bench.folder.join("floor"));
+        let build = Build::of(args.smoke);
+        let built = build.make(&["--package", "amped-sys", "--example", "floor"])?.join("examples/floor");
+        let bench = Bench::of(build, args.core)?;
+        let floor = bench.folder.join("floor");
         fs::copy(&built, &floor).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
         let sizes: Vec<_> = SIZES.iter().map(|bytes| files::of_size(*bytes)).collect();
         files::write(&bench.site(), &sizes, false)?;
