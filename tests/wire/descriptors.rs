@@ -1,8 +1,10 @@
 //! Many connections at once: what they cost, and what happens when no more are to be had.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -342,6 +344,140 @@ fn memory_killer_takes_a_child_before_its_parent() {
         if kind[0] == "--architecture" {
             assert_eq!(status_field(&format!("/proc/{}", server.pid()), "VmLck"), "0 kB");
         }
+    }
+}
+
+/// A control group for memory, removed when dropped.
+struct MemoryGroup {
+    folder: PathBuf,
+    limit: &'static str,
+    events: &'static str,
+}
+
+impl MemoryGroup {
+    /// `None`: this machine lets nobody make one here.
+    fn make() -> Option<MemoryGroup> {
+        let versions = [
+            ("/sys/fs/cgroup", "memory.max", "memory.events"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+        ];
+        versions.into_iter().find_map(|(root, limit, events)| {
+            let folder = Path::new(root).join(format!("amped-test-{}", std::process::id()));
+            fs::create_dir(&folder).ok()?;
+            let group = MemoryGroup { folder, limit, events };
+            fs::OpenOptions::new().write(true).open(group.folder.join(limit)).is_ok().then_some(group)
+        })
+    }
+
+    /// A command that runs in it.
+    fn command(&self, command: &Command) -> Command {
+        let mut inside = Command::new("sh");
+        inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.folder.join("cgroup.procs"));
+        inside.arg(command.get_program()).args(command.get_args());
+        inside
+    }
+
+    /// Leaves it so many bytes beyond what is in use, and no swap.
+    fn leave(&self, bytes: u64) {
+        let usage = ["memory.current", "memory.usage_in_bytes"].map(|name| fs::read_to_string(self.folder.join(name)));
+        let usage: u64 = usage.into_iter().find_map(Result::ok).unwrap().trim().parse().unwrap();
+        let limit = (usage + bytes).to_string();
+        fs::write(self.folder.join(self.limit), &limit).unwrap();
+        for (name, value) in [("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", &limit)] {
+            // There is none of these where there is no swap.
+            let _ = fs::OpenOptions::new()
+                .write(true)
+                .open(self.folder.join(name))
+                .and_then(|mut file| file.write_all(value.as_bytes()));
+        }
+    }
+
+    /// Processes that the kernel has killed.
+    fn kills(&self) -> u64 {
+        let text = fs::read_to_string(self.folder.join(self.events)).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        while fs::remove_dir(&self.folder).is_err() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Takes memory of a group that is no process's own, in a file in memory, so that what takes it is not what is killed for it.
+/// Gives it back when dropped.
+struct Hog {
+    cat: Child,
+    file: tempfile::NamedTempFile,
+    taken: u64,
+}
+
+impl Hog {
+    fn start(group: &MemoryGroup) -> Hog {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let mut command = group.command(&Command::new("cat"));
+        let cat = command.stdin(Stdio::piped()).stdout(file.reopen().unwrap()).spawn().unwrap();
+        Hog { cat, file, taken: 0 }
+    }
+
+    /// Whether it could: returns once they are taken, or somebody was killed for them.
+    fn takes(&mut self, bytes: usize, group: &MemoryGroup) -> bool {
+        self.taken += bytes as u64;
+        if self.cat.stdin.as_mut().unwrap().write_all(&vec![0; bytes]).is_err() {
+            return false;
+        }
+        wait_until("memory to be taken", || {
+            group.kills() > 0 || self.file.as_file().metadata().unwrap().len() == self.taken
+        });
+        group.kills() == 0
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.cat.kill();
+        let _ = self.cat.wait();
+    }
+}
+
+#[test]
+fn server_outlives_exhausted_memory() {
+    let kinds: [&[&str]; 2] = [&["--architecture", "mp", "--workers", "3"], &["--helpers-as", "processes"]];
+    for kind in kinds {
+        let Some(group) = MemoryGroup::make() else {
+            return println!("skipped: no control group for memory can be made here");
+        };
+        let site = Site::new();
+        site.file("a.txt", "hello");
+        let mut command = program();
+        command.args(["serve", site.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--listing"]);
+        let server = Server::spawn(group.command(command.args(["--without", "made-pages"]).args(kind)));
+        // A listing is work for a helper.
+        assert_eq!(server.get("/").status, 200);
+        let mut hog = Hog::start(&group);
+        let before = server.pids();
+        let expendable = |pid: &u32| *pid != server.pid() && !is_named(*pid, "nursery");
+        let needed: Vec<u32> = before.iter().filter(|pid| !expendable(pid)).copied().collect();
+        group.leave(48 << 20);
+        // In large pieces at first, and in small ones in the end: not more than it takes for one to be killed.
+        let _ = (0..40).all(|_| hog.takes(1 << 20, &group)) && (0..1000).all(|_| hog.takes(16 << 10, &group));
+        wait_until("memory to run out", || group.kills() > 0);
+        drop(hog);
+        let answers = |target: &str| {
+            let response = server.connect().try_get(target);
+            response.is_some_and(|response| response.status == 200)
+        };
+        wait_until("the service to go on", || answers("/a.txt") && answers("/"));
+        if kind[0] == "--architecture" {
+            server.wait_for("was killed by signal 9 (Killed)");
+            wait_until("the pool to be whole", || server.children().len() == 3);
+        }
+        let after = server.pids();
+        assert!(needed.iter().all(|pid| after.contains(pid)), "{needed:?} {after:?}");
     }
 }
 

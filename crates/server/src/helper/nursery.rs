@@ -42,8 +42,9 @@ pub struct Nursery {
     pub links: Vec<OwnedFd>,
 }
 
-/// By how much the out-of-memory killer prefers a helper to the server, in thousandths of all memory.
-const HELPER_OOM_SCORE: i32 = 100;
+/// By how much the out-of-memory killer prefers a helper to the server, in thousandths of all memory: a helper is small, and
+/// the server has the caches. What uses more than half of the memory still goes first.
+const HELPER_OOM_SCORE: i32 = 500;
 
 /// Starts the nursery, which first does `become_user`.
 ///
