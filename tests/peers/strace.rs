@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
-use super::harness::{Server, Site, answer_by_fastcgi, configuration, let_files_settle, program, wait_until};
+use super::harness::{
+    Client, Server, Site, answer_by_fastcgi, configuration, let_files_settle, pattern, program, wait_until,
+};
 use super::peer;
 
 /// One to receive, one to send, and a share of the wait for whoever comes next.
@@ -59,6 +62,55 @@ fn a_request_for_an_application_costs_eight_system_calls_and_two_waits() {
     assert!(others <= 8 * REQUESTS + SPARE, "{text}");
     assert!(*waits <= 2 * REQUESTS + SPARE, "{text}");
     assert!(others + 8 >= 8 * REQUESTS, "not all was counted: {text}");
+}
+
+/// Both bodies of a request, one that its client takes, and one that it leaves.
+#[test]
+fn files_of_bodies_are_left_to_threads() {
+    let (site, spool) = (Site::new(), tempfile::tempdir().unwrap());
+    let script = site.file("cgi-bin/echo", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n'; cat");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = site.path().with_extension("toml");
+    let root = site.path();
+    let toml = format!(
+        "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\nbody = \"16MB\"\n[spool]\ndirectory = {:?}",
+        spool.path()
+    );
+    fs::write(&config, toml).unwrap();
+    let calls = site.path().with_extension("calls");
+    let mut command = peer("strace");
+    command.args(["-D", "-f", "-y", "-qq", "-o", calls.to_str().unwrap(), "-e", "trace=%desc"]);
+    command.arg(program().get_program()).args(["serve", "--config", config.to_str().unwrap()]);
+    let server = Server::spawn(command);
+    // Then it has its name.
+    server.get("/");
+    let loop_thread = loop_thread(server.pid());
+    let body = pattern(8_000_000);
+    let name = spool.path().to_str().unwrap();
+    let lines = |call: &str| {
+        let text = fs::read_to_string(&calls).unwrap_or_default();
+        let lines = text.lines().filter(|line| line.contains(name) && line.contains(call));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for leaves in [false, true] {
+        let mut client = Client::connect_narrow(server.address, 4096);
+        client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", &body.len().to_string())]);
+        client.send(&body);
+        assert!(client.read_head().starts_with("HTTP/1.1 200"));
+        if leaves {
+            drop(client);
+        } else {
+            assert!(client.read_chunks().unwrap() == body);
+        }
+        wait_until("all files to be closed", || {
+            !server.descriptors().iter().any(|path| path.starts_with(spool.path()))
+        });
+    }
+    drop(server);
+    assert!(!lines("O_TMPFILE").is_empty() && !lines(" pwrite64(").is_empty() && !lines(" pread64(").is_empty());
+    let of_loop: Vec<String> =
+        lines("").into_iter().filter(|line| line.split(' ').next() == Some(&loop_thread.to_string())).collect();
+    assert!(of_loop.is_empty(), "{of_loop:#?}");
 }
 
 /// And nothing is mapped or read anew.
