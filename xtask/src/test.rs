@@ -111,8 +111,9 @@ fn format() -> Outcome {
 const RUNTIMES: &[&str] =
     &["actix-rt", "async-executor", "async-io", "async-std", "compio", "glommio", "mio", "monoio", "smol", "tokio"];
 
-/// Crates in the server's tree, its own included. 75 of them when this was written, most under miette, clap and toml.
-/// Raise it on purpose: each one lengthens the build that is a newcomer's first impression.
+/// Crates in the server's tree, its own included. 84 of them when this was written: 28 verify passwords, six unpack gzip, and
+/// most others are under miette, clap and toml. Later versions of textwrap than 0.16.2, which Cargo.lock has for miette, bring 23
+/// more. Raise it on purpose: each one lengthens the build that is a newcomer's first impression.
 const SERVER_CRATES_MAX: usize = 100;
 
 /// Deny looks at the whole workspace, where an instrument may one day use a runtime. This looks at the server alone.
