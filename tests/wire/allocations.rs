@@ -15,11 +15,12 @@ use std::thread;
 use amped::access_log::{Sink, Writer};
 use amped::app::Apps;
 use amped::arch::{self, Architecture, Start};
+use amped::clock::Clock;
 use amped::config::{self, cli};
 use amped::disk::Disk;
 use amped::listen;
 use amped::mailbox::{Mailbox, Message};
-use amped::worker::{Clock, Generation};
+use amped::worker::Generation;
 use amped_units::Time;
 
 /// Allocations of a loop that is asked `count` times, after a first time.

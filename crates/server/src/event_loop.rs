@@ -22,7 +22,8 @@ use crate::arch::Start;
 use crate::counters::Snapshot;
 use crate::mailbox::Message;
 use crate::say;
-use crate::worker::{Accepted, DiskSide, Token, Worker};
+use crate::token::Token;
+use crate::worker::{Accepted, DiskSide, Worker};
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;

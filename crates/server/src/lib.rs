@@ -7,6 +7,7 @@
 pub mod access_log;
 pub mod app;
 pub mod arch;
+pub mod clock;
 pub mod config;
 pub mod control;
 pub mod counters;
@@ -30,6 +31,7 @@ pub mod say;
 pub mod send;
 pub mod serve;
 pub mod shared_cache;
+pub mod token;
 pub mod unpack;
 pub mod watch;
 pub mod worker;

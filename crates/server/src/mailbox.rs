@@ -16,7 +16,8 @@ use crate::app::cgi::Started;
 use crate::app::spool;
 use crate::counters::Snapshot;
 use crate::helper::Done;
-use crate::worker::{Generation, Token};
+use crate::token::Token;
+use crate::worker::Generation;
 
 /// What a loop is told.
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]

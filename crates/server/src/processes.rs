@@ -19,8 +19,9 @@ use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
 use amped_units::Time;
 
-use crate::access_log::{Sink, Writer};
+use crate::access_log::{Sink, Writer, end_log};
 use crate::arch::{self, Start};
+use crate::clock::Clock;
 use crate::control::Orders;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
@@ -29,9 +30,9 @@ use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::metrics::{Seat, Seats};
 use crate::say;
-use crate::serve::{die, end_log};
+use crate::say::die;
 use crate::watch::{self, Audience};
-use crate::worker::{Clock, Generation};
+use crate::worker::Generation;
 
 /// What a child starts with.
 pub struct Parts {

@@ -11,6 +11,12 @@ pub fn line(text: fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(format!("amped: {text}\n").as_bytes());
 }
 
+/// Says why the server cannot go on, and ends the process.
+pub(crate) fn die(message: &str) -> ! {
+    line(format_args!("{message}"));
+    std::process::exit(1)
+}
+
 /// Says text as it is.
 pub fn plain(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());

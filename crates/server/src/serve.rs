@@ -25,9 +25,10 @@ use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
 
-use crate::access_log::{Sink, Writer};
+use crate::access_log::{Sink, Writer, end_log};
 use crate::app::Apps;
 use crate::arch;
+use crate::clock::Clock;
 use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
@@ -46,9 +47,10 @@ use crate::passwords::verifier::{Verifier, Waiting};
 use crate::processes::{Parts, Pool};
 use crate::residency::Residency;
 use crate::say;
+use crate::say::die;
 use crate::shared_cache::SharedCache;
 use crate::watch::{self, Audience};
-use crate::worker::{Clock, Generation};
+use crate::worker::Generation;
 
 /// Descriptors for which the kernel's table has room from the start, if so many may be had: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
@@ -579,27 +581,6 @@ fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> 
     pool.generation().apps.stop();
     say::plain(&pool.ended().to_string());
     ExitCode::SUCCESS
-}
-
-/// Lets the log be written to its end.
-///
-/// Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one more second in
-/// any case.
-pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
-    writer.stop();
-    let until = at.max(clock.now() + Duration::from_secs(1));
-    while !thread.is_finished() && clock.now() < until {
-        thread::sleep(Duration::from_millis(2));
-    }
-    if !thread.is_finished() {
-        say!("the access log is blocked; its last {} lines are lost", writer.give_up());
-    }
-    writer
-}
-
-pub(crate) fn die(message: &str) -> ! {
-    say!("{message}");
-    std::process::exit(1)
 }
 
 fn cannot_share(error: io::Error) -> String {

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use amped_core::app::Output;
 use amped_core::auth::Verdict;
@@ -23,7 +23,6 @@ use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Answer, Brief, Delay, Event, Ticket, Trouble, Work};
 use amped_core::file::Content;
-use amped_core::reply::Wall;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{clock, file, socket};
 use amped_units::Time;
@@ -32,6 +31,7 @@ use crate::access_log::{AccessLog, Peer, Writer};
 use crate::app::cgi::Started;
 use crate::app::{AppSide, Apps, Ends, Exchange, Heard, spool};
 use crate::arch;
+use crate::clock::{Clock, wall};
 use crate::config::{LogFormat, Settings};
 use crate::counters::{Snapshot, WaitCounts, Waited};
 use crate::disk::{Disk, OpenFile};
@@ -45,6 +45,7 @@ use crate::residency::ModelCounts;
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 use crate::shared_cache::SharedCache;
+use crate::token::{APP_BIT, Token};
 
 /// A configuration in force: the settings, and what was opened for them.
 #[derive(Debug)]
@@ -83,42 +84,6 @@ impl Generation {
         sum
     }
 }
-
-/// Which connection: its place, and how often the place has been used, so that a late answer does not reach a successor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token {
-    index: u32,
-    generation: u32,
-}
-
-impl Token {
-    /// As a number for epoll; never as large as [`Token::FIRST_OTHER`].
-    pub fn to_number(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
-
-    /// Back from that number.
-    pub fn from_number(number: u64) -> Token {
-        Token { index: number as u32, generation: (number >> 32) as u32 }
-    }
-
-    /// One that is no connection's, for an errand.
-    fn of_errand(index: u32) -> Token {
-        Token { index, generation: u32::MAX }
-    }
-
-    /// As a number for epoll, for what the connection's application has open. There are never so many connections that
-    /// their places need the highest bit.
-    pub fn to_app_number(self) -> u64 {
-        self.to_number() | APP_BIT
-    }
-
-    /// Numbers from here on are free for what is no connection.
-    pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
-}
-
-/// Tells a connection's number and its application's apart.
-const APP_BIT: u64 = 1 << 31;
 
 /// How an architecture has the disk asked.
 pub trait DiskSide {
@@ -178,30 +143,6 @@ pub enum Asked {
     Later(Delay),
     /// Too much work is waiting already.
     Refused,
-}
-
-/// The time, from one clock.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    start: Instant,
-}
-
-impl Clock {
-    /// A clock that starts now.
-    pub fn start() -> Clock {
-        Clock { start: Instant::now() }
-    }
-
-    /// The time since.
-    pub fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-}
-
-/// The time of day.
-pub fn wall() -> Wall {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    Wall::at(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// One client's connection and its socket.

@@ -141,8 +141,8 @@ fn address_of(line: &[u8], format: LogFormat) -> Range<usize> {
 mod tests {
     use super::*;
     use crate::access_log::{AccessLog, Peer, Writer};
+    use crate::clock::Clock;
     use crate::config::{LogSettings, LogTarget};
-    use crate::worker::Clock;
     use amped_core::cache::hostname::HostnameLimits;
     use amped_core::record::Record;
     use amped_core::reply::Wall;

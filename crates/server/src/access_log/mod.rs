@@ -24,7 +24,7 @@ use amped_units::Time;
 
 use crate::config::{LogFormat, LogSettings};
 use writer::Batch;
-pub use writer::{Sink, Writer};
+pub use writer::{Sink, Writer, end_log};
 
 /// A client's address as the log has it, made once for each connection.
 #[derive(Clone, Debug)]

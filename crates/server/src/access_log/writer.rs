@@ -21,9 +21,9 @@ use amped_units::Time;
 
 use super::held::{Held, SPARE_MAX};
 use super::resolver::Resolvers;
+use crate::clock::Clock;
 use crate::config::{LogFormat, LogSettings, LogTarget};
 use crate::say;
-use crate::worker::Clock;
 
 /// Lines on their way to the file.
 #[derive(Debug, Default)]
@@ -511,6 +511,22 @@ impl Trouble {
             }
         }
     }
+}
+
+/// Lets the log be written to its end.
+///
+/// Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one more second in
+/// any case.
+pub fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
+    writer.stop();
+    let until = at.max(clock.now() + Duration::from_secs(1));
+    while !thread.is_finished() && clock.now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    if !thread.is_finished() {
+        say!("the access log is blocked; its last {} lines are lost", writer.give_up());
+    }
+    writer
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use super::gate::Pass;
 use super::scripts::Found;
 use crate::disk::{Disk, Script};
 use crate::say;
-use crate::worker::Token;
+use crate::token::Token;
 
 /// A meta-variable's name and value.
 pub type Variable<'a> = (&'a [u8], Cow<'a, [u8]>);

@@ -26,7 +26,7 @@ use super::fills::{Filling, Following};
 use super::gate::{Gate, Waits};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
 use crate::say;
-use crate::worker::Token;
+use crate::token::Token;
 
 /// What a request has of an application.
 pub struct Exchange {

@@ -11,7 +11,7 @@ use amped_core::cache::page::PageName;
 use amped_core::event::Ticket;
 
 use crate::mailbox::{Mailbox, Message};
-use crate::worker::Token;
+use crate::token::Token;
 
 /// Those that are being made.
 #[derive(Debug, Default)]

@@ -40,7 +40,7 @@ use amped_sys::{local, poll, process, socket};
 use super::cgi::Process;
 use super::gate::{Gate, Pass};
 use crate::say;
-use crate::serve::die;
+use crate::say::die;
 
 /// The process manager, as the server knows it.
 #[derive(Debug)]

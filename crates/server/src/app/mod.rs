@@ -48,7 +48,8 @@ use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::{AppKind, AppSettings, SpoolSettings};
 use crate::mailbox::{Mailbox, Message};
-use crate::worker::{Generation, Token};
+use crate::token::Token;
+use crate::worker::Generation;
 
 /// The applications of a configuration, in the order of its sites and their rules.
 #[derive(Debug, Default)]

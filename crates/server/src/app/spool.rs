@@ -25,7 +25,7 @@ use amped_sys::file;
 use super::threads::{Task, Threads};
 use crate::config::SpoolSettings;
 use crate::mailbox::{Mailbox, Message};
-use crate::worker::Token;
+use crate::token::Token;
 
 /// Bytes that are held in memory at either end.
 pub const MEMORY: usize = 64 * 1024;

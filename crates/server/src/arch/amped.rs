@@ -25,7 +25,8 @@ use crate::event_loop;
 use crate::helper::processes::Processes;
 use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
-use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
+use crate::token::Token;
+use crate::worker::{Asked, DiskSide, Generation, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
 ///

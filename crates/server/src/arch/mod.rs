@@ -16,10 +16,11 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::access_log::Writer;
+use crate::clock::Clock;
 use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
 use crate::metrics::Seat;
-use crate::worker::{Clock, Generation};
+use crate::worker::Generation;
 
 /// Who waits for the network, and who for the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]

@@ -21,7 +21,8 @@ use crate::disk::{CHANGES_MAX, Disk, Effort, OpenFile, STILL};
 use crate::event_loop;
 use crate::mailbox::Forget;
 use crate::shared_cache::{self, SharedCache};
-use crate::worker::{Asked, DiskSide, Generation, Token, Worker};
+use crate::token::Token;
+use crate::worker::{Asked, DiskSide, Generation, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
 ///

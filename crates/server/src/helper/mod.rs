@@ -25,7 +25,8 @@ use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
 use crate::disk::{Disk, Effort, OpenFile};
-use crate::worker::{Generation, Token};
+use crate::token::Token;
+use crate::worker::Generation;
 
 /// The helpers of one loop.
 pub trait Helpers {

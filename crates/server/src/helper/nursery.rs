@@ -31,7 +31,7 @@ use super::link::{Frame, Kind, Link};
 use super::perform;
 use crate::disk::{self, Disk, Rules};
 use crate::portable;
-use crate::serve::die;
+use crate::say::die;
 
 /// The nursery, as the server knows it.
 #[derive(Debug)]

@@ -23,11 +23,12 @@ use amped_units::Time;
 use super::link::{Kind, Lent, Link};
 use super::nursery::{self, Fate};
 use super::{Busy, Done, HelperCounts, Helpers, Task};
+use crate::clock::Clock;
 use crate::config::HelperSettings;
 use crate::disk::{Disk, OpenFile};
 use crate::portable;
 use crate::say;
-use crate::worker::{Clock, Generation};
+use crate::worker::Generation;
 
 /// The helpers of one loop.
 pub struct Processes {

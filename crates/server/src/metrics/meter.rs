@@ -27,8 +27,8 @@ use amped_units::Time;
 
 use super::board::PHASES;
 use super::{Phase, Scope, Seat};
+use crate::clock::Clock;
 use crate::counters::{FIGURES, LoopCounts, Snapshot};
-use crate::worker::Clock;
 
 /// Of so many requests one is timed, on average.
 pub(super) const EVERY: u32 = 64;

@@ -24,7 +24,7 @@ use super::accounts::AccountFiles;
 use super::ledger::{Budget, Client, Ledger};
 use crate::mailbox::{Mailbox, Message};
 use crate::say;
-use crate::worker::Token;
+use crate::token::Token;
 
 /// Most that wait, where workers have other connections meanwhile. At 50 ms a password that is three seconds.
 const QUEUE_MAX: usize = 64;
