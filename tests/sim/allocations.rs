@@ -13,8 +13,7 @@ use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::reply::Wall;
-use amped_core::site::{Site, Sites};
-use amped_core::variants::NegotiationRule;
+use amped_core::site::{NegotiationRule, Site, Sites};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use amped_core::app::{AppRule, AppTrouble};
+use amped_core::app::AppTrouble;
 use amped_core::auth::{Guard, Verdict};
 use amped_core::cache::Budgets;
 use amped_core::event::{Answer, Event};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::site::Site;
+use amped_core::site::{AppRule, Site};
 use amped_units::{Bytes, Time};
 
 use crate::application::{End, Play};

@@ -7,33 +7,14 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::time::Duration;
 
 use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::h1::request::{self, Framing, Request, Version};
 use amped_http::status::Status;
 use amped_http::uri::{self, Target};
-use amped_units::Bytes;
 
 use crate::cache::page::PageName;
-use crate::glob::Glob;
-use crate::site::{Site, Sites};
-
-/// Paths that an application answers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AppRule {
-    /// Which paths are its scripts: `/cgi-bin/**`, `*.php`, or `/app`. What follows a script in a path is told to it
-    /// (PATH_INFO).
-    pub pattern: Glob,
-    /// It may do nothing for so long while it is its turn; then 504, or the end of the connection.
-    pub time: Duration,
-    /// Longest body of a request that it is given; a longer one is answered 413.
-    pub body: Bytes,
-    /// Longest response, head included; one that is longer is cut off. `None`: any length.
-    pub output: Option<Bytes>,
-    /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
-    pub cache: Option<Duration>,
-}
+use crate::site::{AppRule, Site, Sites};
 
 /// What an application is asked, but for what only the server knows: addresses, and where files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -337,8 +318,11 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::glob::Glob;
     use alloc::string::String;
     use alloc::vec;
+    use amped_units::Bytes;
+    use core::time::Duration;
 
     fn rule(pattern: &str) -> AppRule {
         AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: None, cache: None }

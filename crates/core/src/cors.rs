@@ -13,7 +13,7 @@ use amped_http::h1::response::Head;
 use amped_http::text::push_decimal;
 
 use crate::glob::Glob;
-use crate::variants::Vary;
+use crate::vary::Vary;
 
 /// Who may read paths that match. Of a site's rules the last that matches applies.
 #[derive(Clone, Debug)]

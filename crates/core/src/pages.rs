@@ -133,14 +133,14 @@ mod tests {
     use super::*;
     use crate::app;
     use crate::glob::Glob;
-    use crate::site::Site;
+    use crate::site::{AppRule, Site};
     use amped_http::cgi;
     use amped_http::h1::request::HeadLimits;
     use amped_units::Bytes;
 
     /// What is wanted by a request of these lines.
     fn wants(lines: &str) -> Option<Wanted> {
-        let rule = app::AppRule {
+        let rule = AppRule {
             pattern: Glob::new("/"),
             time: Duration::ZERO,
             body: Bytes(0),

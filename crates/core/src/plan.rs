@@ -241,9 +241,9 @@ pub const NOT_FOUND: &str = "there is nothing of this name here";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::AppRule;
     use crate::glob::Glob;
     use crate::routes::{Fallback, Route, RouteAction};
+    use crate::site::AppRule;
     use alloc::format;
     use alloc::string::String;
     use amped_http::h1::request::{self, HeadLimits};

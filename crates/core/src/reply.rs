@@ -24,15 +24,16 @@ use amped_units::Time;
 use crate::cache::Caches;
 use crate::cache::head::{HeadKey, HeadKind};
 use crate::cache::page::AppPage;
-use crate::cache::path::{Representation, Resource};
 use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
 use crate::record::Record;
+use crate::resource::{Representation, Resource};
 use crate::routes::FixedResponse;
 use crate::site::Site;
-use crate::variants::{Negotiated, VariantFile, Variants, Vary};
+use crate::variants::{Negotiated, VariantFile, Variants};
+use crate::vary::Vary;
 
 /// A reply, ready to be sent.
 #[derive(Debug)]
@@ -826,10 +827,10 @@ fn capital(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::cache::Budgets;
-    use crate::cache::path::Lone;
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
+    use crate::resource::Lone;
     use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};

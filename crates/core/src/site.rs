@@ -6,18 +6,18 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use amped_http::h1::request::Request;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
+use amped_units::Bytes;
 
-use crate::app::AppRule;
 use crate::auth::Guard;
 use crate::cors::{Asker, CorsRule};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
-use crate::variants::NegotiationRule;
 
 /// One site.
 #[derive(Clone, Debug)]
@@ -172,6 +172,37 @@ impl Site {
     pub fn negotiation(&self, path: &[u8]) -> Option<&NegotiationRule> {
         self.negotiations.iter().rev().find(|rule| rule.pattern.matches(path))
     }
+}
+
+/// Which names stand for variants, and what is answered where clients leave the choice open.
+#[derive(Clone, Debug)]
+pub struct NegotiationRule {
+    /// The paths that are asked for.
+    pub pattern: Glob,
+    /// Endings that tell a language: its tag, such as `en` or `pt-BR`. The best first.
+    pub languages: Vec<Box<str>>,
+    /// Endings that tell a charset: its name. The best first.
+    pub charsets: Vec<Box<str>>,
+    /// Whether a client to whom several variants are equally good is told all of them (300); else it gets the first.
+    pub list_ties: bool,
+    /// Whether a client that accepts none is told so (406); else it gets one all the same.
+    pub refuse: bool,
+}
+
+/// Paths that an application answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AppRule {
+    /// Which paths are its scripts: `/cgi-bin/**`, `*.php`, or `/app`. What follows a script in a path is told to it
+    /// (PATH_INFO).
+    pub pattern: Glob,
+    /// It may do nothing for so long while it is its turn; then 504, or the end of the connection.
+    pub time: Duration,
+    /// Longest body of a request that it is given; a longer one is answered 413.
+    pub body: Bytes,
+    /// Longest response, head included; one that is longer is cut off. `None`: any length.
+    pub output: Option<Bytes>,
+    /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
+    pub cache: Option<Duration>,
 }
 
 /// Header fields for paths that match.

@@ -9,7 +9,6 @@
 use core::hash::{Hash, Hasher};
 
 use alloc::boxed::Box;
-use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -17,77 +16,12 @@ use amped_http::h1::request::{Lines, Request};
 use amped_http::negotiate::{self, Choice, Coding, Variant, Wishes};
 use hashbrown::Equivalent;
 
-use crate::cache::path::Resource;
 use crate::cache::policy::{Store, StoreCounts};
 use crate::file::FileVersion;
-use crate::glob::Glob;
-use crate::site::{Site, Types};
-
-/// Which names stand for variants, and what is answered where clients leave the choice open.
-#[derive(Clone, Debug)]
-pub struct NegotiationRule {
-    /// The paths that are asked for.
-    pub pattern: Glob,
-    /// Endings that tell a language: its tag, such as `en` or `pt-BR`. The best first.
-    pub languages: Vec<Box<str>>,
-    /// Endings that tell a charset: its name. The best first.
-    pub charsets: Vec<Box<str>>,
-    /// Whether a client to whom several variants are equally good is told all of them (300); else it gets the first.
-    pub list_ties: bool,
-    /// Whether a client that accepts none is told so (406); else it gets one all the same.
-    pub refuse: bool,
-}
-
-/// Fields of a request on which a reply depends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Vary(u8);
-
-impl Vary {
-    /// On none.
-    pub const NOTHING: Vary = Vary(0);
-    /// `Accept`.
-    pub const ACCEPT: Vary = Vary(1);
-    /// `Accept-Charset`.
-    pub const CHARSET: Vary = Vary(2);
-    /// `Accept-Encoding`.
-    pub const ENCODING: Vary = Vary(4);
-    /// `Accept-Language`.
-    pub const LANGUAGE: Vary = Vary(8);
-    /// `Origin`.
-    pub const ORIGIN: Vary = Vary(16);
-
-    const NAMES: [(Vary, &str); 5] = [
-        (Vary::ACCEPT, "Accept"),
-        (Vary::CHARSET, "Accept-Charset"),
-        (Vary::ENCODING, "Accept-Encoding"),
-        (Vary::LANGUAGE, "Accept-Language"),
-        (Vary::ORIGIN, "Origin"),
-    ];
-
-    /// On these too.
-    #[must_use]
-    pub fn and(self, other: Vary) -> Vary {
-        Vary(self.0 | other.0)
-    }
-
-    /// On these if something holds.
-    #[must_use]
-    pub fn and_if(self, other: Vary, holds: bool) -> Vary {
-        if holds { self.and(other) } else { self }
-    }
-
-    /// Whether this one is among them.
-    pub fn has(self, other: Vary) -> bool {
-        self.0 & other.0 == other.0 && other.0 != 0
-    }
-
-    /// The value of the field `Vary` (RFC 9110, 12.5.5); empty if there is to be none.
-    pub fn value(self) -> String {
-        let names: Vec<&str> =
-            Vary::NAMES.iter().filter(|(which, _)| self.has(*which)).map(|(_, name)| *name).collect();
-        names.join(", ")
-    }
-}
+use crate::resource::Resource;
+use crate::site::Site;
+use crate::traits::{Traits, last_segment, split};
+use crate::vary::Vary;
 
 /// Endings behind the stem that are looked at; with more of them a name is no variant's.
 const ENDINGS_MAX: usize = 5;
@@ -126,68 +60,6 @@ pub fn each_asked(name: &[u8], mut f: impl FnMut(&[u8])) {
             asked.extend_from_slice(ending);
         }
         f(&asked);
-    }
-}
-
-/// What a name is before its first dot, and what follows each dot. A dot in front is part of the stem.
-fn split(name: &[u8]) -> (&[u8], Vec<&[u8]>) {
-    match name.iter().skip(1).position(|&byte| byte == b'.') {
-        Some(dot) => (&name[..=dot], name[dot + 2..].split(|&byte| byte == b'.').collect()),
-        None => (name, Vec::new()),
-    }
-}
-
-/// The last segment of a path.
-fn last_segment(path: &[u8]) -> &[u8] {
-    &path[path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)..]
-}
-
-/// What a file's name says of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traits {
-    /// Content-Type.
-    pub media_type: String,
-    /// Content-Language.
-    pub language: Option<Box<str>>,
-    /// The charset, if the name tells one.
-    pub charset: Option<Box<str>>,
-}
-
-impl Traits {
-    /// Of a file of this name, without the ending of its coding. An ending that says nothing is passed over if it is
-    /// `asked` for; otherwise, if there are two of a kind, or no media type, the name is not one of a variant.
-    fn of(rule: &NegotiationRule, types: &Types, asked: &[&[u8]], endings: &[&[u8]]) -> Option<Traits> {
-        let (mut media_type, mut language, mut charset) = (None, None, None);
-        for ending in endings {
-            let text = core::str::from_utf8(ending).ok();
-            let among = |names: &[Box<str>]| {
-                names.iter().find(|name| text.is_some_and(|text| text.eq_ignore_ascii_case(name))).cloned()
-            };
-            // Languages first: `es` is an ending of scripts too.
-            let doubled = if let Some(found) = among(&rule.languages) {
-                language.replace(found).is_some()
-            } else if let Some(found) = among(&rule.charsets) {
-                charset.replace(found).is_some()
-            } else if let Some(found) = text.and_then(|text| types.by_ending(&text.to_ascii_lowercase())) {
-                media_type.replace(found).is_some()
-            } else if asked.contains(ending) {
-                false
-            } else {
-                return None;
-            };
-            if doubled {
-                return None;
-            }
-        }
-        let media_type = types.with_charset(media_type?, charset.as_deref());
-        Some(Traits { media_type, language, charset })
-    }
-
-    /// Of a file that is asked for by its own name, where that is one of a variant.
-    pub fn of_file(site: &Site, path: &[u8]) -> Option<Traits> {
-        let rule = site.negotiation(path)?;
-        let (_, endings) = split(last_segment(path));
-        Traits::of(rule, &site.types, &endings, &endings)
     }
 }
 
@@ -462,6 +334,9 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::glob::Glob;
+    use crate::site::{NegotiationRule, Types};
+    use alloc::string::String;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
     use proptest::prelude::*;

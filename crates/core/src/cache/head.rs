@@ -11,7 +11,7 @@ use amped_http::negotiate::Coding;
 use super::policy::{Hint, Store, StoreCounts};
 use crate::cors::Asker;
 use crate::file::FileVersion;
-use crate::variants::Vary;
+use crate::vary::Vary;
 
 /// What a head is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

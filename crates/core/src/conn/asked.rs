@@ -22,7 +22,7 @@ use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use super::{Call, Conn, Hand, State};
-use crate::app::{self, AppRule, AppTrouble, Claim, Input, Output};
+use crate::app::{self, AppTrouble, Claim, Input, Output};
 use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
 use crate::decide::{self, Made, Step};
 use crate::event::{Action, Ticket};
@@ -31,6 +31,7 @@ use crate::pace::Pace;
 use crate::pages::{self, Wanted};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
+use crate::site::AppRule;
 
 /// A request that an application has.
 #[derive(Debug)]

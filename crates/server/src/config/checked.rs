@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::app::AppRule;
 use amped_core::auth::Guard;
 use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
@@ -24,8 +23,7 @@ use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::routes::{Fallback, FixedResponse, Route, RouteAction};
-use amped_core::site::{EtagForm, HeaderRule, Site, Sites, Symlinks, Types};
-use amped_core::variants::NegotiationRule;
+use amped_core::site::{AppRule, EtagForm, HeaderRule, NegotiationRule, Site, Sites, Symlinks, Types};
 use amped_http::h1::request;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use amped_core::routes::RouteAction;
-use amped_core::site::{EtagForm, Site, Symlinks};
-use amped_core::variants::NegotiationRule;
+use amped_core::site::{EtagForm, NegotiationRule, Site, Symlinks};
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Bytes;
