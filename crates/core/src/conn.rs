@@ -709,7 +709,7 @@ impl Conn {
         }
         record.set(head.get().status(), outcome);
         record.site = call.desk.sites.for_host(request.host).number;
-        record.note_body(&body);
+        body.note_in(&mut record);
         self.batched += 1;
         self.batched_bytes += body.len();
         self.heavy |= body.is_heavy();
@@ -740,7 +740,7 @@ impl Conn {
         record.set(status, Outcome::None);
         // RFC 9110, 9.3.2: nothing follows the head of a reply to HEAD, whatever was wrong with the rest of the request.
         let (head, body) = reply::bad_head(status, why, bytes.starts_with(b"HEAD "));
-        record.note_body(&body);
+        body.note_in(&mut record);
         self.state = State::Closing { linger: true };
         self.partial = false;
         self.unsent = true;

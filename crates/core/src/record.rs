@@ -11,8 +11,6 @@ use amped_http::h1::request::{Request, Version};
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::reply::Body;
-
 /// How much work an answer was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Outcome {
@@ -163,19 +161,6 @@ impl Record {
             Some(Version::Http10) => "HTTP/1.0",
             None => "",
         }
-    }
-
-    /// Notes what is to be sent behind the head, once the status is set.
-    pub fn note_body<F>(&mut self, body: &Body<F>) {
-        self.body_bytes = body.len();
-        self.handler = match (body, self.outcome) {
-            (_, Outcome::App | Outcome::Page) => Handler::App,
-            _ if self.status >= 400 => Handler::Error,
-            (Body::Content(..) | Body::Parts(..), _) => Handler::File,
-            // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
-            (Body::Empty, outcome) if outcome != Outcome::None => Handler::File,
-            _ => Handler::Own,
-        };
     }
 
     /// Sets the status.

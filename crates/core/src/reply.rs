@@ -28,7 +28,7 @@ use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
-use crate::record::Record;
+use crate::record::{Handler, Outcome, Record};
 use crate::resource::{Representation, Resource};
 use crate::routes::FixedResponse;
 use crate::site::Site;
@@ -116,6 +116,19 @@ impl<F> Body<F> {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Notes in the record that this is to be sent behind the head, once the status is set there.
+    pub fn note_in(&self, record: &mut Record) {
+        record.body_bytes = self.len();
+        record.handler = match (self, record.outcome) {
+            (_, Outcome::App | Outcome::Page) => Handler::App,
+            _ if record.status >= 400 => Handler::Error,
+            (Body::Content(..) | Body::Parts(..), _) => Handler::File,
+            // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
+            (Body::Empty, outcome) if outcome != Outcome::None => Handler::File,
+            _ => Handler::Own,
+        };
     }
 }
 

@@ -535,7 +535,7 @@ impl Outbox {
         }
         if let Some(mut record) = record {
             record.set(Status::INTERNAL_SERVER_ERROR, record.outcome);
-            record.note_body(&body);
+            body.note_in(&mut record);
             record.head_bytes = head_bytes;
             self.chunks.push_front(Chunk::End(record));
         }
