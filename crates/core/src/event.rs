@@ -16,6 +16,7 @@ use amped_http::status::Status;
 
 use crate::app::{Input, Output};
 use crate::auth::Verdict;
+use crate::cache::page::PageName;
 use crate::cache::path::Meaning;
 use crate::file::{Content, FileVersion, NotUnpacked, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
@@ -153,6 +154,14 @@ pub struct ListWork {
     pub order: ListOrder,
     /// As what.
     pub form: ListForm,
+}
+
+impl ListWork {
+    /// The name of the page that this work makes.
+    pub fn page_name(&self) -> PageName {
+        let ListWork { generation, site, ref path, edition: _, order, form } = *self;
+        PageName::Listing { generation, site, path: Arc::clone(path), order, form }
+    }
 }
 
 /// Verify a password.

@@ -390,7 +390,7 @@ impl<F> Caches<F> {
 
     /// The listing that this work would make, if it is kept and not too old, and the directory is in the same state now.
     pub fn listing(&mut self, now: Time, work: &ListWork, folder: Option<&FileVersion>) -> Option<Listing> {
-        let name = PageName::of_listing(work);
+        let name = work.page_name();
         let Some(Page::Listing { listing, asked, edition }) = self.page(&name) else { return None };
         let holds = folder.is_some()
             && listing.folder.as_ref() == folder
@@ -547,7 +547,7 @@ impl<F> Caches<F> {
         if listing.folder.is_none() || edition != work.edition || listing.page.len() as u64 > self.page_max() {
             return;
         }
-        let name = PageName::of_listing(work);
+        let name = work.page_name();
         let page = Page::Listing { listing: listing.clone(), asked, edition };
         self.keep(name, page);
     }

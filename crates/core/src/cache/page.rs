@@ -21,7 +21,6 @@ use amped_http::h1::request;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::event::ListWork;
 use crate::listing::{ListForm, ListOrder, Listing};
 
 /// The name of a page that is made.
@@ -54,12 +53,6 @@ pub enum PageName {
 }
 
 impl PageName {
-    /// That of the listing which this work makes.
-    pub fn of_listing(work: &ListWork) -> PageName {
-        let ListWork { generation, site, ref path, edition: _, order, form } = *work;
-        PageName::Listing { generation, site, path: Arc::clone(path), order, form }
-    }
-
     /// Bytes of memory that it is, beside itself.
     fn len(&self) -> usize {
         match self {
