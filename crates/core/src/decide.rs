@@ -178,7 +178,7 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, de
         };
         if let Some(content) = content {
             counts.hits += 1;
-            let reply = reply::file(site, request, resource, representation, verdict, content, caches);
+            let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
             return Step::Reply(Made::new(reply, Outcome::Hit));
         }
         let work = Work::Name(caches.content_work(site, path.into(), resource, representation));
@@ -253,7 +253,7 @@ pub(crate) fn step_after<F: FileHandle>(
                     return Step::Ask(Question { work, stale: None });
                 }
             }
-            let reply = reply::file(site, request, &resource, representation, verdict, content, caches);
+            let reply = reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads);
             Step::Reply(Made::new(reply, outcome))
         }
         Answer::Name(no_file, _) => {
@@ -311,7 +311,7 @@ fn fallback<F: FileHandle>(
         true => Some(caches.content_among(brought, representation)?),
         false => None,
     };
-    Some(reply::file(site, request, &resource, representation, verdict, content, caches))
+    Some(reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads))
 }
 
 /// What a request comes to after the disk was asked for the file that serves in place of what is missing.

@@ -21,9 +21,9 @@ use amped_http::status::Status;
 use amped_http::uri;
 use amped_units::Time;
 
-use crate::cache::Caches;
-use crate::cache::head::{HeadKey, HeadKind};
+use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::page::AppPage;
+use crate::cache::shelf::Shelf;
 use crate::cors::{Asker, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::limits::Limits;
@@ -261,7 +261,7 @@ pub fn file<F>(
     representation: &Representation,
     verdict: Verdict,
     content: Option<Arc<Content<F>>>,
-    caches: &mut Caches<F>,
+    heads: &mut Shelf<HeadCache>,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
     let asker = site.asker(&resource.name, request);
@@ -277,7 +277,7 @@ pub fn file<F>(
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
-        ReplyHead::Ready(caches.head(hint, key, || match kind {
+        ReplyHead::Ready(heads.get_or_make(hint, key, || match kind {
             HeadKind::Whole => whole_head(site, resource, representation, asker),
             HeadKind::NotModified => not_modified_head(site, resource, representation, asker),
         }))
@@ -839,7 +839,6 @@ fn capital(text: &str) -> String {
 #[expect(clippy::single_range_in_vec_init, reason = "one part of a file is what is meant")]
 mod tests {
     use super::*;
-    use crate::cache::Budgets;
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
@@ -847,7 +846,6 @@ mod tests {
     use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
-    use amped_units::Bytes;
 
     /// Sun, 06 Nov 1994 08:49:37 GMT.
     const MODIFIED: i64 = 784_111_777;
@@ -1020,9 +1018,9 @@ mod tests {
             let resource = resource(vec![representation(size, Coding::Identity)]);
             let representation = &resource.representations[0];
             let content = Content { version: representation.version, store: Stored::File(()) };
-            let mut caches = Caches::new(Budgets::default());
+            let mut heads = Shelf::Own(HeadCache::new(1 << 20));
             let content = Some(Arc::new(content));
-            let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut caches);
+            let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut heads);
             let (head, length) = shown(reply);
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
             let announced = head.split("\r\n").find_map(|line| line.strip_prefix("Content-Length: "));
@@ -1058,7 +1056,7 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let resource = resource(vec![representation(10, Coding::Identity), representation(5, Coding::Gzip)]);
-        let mut none = Caches::new(Budgets { head_bytes: Bytes(0), ..Budgets::default() });
+        let mut none = Shelf::Own(HeadCache::new(0));
         for (verdict, caches) in [
             (Verdict::Whole, true),
             (Verdict::Partial(vec![0..1]), true),

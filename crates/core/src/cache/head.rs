@@ -9,6 +9,7 @@ use amped_http::h1::response::Head;
 use amped_http::negotiate::Coding;
 
 use super::policy::{Hint, Store, StoreCounts};
+use super::shelf::Shelf;
 use crate::cors::Asker;
 use crate::file::FileVersion;
 use crate::vary::Vary;
@@ -81,5 +82,12 @@ impl HeadCache {
     /// What has happened so far.
     pub fn counts(&self) -> StoreCounts {
         self.store.counts()
+    }
+}
+
+impl Shelf<HeadCache> {
+    /// The head under `key`, or the one that `make` writes, which is then kept.
+    pub fn get_or_make(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
+        self.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))
     }
 }

@@ -20,7 +20,6 @@ use alloc::vec::Vec;
 use core::ops::AddAssign;
 use core::time::Duration;
 
-use amped_http::h1::response::Head;
 use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Time};
 
@@ -32,10 +31,10 @@ use crate::resource::{Representation, Resource};
 use crate::site::{Site, Sites};
 use crate::variants::{self, Choices, Variants};
 use content::ContentCache;
-use head::{HeadCache, HeadKey};
+use head::HeadCache;
 use page::{AppPage, Lookup, PART_MAX, Page, PageName};
 use path::{Known, Meaning, PathCache};
-use policy::{Hint, StoreCounts};
+use policy::StoreCounts;
 use shelf::{Shards, Shared, Shelf};
 use uri::UriCache;
 
@@ -338,11 +337,6 @@ impl<F> Caches<F> {
     /// Whether anything is known of what `path` means, however old. Does not count as a use.
     pub fn holds_name(&mut self, site: u16, path: &[u8]) -> bool {
         self.paths.at((site, path), |paths| paths.meaning(site, path).is_some())
-    }
-
-    /// The head under `key`, or the one that `make` writes, which is then kept.
-    pub fn head(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
-        self.heads.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))
     }
 
     /// The work that asks what a name means.
