@@ -10,6 +10,7 @@
 //! [`Request`].
 
 mod asked;
+mod call;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -27,6 +28,7 @@ use amped_units::Time;
 use crate::app::Input;
 use crate::cache::path::Known;
 use crate::conn::asked::{APPS_BUSY, Asked, GIVEN_MAX, Stage};
+use crate::conn::call::{Call, Hand};
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::desk::Desk;
 use crate::event::{Action, Answer, Delay, Event, Ticket};
@@ -133,22 +135,6 @@ enum Purpose {
     Fallback,
     /// The page that goes with an error.
     ErrorPage(Status, &'static str),
-}
-
-/// What all steps of one call of [`Conn::handle`] share.
-struct Call<'a, F> {
-    now: Time,
-    desk: &'a mut Desk<F>,
-    actions: &'a mut Vec<Action<F>>,
-}
-
-/// The request in hand: what it says, the bytes that say so, and when the first of them came.
-struct Hand<'a> {
-    request: Request<'a>,
-    head: &'a [u8],
-    began: Time,
-    /// Its body, or the rest of it, is still to be taken from the connection.
-    unread: bool,
 }
 
 impl Conn {

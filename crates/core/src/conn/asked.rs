@@ -21,7 +21,8 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
-use super::{Call, Conn, Hand, State};
+use super::call::{Call, Hand};
+use super::{Conn, State};
 use crate::app::{self, AppTrouble, Claim, Input, Output};
 use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
 use crate::decide::{self, Made, Step};
