@@ -18,6 +18,7 @@ use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
+use amped_http::cgi::{self, BadScript};
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
@@ -25,9 +26,9 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::Input;
+use crate::app::{self, AppTrouble, Claim, Output};
 use crate::cache::path::Known;
-use crate::conn::asked::{APPS_BUSY, Asked, GIVEN_MAX, Stage};
+use crate::conn::asked::{Asked, Begun, Stage, Weighed};
 use crate::conn::call::{Call, Hand};
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::desk::Desk;
@@ -249,7 +250,7 @@ impl Conn {
     pub fn wants_bytes(&self) -> bool {
         // A head that is being read has a limit of its own, which may be higher.
         let room = match &self.state {
-            State::App(asked) if !asked.reader.is_done() => asked.given < GIVEN_MAX,
+            State::App(asked) if !asked.has_body() => asked.wants_body(),
             _ => self.partial || self.pending.len() < PENDING_MAX,
         };
         // Before it is closed it is good to know whether more has come: to close on that would be a reset.
@@ -390,31 +391,17 @@ impl Conn {
                     }
                 }
                 State::App(asked) => {
-                    if asked.reader.is_done() || asked.given >= GIVEN_MAX || at == bytes.len() {
+                    if !asked.wants_body() || at == bytes.len() {
                         return at;
                     }
-                    let ticket = asked.ticket;
-                    match asked.reader.next(&bytes[at..]) {
-                        Ok(piece) if piece.data.len() as u64 <= asked.left => {
-                            asked.left -= piece.data.len() as u64;
-                            asked.given += piece.data.len();
-                            asked.pace.note(call.now, piece.data.len(), &call.desk.limits);
-                            at += piece.used;
+                    match asked.take_body(call, &bytes[at..]) {
+                        Ok(used) => {
+                            at += used;
                             if !self.unsent {
                                 self.since = call.now;
                             }
-                            if !piece.data.is_empty() {
-                                call.actions.push(Action::App(ticket, Input::Body(piece.data.to_vec())));
-                            }
-                            if asked.reader.is_done() {
-                                call.actions.push(Action::App(ticket, Input::End));
-                            }
                         }
-                        Ok(_) => self.refuse_long_body(call),
-                        Err(_) => {
-                            let why = "the chunks of the body are malformed";
-                            self.give_up_on_app(call, Status::BAD_REQUEST, why);
-                        }
+                        Err((status, why)) => self.give_up_on_app(call, status, why),
                     }
                 }
                 State::Waiting(_) => return at,
@@ -564,8 +551,7 @@ impl Conn {
         stale: Option<Known>,
         purpose: Purpose,
     ) -> Ticket {
-        self.last_ticket = self.last_ticket.wrapping_add(1);
-        let ticket = Ticket(self.last_ticket);
+        let ticket = self.next_ticket();
         self.state = State::Waiting(Box::new(Waiting {
             head: hand.head.to_vec(),
             began: hand.began,
@@ -650,6 +636,270 @@ impl Conn {
             self.resume(call);
         } else if let State::Waiting(waiting) = &mut self.state {
             waiting.head = head;
+        }
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        self.last_ticket = self.last_ticket.wrapping_add(1);
+        Ticket(self.last_ticket)
+    }
+
+    /// Has an application answer a request.
+    fn run<F: FileHandle>(&mut self, call: &mut Call<'_, F>, hand: &Hand<'_>, claim: Claim) {
+        if self.ended {
+            // Nobody waits for what it would say.
+            self.state = State::Closing { linger: false };
+            if !self.unsent {
+                self.close(call);
+            }
+            return;
+        }
+        // This application answers for itself, also where another one has named it as a file to send.
+        self.beside_file = None;
+        let ticket = self.next_ticket();
+        match Asked::begin(call, hand, claim, ticket) {
+            Begun::Asked(asked) => {
+                self.state = State::App(asked);
+                self.since = call.now;
+                if hand.unread && hand.request.expectation == Expectation::Continue {
+                    self.unsent = true;
+                    call.actions.push(Action::Interim(b"HTTP/1.1 100 Continue\r\n\r\n"));
+                }
+            }
+            Begun::Kept(made) => self.give(call, hand, made),
+            Begun::Refused(status, why) => {
+                // What comes behind a head that is refused here is its body, which nobody will read.
+                self.last |= hand.unread;
+                self.fail(call, hand, status, why);
+            }
+        }
+    }
+
+    /// Does something about the request that an application has, by reading its head again.
+    fn with_asked<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        then: impl FnOnce(&mut Conn, &mut Call<'_, F>, &Hand<'_>),
+    ) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let (head, began) = (mem::take(&mut asked.head), asked.began);
+        self.take_up(call, &head, (began, false), then);
+        if let State::App(asked) = &mut self.state {
+            asked.head = head;
+        }
+    }
+
+    /// It is this request for which the page is made.
+    fn begin_page<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        self.with_asked(call, |conn, call, hand| {
+            if let State::App(asked) = &conn.state
+                && let Some(made) = asked.begin_page(call, hand)
+            {
+                conn.give(call, hand, made);
+            }
+        });
+        if !matches!(self.state, State::App(_)) {
+            self.resume(call);
+        }
+    }
+
+    /// Has waited for another's answer for as long as for one of its own, and asks for that now.
+    fn run_alone<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        let ticket = self.next_ticket();
+        self.since = call.now;
+        self.with_asked(call, |conn, call, hand| {
+            if let State::App(asked) = &mut conn.state {
+                asked.run_alone(call, hand, ticket);
+            }
+        });
+    }
+
+    /// Who has made the page for which this one waited has done so, or gone.
+    fn look_again<F: FileHandle>(&mut self, call: &mut Call<'_, F>) {
+        if let State::App(asked) = mem::replace(&mut self.state, State::Reading) {
+            self.take_up(call, &asked.head, (asked.began, false), |conn, call, hand| conn.answer(call, hand));
+            self.resume(call);
+        }
+    }
+
+    /// The application says something.
+    fn take_output<F: FileHandle>(&mut self, call: &mut Call<'_, F>, ticket: Ticket, output: Output<'_>) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        if asked.ticket != ticket {
+            return;
+        }
+        if !self.unsent {
+            self.since = call.now;
+        }
+        match output {
+            Output::Begun => asked.begun = true,
+            Output::First => self.begin_page(call),
+            Output::Follows => asked.note_followed(call),
+            Output::Again => self.look_again(call),
+            Output::Room => {
+                asked.note_room(call.now);
+                self.resume(call);
+            }
+            Output::Bytes(bytes) => self.take_output_bytes(call, bytes, false),
+            Output::Last(bytes) => {
+                self.take_output_bytes(call, bytes, true);
+                // Unless it was given up on.
+                if matches!(&self.state, State::App(asked) if asked.ticket == ticket) {
+                    self.end_app(call, None);
+                }
+            }
+            Output::Ended => self.end_app(call, None),
+            Output::Failed(trouble) => self.end_app(call, Some(trouble)),
+        }
+    }
+
+    /// `is_last`: its answer is complete with these.
+    fn take_output_bytes<F: FileHandle>(&mut self, call: &mut Call<'_, F>, bytes: &[u8], is_last: bool) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let Some(left) = asked.output_left.checked_sub(bytes.len() as u64) else {
+            return self.give_up_on_app(call, Status::BAD_GATEWAY, "the application says more than it may");
+        };
+        asked.output_left = left;
+        match &mut asked.stage {
+            Stage::Rest(_) => {}
+            Stage::Body { .. } => self.unsent |= asked.pass_body(call, bytes),
+            Stage::Head(known) => {
+                known.extend_from_slice(bytes);
+                let said = mem::take(known);
+                match cgi::parse(&said) {
+                    Ok(None) => *known = said,
+                    Ok(Some((head, length))) => self.take_script_head(call, &head, &said[length..], is_last),
+                    Err(BadScript(why)) => self.give_up_on_app(call, Status::BAD_GATEWAY, why),
+                }
+            }
+        }
+    }
+
+    /// The head of an application's answer is there, and this is what has come behind it. `is_last`: nothing follows.
+    fn take_script_head<F: FileHandle>(
+        &mut self,
+        call: &mut Call<'_, F>,
+        said: &cgi::ScriptHead<'_>,
+        rest: &[u8],
+        is_last: bool,
+    ) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        let status = match asked.weigh(call, said, self.detours < DETOURS_MAX) {
+            Weighed::Reply(status) => status,
+            Weighed::Instead => {
+                if said.send.is_some() {
+                    self.beside_file = Some(Box::new(app::fields_beside_file(said)));
+                }
+                return;
+            }
+            Weighed::Bad(why) => return self.give_up_on_app(call, Status::BAD_GATEWAY, why),
+        };
+        self.with_asked(call, |conn, call, hand| {
+            let State::App(asked) = &mut conn.state else {
+                return;
+            };
+            let (made, framing) = asked.reply(call, hand, said, status, is_last.then_some(rest.len()));
+            conn.last |= framing == ScriptFraming::UntilClose;
+            let (persists, connection) = conn.prospect(call, &hand.request);
+            conn.put_reply(call, hand, made, connection);
+            if let State::App(asked) = &mut conn.state {
+                asked.stage = Stage::Body { framing, persists, linger: hand.request.keep_alive };
+            }
+        });
+        if let State::App(asked) = &mut self.state {
+            self.unsent |= asked.pass_body(call, rest);
+        }
+    }
+
+    /// The application has come to its end, well or not.
+    fn end_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, trouble: Option<AppTrouble>) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        // If it wants no more of the body, that may still be on its way.
+        self.last |= !asked.has_body();
+        match (asked.end(call, trouble), trouble) {
+            (Stage::Head(_), trouble) => {
+                let (status, why) = asked.failure(call, trouble);
+                self.fail_app(call, status, why);
+            }
+            (Stage::Rest(instead), _) => {
+                let began = asked.began;
+                self.detours += 1;
+                self.state = State::Reading;
+                self.take_up(call, &instead, (began, false), |conn, call, hand| conn.answer(call, hand));
+                self.resume(call);
+            }
+            // It was told without a body.
+            (Stage::Body { framing: ScriptFraming::None, persists, linger }, _) => {
+                self.end_answer(call, persists, linger);
+            }
+            (Stage::Body { framing: ScriptFraming::Length(1..), .. }, _) | (Stage::Body { .. }, Some(_)) => {
+                // The client must see that what it has is not all.
+                self.leave_app(call, "the application has ended before its answer was complete");
+                self.close(call);
+            }
+            (Stage::Body { framing, persists, linger }, None) => {
+                if framing == ScriptFraming::Chunked {
+                    call.actions.push(Action::Piece(LAST_CHUNK.to_vec(), LAST_CHUNK.len()));
+                }
+                call.actions.push(Action::PieceEnd);
+                self.unsent = true;
+                self.end_answer(call, persists, linger);
+            }
+        }
+    }
+
+    /// An application's answer has been passed on as a whole.
+    fn end_answer<F: FileHandle>(&mut self, call: &mut Call<'_, F>, persists: bool, linger: bool) {
+        let linger = linger || self.last;
+        self.state = if persists && !self.last { State::Reading } else { State::Closing { linger } };
+        if self.unsent {
+            self.resume(call);
+        } else {
+            // Also where the application was given up on: its time is over, that of the next request begins.
+            self.since = call.now;
+            self.all_sent(call);
+        }
+    }
+
+    /// There is no answer, or no end of one, and the application is to go.
+    fn give_up_on_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
+        let State::App(asked) = &mut self.state else {
+            return;
+        };
+        asked.give_up(call, status, why);
+        self.last |= !asked.has_body();
+        match asked.stage {
+            Stage::Body { framing: ScriptFraming::None, persists, linger } => self.end_answer(call, persists, linger),
+            Stage::Body { .. } => self.close(call),
+            Stage::Head(_) | Stage::Rest(_) => self.fail_app(call, status, why),
+        }
+    }
+
+    /// An error in place of an application's answer.
+    fn fail_app<F: FileHandle>(&mut self, call: &mut Call<'_, F>, status: Status, why: &'static str) {
+        let State::App(asked) = mem::replace(&mut self.state, State::Reading) else {
+            return;
+        };
+        self.take_up(call, &asked.head, (asked.began, false), |conn, call, hand| {
+            conn.take_step(call, hand, Step::Fail(status, why));
+        });
+        self.resume(call);
+    }
+
+    /// Lets the application know, if there is one, that nobody waits for it, and why.
+    fn leave_app<F>(&mut self, call: &mut Call<'_, F>, why: &'static str) {
+        if let State::App(asked) = &self.state {
+            asked.leave(call, why);
         }
     }
 
@@ -778,13 +1028,7 @@ impl Conn {
             State::Waiting(_) => self.give_up_on_disk(call),
             State::App(ref asked) if asked.follows() => self.run_alone(call),
             State::App(ref asked) => {
-                let (status, why) = if asked.waits_for_client() {
-                    (Status::REQUEST_TIMEOUT, "the request's body took too long to arrive")
-                } else if asked.begun {
-                    (Status::GATEWAY_TIMEOUT, "the application does not answer")
-                } else {
-                    (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
-                };
+                let (status, why) = asked.overdue();
                 self.give_up_on_app(call, status, why);
             }
             State::Closing { .. } | State::Closed => {}
@@ -822,6 +1066,12 @@ impl Conn {
 
 /// Bytes that one client may send ahead of the replies.
 const PENDING_MAX: usize = 64 * 1024;
+
+/// Applications that may send one request on from one to the next.
+const DETOURS_MAX: u8 = 10;
+
+/// RFC 9112, 7.1.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// After our side was closed a client is read from for so long at most; the default of nginx (`lingering_time`).
 const LINGER_MAX: Duration = Duration::from_secs(30);
