@@ -11,10 +11,7 @@ use amped_core::desk::Counts;
 use amped_core::event::{Delay, Work};
 
 use crate::access_log::Writer;
-use crate::helper::HelperCounts;
-use crate::mapped::MappedCounts;
-use crate::residency::ModelCounts;
-use crate::watch::{Notes, WatchCounts};
+use crate::notes::Notes;
 
 /// One loop's state, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,6 +104,58 @@ impl Waited {
         self.tasks += 1;
         self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
+}
+
+/// How the helpers stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HelperCounts {
+    /// Those that are threads.
+    pub threads: u64,
+    /// Those that are processes.
+    pub processes: u64,
+    /// Most at once.
+    pub peak: u64,
+    /// Tasks that wait for one.
+    pub waiting: u64,
+    /// Processes that have ended without being told to.
+    pub died: u64,
+}
+
+/// Mapped windows of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappedCounts {
+    /// Windows that are mapped now: the chunks of Flash.
+    pub chunks: u64,
+    /// Bytes of them, as their budget counts them.
+    pub bytes: u64,
+    /// Windows that were found mapped.
+    pub hits: u64,
+    /// Windows that had to be mapped.
+    pub misses: u64,
+    /// Windows that were unmapped.
+    pub unmapped: u64,
+}
+
+/// How the model of the page cache stands; all zero where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelCounts {
+    /// Bytes that the page cache is thought to hold at most.
+    pub estimate: u64,
+    /// Bytes of files that are thought to be in it.
+    pub believed: u64,
+    /// How often the model was wrong to the cost of a wait.
+    pub faults: u64,
+}
+
+/// How watching stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WatchCounts {
+    /// Folders that are watched, and files that are by themselves.
+    pub directories: u64,
+    /// Events heard.
+    pub events: u64,
+    /// Times that events were lost.
+    pub overflows: u64,
 }
 
 /// A loop's turns: from the moment it has heard of something until it waits again.

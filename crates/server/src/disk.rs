@@ -38,10 +38,10 @@ use amped_units::{Bytes, Time};
 use crate::config::SiteRoot;
 use crate::listings::Listings;
 use crate::mapped::MappedWindows;
+use crate::notes::Notes;
 use crate::residency::Residency;
 use crate::say;
 use crate::unpack;
-use crate::watch::Notes;
 
 /// How far ahead of what is being sent the disk is asked for.
 pub const WINDOW: u64 = 256 * 1024;

@@ -22,6 +22,7 @@ pub mod locked;
 pub mod mailbox;
 pub mod mapped;
 pub mod metrics;
+pub mod notes;
 pub mod passwords;
 pub mod portable;
 pub mod preload;

@@ -15,6 +15,7 @@ use amped_core::file::FileVersion;
 use amped_core::residency::Part;
 use amped_sys::mapping::Mapping;
 
+use crate::counters::MappedCounts;
 use crate::disk::{OpenFile, WINDOW};
 
 /// The mapped windows of a process: its loops share one address space, whose lock the kernel takes for each mapping
@@ -22,21 +23,6 @@ use crate::disk::{OpenFile, WINDOW};
 #[derive(Clone)]
 pub struct MappedWindows {
     windows: Arc<Mutex<Store<Part, Arc<Mapping>>>>,
-}
-
-/// How they stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MappedCounts {
-    /// Windows that are mapped now: the chunks of Flash.
-    pub chunks: u64,
-    /// Bytes of them, as their budget counts them.
-    pub bytes: u64,
-    /// Windows that were found mapped.
-    pub hits: u64,
-    /// Windows that had to be mapped.
-    pub misses: u64,
-    /// Windows that were unmapped.
-    pub unmapped: u64,
 }
 
 /// Half of what the kernel allows a process as it comes (`vm.max_map_count`, 65530). A mapping that fails is no harm, the

@@ -22,6 +22,7 @@ use amped_sys::mapping::Mapping;
 use amped_sys::process;
 
 use crate::config;
+use crate::counters::ModelCounts;
 use crate::disk::WINDOW;
 
 /// The test of a configuration, shared by loops and helpers.
@@ -51,17 +52,6 @@ fn places(range: &Range<u64>, look: u64) -> impl Iterator<Item = u64> {
 
 /// Bytes of the pages that the kernel drops.
 const PAGE: u64 = 4096;
-
-/// How the model of the page cache stands; all zero where there is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ModelCounts {
-    /// Bytes that the page cache is thought to hold at most.
-    pub estimate: u64,
-    /// Bytes of files that are thought to be in it.
-    pub believed: u64,
-    /// How often the model was wrong to the cost of a wait.
-    pub faults: u64,
-}
 
 impl Residency {
     /// The test that is asked for.

@@ -12,33 +12,27 @@
 //! Not heard of: what happens in folders that only a link leads through, on the way to its end, and to what the root's own
 //! path leads through; that the end of a link comes into being; and writes to a file that stays open.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
 use amped_core::cache::{Budgets, Caches, Change, SharedCaches};
-use amped_sys::eventfd::EventFd;
 use amped_sys::inotify::{self, Event, Inotify, Watch, What};
 use amped_sys::poll;
 use amped_units::Time;
 
 use crate::disk::{Disk, OpenFile};
 use crate::mailbox::{Forget, Mailbox, Message};
+use crate::notes::{Name, Notes};
 use crate::say;
 
 /// Most watches. Each pins an inode, about 1 KiB of the kernel's memory, and counts against the user's
 /// (fs.inotify.max_user_watches).
 const WATCHES_MAX: usize = 4096;
-
-/// Names that are remembered to have been noted; beyond it all are noted again.
-const SEEN_MAX: usize = 16 * 1024;
-
-/// Notes that wait; a name beyond it is noted when it is looked up the next time.
-const NOTES_MAX: usize = 4096;
 
 /// Events are gathered for so long, so that a busy folder costs workers no more than a hundred messages a second.
 const GATHER: Duration = Duration::from_millis(10);
@@ -48,78 +42,6 @@ const CHANGES_MAX: usize = 256;
 
 /// The same for changes that all names have to be compared with.
 const BENEATH_MAX: usize = 16;
-
-/// A site and a clean path: with a slash at its end a folder, else a file.
-type Name = (u16, Arc<[u8]>);
-
-/// What lies between those who learn names and the thread that watches.
-#[derive(Debug)]
-pub struct Notes {
-    state: Mutex<State>,
-    bell: EventFd,
-    stopping: AtomicBool,
-    folders: AtomicU64,
-    events: AtomicU64,
-    overflows: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Names that have been noted and need not be again.
-    seen: HashSet<Name>,
-    queue: Vec<Name>,
-}
-
-/// How watching stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WatchCounts {
-    /// Folders that are watched, and files that are by themselves.
-    pub directories: u64,
-    /// Events heard.
-    pub events: u64,
-    /// Times that events were lost.
-    pub overflows: u64,
-}
-
-impl Notes {
-    fn new() -> io::Result<Notes> {
-        let [folders, events, overflows] = [const { AtomicU64::new(0) }; 3];
-        let (state, stopping) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Notes { state, bell: EventFd::new()?, stopping, folders, events, overflows })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A name is about to be known.
-    pub fn note(&self, site: u16, path: &Arc<[u8]>) {
-        let name = (site, Arc::clone(path));
-        let mut state = self.lock();
-        if state.seen.contains(&name) || state.queue.len() >= NOTES_MAX {
-            return;
-        }
-        if state.seen.len() >= SEEN_MAX {
-            state.seen.clear();
-        }
-        state.seen.insert(name.clone());
-        state.queue.push(name);
-        self.bell.ring();
-    }
-
-    /// Lets the thread end. It is not waited for: it may hang on a dead disk.
-    pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
-        self.bell.ring();
-    }
-
-    /// How it stands.
-    pub fn counts(&self) -> WatchCounts {
-        let [directories, events, overflows] =
-            [&self.folders, &self.events, &self.overflows].map(|count| count.load(Ordering::Relaxed));
-        WatchCounts { directories, events, overflows }
-    }
-}
 
 /// Whose caches are to forget.
 pub enum Audience {

@@ -24,6 +24,7 @@ use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
+use crate::counters::HelperCounts;
 use crate::disk::{Disk, Effort, OpenFile};
 use crate::token::Token;
 use crate::worker::Generation;
@@ -81,21 +82,6 @@ pub enum Done {
     Warm(Token),
     /// Helpers died of bringing it there. The loop must not try what they could not.
     Failed(Token),
-}
-
-/// How the helpers stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HelperCounts {
-    /// Those that are threads.
-    pub threads: u64,
-    /// Those that are processes.
-    pub processes: u64,
-    /// Most at once.
-    pub peak: u64,
-    /// Tasks that wait for one.
-    pub waiting: u64,
-    /// Processes that have ended without being told to.
-    pub died: u64,
 }
 
 /// The queue is full.

@@ -22,9 +22,10 @@ use amped_units::Time;
 
 use super::link::{Kind, Lent, Link};
 use super::nursery::{self, Fate};
-use super::{Busy, Done, HelperCounts, Helpers, Task};
+use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
 use crate::config::HelperSettings;
+use crate::counters::HelperCounts;
 use crate::disk::{Disk, OpenFile};
 use crate::portable;
 use crate::say;

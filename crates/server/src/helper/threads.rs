@@ -6,8 +6,9 @@ use std::thread;
 
 use amped_core::file::Stored;
 
-use super::{Busy, Done, HelperCounts, Helpers, Task, perform};
+use super::{Busy, Done, Helpers, Task, perform};
 use crate::config::HelperSettings;
+use crate::counters::HelperCounts;
 use crate::disk;
 use crate::mailbox::{Mailbox, Message};
 use crate::say;
