@@ -10,9 +10,6 @@ use amped_core::cache::hostname::HostnameCounts;
 use amped_core::desk::Counts;
 use amped_core::event::{Delay, Work};
 
-use crate::access_log::Writer;
-use crate::notes::Notes;
-
 /// One loop's state, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -145,6 +142,15 @@ pub struct ModelCounts {
     pub believed: u64,
     /// How often the model was wrong to the cost of a wait.
     pub faults: u64,
+}
+
+/// The access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogCounts {
+    /// Lines that the log could not keep.
+    pub lost_lines: u64,
+    /// The names of clients in the log.
+    pub hostnames: HostnameCounts,
 }
 
 /// How watching stands.
@@ -373,17 +379,17 @@ impl Snapshot {
         self
     }
 
-    /// With what the log has to say.
+    /// With the counts of the access log; `None`: there is no log.
     #[must_use]
-    pub fn with_log(self, log: Option<&Writer>) -> Snapshot {
-        let (lost_lines, hostnames) = log.map(|log| (log.lost_lines(), log.hostnames())).unwrap_or_default();
+    pub fn with_log(self, log: Option<LogCounts>) -> Snapshot {
+        let LogCounts { lost_lines, hostnames } = log.unwrap_or_default();
         Snapshot { lost_lines, hostnames, ..self }
     }
 
-    /// With what those who watch have to say.
+    /// With the counts of watched folders; `None`: none are watched.
     #[must_use]
-    pub fn with_watch(self, notes: Option<&Notes>) -> Snapshot {
-        Snapshot { watch: notes.map(Notes::counts).unwrap_or_default(), ..self }
+    pub fn with_watch(self, watch: Option<WatchCounts>) -> Snapshot {
+        Snapshot { watch: watch.unwrap_or_default(), ..self }
     }
 }
 

@@ -29,6 +29,7 @@ use crate::front::Front;
 use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message, Preload};
 use crate::metrics::{Seat, Seats};
+use crate::notes::Notes;
 use crate::say;
 use crate::say::die;
 use crate::watch::{self, Audience};
@@ -218,7 +219,8 @@ impl Pool {
             Err(_) => die("a loop has failed; this is a bug of amped's"),
         };
         let log = log.map(|log| end_log(log, clock, Time::START));
-        let snapshot = snapshot.with_log(log.as_deref()).with_watch(generation.disk.notes());
+        let snapshot = snapshot.with_log(log.as_deref().map(Writer::counts));
+        let snapshot = snapshot.with_watch(generation.disk.notes().map(Notes::counts));
         tell(&line, REPORT, LAST_WORDS, &snapshot.to_bytes());
         exit(0)
     }
@@ -414,7 +416,8 @@ fn obey(
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
-                    let snapshot = snapshot.with_log(log).with_watch(disk.notes());
+                    let snapshot =
+                        snapshot.with_log(log.map(Writer::counts)).with_watch(disk.notes().map(Notes::counts));
                     tell(answers, REPORT, number, &snapshot.to_bytes());
                 }
             }

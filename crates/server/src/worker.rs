@@ -38,6 +38,7 @@ use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
 use crate::mailbox::{Forget, Mailbox, Preload};
 use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
+use crate::notes::Notes;
 use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, Asker, Verifier};
 use crate::say;
@@ -72,7 +73,8 @@ impl Generation {
 
     /// These of loops, and what is known of the process alone.
     pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
-        let mut sum = Snapshot::default().with_log(log).with_watch(self.disk.notes());
+        let mut sum =
+            Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));
         snapshots.iter().for_each(|snapshot| sum += snapshot);
         if let Some(shared) = &self.caches {
             sum.caches += &shared.figures();
@@ -741,7 +743,10 @@ impl Worker {
         };
         let figures = disk.complete(self.figures());
         let figures = match scope {
-            Scope::Process => figures.with_log(self.log.writer()).with_watch(self.generation.disk.notes()),
+            Scope::Process => {
+                let watch = self.generation.disk.notes().map(Notes::counts);
+                figures.with_log(self.log.writer().map(Writer::counts)).with_watch(watch)
+            }
             // Of these the process is told of.
             Scope::Loop => Snapshot { mapped: MappedCounts::default(), model: ModelCounts::default(), ..figures },
         };

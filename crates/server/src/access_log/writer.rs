@@ -15,7 +15,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use amped_core::cache::hostname::HostnameCounts;
 use amped_sys::{file, process};
 use amped_units::Time;
 
@@ -23,6 +22,7 @@ use super::held::{Held, SPARE_MAX};
 use super::resolver::Resolvers;
 use crate::clock::Clock;
 use crate::config::{LogFormat, LogSettings, LogTarget};
+use crate::counters::LogCounts;
 use crate::say;
 
 /// Lines on their way to the file.
@@ -190,9 +190,9 @@ impl Writer {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// What became of the questions for names.
-    pub fn hostnames(&self) -> HostnameCounts {
-        self.resolvers.lock().names.counts()
+    /// Lines that could not be kept, and what became of the lookups of client names.
+    pub fn counts(&self) -> LogCounts {
+        LogCounts { lost_lines: self.lost_lines(), hostnames: self.resolvers.lock().names.counts() }
     }
 
     /// Opens the file anew: the old one has been moved away. Lines that wait for a name go to the new one.
