@@ -358,7 +358,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         let name = architecture.to_possible_value().map_or_else(String::new, |name| name.get_name().to_owned());
         check.findings.usage(format!("`{flag}` is given, but the architecture {name} has no helpers"), help);
     }
-    let optimise = Optimise::settle(&file.optimise, &flags.without, &flags.with);
+    let optimise = Optimise::settle(file.optimise.switches(), &flags.without, &flags.with);
     let log = check.log(flags, &file.log, &optimise);
     let limits = check.limits(&file.limits);
     let connections =

@@ -10,8 +10,6 @@ use amped_core::cache::hostname::HostnameLimits;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
-use super::file;
-
 /// An optimisation that can be switched on and off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Optimisation {
@@ -66,9 +64,13 @@ impl Optimise {
     }
 
     /// What the file says, then what is taken away, then what is added.
-    pub(super) fn settle(file: &file::Optimise, without: &[Without], with: &[Optimisation]) -> Optimise {
+    pub(super) fn settle(
+        file: [(Optimisation, Option<bool>); 12],
+        without: &[Without],
+        with: &[Optimisation],
+    ) -> Optimise {
         let mut optimise = Optimise::default();
-        for (which, said) in file.switches() {
+        for (which, said) in file {
             if let Some(on) = said {
                 optimise.set(which, on);
             }
@@ -161,12 +163,12 @@ mod tests {
     #[test]
     fn every_switch_can_be_thrown() {
         assert_eq!(Without::value_variants().len(), Optimisation::value_variants().len() + 1);
-        let file = file::Optimise::default();
+        let file = std::array::from_fn(|n| (Optimisation::value_variants()[n], None));
         for (n, which) in Optimisation::value_variants().iter().enumerate() {
             assert_eq!(*which as usize, n);
             assert_eq!(Without::value_variants()[n], Without::One(*which));
-            assert!(!Optimise::settle(&file, &[Without::One(*which)], &[]).has(*which));
-            let only = Optimise::settle(&file, &[Without::All], &[*which]);
+            assert!(!Optimise::settle(file, &[Without::One(*which)], &[]).has(*which));
+            let only = Optimise::settle(file, &[Without::All], &[*which]);
             assert!(Optimisation::value_variants().iter().all(|other| only.has(*other) == (other == which)));
         }
     }
