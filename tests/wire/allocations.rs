@@ -14,8 +14,9 @@ use std::thread;
 
 use amped::access_log::{Sink, Writer};
 use amped::app::Apps;
-use amped::arch::{self, Architecture, Start};
+use amped::arch::{self, Start};
 use amped::clock::Clock;
+use amped::config::settings::Architecture;
 use amped::config::{self, cli};
 use amped::disk::Disk;
 use amped::listen;

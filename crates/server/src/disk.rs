@@ -35,7 +35,7 @@ use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::{Bytes, Time};
 
-use crate::config::SiteRoot;
+use crate::config::settings::SiteRoot;
 use crate::listings::Listings;
 use crate::mapped::MappedWindows;
 use crate::notes::Notes;

@@ -21,7 +21,7 @@ use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
 use amped_sys::process;
 
-use crate::config;
+use crate::config::settings;
 use crate::counters::ModelCounts;
 use crate::disk::WINDOW;
 
@@ -55,12 +55,12 @@ const PAGE: u64 = 4096;
 
 impl Residency {
     /// The test that is asked for.
-    pub fn new(test: config::Residency) -> Residency {
+    pub fn new(test: settings::Residency) -> Residency {
         match test {
-            config::Residency::Nowait => Residency::Nowait,
-            config::Residency::Mincore => Residency::Mincore,
-            config::Residency::Clock => Residency::Clock(Mutex::new(Predictor::new(process::memory_bytes()))),
-            config::Residency::None => Residency::None,
+            settings::Residency::Nowait => Residency::Nowait,
+            settings::Residency::Mincore => Residency::Mincore,
+            settings::Residency::Clock => Residency::Clock(Mutex::new(Predictor::new(process::memory_bytes()))),
+            settings::Residency::None => Residency::None,
         }
     }
 

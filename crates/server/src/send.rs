@@ -33,7 +33,8 @@ use amped_sys::{process, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::config::{ContentMode, Optimisation, Optimise};
+use crate::config::optimise::{Optimisation, Optimise};
+use crate::config::settings::ContentMode;
 use crate::disk::{OpenFile, WINDOW};
 use crate::mapped::MappedWindows;
 use crate::metrics::{Meter, Phase, Timing};

@@ -29,7 +29,9 @@ use crate::access_log::{Sink, Writer, end_log};
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
-use crate::config::{self, HelperKind, LogTarget, MetricsSettings, Optimisation, Settings, cli};
+use crate::config::optimise::Optimisation;
+use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, Settings, form};
+use crate::config::{self, cli};
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
@@ -154,14 +156,14 @@ impl Server {
             );
         }
         process::make_room_for_locked_program();
-        let has_children = arch::form(settings.architecture).processes;
+        let has_children = form(settings.architecture).processes;
         if !has_children {
             lock_program();
         }
         let owner = owner(&settings)?;
         // Before there is anything that these processes should not have.
         let nursery = match settings.helpers.kind {
-            HelperKind::Processes if arch::form(settings.architecture).helpers => {
+            HelperKind::Processes if form(settings.architecture).helpers => {
                 let nursery = nursery::start(settings.workers, signals, || become_owner(owner.as_ref()));
                 Some(nursery.map_err(|error| format!("cannot start the process that helpers come from: {error}"))?)
             }
@@ -195,7 +197,7 @@ impl Server {
 
         // Threads and processes start when there is nothing left to give up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
-        let crew = if arch::form(generation.settings.architecture).processes {
+        let crew = if form(generation.settings.architecture).processes {
             let seats = board.clone().map(Seats::of);
             let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals, seats };
             let pool = Pool::start(parts, front).map_err(|error| format!("cannot start a process: {error}"))?;
@@ -244,7 +246,7 @@ impl Server {
         for root in &settings.roots {
             text += &format!("amped: root {}\n", root.path.display());
         }
-        let form = arch::form(settings.architecture);
+        let form = form(settings.architecture);
         let plural = match (settings.workers, form.worker) {
             (1, _) => "",
             (_, "process") => "es",
@@ -593,7 +595,7 @@ fn bind<'a>(
     settings: &Settings,
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
-    let pool = arch::form(settings.architecture).pool;
+    let pool = form(settings.architecture).pool;
     listen::bind(asked, if pool { 1 } else { settings.workers }, own)
 }
 
@@ -613,13 +615,13 @@ fn board_of(settings: &Settings) -> Result<Option<Board>, String> {
     if file.is_none() && listen.is_none() {
         return Ok(None);
     }
-    let loops = if arch::form(settings.architecture).processes { 2 * settings.workers } else { settings.workers };
+    let loops = if form(settings.architecture).processes { 2 * settings.workers } else { settings.workers };
     Board::new(file.as_deref(), loops).map(Some)
 }
 
 /// What the limit on open files bears of a configuration.
 fn share(settings: &Settings) -> Result<Share, String> {
-    let form = arch::form(settings.architecture);
+    let form = form(settings.architecture);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
     let needs = Needs {
         pool: form.pool,
@@ -643,7 +645,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
 
 /// Opens what a configuration names.
 fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
-    let form = arch::form(settings.architecture);
+    let form = form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
     settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
     if !settings.send.content.keeps_bodies() {
@@ -685,7 +687,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         .try_for_each(|root| enter(&root.path))
         .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
-    if settings.send.residency == config::Residency::Mincore
+    if settings.send.residency == config::settings::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
     {
         say!(
@@ -728,7 +730,7 @@ fn verifier(settings: &Settings, old: Option<&Generation>) -> io::Result<Option<
     if settings.accounts.is_empty() {
         return Ok(None);
     }
-    let form = arch::form(settings.architecture);
+    let form = form(settings.architecture);
     let waiting = match (form.pool, form.processes) {
         (false, _) => Waiting::Loops,
         (true, false) => Waiting::PoolOfThreads(settings.workers),

@@ -34,21 +34,10 @@ use amped_core::cache::policy::StoreCounts;
 use amped_core::event::{Found, NameWork, Opened};
 use amped_core::file::{FileVersion, Stored};
 use amped_sys::shared::{Guard, Outside, Region};
-use amped_units::{Bytes, Time};
+use amped_units::Time;
 
+use crate::config::settings::SharedSettings;
 use crate::portable::{self, Malformed, Place};
-
-/// What the cache may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedSettings {
-    /// Bytes of entries, in whole blocks of 512. The tables that lead to them come on top: 8 bytes for each block and 72 for
-    /// each entry.
-    pub bytes: Bytes,
-    /// Bodies up to this size are kept.
-    pub file_max: Bytes,
-    /// Names.
-    pub entries: usize,
-}
 
 /// What all processes together have seen, and what is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

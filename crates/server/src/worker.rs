@@ -30,9 +30,8 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::app::cgi::Started;
 use crate::app::{AppSide, Apps, Ends, Exchange, Heard, spool};
-use crate::arch;
 use crate::clock::{Clock, wall};
-use crate::config::{LogFormat, Settings};
+use crate::config::settings::{LogFormat, Settings, form};
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
 use crate::disk::{Disk, OpenFile};
 use crate::helper::Done;
@@ -68,7 +67,7 @@ pub struct Generation {
 impl Generation {
     /// Whether the loops are a pool, with one connection each and the listeners in common.
     pub fn pooled(&self) -> bool {
-        arch::form(self.settings.architecture).pool
+        form(self.settings.architecture).pool
     }
 
     /// These of loops, and what is known of the process alone.

@@ -13,7 +13,7 @@ use std::ops::Range;
 use amped_core::cache::hostname::{Asked, HostnameCache};
 use amped_units::{Bytes, Time};
 
-use crate::config::LogFormat;
+use crate::config::settings::LogFormat;
 
 /// Text that may be held. As much as may wait to be written at all (`BATCHES_MAX` of the default buffer): a silent name
 /// server holds 30,000 lines a second for 5 s.
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::access_log::{AccessLog, Peer, Writer};
     use crate::clock::Clock;
-    use crate::config::{LogSettings, LogTarget};
+    use crate::config::settings::{LogSettings, LogTarget};
     use amped_core::cache::hostname::HostnameLimits;
     use amped_core::record::Record;
     use amped_core::reply::Wall;

@@ -22,7 +22,7 @@ use amped_http::date::Civil;
 use amped_sys::process;
 use amped_units::Time;
 
-use crate::config::{LogFormat, LogSettings};
+use crate::config::settings::{LogFormat, LogSettings};
 use writer::Batch;
 pub use writer::{Sink, Writer, end_log};
 

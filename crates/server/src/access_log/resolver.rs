@@ -18,7 +18,7 @@ use amped_core::cache::hostname::{Hostname, HostnameCache, clean};
 use amped_sys::resolve;
 
 use super::writer::Writer;
-use crate::config::LogSettings;
+use crate::config::settings::LogSettings;
 use crate::say;
 
 /// Most of them. They wait, so they cost no core; each has a socket while it does (`server/descriptors` has room for it).

@@ -21,7 +21,7 @@ use amped_units::Time;
 use super::held::{Held, SPARE_MAX};
 use super::resolver::Resolvers;
 use crate::clock::Clock;
-use crate::config::{LogFormat, LogSettings, LogTarget};
+use crate::config::settings::{LogFormat, LogSettings, LogTarget};
 use crate::counters::LogCounts;
 use crate::say;
 

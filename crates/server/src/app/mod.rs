@@ -46,7 +46,7 @@ use self::manager::ProcessManager;
 use self::scripts::{Found, Scripts};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
-use crate::config::{AppKind, AppSettings, SpoolSettings};
+use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
 use crate::mailbox::{Mailbox, Message};
 use crate::token::Token;
 use crate::worker::Generation;

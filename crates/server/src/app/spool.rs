@@ -23,7 +23,7 @@ use amped_core::event::Ticket;
 use amped_sys::file;
 
 use super::threads::{Task, Threads};
-use crate::config::SpoolSettings;
+use crate::config::settings::SpoolSettings;
 use crate::mailbox::{Mailbox, Message};
 use crate::token::Token;
 

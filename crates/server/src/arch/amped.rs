@@ -18,7 +18,7 @@ use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
 use super::Start;
-use crate::config::HelperKind;
+use crate::config::settings::HelperKind;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
 use crate::disk::{Disk, Effort, OpenFile};
 use crate::event_loop;
@@ -181,7 +181,7 @@ impl<H: Helpers> Helped<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{HelperSettings, SiteRoot};
+    use crate::config::settings::{HelperSettings, SiteRoot};
     use crate::mailbox::Mailbox;
     use amped_core::cache::Budgets;
     use amped_core::event::ListWork;

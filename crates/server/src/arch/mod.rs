@@ -1,7 +1,7 @@
 //! The architectures: who waits for the network, and who for the disk.
 //!
-//! Each is a file with a `run` of the same form; all else they share. One `match` chooses, and one table ([`Form`]) says
-//! what goes with what.
+//! Each is a file with a `run` of the same form; all else they share. One `match` chooses, and one table
+//! ([`form`](crate::config::settings::form())) says what goes with what.
 
 pub mod amped;
 pub mod mp;
@@ -12,59 +12,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use clap::ValueEnum;
-use serde::Deserialize;
-
 use crate::access_log::Writer;
 use crate::clock::Clock;
+use crate::config::settings::Architecture;
 use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
 use crate::metrics::Seat;
 use crate::worker::Generation;
-
-/// Who waits for the network, and who for the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Architecture {
-    /// One loop for the network, helpers for the disk
-    #[default]
-    Amped,
-    /// One loop for both: all wait when one waits for the disk
-    Sped,
-    /// A thread for each connection, out of a pool
-    Mt,
-    /// A process for each connection, out of a pool
-    Mp,
-}
-
-/// What an architecture is made of, and so what may be asked of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
-    /// Workers, unless the operator says how many: loops, or the threads or processes of a pool.
-    pub workers: usize,
-    /// What a worker is called.
-    pub worker: &'static str,
-    /// The workers are a pool: each has one connection at a time, and all take them from the same listeners.
-    pub pool: bool,
-    /// Workers are processes, under a parent that replaces those that die.
-    pub processes: bool,
-    /// Each worker has helpers who wait for the disk in its place.
-    pub helpers: bool,
-    /// All workers share one set of caches, as threads can.
-    pub shared_caches: bool,
-}
-
-/// The table of what goes with what.
-pub fn form(architecture: Architecture) -> Form {
-    let base = Form { workers: 1, worker: "loop", pool: false, processes: false, helpers: false, shared_caches: false };
-    let pool = Form { workers: 64, pool: true, ..base };
-    match architecture {
-        Architecture::Amped => Form { helpers: true, ..base },
-        Architecture::Sped => base,
-        Architecture::Mt => Form { worker: "thread", shared_caches: true, ..pool },
-        Architecture::Mp => Form { worker: "process", processes: true, ..pool },
-    }
-}
 
 /// What one loop starts with.
 pub struct Start {

@@ -11,9 +11,8 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use super::checked::{ContentMode, HelperKind, LogFormat, LogTarget, Residency, parse_listen};
 use super::optimise::{Optimisation, Without};
-use crate::arch::Architecture;
+use super::settings::{Architecture, ContentMode, HelperKind, LogFormat, LogTarget, Residency, parse_listen};
 
 /// The command to carry out.
 #[derive(Clone, Debug, Subcommand)]

@@ -21,10 +21,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::checked::{ContentMode, HelperKind, LogFormat, Residency};
 use super::error::{Findings, Source};
 use super::optimise::Optimisation;
-use crate::arch::Architecture;
+use super::settings::{Architecture, ContentMode, HelperKind, LogFormat, Residency};
 
 /// A key that may be absent, and where its value stands.
 pub type Key<T> = Option<Spanned<T>>;

@@ -3,6 +3,7 @@
 //! 1. [`cli`] has the flags as typed, each looked at alone.
 //! 2. [`mod@file`] has the TOML as typed, each value with its place.
 //! 3. `checked` makes [`Settings`] of both: a flag goes before the file, the file before the default.
+//! 4. [`settings`] has these: plain values, and what each architecture is made of.
 //!
 //! Nothing behind this module sees 1 or 2, so no value has two meanings and none is checked twice. [`print`](print())
 //! goes the other way. Roots are looked at here, but opened by whoever serves them: between the two they may vanish.
@@ -13,18 +14,14 @@ pub mod error;
 pub mod file;
 pub mod optimise;
 mod print;
+pub mod settings;
 mod types;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use checked::{
-    AppKind, AppSettings, ContentMode, HelperKind, HelperSettings, LogFormat, LogSettings, LogTarget, MetricsSettings,
-    Residency, SendSettings, Settings, SiteRoot, SpoolSettings,
-};
 pub use error::{Error, Problem};
-pub use optimise::{Optimisation, Optimise};
 pub use print::print;
 pub use types::known as known_type;
 
@@ -33,6 +30,7 @@ use amped_core::auth::Flaw;
 use crate::passwords::accounts;
 use error::{Findings, Source};
 use file::File;
+use settings::Settings;
 
 /// The settings that these flags ask for, with the file that they name. After a SIGHUP, the same again: an error then leaves
 /// the old ones in force.

@@ -16,9 +16,9 @@ use amped_http::status::Status;
 use amped_units::Bytes;
 use clap::ValueEnum;
 
-use super::checked::{AppKind, AppSettings, LogTarget, Settings};
 use super::file::TIME_UNITS;
 use super::optimise::Optimisation;
+use super::settings::{AppKind, AppSettings, LogTarget, Settings};
 
 /// A value as TOML has it.
 pub(super) trait Literal {

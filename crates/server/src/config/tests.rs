@@ -11,6 +11,7 @@ use amped_http::status::Status;
 use amped_units::Bytes;
 
 use super::cli::Serve;
+use super::settings::{HelperKind, LogFormat, LogTarget, SiteRoot};
 use super::*;
 
 fn repository() -> PathBuf {
@@ -475,7 +476,7 @@ fn half_a_file_is_no_panic() {
 
 #[test]
 fn addresses_to_listen_on() {
-    let check = |text: &str, expected: Result<&str, &str>| match (checked::parse_listen(text), expected) {
+    let check = |text: &str, expected: Result<&str, &str>| match (settings::parse_listen(text), expected) {
         (Ok(address), Ok(expected)) => assert_eq!(address.to_string(), expected, "{text}"),
         (Err(help), Err(says)) => assert!(help.contains(says), "{text}: {help}"),
         (read, _) => panic!("{text} was read as {read:?}"),

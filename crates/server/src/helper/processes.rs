@@ -24,7 +24,7 @@ use super::link::{Kind, Lent, Link};
 use super::nursery::{self, Fate};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
-use crate::config::HelperSettings;
+use crate::config::settings::HelperSettings;
 use crate::counters::HelperCounts;
 use crate::disk::{Disk, OpenFile};
 use crate::portable;

@@ -7,7 +7,7 @@ use std::thread;
 use amped_core::file::Stored;
 
 use super::{Busy, Done, Helpers, Task, perform};
-use crate::config::HelperSettings;
+use crate::config::settings::HelperSettings;
 use crate::counters::HelperCounts;
 use crate::disk;
 use crate::mailbox::{Mailbox, Message};
@@ -160,7 +160,8 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{HelperKind, cli, load};
+    use crate::config::settings::HelperKind;
+    use crate::config::{cli, load};
     use crate::disk::Disk;
     use amped_core::event::{ListWork, Work};
     use amped_core::listing::{ListForm, ListOrder};

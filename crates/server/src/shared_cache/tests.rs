@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use amped_core::event::{Missing, Trouble};
 use amped_core::listing::Listing;
 use amped_http::negotiate::Coding;
+use amped_units::Bytes;
 use proptest::prelude::*;
 
 use super::*;
