@@ -11,11 +11,10 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, OsStr};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,168 +36,11 @@ use amped_units::{Bytes, Time};
 
 use crate::config::settings::SiteRoot;
 use crate::listings::Listings;
-use crate::mapped::MappedWindows;
 use crate::notes::Notes;
+use crate::open_file::{MappedWindows, OpenFile, WINDOW, version_of};
 use crate::residency::Residency;
 use crate::say;
 use crate::unpack;
-
-/// How far ahead of what is being sent the disk is asked for.
-pub const WINDOW: u64 = 256 * 1024;
-
-/// A file that is open for reading.
-#[derive(Debug)]
-pub struct OpenFile {
-    /// `None` only while it is being dropped.
-    descriptor: Option<OwnedFd>,
-    /// Where windows of it are mapped, if any were, and the state in which it was opened.
-    mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
-    /// When each of the first windows was last seen to be in memory as a whole: milliseconds, from 1 on. Made when the first is.
-    seen: OnceLock<Box<[AtomicU64]>>,
-    /// By which changes that leave the bytes alone are told from others.
-    known: Box<Mutex<KnownInode>>,
-}
-
-/// The inode of an open file, when its ctime last changed without its bytes.
-#[derive(Debug)]
-struct KnownInode {
-    ctime_ns: i64,
-    traits: Traits,
-    /// The ctime is not that with which the file was opened, and the change was explained.
-    is_later: bool,
-}
-
-/// What an inode shows of changes that leave its bytes alone.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Traits {
-    links: u64,
-    owner: (u32, u32),
-    mode: u32,
-    /// Where the file lies; a rename changes that.
-    path: Option<PathBuf>,
-}
-
-impl Traits {
-    fn of(file: impl AsFd, status: &file::Status) -> Traits {
-        Traits { links: status.links, owner: status.owner, mode: status.mode, path: file::path(file) }
-    }
-}
-
-/// Windows of a file that are remembered to have been seen: all of one of 16 MiB, by half a KiB.
-const SEEN_MAX: u64 = 64;
-
-impl OpenFile {
-    /// The file behind this descriptor.
-    pub fn new(descriptor: OwnedFd) -> OpenFile {
-        let (ctime_ns, traits) = file::status(&descriptor)
-            .map_or_else(|_| (0, Traits::default()), |status| (status.ctime_ns, Traits::of(&descriptor, &status)));
-        let known = Box::new(Mutex::new(KnownInode { ctime_ns, traits, is_later: false }));
-        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }
-    }
-
-    /// Whether the bytes are still those of this version, while a reply is being sent. Never waits.
-    ///
-    /// Size and modification time must be the same. So must be the ctime, which nobody can put back; but a rename, a new
-    /// or removed name, owner or mode changes it as well, as every deployment does, and replies go on if such a change
-    /// shows. A change of the ctime that nothing explains counts as one of the bytes.
-    ///
-    /// # Errors
-    /// As fstat(2).
-    pub fn still_has_bytes_of(&self, version: &FileVersion) -> io::Result<bool> {
-        let status = file::status(self)?;
-        if (status.size, status.mtime_ns) != (version.size, version.mtime_ns) {
-            return Ok(false);
-        }
-        if status.ctime_ns == version.ctime_ns {
-            return Ok(true);
-        }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Opened, it was in a later state than that of the version: what lies between is not known.
-        if !known.is_later && known.ctime_ns != version.ctime_ns {
-            return Ok(false);
-        }
-        let traits = Traits::of(self, &status);
-        let is_explained = status.ctime_ns == known.ctime_ns || traits != known.traits;
-        if is_explained {
-            *known = KnownInode { ctime_ns: status.ctime_ns, traits, is_later: true };
-        }
-        Ok(is_explained)
-    }
-
-    /// Whether nobody has seen this window to be in memory; `false` for windows of which that is not remembered.
-    pub fn is_new(&self, window: u64) -> bool {
-        window < SEEN_MAX && self.last_seen(window).is_none()
-    }
-
-    /// When this window was last seen to be in memory, if it was and that is remembered.
-    pub fn last_seen(&self, window: u64) -> Option<Time> {
-        let note = self.seen.get()?.get(window as usize)?.load(Ordering::Relaxed);
-        note.checked_sub(1).map(Time::from_millis)
-    }
-
-    /// All of this window, of a file of so many bytes, is in memory now.
-    pub fn is_seen(&self, window: u64, size: u64, now: Time) {
-        let windows = size.div_ceil(WINDOW).min(SEEN_MAX) as usize;
-        let seen = self.seen.get_or_init(|| (0..windows).map(|_| AtomicU64::new(0)).collect());
-        if let Some(note) = seen.get(window as usize) {
-            note.store(now.as_nanos() / 1_000_000 + 1, Ordering::Relaxed);
-        }
-    }
-
-    /// Windows of it are mapped there, in this state; they go with it.
-    pub fn is_mapped_in(&self, windows: &MappedWindows, version: &FileVersion) {
-        self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
-    }
-}
-
-impl AsFd for OpenFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_ref().expect("not dropped yet").as_fd()
-    }
-}
-
-impl FileHandle for OpenFile {
-    /// The ctime included: before a reply begins there is time to ask again, and whoever puts an old mtime back is found
-    /// out. Never waits.
-    fn has_bytes_of(&self, version: &FileVersion) -> bool {
-        let version = FileVersion { is_changing: false, ..*version };
-        file::status(self).is_ok_and(|status| version_of(&status) == version)
-    }
-}
-
-impl Drop for OpenFile {
-    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one, as does
-    /// unmapping the last of it. So that is left to a thread of its own.
-    fn drop(&mut self) {
-        let Some(descriptor) = self.descriptor.take() else {
-            return;
-        };
-        let mappings = self.mapped.take().map_or_else(Vec::new, |mapped| mapped.0.take(&mapped.1));
-        if file::status(&descriptor).is_ok_and(|status| status.links == 0 && status.size >= CLOSED_ELSEWHERE_MIN)
-            && let Some(closer) = closer()
-        {
-            // If that thread has ended, both come back in the error and go here.
-            drop(closer.send((mappings, descriptor)));
-        }
-    }
-}
-
-/// Removed files of this size are closed in another thread.
-const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
-
-/// What holds a file's blocks on the disk.
-type Held = (Vec<Arc<Mapping>>, OwnedFd);
-
-/// The way to the thread that closes; it is started when it is first needed.
-fn closer() -> Option<&'static Sender<Held>> {
-    static CLOSER: OnceLock<Option<Sender<Held>>> = OnceLock::new();
-    let start = || {
-        let (to, from) = channel::<Held>();
-        let closing = thread::Builder::new().name("closer".to_owned()).stack_size(64 * 1024);
-        closing.spawn(move || from.iter().for_each(drop)).ok().map(|_| to)
-    };
-    CLOSER.get_or_init(start).as_ref()
-}
 
 /// The roots of all sites, and how to answer from them. Shared by loops and helpers.
 #[derive(Debug)]
@@ -1220,19 +1062,6 @@ fn grain(version: &FileVersion) -> Duration {
     if version.ctime_ns % 1_000_000_000 == 0 { Duration::from_secs(1) } else { Duration::ZERO }
 }
 
-/// The version of a file in this state.
-pub fn version_of(status: &file::Status) -> FileVersion {
-    FileVersion {
-        device: status.device,
-        inode: status.inode,
-        size: status.size,
-        mtime_ns: status.mtime_ns,
-        ctime_ns: status.ctime_ns,
-        is_changing: false,
-        is_unpacked: false,
-    }
-}
-
 /// `None` for something that is no regular file.
 fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
     let opened = root.open(&c_string(path)?, patience)?;
@@ -1266,14 +1095,6 @@ fn explain(error: &io::Error) -> Found<OpenFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-
-    /// Descriptors of this process on removed files in this folder.
-    fn removed_and_open(folder: &Path) -> usize {
-        let links =
-            fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-        links.filter(|link| link.starts_with(folder) && link.to_string_lossy().ends_with(" (deleted)")).count()
-    }
 
     #[test]
     fn stamps_of_whole_seconds_take_a_second_longer_to_settle() {
@@ -1288,77 +1109,5 @@ mod tests {
         check(998_000_000_000, 0);
         // Another machine's clock.
         check(1_000_000_000_001, 0);
-    }
-
-    #[test]
-    fn ctime_change_without_a_visible_cause_counts_as_an_edit() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        fs::write(&path, "text").unwrap();
-        let open = || {
-            let opened: OwnedFd = fs::File::open(&path).unwrap().into();
-            let version = version_of(&file::status(&opened).unwrap());
-            (OpenFile::new(opened), version)
-        };
-        let (file, version) = open();
-        let check = |expected: bool| assert_eq!(file.still_has_bytes_of(&version).unwrap(), expected);
-        // Past the grain of the clock each time, lest two changes have one stamp.
-        let after_a_tick = || thread::sleep(Duration::from_millis(20));
-        check(true);
-        after_a_tick();
-        fs::hard_link(&path, folder.path().join("other")).unwrap();
-        check(true);
-        check(true);
-        after_a_tick();
-        fs::rename(&path, folder.path().join("renamed")).unwrap();
-        check(true);
-        after_a_tick();
-        let modified = fs::metadata(folder.path().join("renamed")).unwrap().modified().unwrap();
-        let writable = fs::File::options().write(true).open(folder.path().join("renamed")).unwrap();
-        writable.set_modified(modified).unwrap();
-        check(false);
-        check(false);
-        // Opened in another state than that of the version: what lies between is not known.
-        fs::rename(folder.path().join("renamed"), &path).unwrap();
-        let (_, before) = open();
-        after_a_tick();
-        writable.set_modified(modified).unwrap();
-        let (file, _) = open();
-        assert!(!file.still_has_bytes_of(&before).unwrap());
-    }
-
-    #[test]
-    fn it_is_remembered_when_a_window_was_seen() {
-        let file = OpenFile::new(tempfile::tempfile().unwrap().into());
-        let at = Time::from_millis;
-        let size = 5 * WINDOW + 1;
-        let seen = || [0, 1, 5, 6].map(|window| file.last_seen(window));
-        assert_eq!(seen(), [None; 4]);
-        assert_eq!([0, SEEN_MAX - 1, SEEN_MAX].map(|window| file.is_new(window)), [true, true, false]);
-        file.is_seen(0, size, at(0));
-        file.is_seen(5, size, at(101));
-        file.is_seen(6, size, at(102));
-        assert_eq!(seen(), [Some(at(0)), None, Some(at(101)), None]);
-        file.is_seen(0, size, at(105));
-        assert_eq!(file.last_seen(0), Some(at(105)));
-        assert_eq!([0, 1].map(|window| file.is_new(window)), [false, true]);
-    }
-
-    #[test]
-    fn a_large_removed_file_is_closed_all_the_same() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().canonicalize().unwrap().join("large");
-        fs::write(&path, vec![1; 2 << 20]).unwrap();
-        let file = OpenFile::new(fs::File::open(&path).unwrap().into());
-        let version = version_of(&file::status(&file).unwrap());
-        assert!(file.has_bytes_of(&version));
-        fs::remove_file(&path).unwrap();
-        assert_eq!(removed_and_open(folder.path()), 1);
-        drop(file);
-        let start = Instant::now();
-        while removed_and_open(folder.path()) > 0 {
-            assert!(start.elapsed() < Duration::from_secs(20), "it stays open");
-            thread::sleep(Duration::from_millis(2));
-        }
     }
 }

@@ -8,7 +8,7 @@ use amped_core::cache::path::PathCache;
 use amped_core::cache::shelf::Shards;
 use amped_core::cache::{Budgets, SharedCaches};
 
-use crate::disk::OpenFile;
+use crate::open_file::OpenFile;
 
 /// Shards of a cache. Several times as many as cores, so that threads seldom meet; and no shard is so small that its
 /// share of the budget does not hold what it should.

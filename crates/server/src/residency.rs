@@ -23,7 +23,7 @@ use amped_sys::process;
 
 use crate::config::settings;
 use crate::counters::ModelCounts;
-use crate::disk::WINDOW;
+use crate::open_file::WINDOW;
 
 /// The test of a configuration, shared by loops and helpers.
 pub enum Residency {

@@ -35,9 +35,8 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::{Optimisation, Optimise};
 use crate::config::settings::ContentMode;
-use crate::disk::{OpenFile, WINDOW};
-use crate::mapped::MappedWindows;
 use crate::metrics::{Meter, Phase, Timing};
+use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
 use crate::worker::Generation;
 

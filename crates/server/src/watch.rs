@@ -25,9 +25,10 @@ use amped_sys::inotify::{self, Event, Inotify, Watch, What};
 use amped_sys::poll;
 use amped_units::Time;
 
-use crate::disk::{Disk, OpenFile};
+use crate::disk::Disk;
 use crate::mailbox::{Forget, Mailbox, Message};
 use crate::notes::{Name, Notes};
+use crate::open_file::OpenFile;
 use crate::say;
 
 /// Most watches. Each pins an inode, about 1 KiB of the kernel's memory, and counts against the user's

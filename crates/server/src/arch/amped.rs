@@ -20,11 +20,12 @@ use amped_units::Time;
 use super::Start;
 use crate::config::settings::HelperKind;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
-use crate::disk::{Disk, Effort, OpenFile};
+use crate::disk::{Disk, Effort};
 use crate::event_loop;
 use crate::helper::processes::Processes;
 use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
+use crate::open_file::OpenFile;
 use crate::token::Token;
 use crate::worker::{Asked, DiskSide, Generation, Worker};
 

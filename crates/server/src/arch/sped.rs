@@ -17,9 +17,10 @@ use amped_units::Time;
 
 use super::Start;
 use crate::counters::{ProbeCounts, Snapshot};
-use crate::disk::{CHANGES_MAX, Disk, Effort, OpenFile, STILL};
+use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::event_loop;
 use crate::mailbox::Forget;
+use crate::open_file::OpenFile;
 use crate::shared_cache::{self, SharedCache};
 use crate::token::Token;
 use crate::worker::{Asked, DiskSide, Generation, Worker};

@@ -15,7 +15,7 @@ use amped_sys::epoll::{Epoll, Interest};
 use amped_sys::file::Patience;
 use amped_sys::socket;
 
-use crate::disk::OpenFile;
+use crate::open_file::OpenFile;
 
 /// What a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,8 @@ use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
 use crate::counters::HelperCounts;
-use crate::disk::{Disk, Effort, OpenFile};
+use crate::disk::{Disk, Effort};
+use crate::open_file::OpenFile;
 use crate::token::Token;
 use crate::worker::Generation;
 

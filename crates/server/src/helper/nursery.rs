@@ -30,6 +30,7 @@ use amped_sys::socket;
 use super::link::{Frame, Kind, Link};
 use super::perform;
 use crate::disk::{self, Disk, Rules};
+use crate::open_file::OpenFile;
 use crate::portable;
 use crate::say::die;
 
@@ -275,7 +276,7 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
             Some(link.say(Kind::Answer, &bytes, &files).or_else(|error| match file::is_exhaustion(&error) {
                 // Too many descriptors are on their way.
                 true => {
-                    let (bytes, _) = portable::pack(&Found::<disk::OpenFile>::Trouble(Trouble::Exhausted));
+                    let (bytes, _) = portable::pack(&Found::<OpenFile>::Trouble(Trouble::Exhausted));
                     link.say(Kind::Answer, &bytes, &[])
                 }
                 false => Err(error),

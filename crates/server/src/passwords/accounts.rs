@@ -22,7 +22,7 @@ use blake2::digest::{KeyInit, Mac};
 
 use super::crypt;
 use super::ledger::Ledger;
-use crate::disk;
+use crate::open_file;
 use crate::say;
 
 /// The longest file that is read.
@@ -83,7 +83,7 @@ impl AccountFiles {
         let seen = || {
             let checked = Instant::now();
             let status = file::open_path(self.path(list)?, Patience::Now).and_then(file::status).ok()?;
-            let version = disk::version_of(&status);
+            let version = open_file::version_of(&status);
             // Not for each request.
             if let Some(known) = self.lock().get_mut(&list).filter(|known| known.version == version) {
                 known.checked = checked;
@@ -136,7 +136,7 @@ impl AccountFiles {
         let path = self.paths.get(usize::from(list)).ok_or(io::ErrorKind::NotFound)?;
         let checked = Instant::now();
         let opened = File::open(path)?;
-        let version = disk::version_of(&file::status(&opened)?);
+        let version = open_file::version_of(&file::status(&opened)?);
         let known = self.lock().get(&list).filter(|known| known.version == version).cloned();
         let accounts = match known {
             Some(known) => known.accounts,

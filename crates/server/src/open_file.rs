@@ -1,0 +1,398 @@
+//! Open files: what is remembered of one while it is open, and its windows that are mapped into memory.
+//!
+//! An [`OpenFile`] is shared by the cache, by responses that are being sent and by helpers. It tells whether the file still
+//! has the bytes of a version, remembers which windows were seen in the page cache, and closes its descriptor in a thread
+//! where that may wait for the disk.
+//!
+//! Mapping and unmapping cost two system calls and the page faults between them, so [`MappedWindows`] keeps a window that
+//! was needed: its next use finds it (Flash, section 5.4). Large files are mapped a window at a time, when it is their turn,
+//! so that one download does not push out everything else. When the budget is full, CLOCK chooses the window to unmap. A
+//! mapping keeps its file's blocks on the disk as a descriptor does. So mappings go with the open file that they were made
+//! for, and that is why both are in one file.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use amped_core::cache::policy::Store;
+use amped_core::file::{FileHandle, FileVersion};
+use amped_core::residency::Part;
+use amped_sys::file;
+use amped_sys::mapping::Mapping;
+use amped_units::Time;
+
+use crate::counters::MappedCounts;
+
+/// How far ahead of what is being sent the disk is asked for.
+pub const WINDOW: u64 = 256 * 1024;
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// `None` only while it is being dropped.
+    descriptor: Option<OwnedFd>,
+    /// Where windows of it are mapped, if any were, and the state in which it was opened.
+    mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
+    /// When each of the first windows was last seen to be in memory as a whole: milliseconds, from 1 on. Made when the first is.
+    seen: OnceLock<Box<[AtomicU64]>>,
+    /// By which changes that leave the bytes alone are told from others.
+    known: Box<Mutex<KnownInode>>,
+}
+
+/// The inode of an open file, when its ctime last changed without its bytes.
+#[derive(Debug)]
+struct KnownInode {
+    ctime_ns: i64,
+    traits: Traits,
+    /// The ctime is not that with which the file was opened, and the change was explained.
+    is_later: bool,
+}
+
+/// What an inode shows of changes that leave its bytes alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Traits {
+    links: u64,
+    owner: (u32, u32),
+    mode: u32,
+    /// Where the file lies; a rename changes that.
+    path: Option<PathBuf>,
+}
+
+impl Traits {
+    fn of(file: impl AsFd, status: &file::Status) -> Traits {
+        Traits { links: status.links, owner: status.owner, mode: status.mode, path: file::path(file) }
+    }
+}
+
+/// Windows of a file that are remembered to have been seen: all of one of 16 MiB, by half a KiB.
+const SEEN_MAX: u64 = 64;
+
+impl OpenFile {
+    /// The file behind this descriptor.
+    pub fn new(descriptor: OwnedFd) -> OpenFile {
+        let (ctime_ns, traits) = file::status(&descriptor)
+            .map_or_else(|_| (0, Traits::default()), |status| (status.ctime_ns, Traits::of(&descriptor, &status)));
+        let known = Box::new(Mutex::new(KnownInode { ctime_ns, traits, is_later: false }));
+        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }
+    }
+
+    /// Whether the bytes are still those of this version, while a reply is being sent. Never waits.
+    ///
+    /// Size and modification time must be the same. So must be the ctime, which nobody can put back; but a rename, a new
+    /// or removed name, owner or mode changes it as well, as every deployment does, and replies go on if such a change
+    /// shows. A change of the ctime that nothing explains counts as one of the bytes.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn still_has_bytes_of(&self, version: &FileVersion) -> io::Result<bool> {
+        let status = file::status(self)?;
+        if (status.size, status.mtime_ns) != (version.size, version.mtime_ns) {
+            return Ok(false);
+        }
+        if status.ctime_ns == version.ctime_ns {
+            return Ok(true);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Opened, it was in a later state than that of the version: what lies between is not known.
+        if !known.is_later && known.ctime_ns != version.ctime_ns {
+            return Ok(false);
+        }
+        let traits = Traits::of(self, &status);
+        let is_explained = status.ctime_ns == known.ctime_ns || traits != known.traits;
+        if is_explained {
+            *known = KnownInode { ctime_ns: status.ctime_ns, traits, is_later: true };
+        }
+        Ok(is_explained)
+    }
+
+    /// Whether nobody has seen this window to be in memory; `false` for windows of which that is not remembered.
+    pub fn is_new(&self, window: u64) -> bool {
+        window < SEEN_MAX && self.last_seen(window).is_none()
+    }
+
+    /// When this window was last seen to be in memory, if it was and that is remembered.
+    pub fn last_seen(&self, window: u64) -> Option<Time> {
+        let note = self.seen.get()?.get(window as usize)?.load(Ordering::Relaxed);
+        note.checked_sub(1).map(Time::from_millis)
+    }
+
+    /// All of this window, of a file of so many bytes, is in memory now.
+    pub fn is_seen(&self, window: u64, size: u64, now: Time) {
+        let windows = size.div_ceil(WINDOW).min(SEEN_MAX) as usize;
+        let seen = self.seen.get_or_init(|| (0..windows).map(|_| AtomicU64::new(0)).collect());
+        if let Some(note) = seen.get(window as usize) {
+            note.store(now.as_nanos() / 1_000_000 + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Windows of it are mapped there, in this state; they go with it.
+    pub fn is_mapped_in(&self, windows: &MappedWindows, version: &FileVersion) {
+        self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_ref().expect("not dropped yet").as_fd()
+    }
+}
+
+impl FileHandle for OpenFile {
+    /// The ctime included: before a reply begins there is time to ask again, and whoever puts an old mtime back is found
+    /// out. Never waits.
+    fn has_bytes_of(&self, version: &FileVersion) -> bool {
+        let version = FileVersion { is_changing: false, ..*version };
+        file::status(self).is_ok_and(|status| version_of(&status) == version)
+    }
+}
+
+impl Drop for OpenFile {
+    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one, as does
+    /// unmapping the last of it. So that is left to a thread of its own.
+    fn drop(&mut self) {
+        let Some(descriptor) = self.descriptor.take() else {
+            return;
+        };
+        let mappings = self.mapped.take().map_or_else(Vec::new, |mapped| mapped.0.take(&mapped.1));
+        if file::status(&descriptor).is_ok_and(|status| status.links == 0 && status.size >= CLOSED_ELSEWHERE_MIN)
+            && let Some(closer) = closer()
+        {
+            // If that thread has ended, both come back in the error and go here.
+            drop(closer.send((mappings, descriptor)));
+        }
+    }
+}
+
+/// Removed files of this size are closed in another thread.
+const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
+
+/// What holds a file's blocks on the disk.
+type Held = (Vec<Arc<Mapping>>, OwnedFd);
+
+/// The way to the thread that closes; it is started when it is first needed.
+fn closer() -> Option<&'static Sender<Held>> {
+    static CLOSER: OnceLock<Option<Sender<Held>>> = OnceLock::new();
+    let start = || {
+        let (to, from) = channel::<Held>();
+        let closing = thread::Builder::new().name("closer".to_owned()).stack_size(64 * 1024);
+        closing.spawn(move || from.iter().for_each(drop)).ok().map(|_| to)
+    };
+    CLOSER.get_or_init(start).as_ref()
+}
+
+/// The version of a file in this state.
+pub fn version_of(status: &file::Status) -> FileVersion {
+    FileVersion {
+        device: status.device,
+        inode: status.inode,
+        size: status.size,
+        mtime_ns: status.mtime_ns,
+        ctime_ns: status.ctime_ns,
+        is_changing: false,
+        is_unpacked: false,
+    }
+}
+
+/// The mapped windows of a process: its loops share one address space, whose lock the kernel takes for each mapping
+/// anyway. Ours is held for a lookup, and at worst while one window is unmapped.
+#[derive(Clone)]
+pub struct MappedWindows {
+    windows: Arc<Mutex<Store<Part, Arc<Mapping>>>>,
+}
+
+/// Half of what the kernel allows a process as it comes (`vm.max_map_count`, 65530). A mapping that fails is no harm, the
+/// window is copied; but so would be one that an allocator or a thread needs.
+const MAPPINGS_MAX: usize = 32 * 1024;
+
+/// The budget counts whole pages and the kernel's own account of a mapping, with its page table: a page as well.
+const PAGE: u64 = 4096;
+
+impl MappedWindows {
+    /// None yet, and up to so many bytes. 0 keeps none.
+    pub fn new(bytes_max: u64) -> MappedWindows {
+        MappedWindows { windows: Arc::new(Mutex::new(Store::new(MAPPINGS_MAX, bytes_max))) }
+    }
+
+    /// The window of this number of a file in this state, which is mapped if it was not.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn get(&self, file: &OpenFile, version: &FileVersion, number: u64) -> io::Result<Arc<Mapping>> {
+        let part = Part { version: *version, number };
+        if let Some(mapping) = self.lock().get(&part) {
+            return Ok(Arc::clone(mapping));
+        }
+        let start = number * WINDOW;
+        let length = WINDOW.min(version.size.saturating_sub(start));
+        let mapping = Arc::new(Mapping::new(file, start, length as usize)?);
+        file.is_mapped_in(self, version);
+        self.lock().insert(part, Arc::clone(&mapping), length.next_multiple_of(PAGE) + PAGE);
+        Ok(mapping)
+    }
+
+    /// Takes out all windows of a file in this state.
+    pub fn take(&self, version: &FileVersion) -> Vec<Arc<Mapping>> {
+        let mut windows = self.lock();
+        match version.size.div_ceil(WINDOW) {
+            // A huge file has more windows than are mapped of all files together.
+            count if count > windows.len() as u64 => windows.remove_where(|part| part.version == *version),
+            count => (0..count).filter_map(|number| windows.remove(&Part { version: *version, number })).collect(),
+        }
+    }
+
+    /// How they stand.
+    pub fn counts(&self) -> MappedCounts {
+        let windows = self.lock();
+        let (counts, chunks) = (windows.counts(), windows.len() as u64);
+        let unmapped = counts.insertions + counts.refusals - chunks;
+        MappedCounts { chunks, bytes: windows.weight(), hits: counts.hits, misses: counts.misses, unmapped }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Store<Part, Arc<Mapping>>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for MappedWindows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.counts().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    /// Descriptors of this process on removed files in this folder.
+    fn removed_and_open(folder: &Path) -> usize {
+        let links =
+            fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.starts_with(folder) && link.to_string_lossy().ends_with(" (deleted)")).count()
+    }
+
+    #[test]
+    fn ctime_change_without_a_visible_cause_counts_as_an_edit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "text").unwrap();
+        let open = || {
+            let opened: OwnedFd = fs::File::open(&path).unwrap().into();
+            let version = version_of(&file::status(&opened).unwrap());
+            (OpenFile::new(opened), version)
+        };
+        let (file, version) = open();
+        let check = |expected: bool| assert_eq!(file.still_has_bytes_of(&version).unwrap(), expected);
+        // Past the grain of the clock each time, lest two changes have one stamp.
+        let after_a_tick = || thread::sleep(Duration::from_millis(20));
+        check(true);
+        after_a_tick();
+        fs::hard_link(&path, folder.path().join("other")).unwrap();
+        check(true);
+        check(true);
+        after_a_tick();
+        fs::rename(&path, folder.path().join("renamed")).unwrap();
+        check(true);
+        after_a_tick();
+        let modified = fs::metadata(folder.path().join("renamed")).unwrap().modified().unwrap();
+        let writable = fs::File::options().write(true).open(folder.path().join("renamed")).unwrap();
+        writable.set_modified(modified).unwrap();
+        check(false);
+        check(false);
+        // Opened in another state than that of the version: what lies between is not known.
+        fs::rename(folder.path().join("renamed"), &path).unwrap();
+        let (_, before) = open();
+        after_a_tick();
+        writable.set_modified(modified).unwrap();
+        let (file, _) = open();
+        assert!(!file.still_has_bytes_of(&before).unwrap());
+    }
+
+    #[test]
+    fn it_is_remembered_when_a_window_was_seen() {
+        let file = OpenFile::new(tempfile::tempfile().unwrap().into());
+        let at = Time::from_millis;
+        let size = 5 * WINDOW + 1;
+        let seen = || [0, 1, 5, 6].map(|window| file.last_seen(window));
+        assert_eq!(seen(), [None; 4]);
+        assert_eq!([0, SEEN_MAX - 1, SEEN_MAX].map(|window| file.is_new(window)), [true, true, false]);
+        file.is_seen(0, size, at(0));
+        file.is_seen(5, size, at(101));
+        file.is_seen(6, size, at(102));
+        assert_eq!(seen(), [Some(at(0)), None, Some(at(101)), None]);
+        file.is_seen(0, size, at(105));
+        assert_eq!(file.last_seen(0), Some(at(105)));
+        assert_eq!([0, 1].map(|window| file.is_new(window)), [false, true]);
+    }
+
+    #[test]
+    fn a_large_removed_file_is_closed_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("large");
+        fs::write(&path, vec![1; 2 << 20]).unwrap();
+        let file = OpenFile::new(fs::File::open(&path).unwrap().into());
+        let version = version_of(&file::status(&file).unwrap());
+        assert!(file.has_bytes_of(&version));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(removed_and_open(folder.path()), 1);
+        drop(file);
+        let start = Instant::now();
+        while removed_and_open(folder.path()) > 0 {
+            assert!(start.elapsed() < Duration::from_secs(20), "it stays open");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn opened(path: &Path) -> (OpenFile, FileVersion) {
+        let file = OpenFile::new(fs::File::open(path).unwrap().into());
+        let version = version_of(&file::status(&file).unwrap());
+        (file, version)
+    }
+
+    #[test]
+    fn windows_stay_mapped_within_their_budget_and_go_with_their_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (small, large) = (folder.path().join("small"), folder.path().join("large"));
+        fs::write(&small, "small").unwrap();
+        fs::write(&large, vec![1; 5 * WINDOW as usize + 1]).unwrap();
+        // Four whole windows, with what they cost beside.
+        let windows = MappedWindows::new(4 * (WINDOW + PAGE));
+        let (large, version) = opened(&large);
+        for number in [0, 1, 0, 5] {
+            let mapping = windows.get(&large, &version, number).unwrap();
+            assert_eq!(mapping.length() as u64, if number == 5 { 1 } else { WINDOW });
+        }
+        let bytes = 2 * (WINDOW + PAGE) + 2 * PAGE;
+        assert_eq!(windows.counts(), MappedCounts { chunks: 3, bytes, hits: 1, misses: 3, unmapped: 0 });
+        for number in 0..5 {
+            windows.get(&large, &version, number).unwrap();
+            assert!(windows.counts().bytes <= 4 * (WINDOW + PAGE));
+        }
+        assert!(windows.counts().unmapped > 0);
+        let (small, small_version) = opened(&small);
+        windows.get(&small, &small_version, 0).unwrap();
+        drop(large);
+        assert_eq!((windows.counts().chunks, windows.counts().bytes), (1, 2 * PAGE));
+        drop(small);
+        assert_eq!(windows.counts().chunks, 0);
+    }
+
+    #[test]
+    fn without_a_budget_a_window_is_unmapped_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "file").unwrap();
+        let windows = MappedWindows::new(0);
+        let (file, version) = opened(&path);
+        for n in 1..3 {
+            assert_eq!(windows.get(&file, &version, 0).unwrap().length(), 4);
+            assert_eq!(windows.counts(), MappedCounts { misses: n, unmapped: n, ..MappedCounts::default() });
+        }
+    }
+}
