@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::harness::*;
+use super::helpers::{helpers_of, signal};
 use crate::requests::Random;
 
 /// Memory of a process that is in RAM, in bytes.
@@ -444,35 +445,66 @@ impl Drop for Hog {
     }
 }
 
+/// Starts so many helpers: while one lists a folder, those that are there are stopped. Each is asked twice at most: for what
+/// it was started for, and again if it was done with that before it was stopped.
+fn start_helpers(server: &Server, count: usize) {
+    let mut clients = Vec::new();
+    while helpers_of(server).len() < count {
+        for pid in helpers_of(server) {
+            signal("STOP", pid);
+            wait_until("it to stop", || parent_of(pid).is_some_and(|(state, _)| state == 'T'));
+        }
+        let asked = server.report("requests", "disk_questions");
+        let mut client = server.connect();
+        client.send_request("GET", &format!("/{}/", clients.len()), &[]);
+        clients.push(client);
+        let is_taken = || server.report("helpers", "waiting") == 0;
+        wait_until("it to be asked", || server.report("requests", "disk_questions") > asked && is_taken());
+    }
+    helpers_of(server).into_iter().for_each(|pid| signal("CONT", pid));
+    for mut client in clients {
+        assert_eq!(client.response("GET").status, 200);
+    }
+}
+
 #[test]
 fn server_outlives_exhausted_memory() {
-    let kinds: [&[&str]; 2] = [&["--architecture", "mp", "--workers", "3"], &["--helpers-as", "processes"]];
-    for kind in kinds {
+    // Enough that one is left when several are killed at once for one allocation.
+    const HELPERS: usize = 4;
+    for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nas = \"processes\"\nreserve = 4"] {
         let Some(group) = MemoryGroup::make() else {
             return println!("skipped: no control group for memory can be made here");
         };
+        let is_mp = kind.starts_with("architecture");
         let site = Site::new();
         site.file("a.txt", "hello");
+        for folder in 0..2 * HELPERS {
+            site.file(&format!("{folder}/b.txt"), "hello");
+        }
+        let config = site.file("amped.toml", configuration(site.path(), kind));
         let mut command = program();
-        command.args(["serve", site.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--listing"]);
-        let server = Server::spawn(group.command(command.args(["--without", "made-pages"]).args(kind)));
-        // A listing is work for a helper.
-        assert_eq!(server.get("/").status, 200);
+        command.args(["serve", "--config", config.to_str().unwrap(), "--listing", "--without", "made-pages"]);
+        let server = Server::spawn(group.command(&command));
+        if is_mp {
+            assert_eq!(server.get("/0/").status, 200);
+        } else {
+            start_helpers(&server, HELPERS);
+        }
         let mut hog = Hog::start(&group);
         let before = server.pids();
         let expendable = |pid: &u32| *pid != server.pid() && !is_named(*pid, "nursery");
         let needed: Vec<u32> = before.iter().filter(|pid| !expendable(pid)).copied().collect();
         group.leave(48 << 20);
-        // In large pieces at first, and in small ones in the end: not more than it takes for one to be killed.
-        let _ = (0..40).all(|_| hog.takes(1 << 20, &group)) && (0..1000).all(|_| hog.takes(16 << 10, &group));
+        // In large pieces at first, and in pages in the end: not more than it takes for one to be killed.
+        let _ = (0..32).all(|_| hog.takes(1 << 20, &group)) && (0..8000).all(|_| hog.takes(4 << 10, &group));
         wait_until("memory to run out", || group.kills() > 0);
         drop(hog);
         let answers = |target: &str| {
             let response = server.connect().try_get(target);
             response.is_some_and(|response| response.status == 200)
         };
-        wait_until("the service to go on", || answers("/a.txt") && answers("/"));
-        if kind[0] == "--architecture" {
+        wait_until("the service to go on", || answers("/a.txt") && answers("/1/"));
+        if is_mp {
             server.wait_for("was killed by signal 9 (Killed)");
             wait_until("the pool to be whole", || server.children().len() == 3);
         }

@@ -37,11 +37,11 @@ fn nursery_of(server: &Server) -> u32 {
     children[0]
 }
 
-fn helpers_of(server: &Server) -> Vec<u32> {
+pub fn helpers_of(server: &Server) -> Vec<u32> {
     children_of(nursery_of(server))
 }
 
-fn signal(name: &str, pid: u32) {
+pub fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
 }
 
