@@ -14,14 +14,15 @@ use std::thread;
 
 use amped::access_log::{Sink, Writer};
 use amped::app::Apps;
-use amped::arch::{self, Start};
+use amped::arch;
 use amped::clock::Clock;
 use amped::config::settings::Architecture;
 use amped::config::{self, cli};
+use amped::config_snapshot::Generation;
 use amped::disk::Disk;
+use amped::event_loop::Start;
 use amped::listen;
 use amped::mailbox::{Mailbox, Message};
-use amped::worker::Generation;
 use amped_units::Time;
 
 /// Allocations of a loop that is asked `count` times, after a first time.

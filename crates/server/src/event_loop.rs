@@ -17,10 +17,13 @@ use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::socket;
 use amped_units::Time;
 
+use crate::access_log::Writer;
 use crate::app::AppSide;
-use crate::arch::Start;
+use crate::clock::Clock;
+use crate::config_snapshot::Generation;
 use crate::counters::Snapshot;
-use crate::mailbox::Message;
+use crate::mailbox::{Mailbox, Message};
+use crate::metrics::Seat;
 use crate::say;
 use crate::token::Token;
 use crate::worker::{Accepted, DiskSide, Worker};
@@ -42,6 +45,24 @@ const MAILBOX: u64 = Token::FIRST_OTHER;
 const DISK: u64 = Token::FIRST_OTHER + 1;
 const APPS: u64 = AppSide::TOKEN;
 const LISTENERS: u64 = Token::FIRST_OTHER + 3;
+
+/// What one loop starts with.
+pub struct Start {
+    /// The configuration in force.
+    pub generation: Arc<Generation>,
+    /// Its own listeners, one for each address.
+    pub listeners: Vec<OwnedFd>,
+    /// How it is reached.
+    pub mailbox: Arc<Mailbox>,
+    /// The thread that writes the log.
+    pub log: Option<Arc<Writer>>,
+    /// The time, the same for all loops.
+    pub clock: Clock,
+    /// Where its helpers come from, if these are processes (`helper::nursery`).
+    pub nursery: Option<OwnedFd>,
+    /// Where it publishes what it counts, if anybody is to know.
+    pub seat: Option<Seat>,
+}
 
 /// Runs the loop; returns how things stood at its end.
 ///

@@ -9,6 +9,7 @@ pub mod app;
 pub mod arch;
 pub mod clock;
 pub mod config;
+pub mod config_snapshot;
 pub mod control;
 pub mod counters;
 pub mod descriptors;

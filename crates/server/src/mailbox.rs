@@ -14,10 +14,10 @@ use amped_units::Time;
 
 use crate::app::cgi::Started;
 use crate::app::spool;
+use crate::config_snapshot::Generation;
 use crate::counters::Snapshot;
 use crate::helper::Done;
 use crate::token::Token;
-use crate::worker::Generation;
 
 /// What a loop is told.
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]

@@ -20,11 +20,13 @@ use amped_sys::signal::Signals;
 use amped_units::Time;
 
 use crate::access_log::{Sink, Writer, end_log};
-use crate::arch::{self, Start};
+use crate::arch;
 use crate::clock::Clock;
+use crate::config_snapshot::Generation;
 use crate::control::Orders;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
+use crate::event_loop::Start;
 use crate::front::Front;
 use crate::listen::Address;
 use crate::mailbox::{Mailbox, Message, Preload};
@@ -33,7 +35,6 @@ use crate::notes::Notes;
 use crate::say;
 use crate::say::die;
 use crate::watch::{self, Audience};
-use crate::worker::Generation;
 
 /// What a child starts with.
 pub struct Parts {

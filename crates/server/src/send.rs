@@ -35,10 +35,10 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::{Optimisation, Optimise};
 use crate::config::settings::ContentMode;
+use crate::config_snapshot::Generation;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
-use crate::worker::Generation;
 
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
 /// entry in the kernel's vector.

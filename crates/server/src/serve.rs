@@ -32,10 +32,12 @@ use crate::clock::Clock;
 use crate::config::optimise::Optimisation;
 use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, Settings, form};
 use crate::config::{self, cli};
+use crate::config_snapshot::Generation;
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
 use crate::disk::Disk;
+use crate::event_loop::Start;
 use crate::front::Front;
 use crate::helper::nursery::{self, Nursery};
 use crate::listen::{self, Address};
@@ -52,7 +54,6 @@ use crate::say;
 use crate::say::die;
 use crate::shared_cache::SharedCache;
 use crate::watch::{self, Audience};
-use crate::worker::Generation;
 
 /// Descriptors for which the kernel's table has room from the start, if so many may be had: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
@@ -496,7 +497,7 @@ impl Threads {
     fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock, seat: Option<Seat>) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
-        let start = arch::Start {
+        let start = Start {
             generation: Arc::clone(generation),
             listeners,
             mailbox: Arc::clone(&mailbox),

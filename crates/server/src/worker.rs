@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use amped_core::app::Output;
 use amped_core::auth::Verdict;
-use amped_core::cache::{Caches, Change, SharedCaches};
+use amped_core::cache::{Caches, Change};
 use amped_core::conn::Conn;
 use amped_core::deadline::Wheel;
 use amped_core::desk::Desk;
@@ -29,61 +29,21 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::app::cgi::Started;
-use crate::app::{AppSide, Apps, Ends, Exchange, Heard, spool};
+use crate::app::{AppSide, Ends, Exchange, Heard, spool};
 use crate::clock::{Clock, wall};
-use crate::config::settings::{LogFormat, Settings, form};
+use crate::config::settings::LogFormat;
+use crate::config_snapshot::Generation;
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
-use crate::disk::Disk;
 use crate::helper::Done;
 use crate::mailbox::{Forget, Mailbox, Preload};
 use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
-use crate::passwords::verifier::{self, Asker, Verifier};
+use crate::passwords::verifier::{self, Asker};
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
-use crate::shared_cache::SharedCache;
 use crate::token::{APP_BIT, Token};
-
-/// A configuration in force: the settings, and what was opened for them.
-#[derive(Debug)]
-pub struct Generation {
-    /// The settings.
-    pub settings: Settings,
-    /// The roots.
-    pub disk: Arc<Disk>,
-    /// Verifies passwords, if a site wants any.
-    pub verifier: Option<Verifier>,
-    /// Most connections of one loop.
-    pub connections_max: usize,
-    /// The caches, where threads share them.
-    pub caches: Option<SharedCaches<OpenFile>>,
-    /// What processes know in common, where they do.
-    pub shared: Option<Arc<SharedCache>>,
-    /// How many applications there may be.
-    pub apps: Apps,
-}
-
-impl Generation {
-    /// Whether the loops are a pool, with one connection each and the listeners in common.
-    pub fn pooled(&self) -> bool {
-        form(self.settings.architecture).pool
-    }
-
-    /// These of loops, and what is known of the process alone.
-    pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
-        let mut sum =
-            Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));
-        snapshots.iter().for_each(|snapshot| sum += snapshot);
-        if let Some(shared) = &self.caches {
-            sum.caches += &shared.figures();
-        }
-        sum.mapped = self.disk.mapped().counts();
-        sum.model = self.disk.residency().counts();
-        sum
-    }
-}
 
 /// How an architecture has the disk asked.
 pub trait DiskSide {

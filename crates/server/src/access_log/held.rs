@@ -15,6 +15,10 @@ use amped_units::{Bytes, Time};
 
 use crate::config::settings::LogFormat;
 
+/// How a line of JSON begins, before the time; and what stands between that and the client, by which the client is found here.
+pub(super) const JSON_TIME: &[u8] = b"{\"time\":\"";
+pub(super) const JSON_CLIENT: &[u8] = b"\",\"client\":\"";
+
 /// Text that may be held. As much as may wait to be written at all (`BATCHES_MAX` of the default buffer): a silent name
 /// server holds 30,000 lines a second for 5 s.
 const HELD_MAX: Bytes = Bytes::mib(16);
@@ -131,8 +135,8 @@ fn address_of(line: &[u8], format: LogFormat) -> Range<usize> {
     match format {
         LogFormat::Common | LogFormat::Combined => up_to(0, b' '),
         LogFormat::Json => {
-            let time = up_to(super::JSON_TIME.len(), b'"');
-            up_to(time.end + super::JSON_CLIENT.len(), b'"')
+            let time = up_to(JSON_TIME.len(), b'"');
+            up_to(time.end + JSON_CLIENT.len(), b'"')
         }
     }
 }

@@ -23,6 +23,7 @@ use amped_sys::process;
 use amped_units::Time;
 
 use crate::config::settings::{LogFormat, LogSettings};
+use held::{JSON_CLIENT, JSON_TIME};
 use writer::Batch;
 pub use writer::{Sink, Writer, end_log};
 
@@ -243,10 +244,6 @@ impl AccessLog {
         out.extend_from_slice(b"}\n");
     }
 }
-
-/// How a line of JSON begins, before the time; and what stands between that and the client, by which `held` finds it.
-const JSON_TIME: &[u8] = b"{\"time\":\"";
-const JSON_CLIENT: &[u8] = b"\",\"client\":\"";
 
 /// `[10/Oct/2000:13:55:36 -0700]`, or RFC 3339 for JSON.
 fn stamp(seconds: i64, format: LogFormat) -> String {

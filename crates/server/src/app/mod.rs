@@ -47,9 +47,9 @@ use self::scripts::{Found, Scripts};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
+use crate::config_snapshot::Generation;
 use crate::mailbox::{Mailbox, Message};
 use crate::token::Token;
-use crate::worker::Generation;
 
 /// The applications of a configuration, in the order of its sites and their rules.
 #[derive(Debug, Default)]

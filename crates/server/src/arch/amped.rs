@@ -17,17 +17,17 @@ use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
-use super::Start;
 use crate::config::settings::HelperKind;
+use crate::config_snapshot::Generation;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
 use crate::disk::{Disk, Effort};
-use crate::event_loop;
+use crate::event_loop::{self, Start};
 use crate::helper::processes::Processes;
 use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::worker::{Asked, DiskSide, Generation, Worker};
+use crate::worker::{Asked, DiskSide, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
 ///

@@ -9,34 +9,10 @@ pub mod mt;
 pub mod sped;
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use crate::access_log::Writer;
-use crate::clock::Clock;
 use crate::config::settings::Architecture;
 use crate::counters::Snapshot;
-use crate::mailbox::Mailbox;
-use crate::metrics::Seat;
-use crate::worker::Generation;
-
-/// What one loop starts with.
-pub struct Start {
-    /// The configuration in force.
-    pub generation: Arc<Generation>,
-    /// Its own listeners, one for each address.
-    pub listeners: Vec<OwnedFd>,
-    /// How it is reached.
-    pub mailbox: Arc<Mailbox>,
-    /// The thread that writes the log.
-    pub log: Option<Arc<Writer>>,
-    /// The time, the same for all loops.
-    pub clock: Clock,
-    /// Where its helpers come from, if these are processes (`helper::nursery`).
-    pub nursery: Option<OwnedFd>,
-    /// Where it publishes what it counts, if anybody is to know.
-    pub seat: Option<Seat>,
-}
+use crate::event_loop::Start;
 
 /// Runs one loop until it is told to stop; returns how things stood at its end.
 ///

@@ -6,10 +6,9 @@
 
 use std::io;
 
-use super::Start;
 use super::sped::Inline;
 use crate::counters::Snapshot;
-use crate::event_loop;
+use crate::event_loop::{self, Start};
 
 /// Runs in one process of the pool; returns how things stood at its end.
 ///

@@ -15,15 +15,15 @@ use amped_core::event::{Answer, Delay, Found, NameWork, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_units::Time;
 
-use super::Start;
+use crate::config_snapshot::Generation;
 use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
-use crate::event_loop;
+use crate::event_loop::{self, Start};
 use crate::mailbox::Forget;
 use crate::open_file::OpenFile;
 use crate::shared_cache::{self, SharedCache};
 use crate::token::Token;
-use crate::worker::{Asked, DiskSide, Generation, Worker};
+use crate::worker::{Asked, DiskSide, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
 ///

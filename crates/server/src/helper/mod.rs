@@ -24,11 +24,11 @@ use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
+use crate::config_snapshot::Generation;
 use crate::counters::HelperCounts;
 use crate::disk::{Disk, Effort};
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::worker::Generation;
 
 /// The helpers of one loop.
 pub trait Helpers {

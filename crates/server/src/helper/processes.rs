@@ -25,12 +25,12 @@ use super::nursery::{self, Fate};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
 use crate::config::settings::HelperSettings;
+use crate::config_snapshot::Generation;
 use crate::counters::HelperCounts;
 use crate::disk::Disk;
 use crate::open_file::OpenFile;
 use crate::portable;
 use crate::say;
-use crate::worker::Generation;
 
 /// The helpers of one loop.
 pub struct Processes {

@@ -8,11 +8,11 @@ use amped_core::file::Stored;
 
 use super::{Busy, Done, Helpers, Task, perform};
 use crate::config::settings::HelperSettings;
+use crate::config_snapshot::Generation;
 use crate::counters::HelperCounts;
 use crate::disk;
 use crate::mailbox::{Mailbox, Message};
 use crate::say;
-use crate::worker::Generation;
 
 /// The helpers of one loop.
 #[derive(Debug)]

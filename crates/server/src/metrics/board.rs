@@ -22,7 +22,6 @@ use amped_core::record::Handler;
 use amped_sys::words::Words;
 use amped_units::Time;
 
-use super::Phase;
 use crate::counters::{FIGURES, Kind, Snapshot, Unit};
 use crate::say;
 
@@ -47,6 +46,21 @@ pub const KINDS: [&str; 3] = ["static", "dynamic", "error"];
 
 /// Classes: each size, of each kind.
 pub const CLASSES: usize = SIZES.len() * KINDS.len();
+
+/// A part of the time that a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Its first bytes were there, and the loop was at something else.
+    Waiting,
+    /// Until its head was read and understood: the call that received it, and time between pieces of it, included.
+    Parsing,
+    /// Until there was a reply: caches, disk, helpers.
+    Processing,
+    /// Until the last byte of the reply was given to the kernel.
+    Sending,
+    /// Until its line was with the log.
+    Logging,
+}
 
 /// What the phases are called, by the numbers of [`Phase`].
 pub const PHASES: [&str; 5] = ["waiting", "parsing", "processing", "sending", "logging"];

@@ -25,8 +25,7 @@ use amped_core::record::Record;
 use amped_sys::clock;
 use amped_units::Time;
 
-use super::board::PHASES;
-use super::{Phase, Scope, Seat};
+use super::board::{PHASES, Phase, Scope, Seat};
 use crate::clock::Clock;
 use crate::counters::{FIGURES, LoopCounts, Snapshot};
 

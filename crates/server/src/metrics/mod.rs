@@ -18,21 +18,8 @@ mod board;
 mod meter;
 mod text;
 
-pub use board::{BUCKETS, Board, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, PhaseSum, SIZES, Scope, Seat, Seats, Sum};
+pub use board::{
+    BUCKETS, Board, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, Phase, PhaseSum, SIZES, Scope, Seat, Seats, Sum,
+};
 pub use meter::{Meter, Timing};
 pub use text::text;
-
-/// A part of the time that a request takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Its first bytes were there, and the loop was at something else.
-    Waiting,
-    /// Until its head was read and understood: the call that received it, and time between pieces of it, included.
-    Parsing,
-    /// Until there was a reply: caches, disk, helpers.
-    Processing,
-    /// Until the last byte of the reply was given to the kernel.
-    Sending,
-    /// Until its line was with the log.
-    Logging,
-}

@@ -5,7 +5,7 @@
 
 use amped_exporter::{self as exporter, Page, seconds};
 
-use super::board::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, SITES_MAX, SIZES, STATUSES, Sum};
+use super::board::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use super::meter::EVERY;
 use crate::counters::{FIGURES, Kind, Unit};
 
@@ -87,7 +87,7 @@ fn responses_labels() -> impl Iterator<Item = String> {
 }
 
 /// Each phase of each class of which a request was timed, with both labels.
-fn phases(sum: &Sum) -> impl Iterator<Item = (String, &super::PhaseSum, String)> {
+fn phases(sum: &Sum) -> impl Iterator<Item = (String, &PhaseSum, String)> {
     let timed = sum.classes.iter().zip(classes()).filter(|(class, _)| class.timed > 0);
     timed.flat_map(|(class, labels)| {
         let named = PHASES.iter().zip(&class.phases);

@@ -1,0 +1,57 @@
+//! A configuration in force: the settings, and everything that was opened for them.
+//!
+//! `serve` makes one at the start and another at each reload, in the main thread, where waiting is harmless. Event loops share
+//! it and replace it as a whole, so that a loop never sees half of a new configuration.
+
+use std::sync::Arc;
+
+use amped_core::cache::SharedCaches;
+
+use crate::access_log::Writer;
+use crate::app::Apps;
+use crate::config::settings::{Settings, form};
+use crate::counters::Snapshot;
+use crate::disk::Disk;
+use crate::notes::Notes;
+use crate::open_file::OpenFile;
+use crate::passwords::verifier::Verifier;
+use crate::shared_cache::SharedCache;
+
+/// A configuration in force: the settings, and what was opened for them.
+#[derive(Debug)]
+pub struct Generation {
+    /// The settings.
+    pub settings: Settings,
+    /// The roots.
+    pub disk: Arc<Disk>,
+    /// Verifies passwords, if a site wants any.
+    pub verifier: Option<Verifier>,
+    /// Most connections of one loop.
+    pub connections_max: usize,
+    /// The caches, where threads share them.
+    pub caches: Option<SharedCaches<OpenFile>>,
+    /// What processes know in common, where they do.
+    pub shared: Option<Arc<SharedCache>>,
+    /// How many applications there may be.
+    pub apps: Apps,
+}
+
+impl Generation {
+    /// Whether the loops are a pool, with one connection each and the listeners in common.
+    pub fn pooled(&self) -> bool {
+        form(self.settings.architecture).pool
+    }
+
+    /// These of loops, and what is known of the process alone.
+    pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
+        let mut sum =
+            Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));
+        snapshots.iter().for_each(|snapshot| sum += snapshot);
+        if let Some(shared) = &self.caches {
+            sum.caches += &shared.figures();
+        }
+        sum.mapped = self.disk.mapped().counts();
+        sum.model = self.disk.residency().counts();
+        sum
+    }
+}
