@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use amped_core::cache::hostname::{Hostname, HostnameCache, clean};
 use amped_sys::resolve;
+use amped_units::Time;
 
-use super::writer::Writer;
 use crate::config::settings::LogSettings;
 use crate::say;
 
@@ -44,6 +44,18 @@ pub(super) struct State {
     stopping: bool,
     /// No resolver can be started at all: said once.
     cannot_start: bool,
+}
+
+/// The log's writer, which holds the resolvers and waits for their answers.
+pub(super) trait Waiter: Send + Sync + 'static {
+    /// Its resolvers.
+    fn resolvers(&self) -> &Resolvers;
+
+    /// The time.
+    fn now(&self) -> Time;
+
+    /// Lets it look after lines that wait for an answer.
+    fn wake_up(&self);
 }
 
 impl Resolvers {
@@ -74,14 +86,14 @@ impl Resolvers {
     }
 
     /// Sees to it that somebody takes the lookups that wait. `writer` is told of each answer.
-    pub(super) fn see_to(&self, state: &mut State, writer: &Arc<Writer>) {
+    pub(super) fn see_to(&self, state: &mut State, writer: &Arc<impl Waiter>) {
         if state.names.waiting() == 0 {
             return;
         }
         while state.names.waiting() > state.idle && state.threads < RESOLVERS_MAX {
             let resolver = thread::Builder::new().name("resolver".to_owned());
             let theirs = Arc::clone(writer);
-            match resolver.spawn(move || theirs.resolvers.resolve(&theirs)) {
+            match resolver.spawn(move || theirs.resolvers().resolve(&*theirs)) {
                 Ok(_) => {
                     state.threads += 1;
                     state.idle += 1;
@@ -104,7 +116,7 @@ impl Resolvers {
     }
 
     /// A resolver's life.
-    fn resolve(&self, writer: &Writer) {
+    fn resolve(&self, writer: &impl Waiter) {
         let mut state = self.lock();
         // Until now it was counted as one that will take the next lookup.
         state.idle -= 1;

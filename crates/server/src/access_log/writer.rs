@@ -19,7 +19,7 @@ use amped_sys::{file, process};
 use amped_units::Time;
 
 use super::held::{Held, SPARE_MAX};
-use super::resolver::Resolvers;
+use super::resolver::{Resolvers, Waiter};
 use crate::clock::Clock;
 use crate::config::settings::{LogFormat, LogSettings, LogTarget};
 use crate::counters::LogCounts;
@@ -47,7 +47,7 @@ pub struct Writer {
     /// Lines that were handed over and are neither written nor lost.
     pending: AtomicU64,
     clock: Clock,
-    pub(super) resolvers: Resolvers,
+    resolvers: Resolvers,
 }
 
 impl fmt::Debug for Writer {
@@ -207,17 +207,6 @@ impl Writer {
         self.wake.notify_one();
     }
 
-    /// Lets it look after lines that wait for an answer.
-    pub(super) fn wake_up(&self) {
-        self.lock().answered = true;
-        self.wake.notify_one();
-    }
-
-    /// The time.
-    pub(super) fn now(&self) -> Time {
-        self.clock.now()
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -338,6 +327,21 @@ impl Writer {
             out.shrink_to(SPARE_MAX);
         }
         due
+    }
+}
+
+impl Waiter for Writer {
+    fn resolvers(&self) -> &Resolvers {
+        &self.resolvers
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn wake_up(&self) {
+        self.lock().answered = true;
+        self.wake.notify_one();
     }
 }
 
