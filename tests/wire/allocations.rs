@@ -22,7 +22,8 @@ use amped::config_snapshot::Generation;
 use amped::disk::Disk;
 use amped::event_loop::Start;
 use amped::listen;
-use amped::mailbox::{Mailbox, Message};
+use amped::mailbox::Mailbox;
+use amped::message::Message;
 use amped_units::Time;
 
 /// Allocations of a loop that is asked `count` times, after a first time.

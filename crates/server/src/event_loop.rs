@@ -22,7 +22,8 @@ use crate::app::AppSide;
 use crate::clock::Clock;
 use crate::config_snapshot::Generation;
 use crate::counters::Snapshot;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::metrics::Seat;
 use crate::say;
 use crate::token::Token;
@@ -53,7 +54,7 @@ pub struct Start {
     /// Its own listeners, one for each address.
     pub listeners: Vec<OwnedFd>,
     /// How it is reached.
-    pub mailbox: Arc<Mailbox>,
+    pub mailbox: Arc<Mailbox<Message>>,
     /// The thread that writes the log.
     pub log: Option<Arc<Writer>>,
     /// The time, the same for all loops.

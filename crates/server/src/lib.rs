@@ -21,6 +21,7 @@ pub mod listen;
 pub mod listings;
 pub mod locked;
 pub mod mailbox;
+pub mod message;
 pub mod metrics;
 pub mod notes;
 pub mod open_file;

@@ -29,7 +29,8 @@ use crate::disk::Disk;
 use crate::event_loop::Start;
 use crate::front::Front;
 use crate::listen::Address;
-use crate::mailbox::{Mailbox, Message, Preload};
+use crate::mailbox::Mailbox;
+use crate::message::{Message, Preload};
 use crate::metrics::{Seat, Seats};
 use crate::notes::Notes;
 use crate::say;
@@ -400,7 +401,7 @@ impl Orders for Pool {
 fn obey(
     mut orders: UnixStream,
     answers: &Arc<Mutex<UnixStream>>,
-    mailbox: &Mailbox,
+    mailbox: &Mailbox<Message>,
     log: Option<&Writer>,
     disk: &Disk,
     clock: Clock,

@@ -42,7 +42,8 @@ use crate::front::Front;
 use crate::helper::nursery::{self, Nursery};
 use crate::listen::{self, Address};
 use crate::locked;
-use crate::mailbox::{Mailbox, Message, Preload};
+use crate::mailbox::Mailbox;
+use crate::message::{Message, Preload};
 use crate::metrics::{Board, Seat, Seats};
 use crate::open_file::MappedWindows;
 use crate::passwords::accounts::AccountFiles;
@@ -84,7 +85,7 @@ struct Threads {
     answers: Arc<Answers>,
     /// They share their caches, so that it is enough if one of them carries an order out.
     shared_caches: bool,
-    mailboxes: Vec<Arc<Mailbox>>,
+    mailboxes: Vec<Arc<Mailbox<Message>>>,
     loops: Vec<JoinHandle<Snapshot>>,
     /// Where helpers come from, if these are processes.
     nursery: Option<Nursery>,

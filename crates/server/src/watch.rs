@@ -26,7 +26,8 @@ use amped_sys::poll;
 use amped_units::Time;
 
 use crate::disk::Disk;
-use crate::mailbox::{Forget, Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::{Forget, Message};
 use crate::notes::{Name, Notes};
 use crate::open_file::OpenFile;
 use crate::say;
@@ -47,7 +48,7 @@ const BENEATH_MAX: usize = 16;
 /// Whose caches are to forget.
 pub enum Audience {
     /// Workers, each with caches of its own.
-    Workers(Vec<Arc<Mailbox>>),
+    Workers(Vec<Arc<Mailbox<Message>>>),
     /// Those that threads share.
     Shared(SharedCaches<OpenFile>),
 }

@@ -35,7 +35,8 @@ use crate::config::settings::LogFormat;
 use crate::config_snapshot::Generation;
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
 use crate::helper::Done;
-use crate::mailbox::{Forget, Mailbox, Preload};
+use crate::mailbox::Mailbox;
+use crate::message::{Forget, Message, Preload};
 use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
@@ -148,7 +149,7 @@ pub struct Worker {
     pub desk: Desk<OpenFile>,
     generation: Arc<Generation>,
     /// How verdicts reach it.
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Message>>,
     /// The loop's end of the log.
     pub log: AccessLog,
     sender: Sender,
@@ -202,7 +203,7 @@ impl Worker {
     pub fn new(
         generation: Arc<Generation>,
         apps: AppSide,
-        mailbox: Arc<Mailbox>,
+        mailbox: Arc<Mailbox<Message>>,
         log: Option<Arc<Writer>>,
         clock: Clock,
         seat: Option<Seat>,
@@ -1092,7 +1093,7 @@ fn carry_out<D: DiskSide>(
     desk: &mut Desk<OpenFile>,
     sender: &mut Sender,
     disk: &mut D,
-    (apps, generation, mailbox): (&mut AppSide, &Generation, &Arc<Mailbox>),
+    (apps, generation, mailbox): (&mut AppSide, &Generation, &Arc<Mailbox<Message>>),
     actions: &mut Vec<Action<OpenFile>>,
 ) -> Result<(), Dead> {
     let mut at = 0;

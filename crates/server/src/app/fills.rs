@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use amped_core::cache::page::PageName;
 use amped_core::event::Ticket;
 
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::token::Token;
 
 /// Those that are being made.
@@ -18,7 +19,7 @@ use crate::token::Token;
 pub struct Fills(Mutex<HashMap<PageName, Followers>>);
 
 /// By request, and by the loop that has it, whose mailbox has that address.
-type Followers = HashMap<(Token, Ticket, usize), Arc<Mailbox>>;
+type Followers = HashMap<(Token, Ticket, usize), Arc<Mailbox<Message>>>;
 
 /// This request has a page made.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Fills {
         self: &Arc<Fills>,
         name: PageName,
         (token, ticket): (Token, Ticket),
-        mailbox: &Arc<Mailbox>,
+        mailbox: &Arc<Mailbox<Message>>,
     ) -> Result<Filling, Following> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fills = Arc::clone(self);

@@ -48,7 +48,8 @@ use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
 use crate::config_snapshot::Generation;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::token::Token;
 
 /// The applications of a configuration, in the order of its sites and their rules.
@@ -186,7 +187,7 @@ pub struct AppSide {
     /// This process and this loop, which make a request's number one of a kind on this machine.
     name: String,
     scripts: Scripts,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Message>>,
     /// Pages that are being made for this loop's own cache.
     fills: Arc<Fills>,
 }
@@ -232,7 +233,7 @@ impl AppSide {
 
     /// That of a loop with this epoll. `waits`: it does itself what may wait for the disk; else threads do, and tell this
     /// mailbox.
-    pub fn new(epoll: Arc<Epoll>, mailbox: &Arc<Mailbox>, waits: bool) -> AppSide {
+    pub fn new(epoll: Arc<Epoll>, mailbox: &Arc<Mailbox<Message>>, waits: bool) -> AppSide {
         AppSide {
             epoll,
             starter: (!waits).then(|| Threads::new("starter", Arc::clone(mailbox))),

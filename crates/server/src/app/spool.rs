@@ -24,7 +24,8 @@ use amped_sys::file;
 
 use super::threads::{Task, Threads};
 use crate::config::settings::SpoolSettings;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::token::Token;
 
 /// Bytes that are held in memory at either end.
@@ -376,7 +377,7 @@ pub struct Spooler {
 
 impl Spooler {
     /// `waits`: the loop does errands itself; else threads do, and tell this mailbox.
-    pub fn new(mailbox: &Arc<Mailbox>, waits: bool) -> Spooler {
+    pub fn new(mailbox: &Arc<Mailbox<Message>>, waits: bool) -> Spooler {
         Spooler { threads: (!waits).then(|| Threads::new("spool", Arc::clone(mailbox))), written: 0 }
     }
 

@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 
 /// Threads at most: so many tasks that wait for a slow disk delay no others.
 const THREADS: usize = 4;
@@ -22,13 +23,13 @@ pub(super) struct Threads<T> {
     name: &'static str,
     tasks: Sender<T>,
     queue: Arc<Mutex<Receiver<T>>>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Message>>,
     threads: usize,
 }
 
 impl<T: Task> Threads<T> {
     /// Without a thread so far. What comes of the tasks is told to this mailbox.
-    pub(super) fn new(name: &'static str, mailbox: Arc<Mailbox>) -> Threads<T> {
+    pub(super) fn new(name: &'static str, mailbox: Arc<Mailbox<Message>>) -> Threads<T> {
         let (tasks, queue) = channel();
         Threads { name, tasks, queue: Arc::new(Mutex::new(queue)), mailbox, threads: 0 }
     }

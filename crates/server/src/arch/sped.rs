@@ -19,7 +19,7 @@ use crate::config_snapshot::Generation;
 use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::event_loop::{self, Start};
-use crate::mailbox::Forget;
+use crate::message::Forget;
 use crate::open_file::OpenFile;
 use crate::shared_cache::{self, SharedCache};
 use crate::token::Token;

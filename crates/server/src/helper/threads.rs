@@ -11,7 +11,8 @@ use crate::config::settings::HelperSettings;
 use crate::config_snapshot::Generation;
 use crate::counters::HelperCounts;
 use crate::disk;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::say;
 
 /// The helpers of one loop.
@@ -24,7 +25,7 @@ pub struct Threads {
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Message>>,
 }
 
 #[derive(Debug)]
@@ -44,7 +45,7 @@ struct State {
 
 impl Threads {
     /// Helpers that put what they have done into `mailbox`. None is started yet.
-    pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox>) -> Threads {
+    pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox<Message>>) -> Threads {
         let state = State {
             settings,
             queue: VecDeque::new(),
@@ -167,7 +168,7 @@ mod tests {
     use amped_core::listing::{ListForm, ListOrder};
     use std::time::{Duration, Instant};
 
-    fn helpers(settings: HelperSettings) -> (Threads, Arc<Mailbox>, Task) {
+    fn helpers(settings: HelperSettings) -> (Threads, Arc<Mailbox<Message>>, Task) {
         let folder = tempfile::tempdir().unwrap();
         let flags = cli::Serve { dir: Some(folder.path().into()), ..cli::Serve::default() };
         let settings_of_all = load(&flags).unwrap();

@@ -22,7 +22,8 @@ use amped_sys::clock::monotonic_ns;
 
 use super::accounts::AccountFiles;
 use super::ledger::{Budget, Client, Ledger};
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
 use crate::say;
 use crate::token::Token;
 
@@ -81,7 +82,7 @@ struct Job {
     client: Client,
     asker: Weak<Asker>,
     /// Where the verdict goes.
-    address: (Arc<Mailbox>, Token, Ticket),
+    address: (Arc<Mailbox<Message>>, Token, Ticket),
     /// Lower rounds go first; an address has one job in each.
     round: u64,
     /// It found others before it.
@@ -125,7 +126,7 @@ impl Verifier {
     }
 
     /// A connection's question. Never waits.
-    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<Mailbox>, Token, Ticket)) -> Asked {
+    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<Mailbox<Message>>, Token, Ticket)) -> Asked {
         let shared = &self.shared;
         if shared.accounts.remembers(work.accounts, &work.credentials) {
             return Asked::Answered(Verdict::Good);
@@ -315,7 +316,7 @@ mod tests {
 
     struct Set {
         verifier: Verifier,
-        mailbox: Arc<Mailbox>,
+        mailbox: Arc<Mailbox<Message>>,
         _folder: tempfile::TempDir,
     }
 
