@@ -134,10 +134,10 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         for message in messages.drain(..) {
             match message {
                 Message::Done(done) => disk.done(done, now, &mut worker),
-                Message::Verified(token, ticket, verdict) => worker.verified(token, ticket, verdict, now, &mut disk),
+                Message::Verified(verified) => worker.verified(verified, now, &mut disk),
                 Message::Started(started) => worker.app_started(*started, now, &mut disk),
                 Message::Spooled(done) => worker.app_spooled(*done, now, &mut disk),
-                Message::PageSettled(token, ticket) => worker.page_settled(token, ticket, now, &mut disk),
+                Message::PageSettled(settled) => worker.page_settled(settled, now, &mut disk),
                 Message::Renew(generation) => {
                     disk.renew(&generation);
                     worker.renew(generation);

@@ -1,5 +1,8 @@
 //! A mailbox: how other threads reach an event loop while it waits in epoll.
+//!
+//! Files below `message` do not know all that a loop is told. They are given the mailbox as [`Post`] of what they tell it.
 
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
@@ -43,5 +46,17 @@ impl<M> Mailbox<M> {
 impl<M> AsFd for Mailbox<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
+    }
+}
+
+/// Where messages of this type can be put, whatever else is put there.
+pub trait Post<T>: Debug + Send + Sync {
+    /// Puts a message in.
+    fn post(&self, message: T);
+}
+
+impl<T, M: From<T> + Debug + Send> Post<T> for Mailbox<M> {
+    fn post(&self, message: T) {
+        self.put(message.into());
     }
 }

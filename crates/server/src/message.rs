@@ -7,18 +7,18 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
-use amped_core::auth::Verdict;
 use amped_core::cache::{Caches, Change};
-use amped_core::event::{Brief, Ticket};
+use amped_core::event::Brief;
 use amped_core::site::Sites;
 use amped_units::Time;
 
 use crate::app::cgi::Started;
+use crate::app::fills::Settled;
 use crate::app::spool;
 use crate::config_snapshot::Generation;
 use crate::counters::Snapshot;
 use crate::helper::Done;
-use crate::token::Token;
+use crate::passwords::verifier::Verified;
 
 /// What a loop is told.
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
@@ -26,14 +26,14 @@ use crate::token::Token;
 pub enum Message {
     /// A helper has done something.
     Done(Done),
-    /// The verdict on a password; `None`: the client was seen to have left.
-    Verified(Token, Ticket, Option<Verdict>),
+    /// The verdict on a password.
+    Verified(Verified),
     /// A process has been started for a request, or not.
     Started(Box<Started>),
     /// An errand for a stored body has been done.
     Spooled(Box<spool::Done>),
-    /// A page for which this request waits is kept now, or is not going to be.
-    PageSettled(Token, Ticket),
+    /// A page for which a request waits is kept now, or is not going to be.
+    PageSettled(Settled),
     /// Another configuration comes into force.
     Renew(Arc<Generation>),
     /// Listen on these from now on, and on no others.
@@ -48,6 +48,30 @@ pub enum Message {
     Forget(Arc<Forget>),
     /// Say how things stand.
     Report(Sender<Snapshot>),
+}
+
+impl From<Verified> for Message {
+    fn from(verified: Verified) -> Message {
+        Message::Verified(verified)
+    }
+}
+
+impl From<Box<Started>> for Message {
+    fn from(started: Box<Started>) -> Message {
+        Message::Started(started)
+    }
+}
+
+impl From<Box<spool::Done>> for Message {
+    fn from(done: Box<spool::Done>) -> Message {
+        Message::Spooled(done)
+    }
+}
+
+impl From<Settled> for Message {
+    fn from(settled: Settled) -> Message {
+        Message::PageSettled(settled)
+    }
 }
 
 /// What is to be forgotten.

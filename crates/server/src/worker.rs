@@ -29,6 +29,7 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer, Writer};
 use crate::app::cgi::Started;
+use crate::app::fills::Settled;
 use crate::app::{AppSide, Ends, Exchange, Heard, spool};
 use crate::clock::{Clock, wall};
 use crate::config::settings::LogFormat;
@@ -41,7 +42,7 @@ use crate::metrics::{Meter, Phase, Scope, Seat, Timing};
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
-use crate::passwords::verifier::{self, Asker};
+use crate::passwords::verifier::{self, Asker, Verified};
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 use crate::token::{APP_BIT, Token};
@@ -457,15 +458,9 @@ impl Worker {
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
 
-    /// The verdict on a password. `None`: its client has left, and nothing is waited for any more.
-    pub fn verified(
-        &mut self,
-        token: Token,
-        ticket: Ticket,
-        verdict: Option<Verdict>,
-        now: Time,
-        disk: &mut impl DiskSide,
-    ) {
+    /// The verdict on a password. Without one its client has left, and nothing is waited for any more.
+    pub fn verified(&mut self, verified: Verified, now: Time, disk: &mut impl DiskSide) {
+        let Verified { token, ticket, verdict } = verified;
         let Some(connection) = self.get(token).filter(|connection| connection.conn.waits_for(ticket)) else { return };
         let asked = connection.asker.take();
         let Some(verdict) = verdict else { return self.remove(token) };
@@ -509,7 +504,8 @@ impl Worker {
     }
 
     /// The page for which a request waits is kept now, or is not going to be.
-    pub fn page_settled(&mut self, token: Token, ticket: Ticket, now: Time, disk: &mut impl DiskSide) {
+    pub fn page_settled(&mut self, settled: Settled, now: Time, disk: &mut impl DiskSide) {
+        let Settled { token, ticket } = settled;
         if let Some(connection) = self.get(token)
             && connection.app.take_if(|app| app.ticket() == ticket && app.follows()).is_some()
         {
@@ -1118,7 +1114,7 @@ fn carry_out<D: DiskSide>(
             Action::Verify(ticket, work) => {
                 let client = Client::new(connection.peer.address());
                 let asked = match &generation.verifier {
-                    Some(verifier) => verifier.ask(work, client, (Arc::clone(mailbox), token, ticket)),
+                    Some(verifier) => verifier.ask(work, client, (Arc::<Mailbox<_>>::clone(mailbox), token, ticket)),
                     // There was one when the site was asked for.
                     None => verifier::Asked::Answered(Verdict::Failed),
                 };

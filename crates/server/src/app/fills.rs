@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use amped_core::cache::page::PageName;
 use amped_core::event::Ticket;
 
-use crate::mailbox::Mailbox;
-use crate::message::Message;
+use crate::mailbox::Post;
 use crate::token::Token;
 
 /// Those that are being made.
@@ -19,7 +18,16 @@ use crate::token::Token;
 pub struct Fills(Mutex<HashMap<PageName, Followers>>);
 
 /// By request, and by the loop that has it, whose mailbox has that address.
-type Followers = HashMap<(Token, Ticket, usize), Arc<Mailbox<Message>>>;
+type Followers = HashMap<(Token, Ticket, usize), Arc<dyn Post<Settled>>>;
+
+/// A page for which this request waits is kept now, or is not going to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// The connection.
+    pub token: Token,
+    /// Its request.
+    pub ticket: Ticket,
+}
 
 /// This request has a page made.
 #[derive(Debug)]
@@ -46,7 +54,7 @@ impl Fills {
         self: &Arc<Fills>,
         name: PageName,
         (token, ticket): (Token, Ticket),
-        mailbox: &Arc<Mailbox<Message>>,
+        mailbox: &Arc<dyn Post<Settled>>,
     ) -> Result<Filling, Following> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fills = Arc::clone(self);
@@ -68,7 +76,7 @@ impl Drop for Filling {
     fn drop(&mut self) {
         let followers = self.fills.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
         for ((token, ticket, _), mailbox) in followers.into_iter().flatten() {
-            mailbox.put(Message::PageSettled(token, ticket));
+            mailbox.post(Settled { token, ticket });
         }
     }
 }
@@ -84,6 +92,7 @@ impl Drop for Following {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mailbox::Mailbox;
 
     fn name(key: &str) -> PageName {
         PageName::App { generation: 0, site: 0, rule: 0, key: key.as_bytes().into() }
@@ -92,16 +101,17 @@ mod tests {
     #[test]
     fn one_makes_it_and_the_others_are_told() {
         let fills = Arc::new(Fills::default());
-        let mailboxes = [Arc::new(Mailbox::new().expect("made")), Arc::new(Mailbox::new().expect("made"))];
+        let mailboxes: [Arc<Mailbox<Settled>>; 2] = [(); 2].map(|()| Arc::new(Mailbox::new().expect("made")));
+        let posts = mailboxes.clone().map(|mailbox| mailbox as Arc<dyn Post<Settled>>);
         let join = |key: &str, n: u64, loop_number: usize| {
-            fills.join(name(key), (Token::from_number(n), Ticket(1)), &mailboxes[loop_number])
+            fills.join(name(key), (Token::from_number(n), Ticket(1)), &posts[loop_number])
         };
         let told = |loop_number: usize| {
             let mut messages = Vec::new();
             mailboxes[loop_number].take(&mut messages);
-            let numbers = messages.iter().map(|message| match message {
-                Message::PageSettled(token, Ticket(1)) => token.to_number(),
-                other => panic!("{other:?}"),
+            let numbers = messages.iter().map(|Settled { token, ticket }| {
+                assert_eq!(*ticket, Ticket(1));
+                token.to_number()
             });
             let mut numbers: Vec<u64> = numbers.collect();
             numbers.sort_unstable();

@@ -40,7 +40,7 @@ use self::cgi::{Begun, Job, Place, Process, Running, Started};
 pub use self::exchange::Exchange;
 use self::exchange::{Came, Complaints, Stage};
 use self::fastcgi::{Abandoned, At, Backend, NotBegun, Question, Talk};
-use self::fills::{Filling, Fills};
+use self::fills::{Filling, Fills, Settled};
 use self::gate::{Gate, Pass};
 use self::manager::ProcessManager;
 use self::scripts::{Found, Scripts};
@@ -48,8 +48,7 @@ use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
 use crate::config_snapshot::Generation;
-use crate::mailbox::Mailbox;
-use crate::message::Message;
+use crate::mailbox::Post;
 use crate::token::Token;
 
 /// The applications of a configuration, in the order of its sites and their rules.
@@ -187,7 +186,7 @@ pub struct AppSide {
     /// This process and this loop, which make a request's number one of a kind on this machine.
     name: String,
     scripts: Scripts,
-    mailbox: Arc<Mailbox<Message>>,
+    mailbox: Arc<dyn Post<Settled>>,
     /// Pages that are being made for this loop's own cache.
     fills: Arc<Fills>,
 }
@@ -216,8 +215,10 @@ fn says_length(work: &AppWork) -> bool {
 }
 
 impl Task for Box<Job> {
-    fn perform(self) -> Option<Message> {
-        Some(Message::Started(Box::new(Job::perform(*self))))
+    type Message = Box<Started>;
+
+    fn perform(self) -> Option<Box<Started>> {
+        Some(Box::new(Job::perform(*self)))
     }
 }
 
@@ -233,11 +234,14 @@ impl AppSide {
 
     /// That of a loop with this epoll. `waits`: it does itself what may wait for the disk; else threads do, and tell this
     /// mailbox.
-    pub fn new(epoll: Arc<Epoll>, mailbox: &Arc<Mailbox<Message>>, waits: bool) -> AppSide {
+    pub fn new<M>(epoll: Arc<Epoll>, mailbox: &Arc<M>, waits: bool) -> AppSide
+    where
+        M: Post<Box<Started>> + Post<Box<spool::Done>> + Post<Settled> + 'static,
+    {
         AppSide {
             epoll,
-            starter: (!waits).then(|| Threads::new("starter", Arc::clone(mailbox))),
-            spooler: Spooler::new(mailbox, waits),
+            starter: (!waits).then(|| Threads::new("starter", Arc::<M>::clone(mailbox))),
+            spooler: Spooler::new(Arc::<M>::clone(mailbox), waits),
             queue: BTreeMap::new(),
             look_again: Time::NEVER,
             left: Vec::new(),
@@ -249,7 +253,7 @@ impl AppSide {
             // The loop within the process by where its mailbox lies.
             name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
             scripts: Scripts::default(),
-            mailbox: Arc::clone(mailbox),
+            mailbox: Arc::<M>::clone(mailbox),
             fills: Arc::default(),
         }
     }

@@ -24,8 +24,7 @@ use amped_sys::file;
 
 use super::threads::{Task, Threads};
 use crate::config::settings::SpoolSettings;
-use crate::mailbox::Mailbox;
-use crate::message::Message;
+use crate::mailbox::Post;
 use crate::token::Token;
 
 /// Bytes that are held in memory at either end.
@@ -361,10 +360,12 @@ impl Scratch {
 }
 
 impl Task for Errand {
-    fn perform(self) -> Option<Message> {
+    type Message = Box<Done>;
+
+    fn perform(self) -> Option<Box<Done>> {
         let asker = self.asker;
         let came = self.do_it()?;
-        Some(Message::Spooled(Box::new(Done { asker: asker?, came })))
+        Some(Box::new(Done { asker: asker?, came }))
     }
 }
 
@@ -377,8 +378,8 @@ pub struct Spooler {
 
 impl Spooler {
     /// `waits`: the loop does errands itself; else threads do, and tell this mailbox.
-    pub fn new(mailbox: &Arc<Mailbox<Message>>, waits: bool) -> Spooler {
-        Spooler { threads: (!waits).then(|| Threads::new("spool", Arc::clone(mailbox))), written: 0 }
+    pub fn new(mailbox: Arc<dyn Post<Box<Done>>>, waits: bool) -> Spooler {
+        Spooler { threads: (!waits).then(|| Threads::new("spool", mailbox)), written: 0 }
     }
 
     /// Has done what a spool needs. `reads`: its front is wanted.

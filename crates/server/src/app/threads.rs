@@ -6,30 +6,32 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::mailbox::Mailbox;
-use crate::message::Message;
+use crate::mailbox::Post;
 
 /// Threads at most: so many tasks that wait for a slow disk delay no others.
 const THREADS: usize = 4;
 
 /// What a thread does.
 pub(super) trait Task: Send + 'static {
+    /// What the loop is told of it.
+    type Message: 'static;
+
     /// Does it. The message, if there is one, goes to the loop.
-    fn perform(self) -> Option<Message>;
+    fn perform(self) -> Option<Self::Message>;
 }
 
 /// The way to the threads. They end when it is dropped, and every [`Sender`] that it has given out.
-pub(super) struct Threads<T> {
+pub(super) struct Threads<T: Task> {
     name: &'static str,
     tasks: Sender<T>,
     queue: Arc<Mutex<Receiver<T>>>,
-    mailbox: Arc<Mailbox<Message>>,
+    mailbox: Arc<dyn Post<T::Message>>,
     threads: usize,
 }
 
 impl<T: Task> Threads<T> {
     /// Without a thread so far. What comes of the tasks is told to this mailbox.
-    pub(super) fn new(name: &'static str, mailbox: Arc<Mailbox<Message>>) -> Threads<T> {
+    pub(super) fn new(name: &'static str, mailbox: Arc<dyn Post<T::Message>>) -> Threads<T> {
         let (tasks, queue) = channel();
         Threads { name, tasks, queue: Arc::new(Mutex::new(queue)), mailbox, threads: 0 }
     }
@@ -61,7 +63,7 @@ impl<T: Task> Threads<T> {
                 let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok(task) = task else { return };
                 if let Some(message) = task.perform() {
-                    mailbox.put(message);
+                    mailbox.post(message);
                 }
             }
         };

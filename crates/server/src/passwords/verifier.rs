@@ -22,8 +22,7 @@ use amped_sys::clock::monotonic_ns;
 
 use super::accounts::AccountFiles;
 use super::ledger::{Budget, Client, Ledger};
-use crate::mailbox::Mailbox;
-use crate::message::Message;
+use crate::mailbox::Post;
 use crate::say;
 use crate::token::Token;
 
@@ -82,7 +81,7 @@ struct Job {
     client: Client,
     asker: Weak<Asker>,
     /// Where the verdict goes.
-    address: (Arc<Mailbox<Message>>, Token, Ticket),
+    address: (Arc<dyn Post<Verified>>, Token, Ticket),
     /// Lower rounds go first; an address has one job in each.
     round: u64,
     /// It found others before it.
@@ -108,8 +107,19 @@ impl Asker {
 pub enum Asked {
     /// The verdict is there.
     Answered(Verdict),
-    /// It will come as [`Message::Verified`].
+    /// It will come as [`Verified`].
     Later(Arc<Asker>),
+}
+
+/// The verdict on a password that was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// The connection.
+    pub token: Token,
+    /// Its request.
+    pub ticket: Ticket,
+    /// `None`: the client was seen to have left.
+    pub verdict: Option<Verdict>,
 }
 
 impl Verifier {
@@ -126,7 +136,7 @@ impl Verifier {
     }
 
     /// A connection's question. Never waits.
-    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<Mailbox<Message>>, Token, Ticket)) -> Asked {
+    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<dyn Post<Verified>>, Token, Ticket)) -> Asked {
         let shared = &self.shared;
         if shared.accounts.remembers(work.accounts, &work.credentials) {
             return Asked::Answered(Verdict::Good);
@@ -226,7 +236,7 @@ impl Job {
     /// Tells the loop; `None`: the client has left.
     fn tell(self, verdict: Option<Verdict>) {
         let (mailbox, token, ticket) = self.address;
-        mailbox.put(Message::Verified(token, ticket, verdict));
+        mailbox.post(Verified { token, ticket, verdict });
     }
 }
 
@@ -310,13 +320,14 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mailbox::Mailbox;
     use amped_http::auth::Credentials;
     use std::net::Ipv4Addr;
     use std::num::NonZeroU32;
 
     struct Set {
         verifier: Verifier,
-        mailbox: Arc<Mailbox<Message>>,
+        mailbox: Arc<Mailbox<Verified>>,
         _folder: tempfile::TempDir,
     }
 
@@ -337,7 +348,11 @@ mod tests {
             let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
             let work = VerifyWork { generation: 0, accounts: 0, credentials };
             let client = Client::new(Some(Ipv4Addr::new(192, 0, 2, from).into()));
-            self.verifier.ask(work, client, (Arc::clone(&self.mailbox), Token::from_number(0), Ticket(number)))
+            self.verifier.ask(
+                work,
+                client,
+                (Arc::<Mailbox<_>>::clone(&self.mailbox), Token::from_number(0), Ticket(number)),
+            )
         }
 
         fn must_wait(&self, number: u32, from: u8, password: &str) -> Arc<Asker> {
@@ -361,10 +376,8 @@ mod tests {
             while verdicts.len() < count {
                 assert!(start.elapsed() < Duration::from_secs(60), "{verdicts:?}");
                 self.mailbox.take(&mut messages);
-                verdicts.extend(messages.drain(..).filter_map(|message| match message {
-                    Message::Verified(_, Ticket(number), verdict) => Some((number, verdict)),
-                    _ => None,
-                }));
+                let number = |Verified { ticket: Ticket(number), verdict, .. }| (number, verdict);
+                verdicts.extend(messages.drain(..).map(number));
                 thread::sleep(Duration::from_millis(1));
             }
             verdicts
