@@ -8,7 +8,7 @@ use std::sync::Arc;
 use amped_core::cache::SharedCaches;
 
 use crate::access_log::Writer;
-use crate::app::Apps;
+use crate::app::{AppContext, Apps};
 use crate::config::settings::{Settings, form};
 use crate::counters::Snapshot;
 use crate::disk::Disk;
@@ -40,6 +40,12 @@ impl Generation {
     /// Whether the loops are a pool, with one connection each and the listeners in common.
     pub fn pooled(&self) -> bool {
         form(self.settings.architecture).pool
+    }
+
+    /// What applications need of it.
+    pub fn app_context(&self) -> AppContext<'_> {
+        let (sites, shares_caches) = (&*self.settings.sites, self.caches.is_some());
+        AppContext { apps: &self.apps, sites, disk: &self.disk, shares_caches }
     }
 
     /// These of loops, and what is known of the process alone.

@@ -1107,7 +1107,8 @@ fn carry_out<D: DiskSide>(
             Action::PieceEnd => connection.outbox.iter_mut().for_each(|outbox| outbox.put_end()),
             Action::App(ticket, input) => {
                 let socket = (connection.socket.as_fd(), &mut connection.ends);
-                if let Some(output) = apps.take(&mut connection.app, token, (ticket, input), socket, generation) {
+                let context = generation.app_context();
+                if let Some(output) = apps.take(&mut connection.app, token, (ticket, input), socket, &context) {
                     connection.conn.handle(now, Event::App(ticket, output), desk, actions);
                 }
             }

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use amped_core::app::{AppTrouble, AppWork, Input, Output};
 use amped_core::event::Ticket;
+use amped_core::site::Sites;
 use amped_http::cgi::decimal;
 use amped_sys::epoll::{Epoll, Interest};
 use amped_units::Time;
@@ -47,7 +48,7 @@ use self::scripts::{Found, Scripts};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
-use crate::config_snapshot::Generation;
+use crate::disk::Disk;
 use crate::mailbox::Post;
 use crate::token::Token;
 
@@ -161,6 +162,19 @@ impl Apps {
     }
 }
 
+/// What a request for an application needs of the configuration in force.
+#[derive(Clone, Copy, Debug)]
+pub struct AppContext<'a> {
+    /// The applications.
+    pub apps: &'a Apps,
+    /// The sites, with the rules that name them.
+    pub sites: &'a Sites,
+    /// Where scripts are found.
+    pub disk: &'a Arc<Disk>,
+    /// Loops share their caches, and with them the pages that are being made.
+    pub shares_caches: bool,
+}
+
 /// What a loop has of applications.
 pub struct AppSide {
     epoll: Arc<Epoll>,
@@ -265,11 +279,11 @@ impl AppSide {
         token: Token,
         (ticket, input): (Ticket, Input),
         (socket, ends): (BorrowedFd<'_>, &mut Option<Arc<Ends>>),
-        generation: &Generation,
+        context: &AppContext<'_>,
     ) -> Option<Output<'static>> {
         match input {
             Input::Join(name) => {
-                let fills = if generation.caches.is_some() { &generation.apps.fills } else { &self.fills };
+                let fills = if context.shares_caches { &context.apps.fills } else { &self.fills };
                 let (filling, stage, output) = match fills.join(name, (token, ticket), &self.mailbox) {
                     Ok(filling) => (Some(filling), Stage::Joins, Output::First),
                     Err(following) => (None, Stage::Follows(following), Output::Follows),
@@ -281,7 +295,7 @@ impl AppSide {
                 let joined = exchange.take().filter(|exchange| exchange.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
                 let ends = Arc::clone(ends.get_or_insert_with(|| Arc::new(Ends::of(socket))));
-                let (made, output) = self.start((token, ticket, filling), work, ends, generation);
+                let (made, output) = self.start((token, ticket, filling), work, ends, context);
                 *exchange = made;
                 Some(output?)
             }
@@ -340,10 +354,10 @@ impl AppSide {
         (token, ticket, filling): (Token, Ticket, Option<Filling>),
         work: Box<AppWork>,
         ends: Arc<Ends>,
-        generation: &Generation,
+        context: &AppContext<'_>,
     ) -> (Option<Box<Exchange>>, Option<Output<'static>>) {
-        let rule = generation.settings.sites.get(work.site).and_then(|site| site.apps.get(usize::from(work.rule)));
-        let (Some(app), Some(rule)) = (generation.apps.find(&work), rule) else {
+        let rule = context.sites.get(work.site).and_then(|site| site.apps.get(usize::from(work.rule)));
+        let (Some(app), Some(rule)) = (context.apps.find(&work), rule) else {
             let over = Exchange { stage: Stage::Over, filling, ..Exchange::new(ticket) };
             return (Some(Box::new(over)), Some(Output::Failed(AppTrouble::Failed)));
         };
@@ -353,7 +367,7 @@ impl AppSide {
             id: format!("{}-{:x}", self.name, self.count),
             number: self.count,
             env: Arc::clone(&app.env),
-            disk: Arc::clone(&generation.disk),
+            disk: Arc::clone(context.disk),
             backend: app.backend.clone(),
             files: app.settings.files,
             is_told: false,
@@ -363,14 +377,14 @@ impl AppSide {
             // The length of a body in chunks is known when it is whole.
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
             reads_ahead: app.settings.buffer_response,
-            output: Spool::new(Side::Response, Some(Arc::clone(&generation.apps.room))),
+            output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.room))),
             complaints: Complaints::new(&place.id, &work.path),
             time: rule.time,
             filling,
             ..Exchange::new(ticket)
         });
         if exchange.gathers {
-            exchange.input = Spool::new(Side::Request, Some(Arc::clone(&generation.apps.room)));
+            exchange.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.room)));
             exchange.stage = Stage::Gathers(work, place, Arc::clone(&app.gate));
             return (Some(exchange), None);
         }
