@@ -1,4 +1,4 @@
-//! The exchange of one request with its application: what moves the bytes of both, and what is said on standard error.
+//! The exchange of one request with its application: what moves the bytes of both.
 //!
 //! `mod` says which exchange has its turn, and which process or connection it gets. Here the request's body goes to that, and
 //! the response comes from it, by way of two spools, so that an application need not wait for a client:
@@ -10,7 +10,6 @@
 //!    stored. When the application has ended its place is free, however much the client has still to take ([`Stage::Drains`]).
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +23,8 @@ use super::cgi::{Place, Running};
 use super::fastcgi::Talk;
 use super::fills::{Filling, Following};
 use super::gate::{Gate, Waits};
+use super::output::{Came, Complaints};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
-use crate::say;
 use crate::token::Token;
 
 /// What a request has of an application.
@@ -72,24 +71,6 @@ pub(super) enum Stage {
     Drains(Option<AppTrouble>),
     /// It has ended.
     Over,
-}
-
-/// What came of looking after an exchange.
-pub(super) enum Came {
-    /// Nothing that the connection has to know.
-    Nothing,
-    /// The same, and there may be more to do at once.
-    Again,
-    /// There is room for more of the body.
-    Room,
-    /// So many bytes of the answer.
-    Bytes(usize),
-    /// So many bytes of the answer, and its end.
-    Last(usize),
-    /// The end of it.
-    Ended,
-    /// There is no more of it.
-    Failed(AppTrouble),
 }
 
 /// A process whose answer has come to its end, ends itself within this; if not, it is not going to say how it ended, and the
@@ -339,104 +320,3 @@ impl Exchange {
 
 /// Pieces of a body that an application is given in one turn: others have theirs, too.
 const ROUNDS: usize = 16;
-
-/// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
-pub(super) struct Complaints {
-    /// The request's number, and its path.
-    id: Box<str>,
-    path: Box<[u8]>,
-    line: Vec<u8>,
-    /// Bytes that may still be said.
-    left: usize,
-}
-
-/// Bytes of what one request may have said on standard error, and of a line of it.
-const COMPLAINTS_MAX: usize = 64 * 1024;
-const LINE_MAX: usize = 1024;
-
-impl Complaints {
-    pub(super) fn new(id: &str, path: &[u8]) -> Complaints {
-        Complaints { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
-    }
-
-    /// Which request it is, for people.
-    fn name(&self) -> String {
-        format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
-    }
-
-    /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
-    fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
-        while let Some(pipe) = stderr {
-            match pipe::read(pipe, buffer) {
-                Ok(0) => *stderr = None,
-                Ok(count) => {
-                    self.say(&buffer[..count]);
-                    if self.left == 0 {
-                        // It is not listened to any more; who writes on gets an error.
-                        *stderr = None;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => *stderr = None,
-            }
-        }
-        self.say_line();
-    }
-
-    pub(super) fn say(&mut self, bytes: &[u8]) {
-        let count = bytes.len().min(self.left);
-        self.left -= count;
-        for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {
-            self.line.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.line.len() >= LINE_MAX {
-                self.say_line();
-            }
-        }
-        if self.left == 0 {
-            self.say_line();
-            say!("{}: has said enough on standard error; the rest is lost", self.name());
-        }
-    }
-
-    pub(super) fn say_line(&mut self) {
-        let line = std::mem::take(&mut self.line);
-        let line = line.trim_ascii_end();
-        if !line.is_empty() {
-            // What it holds may have come from a client: no control character reaches a terminal.
-            let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
-            say!("{}: {text}", self.name());
-        }
-    }
-
-    /// An end that somebody should know of.
-    pub(super) fn note_end(&mut self, ending: Ending) {
-        self.say_line();
-        if ending != Ending::Status(0) {
-            say!("{}: the application {ending}", self.name());
-        }
-    }
-
-    /// Why its answer is of no use, if that is so.
-    pub(super) fn note(&mut self, why: &str) {
-        if !why.is_empty() {
-            self.say_line();
-            say!("{}: {why}", self.name());
-        }
-    }
-}
-
-fn shown(c: char) -> impl Iterator<Item = char> {
-    let plain = (!c.is_control() || c == '\t').then_some(c);
-    plain.into_iter().chain(plain.is_none().then(|| c.escape_default()).into_iter().flatten())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_shown() {
-        let text: String = "a\tb\u{1b}[31mc\u{7}é".chars().flat_map(shown).collect();
-        assert_eq!(text, "a\tb\\u{1b}[31mc\\u{7}é");
-    }
-}

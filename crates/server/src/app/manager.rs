@@ -37,8 +37,8 @@ use amped_sys::signal::Signals;
 use amped_sys::slots::Slots;
 use amped_sys::{local, poll, process, socket};
 
-use super::cgi::Process;
 use super::gate::{Gate, Pass};
+use super::process::Process;
 use crate::say;
 use crate::say::die;
 

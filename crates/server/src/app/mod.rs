@@ -5,18 +5,21 @@
 //! nothing, or says nothing, keeps its client waiting and nobody else. What is gathered is bounded on both sides: `core` gives
 //! no more of a body than so much ahead, and here nothing is read that the client has no room for.
 //!
-//! `cgi` starts a process for a request, `fastcgi` asks one that lives on, and `manager` starts these; `scripts` knows which
-//! names are scripts, and what of all this may wait is done in a thread where the loop must not (`threads`). `exchange` moves
-//! the bytes, and `spool` keeps those that one side is too slow for. The `gate` limits how many there are at a time; further
-//! requests wait here, in their order. Requests for a page
-//! that is being made for another wait for that (`fills`).
+//! `cgi` starts a process for a request (`process`), `fastcgi` asks an application that lives on over a connection to it
+//! (`backend`), and `manager` starts these; `scripts` knows which names are scripts, and what of all this may wait is done in a
+//! thread where the loop must not (`threads`). `exchange` moves the bytes, `spool` keeps those that one side is too slow for,
+//! and `output` is what an application writes. The `gate` limits how many there are at a time; further requests wait here, in
+//! their order. Requests for a page that is being made for another wait for that (`fills`).
 
+pub mod backend;
 pub mod cgi;
 mod exchange;
 pub mod fastcgi;
 pub mod fills;
 pub mod gate;
 pub mod manager;
+mod output;
+pub mod process;
 mod scripts;
 pub mod spool;
 mod threads;
@@ -36,14 +39,17 @@ use amped_http::cgi::decimal;
 use amped_sys::epoll::{Epoll, Interest};
 use amped_units::Time;
 
+use self::backend::{At, Backend, NotBegun};
 pub use self::cgi::Ends;
-use self::cgi::{Begun, Job, Place, Process, Running, Started};
+use self::cgi::{Begun, Job, Place, Running, Started};
 pub use self::exchange::Exchange;
-use self::exchange::{Came, Complaints, Stage};
-use self::fastcgi::{Abandoned, At, Backend, NotBegun, Question, Talk};
+use self::exchange::Stage;
+use self::fastcgi::{Abandoned, Question, Talk};
 use self::fills::{Filling, Fills, Settled};
 use self::gate::{Gate, Pass};
 use self::manager::ProcessManager;
+use self::output::{Came, Complaints};
+use self::process::Process;
 use self::scripts::{Found, Scripts};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
@@ -522,7 +528,7 @@ impl AppSide {
             return Some(Output::Failed(AppTrouble::Failed));
         };
         let (gate, is_told) = (Arc::clone(pass.gate()), question.1.is_told);
-        match backend.begin(question, pass, kept, found) {
+        match Talk::begin(&backend, question, pass, kept, found) {
             Ok((talk, interest)) => {
                 if self.epoll.add(&talk.socket, token.to_app_number(), interest).is_err() {
                     return Some(Output::Failed(AppTrouble::Busy));

@@ -1,0 +1,131 @@
+//! What an application writes: pieces of its response ([`Came`]), and messages on standard error ([`Complaints`]).
+//!
+//! Both come from a script by pipes (`exchange`), or in records of a connection (`fastcgi`).
+
+use std::io;
+use std::os::fd::AsFd;
+
+use amped_core::app::AppTrouble;
+use amped_sys::pipe;
+use amped_sys::process::Ending;
+
+use crate::say;
+
+/// What came of looking after an exchange.
+pub(super) enum Came {
+    /// Nothing that the connection has to know.
+    Nothing,
+    /// The same, and there may be more to do at once.
+    Again,
+    /// There is room for more of the body.
+    Room,
+    /// So many bytes of the answer.
+    Bytes(usize),
+    /// So many bytes of the answer, and its end.
+    Last(usize),
+    /// The end of it.
+    Ended,
+    /// There is no more of it.
+    Failed(AppTrouble),
+}
+
+/// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
+pub(super) struct Complaints {
+    /// The request's number, and its path.
+    id: Box<str>,
+    path: Box<[u8]>,
+    line: Vec<u8>,
+    /// Bytes that may still be said.
+    left: usize,
+}
+
+/// Bytes of what one request may have said on standard error, and of a line of it.
+const COMPLAINTS_MAX: usize = 64 * 1024;
+const LINE_MAX: usize = 1024;
+
+impl Complaints {
+    pub(super) fn new(id: &str, path: &[u8]) -> Complaints {
+        Complaints { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
+    }
+
+    /// Which request it is, for people.
+    fn name(&self) -> String {
+        format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
+    }
+
+    /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
+    pub(super) fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
+        while let Some(pipe) = stderr {
+            match pipe::read(pipe, buffer) {
+                Ok(0) => *stderr = None,
+                Ok(count) => {
+                    self.say(&buffer[..count]);
+                    if self.left == 0 {
+                        // It is not listened to any more; who writes on gets an error.
+                        *stderr = None;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => *stderr = None,
+            }
+        }
+        self.say_line();
+    }
+
+    pub(super) fn say(&mut self, bytes: &[u8]) {
+        let count = bytes.len().min(self.left);
+        self.left -= count;
+        for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.line.len() >= LINE_MAX {
+                self.say_line();
+            }
+        }
+        if self.left == 0 {
+            self.say_line();
+            say!("{}: has said enough on standard error; the rest is lost", self.name());
+        }
+    }
+
+    pub(super) fn say_line(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        let line = line.trim_ascii_end();
+        if !line.is_empty() {
+            // What it holds may have come from a client: no control character reaches a terminal.
+            let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
+            say!("{}: {text}", self.name());
+        }
+    }
+
+    /// An end that somebody should know of.
+    pub(super) fn note_end(&mut self, ending: Ending) {
+        self.say_line();
+        if ending != Ending::Status(0) {
+            say!("{}: the application {ending}", self.name());
+        }
+    }
+
+    /// Why its answer is of no use, if that is so.
+    pub(super) fn note(&mut self, why: &str) {
+        if !why.is_empty() {
+            self.say_line();
+            say!("{}: {why}", self.name());
+        }
+    }
+}
+
+fn shown(c: char) -> impl Iterator<Item = char> {
+    let plain = (!c.is_control() || c == '\t').then_some(c);
+    plain.into_iter().chain(plain.is_none().then(|| c.escape_default()).into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown() {
+        let text: String = "a\tb\u{1b}[31mc\u{7}é".chars().flat_map(shown).collect();
+        assert_eq!(text, "a\tb\\u{1b}[31mc\\u{7}é");
+    }
+}
