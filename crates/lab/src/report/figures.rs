@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use amped_measure::stats::Summary;
 
 use crate::archive::{self, Archive, Arm, At, Run, Standing, Step};
-use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale};
+use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale, number};
 
 /// Of a figure's values, the name, the unit and the meaning of the metric.
 fn metric(name: &str) -> (&'static str, Cow<'static, str>) {
@@ -380,4 +380,9 @@ pub(super) fn step_name(step: Step) -> String {
         Step::Rate(rate) => format!("{rate}/s"),
         Step::Clients(clients) => format!("{clients} clients"),
     }
+}
+
+/// A share, as it is told.
+pub(super) fn percent(share: f64) -> String {
+    format!("{} %", number(share * 100.0))
 }

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::percent;
+use super::figures::percent;
 use crate::archive::Archive;
 use crate::figure::number;
 use crate::hosts::{self, HostRun};

@@ -31,6 +31,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
+use self::figures::percent;
 use self::overview::Overview;
 use self::verdict::Counts;
 pub(crate) use self::verdict::{Judged, fates, open_claims};
@@ -637,10 +638,6 @@ fn standing(standing: Standing) -> &'static str {
         Standing::Censored => "at least",
         Standing::Invalid => "invalid",
     }
-}
-
-fn percent(share: f64) -> String {
-    format!("{} %", number(share * 100.0))
 }
 
 /// The columns of the tables: a metric, and how it is headed.

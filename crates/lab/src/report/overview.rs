@@ -7,8 +7,8 @@ use amped_measure::stats::Summary;
 use maud::{Markup, html};
 use serde::Serialize;
 
-use super::figures::{arm_label, cell, median, step_at, step_name};
-use super::{percent, verdict};
+use super::figures::{arm_label, cell, median, percent, step_at, step_name};
+use super::verdict;
 use crate::archive::{Archive, Arm, At, Run, SUBJECT, Standing, Step};
 use crate::figure::{number, sign};
 

@@ -11,10 +11,10 @@ use amped_measure::stats::{COVERAGE_MIN, Summary};
 use amped_units::parse_duration;
 use serde::Serialize;
 
-use super::figure::number;
 use super::figures::{cell, drawn, median, step_at, step_name, value};
 use crate::archive::{Archive, Arm, At, Claim, Run, Standing, Step, Summary as RunSummary, Term, without_words};
 use crate::compare::{Band, LOWER_BOUNDS, noise};
+use crate::figure::number;
 
 /// How much of what was asked for must be answered for the load to be borne.
 const BORNE_MIN: f64 = 0.98;
