@@ -24,7 +24,7 @@ use toml::de::{DeTable, DeValue};
 use crate::archive::{
     Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Resolved, Rules, SUBJECT, Step, Summary, Term,
 };
-use crate::subject::{Kind, Template};
+use crate::subject::{Kind, Subject, Template};
 
 /// What a user says besides the file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,23 +61,6 @@ pub(crate) struct Settings {
     pub(crate) cores: Cores,
     /// Whether CPU time is sampled while load is measured.
     pub(crate) profile: bool,
-}
-
-/// A server.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Subject {
-    /// As it is called.
-    pub(crate) name: String,
-    /// How it is started.
-    pub(crate) kind: Kind,
-    /// In place of the one that is found.
-    pub(crate) program: Option<PathBuf>,
-    /// Of [`Kind::Command`]: the program and its arguments.
-    pub(crate) start: Vec<String>,
-    /// The text of the configuration, with places for settings; empty: the kind's own.
-    pub(crate) config: String,
-    /// What is to be put into these places.
-    pub(crate) settings: BTreeMap<String, String>,
 }
 
 /// What is asked for.

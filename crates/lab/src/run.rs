@@ -35,11 +35,11 @@ use crate::archive::{
     Summary, Times, name,
 };
 use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
-use crate::experiment::{Load, Settings, Subject, Workload};
+use crate::experiment::{Load, Settings, Workload};
 use crate::group::{CpuTime, Group};
 use crate::hosts::{Fleet, HostRun};
 use crate::plan;
-use crate::subject::{self, Kind, Place};
+use crate::subject::{self, Kind, Place, Subject};
 use crate::validate::{self, Evidence};
 
 /// How long a server may take until it answers.

@@ -4,7 +4,7 @@
 //! in by the runner. A setting that has no place is refused before anything is started. `amped` takes its settings as flags,
 //! and a command of the user's has places in its words and in a configuration of his own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,6 @@ use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::Program;
-use crate::experiment::Subject;
 
 /// What is known of how a server is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,6 +207,23 @@ pub(crate) struct Start {
     pub(crate) words: Vec<String>,
     /// The configuration, empty if there is none. Its place is `config` in the folder of the run.
     pub(crate) config: String,
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Subject {
+    /// As it is called.
+    pub(crate) name: String,
+    /// How it is started.
+    pub(crate) kind: Kind,
+    /// In place of the one that is found.
+    pub(crate) program: Option<PathBuf>,
+    /// Of [`Kind::Command`]: the program and its arguments.
+    pub(crate) start: Vec<String>,
+    /// The text of the configuration, with places for settings; empty: the kind's own.
+    pub(crate) config: String,
+    /// What is to be put into these places.
+    pub(crate) settings: BTreeMap<String, String>,
 }
 
 impl Subject {

@@ -37,9 +37,10 @@ use self::words::{Ask, Began, Begin, Ended, LoadOrder, Loaded, Programs, Who};
 use crate::archive::{self, Block, Host, Hosts, Program, Rules, Run, Step, name};
 use crate::bed::{Site, interrupted};
 use crate::command::load::hlog;
-use crate::experiment::{Settings, Subject};
+use crate::experiment::Settings;
 use crate::run::{Order, Told, judge, load_words, now_s, patience, refused};
-use crate::{say, subject};
+use crate::say;
+use crate::subject::{self, Subject};
 
 /// What a host did in a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{Host, Program, Rules};
-use crate::experiment::{Settings, Subject};
+use crate::experiment::Settings;
 use crate::run::{Spell, Watched};
+use crate::subject::Subject;
 
 /// The longest line: a manifest of a large file set is in one.
 const LINE_MAX: u64 = 256 << 20;
