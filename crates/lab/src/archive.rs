@@ -26,10 +26,12 @@ use std::path::{Path, PathBuf};
 
 use ammeter_load::window::Window;
 use ammeter_monitor::Replay;
-use amped_measure::Failure;
 use amped_measure::host::Machine;
+use amped_measure::{Failure, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::hosts::clock::Offset;
 
 /// The form of an archive that this program writes and reads.
 pub(crate) const FORM: u32 = 1;
@@ -541,6 +543,37 @@ impl Run {
     }
 }
 
+/// What a host did in a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HostRun {
+    /// As the user's ssh knows it.
+    pub(crate) host: String,
+    /// What it was for: `server`, or `load 1/2`.
+    pub(crate) role: String,
+    /// How far its clock was ahead of that of the machine that had it all done, whose clock the archive's times are by. Only what
+    /// the monitor recorded is by the host's own.
+    pub(crate) clock: Offset,
+    /// The share of its CPU time that was used while load was measured.
+    pub(crate) busy: f64,
+    /// The share that others used than the load; `None` where it is not known, and of the server's host, of which the run tells.
+    pub(crate) others: Option<f64>,
+    /// Of a client, what its slice came to.
+    pub(crate) load: Option<SliceRun>,
+}
+
+/// What a slice came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SliceRun {
+    /// Connections begun a second.
+    pub(crate) offered_rate: f64,
+    /// Right replies a second.
+    pub(crate) rate: f64,
+    /// How late 1 % of its connections or more began, in milliseconds.
+    pub(crate) lateness_p99_ms: f64,
+    /// What its generator says of itself.
+    pub(crate) verdict: Verdict,
+}
+
 /// One check of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
@@ -1004,6 +1037,15 @@ impl Archive {
     /// A file of a run, by its [`name`]; it need not be there.
     pub(crate) fn file(&self, run: &str, name: &str) -> PathBuf {
         self.dir.join(name::RUNS).join(run).join(name)
+    }
+
+    /// What each host did in a run; empty where it was all on one machine.
+    ///
+    /// # Errors
+    /// When the file is damaged.
+    pub(crate) fn hosts(&self, run: &str) -> Result<Vec<HostRun>, Failure> {
+        let path = self.file(run, name::HOSTS);
+        if fs::exists(&path).unwrap_or(false) { read(&path) } else { Ok(Vec::new()) }
     }
 
     /// The arm of a run.

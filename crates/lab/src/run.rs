@@ -31,13 +31,13 @@ use amped_measure::{Failure, Verdict, Worth};
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
-    self, Block, Check, ClientStep, Clients, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
-    Summary, Times, name,
+    self, Block, Check, ClientStep, Clients, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
+    Step, Summary, Times, name,
 };
 use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
 use crate::experiment::{Load, Settings, Workload};
 use crate::group::{CpuTime, Group};
-use crate::hosts::{Fleet, HostRun};
+use crate::hosts::Fleet;
 use crate::plan;
 use crate::subject::{self, Kind, Place, Subject};
 use crate::validate::{self, Evidence};

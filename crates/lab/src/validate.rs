@@ -12,8 +12,7 @@
 use amped_measure::stats::median;
 use amped_measure::{Verdict, Worth};
 
-use crate::archive::{Check, ClientStep, Rules, Run, Standing, Step, Summary};
-use crate::hosts::HostRun;
+use crate::archive::{Check, ClientStep, HostRun, Rules, Run, Standing, Step, Summary};
 
 /// All that is known of a run.
 #[derive(Clone, Copy, Debug)]

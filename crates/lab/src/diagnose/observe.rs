@@ -6,7 +6,6 @@ use amped_measure::Failure;
 
 use crate::analyse::{Bound, Observed};
 use crate::archive::{self, Archive, LoadRecord, LoadSecond, Run, Standing, Summary, name};
-use crate::hosts;
 
 /// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
 const MARGIN_S: f64 = 0.05;
@@ -42,7 +41,7 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
         return Ok(observed);
     }
     // By the clock of the server's host, where that is another machine.
-    let ahead_s = hosts::of_run(archive, &run.plan.id)?.first().map_or(0.0, |server| server.clock.offset_s);
+    let ahead_s = archive.hosts(&run.plan.id)?.first().map_or(0.0, |server| server.clock.offset_s);
     let wall_s = |sample: &Sample| sample.wall_ms as f64 / 1e3 - ahead_s;
     let mut last: Option<Sample> = None;
     for sample in archive.samples(&run.plan.id)? {

@@ -18,7 +18,6 @@ mod channel;
 pub(crate) mod clock;
 mod words;
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -26,52 +25,21 @@ use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
 use ammeter_load::parts::Parts;
-use amped_measure::{Failure, Verdict};
-use serde::{Deserialize, Serialize};
+use amped_measure::Failure;
+use serde::Deserialize;
 use serde_json::Value;
 
 use self::agent::takes_root;
 use self::channel::{Channel, decoded};
 use self::clock::Offset;
 use self::words::{Ask, Began, Begin, Ended, LoadOrder, Loaded, Programs, Who};
-use crate::archive::{self, Block, Host, Hosts, Program, Rules, Run, Step, name};
+use crate::archive::{self, Block, Host, HostRun, Hosts, Program, Rules, Run, SliceRun, Step, name};
 use crate::bed::{Site, interrupted};
 use crate::command::load::hlog;
 use crate::experiment::Settings;
 use crate::run::{Order, Told, judge, load_words, now_s, patience, refused};
 use crate::say;
 use crate::subject::{self, Subject};
-
-/// What a host did in a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct HostRun {
-    /// As the user's ssh knows it.
-    pub(crate) host: String,
-    /// What it was for: `server`, or `load 1/2`.
-    pub(crate) role: String,
-    /// How far its clock was ahead of that of the machine that had it all done, whose clock the archive's times are by. Only what
-    /// the monitor recorded is by the host's own.
-    pub(crate) clock: Offset,
-    /// The share of its CPU time that was used while load was measured.
-    pub(crate) busy: f64,
-    /// The share that others used than the load; `None` where it is not known, and of the server's host, of which the run tells.
-    pub(crate) others: Option<f64>,
-    /// Of a client, what its slice came to.
-    pub(crate) load: Option<SliceRun>,
-}
-
-/// What a slice came to.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SliceRun {
-    /// Connections begun a second.
-    pub(crate) offered_rate: f64,
-    /// Right replies a second.
-    pub(crate) rate: f64,
-    /// How late 1 % of its connections or more began, in milliseconds.
-    pub(crate) lateness_p99_ms: f64,
-    /// What its generator says of itself.
-    pub(crate) verdict: Verdict,
-}
 
 /// The hosts of an experiment, all of them reached.
 pub(crate) struct Fleet {
@@ -466,13 +434,4 @@ fn gather<T: for<'de> Deserialize<'de>>(
     }
     let named = channels.iter().zip(answers).enumerate().filter(|(at, _)| of.contains(at));
     named.filter_map(|(_, (channel, answer))| Some(decoded(&channel.name, answer?))).collect()
-}
-
-/// What each host did in a run of an archive; empty where it was all on one machine.
-///
-/// # Errors
-/// When the file is damaged.
-pub(crate) fn of_run(archive: &archive::Archive, run: &str) -> Result<Vec<HostRun>, Failure> {
-    let path = archive.file(run, name::HOSTS);
-    if fs::exists(&path).unwrap_or(false) { archive::read(&path) } else { Ok(Vec::new()) }
 }

@@ -3,16 +3,15 @@
 use maud::{Markup, html};
 
 use super::figures::percent;
-use crate::archive::Archive;
+use crate::archive::{Archive, HostRun};
 use crate::figure::number;
-use crate::hosts::{self, HostRun};
 
 /// A table of all runs; `None` where everything was on one machine. What cannot be read goes into `missing`.
 pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Markup> {
     archive.resolved.hosts.as_ref()?;
     let mut rows: Vec<(&str, HostRun)> = Vec::new();
     for run in &archive.runs {
-        match hosts::of_run(archive, &run.plan.id) {
+        match archive.hosts(&run.plan.id) {
             Ok(hosts) => rows.extend(hosts.into_iter().map(|host| (&run.plan.id[..], host))),
             Err(why) => missing.push(format!("{}: {why}", run.plan.id)),
         }

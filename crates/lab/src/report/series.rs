@@ -9,7 +9,6 @@ use ammeter_monitor::Tick;
 use serde::Serialize;
 
 use crate::archive::{Archive, Run, name};
-use crate::hosts;
 
 /// The plots of a run.
 #[derive(Debug, Serialize)]
@@ -129,7 +128,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         missing.push(format!("{} is cut: {why}", shown(&path)));
     }
     // By the clock of the server's host, where that is another machine.
-    let hosts = hosts::of_run(archive, &run.plan.id)?;
+    let hosts = archive.hosts(&run.plan.id)?;
     let began_s = run.load_began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
     // A tick stands in its middle, as a second of the clients does.
     let x: Vec<f64> = ticks.iter().map(|tick| tick.wall_ms as f64 / 1e3 - began_s - tick.interval_s / 2.0).collect();
