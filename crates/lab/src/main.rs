@@ -20,6 +20,7 @@ mod page;
 mod plan;
 mod report;
 mod run;
+mod runner;
 mod say;
 mod subject;
 mod terminal;

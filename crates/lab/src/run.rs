@@ -1,4 +1,4 @@
-//! Makes the runs of a plan, each from an empty folder to a finished one in the archive.
+//! Makes a run on this machine, from an empty folder to what goes into the archive.
 //!
 //! 1 a network namespace of its own, by a thread that goes there and starts all that follows; 2 the server, in a control group
 //! and on its cores, until it answers; 3 `ammeter monitor --record`; 4 load that is not counted; 5 `ammeter load`, beside it
@@ -9,7 +9,6 @@
 //! `ammeter wan up` between them. With `[hosts]` the server's side ([`Side`]) is the agent's of one host and the loads are those of
 //! others (`hosts`); what is made of it afterwards is the same ([`judge`]).
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -31,13 +30,12 @@ use amped_measure::{Failure, Verdict, Worth};
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
-    self, Block, Check, ClientStep, Clients, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
-    Step, Summary, Times, name,
+    self, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
+    Summary, Times, name,
 };
 use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
-use crate::experiment::{Load, Settings, Workload};
+use crate::experiment::{Load, Settings};
 use crate::group::{CpuTime, Group};
-use crate::hosts::Fleet;
 use crate::plan;
 use crate::subject::{self, Kind, Place, Subject};
 use crate::validate::{self, Evidence};
@@ -62,74 +60,10 @@ pub(crate) struct Order {
     /// From what contents are drawn.
     pub(crate) seed: u64,
     pub(crate) interval: Duration,
-    clients: Option<ClientStep>,
-    idle: Option<(bool, f64)>,
+    pub(crate) clients: Option<ClientStep>,
+    pub(crate) idle: Option<(bool, f64)>,
     /// Where its files go.
     pub(crate) into: PathBuf,
-}
-
-/// What all runs of an experiment have in common.
-pub(crate) struct Lab<'a> {
-    /// The place.
-    pub(crate) bed: &'a Bed,
-    /// The hosts, where it is several.
-    pub(crate) fleet: Option<&'a RefCell<Fleet>>,
-    /// The archive.
-    pub(crate) dir: &'a Path,
-    /// What was asked for.
-    pub(crate) resolved: &'a Resolved,
-    /// What the clients can do.
-    pub(crate) clients: &'a Clients,
-    /// Says when it is enough.
-    pub(crate) stop: &'a Stop,
-}
-
-impl Lab<'_> {
-    /// Looks at the machine while nothing is asked of it, or at all of the hosts.
-    ///
-    /// # Errors
-    /// As [`look_at_rest`]; a host that is gone.
-    pub(crate) fn look_at_rest(&self, block: u32) -> Result<Block, Failure> {
-        let found = match self.fleet {
-            Some(fleet) => fleet.borrow_mut().look_at_rest(&self.resolved.rules, self.stop)?,
-            None => look_at_rest(&self.resolved.rules, self.stop)?,
-        };
-        Ok(Block { block, ..found })
-    }
-}
-
-/// Makes one run: its directory is in the archive when this returns.
-///
-/// # Errors
-/// When it could not be made at all: no program, no disk, an interrupt. A server that fails is a result, and no error.
-pub(crate) fn make(
-    Lab { bed, fleet, dir, resolved, clients, stop }: &Lab<'_>,
-    settings: &Settings,
-    planned: &Planned,
-    block: &Block,
-) -> Result<Run, Failure> {
-    let runs = dir.join(name::RUNS);
-    let into = runs.join(format!(".{}", planned.id));
-    let _ = fs::remove_dir_all(&into);
-    fs::create_dir_all(&into).map_err(Failure::io(format_args!("make {}", into.display())))?;
-    let order = Order {
-        settings: settings.clone(),
-        planned: planned.clone(),
-        rules: resolved.rules.clone(),
-        seed: resolved.seed,
-        interval: Duration::from_secs_f64(resolved.interval_ms / 1e3),
-        clients: clients.steps.iter().find(|step| step.step == planned.step).cloned(),
-        idle: Some((block.is_clean, block.busy)),
-        into: into.clone(),
-    };
-    let run = match fleet {
-        Some(fleet) => fleet.borrow_mut().work(&order, stop)?,
-        None => apart(bed, stop, move |bed, stop| work(bed, &order, stop))?,
-    };
-    archive::write(&into.join(name::RUN), &run)?;
-    let to = runs.join(&planned.id);
-    fs::rename(&into, &to).map_err(Failure::io(format_args!("name {}", to.display())))?;
-    Ok(run)
 }
 
 /// Does `work` in a thread of its own, in a new network namespace where this machine allows that. Whoever is in there still
@@ -155,8 +89,44 @@ fn apart<T: Send>(
     done
 }
 
+/// Tries the clients against a server that does nothing; who cannot make such a load says why.
+///
+/// # Errors
+/// When the server cannot be started; an interrupt.
+pub(crate) fn trial(
+    bed: &Bed,
+    settings: &Settings,
+    step: Step,
+    duration: Duration,
+    seed: u64,
+    stop: &Stop,
+) -> Result<Result<Told, String>, Failure> {
+    apart(bed, stop, move |bed, stop| {
+        let folder = bed.folder()?;
+        let site = bed.site(&settings.workload, seed)?;
+        let side = Side::begin(bed, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
+        let side = side.map_err(Failure::failed)?;
+        let mut words = side.prefix.clone();
+        words.extend(load_words(settings, &site, step, side.address(), duration, seed));
+        let out = folder.path.join(name::LOAD);
+        let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
+        load.wait(patience(settings, duration), stop)?;
+        // It says itself why it cannot make such a load at all.
+        let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
+        Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
+    })
+}
+
+/// Makes a run. A server that fails is its result.
+///
+/// # Errors
+/// When it could not be made at all: no program, no disk, an interrupt.
+pub(crate) fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
+    apart(bed, stop, move |bed, stop| work_inside(bed, order, stop))
+}
+
 /// A run, in its namespace.
-fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
+fn work_inside(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
     let mut run = Run::begun(planned.clone(), now_s());
     let site = bed.site_for(settings, order.seed)?;
@@ -784,6 +754,20 @@ struct Spent {
 }
 
 impl Told {
+    /// What clients can do at this step, if it was against a server that does nothing.
+    pub(crate) fn client_step(&self, step: Step) -> ClientStep {
+        let mut why = self.verdict.evidence.clone();
+        let lack = self.failures.iter().map(|(_, count)| count).sum::<u64>();
+        if lack * 100 > self.ok {
+            why.push(format!("{lack} of {} came to nothing", self.ok + lack));
+        }
+        let is_kept = self.verdict.worth == Worth::Valid && lack * 100 <= self.ok;
+        let (offered_rate, rate) = (self.window.offered_rate, self.window.completed_rate);
+        let lateness_p99_ms = self.lateness.p99_ms;
+        let own_ms = (self.latency.mean_ms - self.connected.mean_ms).max(0.0);
+        ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept, why }
+    }
+
     /// What it says of the clients.
     pub(crate) fn summary(&self, step: Step) -> Summary {
         // What came to nothing before a request could be sent.
@@ -976,99 +960,6 @@ impl Seen {
 /// Bytes that left by all devices of the namespace; `None` where that is not known.
 fn out_bytes(sample: &Sample) -> Option<u64> {
     Some(sample.network.as_ref()?.interfaces.iter().map(|one| one.out_bytes).sum())
-}
-
-/// Tries the clients at each step against a server that does nothing, and at half as much again as the highest.
-///
-/// # Errors
-/// When such a server cannot be started; an interrupt.
-pub(crate) fn try_clients(
-    bed: &Bed,
-    fleet: Option<&RefCell<Fleet>>,
-    settings: &Settings,
-    resolved: &Resolved,
-    stop: &Stop,
-) -> Result<Clients, Failure> {
-    let steps = plan::client_steps(&resolved.steps);
-    if steps.is_empty() {
-        return Ok(Clients {
-            steps: Vec::new(),
-            skipped: Some("a closed loop has no schedule that could be missed".to_owned()),
-        });
-    }
-    let mut settings = settings.clone();
-    settings.subject = Subject {
-        name: "null".to_owned(),
-        kind: Kind::Null,
-        program: None,
-        start: Vec::new(),
-        config: String::new(),
-        settings: BTreeMap::new(),
-    };
-    // It takes each piece that it receives for a request, and answers it with two bytes.
-    settings.load.pipeline = 1;
-    settings.workload = Workload::File(amped_units::Bytes(2));
-    settings.path = None;
-    settings.limits = crate::experiment::Limits::default();
-    settings.profile = false;
-    let mut clients = Clients::default();
-    for step in steps {
-        let mut tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
-        // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
-        for _ in 1..ATTEMPTS {
-            if tried.is_kept {
-                break;
-            }
-            tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
-        }
-        clients.steps.push(tried);
-    }
-    Ok(clients)
-}
-
-/// How often clients are tried at a step, at most.
-const ATTEMPTS: usize = 3;
-
-fn try_step(
-    bed: &Bed,
-    fleet: Option<&RefCell<Fleet>>,
-    settings: &Settings,
-    step: Step,
-    seed: u64,
-    stop: &Stop,
-) -> Result<ClientStep, Failure> {
-    let duration = Duration::from_secs_f64(plan::CLIENTS_S);
-    let tried = match fleet {
-        Some(fleet) => fleet.borrow_mut().trial(settings, step, duration, seed, stop)?,
-        None => apart(bed, stop, move |bed, stop| {
-            let folder = bed.folder()?;
-            let site = bed.site(&settings.workload, seed)?;
-            let side = Side::begin(bed, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
-            let side = side.map_err(Failure::failed)?;
-            let mut words = side.prefix.clone();
-            words.extend(load_words(settings, &site, step, side.address(), duration, seed));
-            let out = folder.path.join(name::LOAD);
-            let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
-            load.wait(patience(settings, duration), stop)?;
-            // It says itself why it cannot make such a load at all.
-            let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-            Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
-        })?,
-    };
-    let told = match tried {
-        Ok(told) => told,
-        Err(why) => return Ok(ClientStep { why: vec![why], ..ClientStep::of(step) }),
-    };
-    let mut why = told.verdict.evidence.clone();
-    let lack = told.failures.iter().map(|(_, count)| count).sum::<u64>();
-    if lack * 100 > told.ok {
-        why.push(format!("{lack} of {} came to nothing", told.ok + lack));
-    }
-    let is_kept = told.verdict.worth == Worth::Valid && lack * 100 <= told.ok;
-    let (offered_rate, rate) = (told.window.offered_rate, told.window.completed_rate);
-    let lateness_p99_ms = told.lateness.p99_ms;
-    let own_ms = (told.latency.mean_ms - told.connected.mean_ms).max(0.0);
-    Ok(ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept, why })
 }
 
 /// Looks at the machine while nothing is asked of it.

@@ -20,7 +20,7 @@ use crate::bed::{self, Bed};
 use crate::experiment::{self, Experiment, Settings, Wish};
 use crate::hosts::Fleet;
 use crate::report::{self, Judged};
-use crate::{exhibits, plan, run as runs, say, subject, terminal, validate};
+use crate::{exhibits, plan, run as runs, runner, say, subject, terminal, validate};
 
 /// The flags.
 #[derive(clap::Args, Debug)]
@@ -205,13 +205,13 @@ fn measure(
         Some(clients) => clients,
         None => {
             progress.say("trying the clients against a server that does nothing");
-            let clients = runs::try_clients(bed, fleet, baseline, &resolved, stop)?;
+            let clients = runner::try_clients(bed, fleet, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
             warn(&clients, &resolved.steps, &progress);
             clients
         }
     };
-    let lab = runs::Lab { bed, fleet, dir, resolved: &resolved, clients: &clients, stop };
+    let lab = runner::Lab { bed, fleet, dir, resolved: &resolved, clients: &clients, stop };
     for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
         make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
         let disturbed = plan::left(block, &made, is_disturbed);
@@ -229,7 +229,7 @@ fn measure(
 
 /// Makes runs of a block, in this order, when it was seen how the machine is at rest; they are among those that were made then.
 fn make(
-    lab: &runs::Lab<'_>,
+    lab: &runner::Lab<'_>,
     experiment: &Experiment,
     runs: &[Planned],
     made: &mut Vec<Run>,
@@ -237,7 +237,7 @@ fn make(
     progress: &Progress,
 ) -> Result<(), Failure> {
     let Some(first) = runs.first() else { return Ok(()) };
-    let runs::Lab { dir, resolved, stop, .. } = lab;
+    let runner::Lab { dir, resolved, stop, .. } = lab;
     let block = await_quiet(lab, first.block, quiet_timeout, progress)?;
     // Of one that is gone on with, how it was before its first run; each run has what was seen before itself.
     let path = block_path(dir, block.block);
@@ -255,7 +255,7 @@ fn make(
             return Err(Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm)));
         };
         progress.begin(&format!("{} at {}", arm.label, planned.step.value()));
-        let run = runs::make(lab, settings, planned, &block)?;
+        let run = runner::make(lab, settings, planned, &block)?;
         progress.end(&run, &arm.label);
         made.push(run);
     }
@@ -263,7 +263,7 @@ fn make(
 }
 
 /// Waits until the machine is quiet, for so long: runs beside others would be invalid, and were to be repeated.
-fn await_quiet(lab: &runs::Lab<'_>, block: u32, timeout: Duration, progress: &Progress) -> Result<Block, Failure> {
+fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &Progress) -> Result<Block, Failure> {
     /// Between two lines where there is no bar.
     const TELL: Duration = Duration::from_secs(30);
     let (mut began, mut told) = (None::<Instant>, None::<Instant>);
