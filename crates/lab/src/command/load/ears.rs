@@ -14,9 +14,8 @@ use ammeter_load::parts::Recorded;
 use amped_measure::{Failure, Verdict};
 
 use super::args::Args;
-use super::run::Asked;
+use super::asked::Asked;
 use super::summary::line;
-use super::sweep::pause;
 use super::{hlog, screen};
 use crate::say;
 
@@ -157,5 +156,13 @@ impl Ears {
         drop(self.screen);
         let heard = self.log.into_inner().unwrap_or_else(PoisonError::into_inner);
         heard.and_then(|heard| heard.failure).map_or(Ok(()), Err)
+    }
+}
+
+/// Sleeps, unless it is time to stop.
+pub(super) fn pause(time: Duration, stop: &Stop) {
+    let until = Instant::now() + time;
+    while !stop.is_stopped() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10).min(time));
     }
 }

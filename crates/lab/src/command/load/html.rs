@@ -7,22 +7,77 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use ammeter_load::drive::parked::Wanted;
+use ammeter_load::drive::{Settings, Target};
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Spread};
 use amped_measure::stats::Summary;
-use amped_measure::{Verdict, Worth};
+use amped_measure::{Failure, Verdict, Worth};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
-use super::summary::{failures, headline};
-use super::sweep::Swept;
+use super::args::{Args, parked};
+use super::asked::Asked;
+use super::summary::{Swept, failures, headline};
 use crate::page;
 
 /// What a page tells besides the result.
 pub(super) struct Head {
     /// What was asked.
-    pub(super) url: String,
+    url: String,
     /// The flags that matter, and their values.
-    pub(super) settings: Vec<(&'static str, String)>,
+    settings: Vec<(&'static str, String)>,
+}
+
+/// Writes a page, if one is asked for.
+pub(super) fn write(args: &Args, asked: &Asked, page: impl FnOnce(&Head) -> Option<String>) -> Result<(), Failure> {
+    let Some(path) = &args.html else { return Ok(()) };
+    let head = Head { url: asked.url.clone(), settings: settings(args, asked) };
+    let Some(text) = page(&head) else { return Ok(()) };
+    std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
+}
+
+/// What a page says of the settings: what was asked for, and what was not said and is so by default.
+fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
+    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
+    let mut rows = vec![
+        (
+            "server",
+            match target {
+                Target::Tcp(address) => address.to_string(),
+                Target::Unix(path) => path.display().to_string(),
+            },
+        ),
+        ("duration", format!("{:?}", args.duration())),
+        ("time to connect", format!("{connect_timeout:?}")),
+        ("time to answer", format!("{timeout:?}")),
+        (
+            "requests on a connection",
+            match asked.plan.per_connection() {
+                u64::MAX => "no end".to_owned(),
+                count => count.to_string(),
+            },
+        ),
+        ("pipeline", args.pipeline.to_string()),
+        ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
+        ("generators", lanes.to_string()),
+        ("spin", format!("{spin:?}")),
+        ("seed", asked.seed.to_string()),
+    ];
+    if !args.slice.is_whole() {
+        rows.push(("slice", args.slice.to_string()));
+    }
+    for Wanted { count, habit } in &parked(args) {
+        rows.push(("parked", format!("{count} {habit}")));
+    }
+    for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
+        rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
+    }
+    // Values may be secret, and pages are shown around.
+    let fields: Vec<&str> = args.header.iter().filter_map(|field| Some(field.split_once(':')?.0)).collect();
+    if !fields.is_empty() {
+        rows.push(("header fields", fields.join(", ")));
+    }
+    rows
 }
 
 /// The page of a run.

@@ -1,71 +1,21 @@
-//! A result in words, and what a page says of the settings.
+//! What came of a run, or of a sweep, and how it is told in words.
 
 use std::fmt::Write;
 
-use ammeter_load::drive::parked::Wanted;
-use ammeter_load::drive::{Settings, Target};
+use ammeter_load::knee;
 use ammeter_load::outcome::{ClassOutcome, Fault, Loop, Outcome, Second, Spread, Used};
 use ammeter_load::window::{FAILED_MAX, Pace};
-use amped_measure::Failure;
+use amped_measure::Verdict;
+use serde::Serialize;
 
-use super::args::{Args, parked};
-use super::html;
-use super::run::Asked;
-
-/// What a page says of the settings: what was asked for, and what was not said and is so by default.
-fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
-    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
-    let mut rows = vec![
-        (
-            "server",
-            match target {
-                Target::Tcp(address) => address.to_string(),
-                Target::Unix(path) => path.display().to_string(),
-            },
-        ),
-        ("duration", format!("{:?}", args.duration())),
-        ("time to connect", format!("{connect_timeout:?}")),
-        ("time to answer", format!("{timeout:?}")),
-        (
-            "requests on a connection",
-            match asked.plan.per_connection() {
-                u64::MAX => "no end".to_owned(),
-                count => count.to_string(),
-            },
-        ),
-        ("pipeline", args.pipeline.to_string()),
-        ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
-        ("generators", lanes.to_string()),
-        ("spin", format!("{spin:?}")),
-        ("seed", asked.seed.to_string()),
-    ];
-    if !args.slice.is_whole() {
-        rows.push(("slice", args.slice.to_string()));
-    }
-    for Wanted { count, habit } in &parked(args) {
-        rows.push(("parked", format!("{count} {habit}")));
-    }
-    for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
-        rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
-    }
-    // Values may be secret, and pages are shown around.
-    let fields: Vec<&str> = args.header.iter().filter_map(|field| Some(field.split_once(':')?.0)).collect();
-    if !fields.is_empty() {
-        rows.push(("header fields", fields.join(", ")));
-    }
-    rows
-}
-
-/// Writes a page, if one is asked for.
-pub(super) fn write_page(
-    args: &Args,
-    asked: &Asked,
-    page: impl FnOnce(&html::Head) -> Option<String>,
-) -> Result<(), Failure> {
-    let Some(path) = &args.html else { return Ok(()) };
-    let head = html::Head { url: asked.url.clone(), settings: settings(args, asked) };
-    let Some(text) = page(&head) else { return Ok(()) };
-    std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
+/// A sweep, as it is told.
+#[derive(Serialize)]
+pub(super) struct Swept {
+    /// Each run, in the order in which they were made.
+    pub(super) runs: Vec<Outcome>,
+    /// Where it was asked for.
+    pub(super) capacity: Option<knee::Capacity>,
+    pub(super) verdict: Verdict,
 }
 
 /// A second in a line, in less than 80 columns: rates, latencies, open connections, and a word if the generator itself is late.

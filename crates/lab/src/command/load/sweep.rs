@@ -1,7 +1,6 @@
 //! Runs at several rates, one after the other: a sweep, the capacity that it finds, and what this machine can generate.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use ammeter_load::condition::Condition;
 use ammeter_load::drive::{Settings, Stop};
@@ -12,21 +11,12 @@ use amped_measure::{Failure, Verdict, Worth};
 use serde::Serialize;
 
 use super::args::{Args, Sweep};
-use super::ears::Ears;
+use super::asked::Asked;
+use super::ears::{Ears, pause};
 use super::html;
-use super::run::{Asked, RATE_MAX, beside};
-use super::summary::write_page;
+use super::single::{RATE_MAX, beside, open};
+use super::summary::Swept;
 use crate::say;
-
-/// A sweep, as it is told.
-#[derive(Serialize)]
-pub(super) struct Swept {
-    /// Each run, in the order in which they were made.
-    pub(super) runs: Vec<Outcome>,
-    /// Where it was asked for.
-    pub(super) capacity: Option<knee::Capacity>,
-    pub(super) verdict: Verdict,
-}
 
 pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
     let mut runs: Vec<Outcome> = Vec::new();
@@ -73,7 +63,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         }
         // The same arrivals at a rate would be the same luck each time.
         let seed = asked.seed.wrapping_add(u64::from(repetition));
-        let outcome = beside(args, asked, lot.as_ref(), || asked.open(args, rate, seed, stop, &ears))?;
+        let outcome = beside(args, asked, lot.as_ref(), || open(args, asked, rate, seed, stop, &ears))?;
         tell(format!(
             "{rate:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10.1}  {}{}",
             outcome.window.offered_rate,
@@ -116,7 +106,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
     }
     let swept = Swept { runs, capacity, verdict };
-    let page = write_page(args, asked, |head| html::sweep(head, &swept));
+    let page = html::write(args, asked, |head| html::sweep(head, &swept));
     if args.json { say::json(&swept) } else { say::out(&format!("verdict     {}", swept.verdict)) }?;
     logged.and(page).map(|()| swept.verdict)
 }
@@ -159,7 +149,8 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
     let ears = Ears::new(args, asked, stop)?;
     let (mut rate, mut attempts) = (1000.0, 0);
     while rate <= RATE_MAX && !stop.is_stopped() {
-        let pair = [asked.open(args, rate, asked.seed, stop, &ears)?, two.open(args, rate, asked.seed, stop, &ears)?];
+        let of = |asked: &Asked| open(args, asked, rate, asked.seed, stop, &ears);
+        let pair = [of(asked)?, of(&two)?];
         let [one, both] = &pair;
         if !args.json {
             say::out(&format!(
@@ -202,11 +193,4 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
         say::out(&format!("verdict     {}", found.verdict))?;
     }
     Ok(found.verdict)
-}
-
-pub(super) fn pause(time: Duration, stop: &Stop) {
-    let until = Instant::now() + time;
-    while !stop.is_stopped() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(10).min(time));
-    }
 }

@@ -1,0 +1,206 @@
+//! What the flags come to: a server, requests and how they are sent.
+
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::SocketAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ammeter_load::Version;
+use ammeter_load::client::Plan;
+use ammeter_load::drive::parked::Lot;
+use ammeter_load::drive::{Settings, Stop, Target};
+use ammeter_load::tls::{Tls, Trust};
+use ammeter_load::url::Url;
+use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
+use ammeter_load::workload::manifest::Manifest;
+use ammeter_load::workload::{Requests, mix};
+use amped_measure::Failure;
+
+use super::args::{Args, parked};
+use crate::say;
+
+/// What the flags come to.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) url: String,
+    pub(super) settings: Settings,
+    pub(super) plan: Plan,
+    /// What parked connections ask for: the URL, and nothing of a workload.
+    pub(super) parked_plan: Plan,
+    pub(super) seed: u64,
+}
+
+impl Asked {
+    pub(super) fn new(args: &Args, text: &str) -> Result<Asked, Failure> {
+        let url = Url::parse(text).map_err(Failure::usage)?;
+        let (mut fields, mut authority) = (String::new(), url.authority.as_str());
+        for field in &args.header {
+            let parts = field.split_once(':').filter(|(name, _)| {
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()) && !field.contains(['\r', '\n'])
+            });
+            let Some((name, value)) = parts else {
+                return Err(Failure::usage(format!("--header {field:?} is no field: write 'Name: value'")));
+            };
+            if name.eq_ignore_ascii_case("Host") {
+                // In place of the URL's: a server refuses a request with two (RFC 9112, 3.2).
+                authority = value.trim();
+            } else if ["Content-Length", "Transfer-Encoding"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
+                return Err(Failure::usage(format!(
+                    "--header {field:?} frames a body; give the body itself by --body or --body-file, and its length is sent"
+                )));
+            } else {
+                fields.push_str(field);
+                fields.push_str("\r\n");
+            }
+        }
+        if args.replay.is_some() && args.speed != Spacing::Max {
+            let pace = [
+                ("--rate", args.rate.is_some()),
+                ("--clients", args.clients.is_some()),
+                ("--sweep", args.sweep.is_some()),
+            ];
+            if let Some((flag, _)) = pace.iter().find(|(_, is_given)| *is_given) {
+                return Err(Failure::usage(format!(
+                    "a log is replayed at its own times or as {flag} says; give --speed max with {flag}, or leave it out"
+                )));
+            }
+        }
+        let target = match &args.unix {
+            Some(path) => {
+                // A server that comes later would be asked in vain until then, and a name that is wrong for ever.
+                let is_socket = std::fs::metadata(path).map(|found| found.file_type().is_socket());
+                match is_socket.and_then(|is| SocketAddr::from_pathname(path).map(|_| is)) {
+                    Ok(true) => Target::Unix(path.clone()),
+                    Ok(false) => {
+                        return Err(Failure::failed(format!(
+                            "--unix {} is no socket; give the server's",
+                            path.display()
+                        )));
+                    }
+                    Err(error) => {
+                        return Err(Failure::failed(format!(
+                            "cannot connect to --unix {}: {error}; does the server run, and is that its socket?",
+                            path.display()
+                        )));
+                    }
+                }
+            }
+            None => Target::Tcp(url.resolve()?),
+        };
+        let trust = match &args.ca {
+            Some(path) => Trust::File(path),
+            None if args.insecure => Trust::Anybody,
+            None => Trust::System,
+        };
+        if trust != Trust::System && !url.secure {
+            return Err(Failure::usage(format!(
+                "--ca and --insecure are for https, and {text} is not; write https://"
+            )));
+        }
+        if url.secure && !args.parked.is_empty() {
+            return Err(Failure::usage("parked connections speak no TLS; leave --parked out, or ask for an http URL"));
+        }
+        let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
+        for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
+            if time.is_zero() {
+                return Err(Failure::usage(format!("{what} 0 leaves no time for anything; give 500ms, say")));
+            }
+        }
+        let per_connection = match (args.requests_per_connection, args.clients) {
+            (Some(0), Some(_)) | (None, Some(_)) => u64::MAX,
+            (Some(0), None) => {
+                return Err(Failure::usage(
+                    "connections without an end are for --clients; at a rate, give --requests-per-connection 1 or more",
+                ));
+            }
+            (None, None) => 1,
+            (Some(count), _) => count,
+        };
+        let version = if args.http10 { Version::Http10 } else { Version::Http11 };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if args.seed.is_none() && !args.slice.is_whole() {
+            return Err(Failure::usage(
+                "slices are of one plan, which is drawn from a seed: give all of them the same --seed N",
+            ));
+        }
+        let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
+        let requests = requests(args, &url, seed)?;
+        // At a rate whole connections are a slice's, with all of their requests.
+        let requests = if let Some(limit) = args.requests { requests.limit(limit) } else { requests };
+        let requests = if args.clients.is_some() { requests.slice(args.slice) } else { requests };
+        let (method, body) = args.method_and_body()?;
+        let plan = Plan::new(requests, version, authority, &fields, per_connection, args.pipeline)
+            .with_method(&method, &body)
+            .with_statuses(args.expect.clone().unwrap_or_default());
+        let same = Requests::same(url.target.as_bytes());
+        let parked_plan = Plan::new(same, version, authority, &fields, u64::MAX, 1);
+        let settings = Settings {
+            target,
+            tls,
+            connect_timeout: args.connect_timeout,
+            timeout: args.timeout,
+            // Longer would be a thread that never sleeps, and runs before all others.
+            spin: args.spin.min(Duration::from_millis(1)),
+            lanes: usize::from(args.generators),
+            parked: parked(args).iter().map(|wanted| wanted.count).sum(),
+            start: args.await_start.then_some(told_when as fn() -> _),
+        };
+        Ok(Asked { url: text.to_owned(), settings, plan, parked_plan, seed })
+    }
+
+    /// Opens what is to be parked, and says so where that takes a while.
+    pub(super) fn park(&self, args: &Args, stop: &Stop) -> Result<Option<Lot>, Failure> {
+        if parked(args).is_empty() {
+            return Ok(None);
+        }
+        if !args.json {
+            say::plain(&format!("parking {} connections", self.settings.parked));
+        }
+        let lot = Lot::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
+        if stop.is_stopped() {
+            return Err(Failure::failed("interrupted while connections were parked: the load had not begun"));
+        }
+        Ok(Some(lot))
+    }
+}
+
+/// What is asked for: one URL, unless flags say more.
+fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
+    let manifest = args.workload.as_deref().map(Manifest::read).transpose()?;
+    if let Some(path) = &args.replay {
+        let log = Log::read(path)?;
+        let Tally { lines, odd, cut, .. } = log.tally();
+        if !odd.is_empty() {
+            let odd: Vec<String> = odd.iter().map(|(odd, count)| format!("{} {count}", odd.name())).collect();
+            say::plain(&format!("{}: {lines} lines, not replayed: {}", path.display(), odd.join(", ")));
+        }
+        if let Some(why) = cut {
+            say::plain(&format!("{}: read as far as it goes: {why}", path.display()));
+        }
+        let belief = match &manifest {
+            Some(manifest) => Belief::Manifest { manifest, verify: args.verify },
+            None if args.as_logged => Belief::Log,
+            None => Belief::Files,
+        };
+        return Ok(log.requests(args.speed, belief, seed));
+    }
+    if let Some(manifest) = manifest {
+        return Ok(manifest.requests(seed, args.verify));
+    }
+    let Some(path) = &args.mix else { return Ok(Requests::same(url.target.as_bytes())) };
+    let text = std::fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
+    mix::parse(&text, seed).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
+}
+
+/// When to begin, as somebody says who waits until all generators are ready.
+fn told_when() -> Result<SystemTime, Failure> {
+    say::plain(READY);
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
+    let unix_s = line.trim().parse::<f64>().ok().filter(|unix_s| (0.0..1e11).contains(unix_s));
+    unix_s
+        .map(|unix_s| UNIX_EPOCH + Duration::from_secs_f64(unix_s))
+        .ok_or_else(|| Failure::usage(format!("{:?} is no instant; write seconds since 1970", line.trim())))
+}
+
+/// What a load that waits for its instant says when it could begin.
+pub(crate) const READY: &str = "ready";
