@@ -17,8 +17,7 @@ use amped_measure::stats::Random;
 use serde::{Deserialize, Serialize};
 
 use super::content::digest;
-use super::mix::running_sums;
-use super::{Digest, Expect, Order, Request, Requests};
+use super::{Digest, Expect, Order, Request, Requests, running_sums};
 
 /// Name of the manifest in the folder of its set.
 pub const NAME: &str = "manifest.jsonl";

@@ -17,16 +17,7 @@ use std::path::Path;
 use amped_measure::Failure;
 
 use super::manifest::Manifest;
-use super::{Order, Request, Requests};
-
-/// The sums that [`Order::Drawn`] draws by, of weights that are finite and not below 0.
-pub fn running_sums(weights: impl IntoIterator<Item = f64>) -> Vec<f64> {
-    let add = |sum: &mut f64, weight: f64| {
-        *sum += weight;
-        Some(*sum)
-    };
-    weights.into_iter().scan(0.0, add).collect()
-}
+use super::{Order, Request, Requests, running_sums};
 
 /// Reads the workload at `path`: a folder that `ammeter files` made or the manifest in it, else a list, where each target is a
 /// class. `verify` is for manifests: replies are checked to the last byte.

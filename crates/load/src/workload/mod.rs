@@ -236,6 +236,15 @@ impl Requests {
     }
 }
 
+/// The sums that [`Order::Drawn`] draws by, of weights that are finite and not below 0.
+pub fn running_sums(weights: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let add = |sum: &mut f64, weight: f64| {
+        *sum += weight;
+        Some(*sum)
+    };
+    weights.into_iter().scan(0.0, add).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
