@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use ammeter_load::Version;
 use ammeter_load::client::{Connection, Next, Plan};
-use ammeter_load::outcome::{Fault, Tally};
+use ammeter_load::tally::{Fault, Tally};
 use ammeter_load::workload::{ContentCheck, Expect, Order, Request, Requests};
 use amped_units::Time;
 

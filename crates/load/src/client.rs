@@ -9,7 +9,7 @@ use amped_http::h1::reply::{self, ReplyBody, ReplyHead};
 use amped_http::h1::request::Version;
 use amped_units::Time;
 
-use crate::outcome::{Fault, Tally};
+use crate::tally::{Fault, Tally};
 use crate::workload::{ContentCheck, Digest, Request, Requests, Statuses};
 
 /// What all connections of a run have in common.

@@ -1,7 +1,7 @@
 //! Load that does not slow down when the server does: what is asked, when, and what came of it.
 //!
 //! `workload` says what is asked for, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
-//! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `outcome` counts and judges,
+//! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `tally` counts, `outcome` judges,
 //! `window` defines what was offered and completed, and whether the server fell behind,
 //! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server bears, and `null` is a server to calibrate by.
 //! Nothing here prints, and nothing here knows a command line.
@@ -16,6 +16,7 @@ pub mod outcome;
 pub mod parts;
 pub mod schedule;
 pub mod slice;
+pub mod tally;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub mod tls;
 pub mod url;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use amped_units::Time;
 
 use crate::client::{Connection, Next, Plan};
-use crate::outcome::Tally;
+use crate::tally::Tally;
 
 /// What all connections of a run would have in common.
 #[derive(Clone, Debug)]

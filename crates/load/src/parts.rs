@@ -12,8 +12,9 @@ use amped_measure::{Verdict, Worth};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::{Clocks, Distribution, Fault, Interval, Loop, Outcome, Part, Second, Spread, Used, coarse};
-use crate::window::Course;
+use crate::outcome::{Loop, Outcome};
+use crate::tally::{Clocks, Distribution, Fault, Interval, Part, Spread, Used, coarse};
+use crate::window::{Course, Second};
 
 /// A histogram: values in nanoseconds, the highest of their bucket, and how often each was recorded.
 type Counts = Vec<(u64, u64)>;
@@ -182,7 +183,7 @@ impl Parts {
                     length = length.max(Duration::from_secs_f64(length_s.clamp(0.0, 1.0)));
                 }
             }
-            let second = Second::of(&sum, begin, length, backlog);
+            let second = sum.second(begin, length, backlog);
             backlog = second.backlog;
             Interval { began_s, second, clocks: sum.clocks }
         })
@@ -224,8 +225,8 @@ fn add(all: &mut Used, one: Used) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::Tally;
     use crate::outcome::tests::ran;
+    use crate::tally::Tally;
     use amped_units::Time;
     use proptest::prelude::*;
 
@@ -251,7 +252,7 @@ mod tests {
             }
             let part = tally.cut(Clocks::new());
             let backlog = series.last().map_or(0, |last: &Second| last.backlog);
-            series.push(Second::of(&part, Duration::from_secs(at as u64), Duration::from_secs(1), backlog));
+            series.push(part.second(Duration::from_secs(at as u64), Duration::from_secs(1), backlog));
             clocks.add(&part.clocks);
             recorded.push(Recorded::of(&part.clocks));
         }

@@ -27,7 +27,7 @@ use rustls::{
 };
 
 use crate::client::{Connection, Next, Plan};
-use crate::outcome::{Fault, Tally};
+use crate::tally::{Fault, Tally};
 
 /// Whose word about a server's certificate is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,46 @@ use std::time::Duration;
 use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::Second;
+/// The figures of a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Second {
+    /// When it began, in seconds from the start of the run.
+    pub at_s: f64,
+    /// How long it was, in seconds: the last one of a window is cut short at its end, and the last one of a run.
+    pub length_s: f64,
+    /// Connections begun.
+    pub started: u64,
+    /// Connections ended.
+    #[serde(default)]
+    pub ended: u64,
+    /// Connections that had begun and were not over when it was.
+    #[serde(default)]
+    pub backlog: u64,
+    /// Right replies.
+    pub ok: u64,
+    /// Failures.
+    pub failed: u64,
+    /// Bytes received, heads and all.
+    #[serde(default)]
+    pub received_bytes: u64,
+    /// The median latency of the right replies, in milliseconds.
+    pub p50_ms: f64,
+    /// The 90th percentile.
+    pub p90_ms: f64,
+    /// The 99th percentile.
+    pub p99_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+    /// The 99th percentile of the generator's lateness, in milliseconds.
+    pub lateness_p99_ms: f64,
+}
+
+impl Second {
+    /// So many in it, as a rate: a second that was cut short is not a low one.
+    pub fn rate(&self, count: u64) -> f64 {
+        count as f64 / self.length_s.max(1e-9)
+    }
+}
 
 /// The figures of the measured window, and of the drain behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

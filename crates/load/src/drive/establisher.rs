@@ -14,7 +14,7 @@ use amped_units::Time;
 
 use super::seconds::Cutter;
 use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, lock};
-use crate::outcome::{Fault, Tally, Used};
+use crate::tally::{Fault, Tally, Used};
 
 /// What it did.
 pub(super) struct Established {

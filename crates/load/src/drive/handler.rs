@@ -19,7 +19,7 @@ use amped_units::Time;
 use super::seconds::Cutter;
 use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, fault, lock};
 use crate::client::{Connection, Next, Plan};
-use crate::outcome::{Fault, Tally, Used};
+use crate::tally::{Fault, Tally, Used};
 use crate::tls::Session;
 
 /// What it did.

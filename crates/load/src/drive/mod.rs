@@ -37,8 +37,9 @@ use amped_sys::signal::{Signal, Signals};
 use amped_units::Time;
 
 use crate::client::Plan;
-use crate::outcome::{Fault, Interval, Loop, Outcome, Ran, Tally, Used};
+use crate::outcome::{Loop, Outcome, Ran};
 use crate::schedule::Schedule;
+use crate::tally::{Fault, Interval, Tally, Used};
 use crate::tls::Tls;
 use seconds::Cutter;
 

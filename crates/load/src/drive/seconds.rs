@@ -14,7 +14,8 @@ use std::time::Duration;
 use amped_units::Time;
 
 use super::lock;
-use crate::outcome::{Clocks, Interval, Part, Second, Tally};
+use crate::tally::{Clocks, Interval, Part, Tally};
+use crate::window::Second;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -125,7 +126,7 @@ impl Seconds {
         let mut tell = |at: usize, Open { part, length, .. }: Open| {
             let part = part.unwrap_or_default();
             told.clocks.add(&part.clocks);
-            let second = Second::of(&part, place(at, self.window).0, length, backlog);
+            let second = part.second(place(at, self.window).0, length, backlog);
             backlog = second.backlog;
             let interval = Interval { began_s: self.began_s, second, clocks: part.clocks };
             on_second(&interval);

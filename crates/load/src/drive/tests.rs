@@ -7,9 +7,9 @@ use std::os::unix::net::UnixListener;
 use super::parked::{Habit, Lot, Parked, Wanted};
 use super::*;
 use crate::client::Plan;
-use crate::outcome::Second;
 use crate::schedule::{Arrivals, Schedule};
 use crate::tls::{Tls, Trust};
+use crate::window::Second;
 use crate::workload::{Order, Request, Requests};
 use amped_http::h1::request::Version;
 

@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::{Settings, Stop, Target};
-use ammeter_load::outcome::Interval;
 use ammeter_load::parts::Recorded;
+use ammeter_load::tally::Interval;
 use amped_measure::{Failure, Verdict};
 
 use super::args::Args;

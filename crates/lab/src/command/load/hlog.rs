@@ -10,7 +10,7 @@ use std::io::LineWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ammeter_load::outcome::Interval;
+use ammeter_load::tally::Interval;
 use amped_measure::Failure;
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogWriter, IntervalLogWriterBuilder, Tag};
@@ -106,7 +106,8 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ammeter_load::outcome::{Clocks, Second};
+    use ammeter_load::tally::Clocks;
+    use ammeter_load::window::Second;
     use base64::Engine;
     use hdrhistogram::serialization::Deserializer;
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};

@@ -9,7 +9,8 @@ use std::fmt::Write;
 
 use ammeter_load::drive::parked::Wanted;
 use ammeter_load::drive::{Settings, Target};
-use ammeter_load::outcome::{ClassOutcome, Loop, Outcome, Spread};
+use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
+use ammeter_load::tally::Spread;
 use amped_measure::stats::Summary;
 use amped_measure::{Failure, Verdict, Worth};
 use maud::{Markup, html};
@@ -313,8 +314,8 @@ mod tests {
     use crate::page::chromium::{self, Seen};
     use ammeter_load::drive::{self, Settings, Stop, Target};
     use ammeter_load::null::Null;
-    use ammeter_load::outcome::Fault;
     use ammeter_load::schedule::{Arrivals, Schedule};
+    use ammeter_load::tally::Fault;
     use ammeter_load::workload::Requests;
     use ammeter_load::{Version, client::Plan};
     use std::time::Duration;

@@ -4,9 +4,10 @@ use std::sync::PoisonError;
 
 use ammeter_load::drive::{self, Stop, Target};
 use ammeter_load::null::Null;
-use ammeter_load::outcome::{Fault, Outcome};
+use ammeter_load::outcome::Outcome;
 use ammeter_load::parts::Parts;
 use ammeter_load::schedule::{self, Arrivals};
+use ammeter_load::tally::Fault;
 use ammeter_load::workload::log::Spacing;
 use amped_measure::{Failure, Verdict};
 

@@ -11,7 +11,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ammeter_load::drive::Stop;
-use ammeter_load::outcome::{Clocks, Interval, Second, Spread};
+use ammeter_load::tally::{Clocks, Interval, Spread};
+use ammeter_load::window::Second;
 use amped_measure::Failure;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

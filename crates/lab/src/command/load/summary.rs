@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use ammeter_load::knee;
-use ammeter_load::outcome::{ClassOutcome, Fault, Loop, Outcome, Second, Spread, Used};
-use ammeter_load::window::{FAILED_MAX, Pace};
+use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
+use ammeter_load::tally::{Fault, Spread, Used};
+use ammeter_load::window::{FAILED_MAX, Pace, Second};
 use amped_measure::Verdict;
 use serde::Serialize;
 

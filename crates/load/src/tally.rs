@@ -1,0 +1,509 @@
+//! What is counted while a run goes on: counts and histograms ([`Tally`]), one for each thread and nobody else's; what a second
+//! came to ([`Interval`]); and how a connection or a request comes to nothing ([`Fault`]).
+//!
+//! Clocks of a request are counted from its planned instant, so that the generator's own lateness and the time in the
+//! server's queues are in them. Nothing is corrected afterwards. Latencies are those of right replies; everything else is a
+//! failure with a kind, and stands in the same line.
+
+use std::time::Duration;
+use std::{array, mem};
+
+use amped_units::Time;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::window::{Course, Second};
+
+/// How a connection or a request came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Not connected when its time was over, and given up.
+    Abandoned,
+    /// Nobody listens, or nobody may.
+    Refused,
+    /// No TLS came about, mostly since the certificate is not trusted; or what came later is none.
+    Tls,
+    /// The server broke the connection off.
+    Reset,
+    /// Not answered in time.
+    TimedOut,
+    /// The server ended the connection before the first byte of the reply.
+    Closed,
+    /// The server ended the connection within the reply.
+    Short,
+    /// What came is not HTTP.
+    Malformed,
+    /// Another status than was expected, 400 or more where nothing was.
+    Status,
+    /// A body of another length than was expected.
+    Length,
+    /// A body with other bytes than were expected.
+    Content,
+    /// This machine had no port, descriptor, memory or way for the connection.
+    Local,
+    /// The generator was so late that the time to connect was over before it began.
+    Unsent,
+}
+
+impl Fault {
+    /// All kinds.
+    pub const ALL: [Fault; 13] = [
+        Fault::Abandoned,
+        Fault::Refused,
+        Fault::Tls,
+        Fault::Reset,
+        Fault::TimedOut,
+        Fault::Closed,
+        Fault::Short,
+        Fault::Malformed,
+        Fault::Status,
+        Fault::Length,
+        Fault::Content,
+        Fault::Local,
+        Fault::Unsent,
+    ];
+
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Abandoned => "abandoned",
+            Fault::Refused => "refused",
+            Fault::Tls => "tls",
+            Fault::Reset => "reset",
+            Fault::TimedOut => "timed-out",
+            Fault::Closed => "closed",
+            Fault::Short => "short",
+            Fault::Malformed => "malformed",
+            Fault::Status => "status",
+            Fault::Length => "length",
+            Fault::Content => "content",
+            Fault::Local => "local",
+            Fault::Unsent => "unsent",
+        }
+    }
+}
+
+/// What one thread counts. Recording allocates nothing.
+#[derive(Debug)]
+pub struct Tally {
+    /// Connections whose SYN went out.
+    pub started: u64,
+    /// Connections that were established.
+    pub established: u64,
+    /// Connections that had begun and are over.
+    pub ended: u64,
+    /// Requests that connections which ended early did not come to ask.
+    pub unasked: u64,
+    /// Connections on which bytes came that answer nothing.
+    pub stray: u64,
+    /// Bytes received, heads and all.
+    pub received: u64,
+    ok: u64,
+    faults: [u64; Fault::ALL.len()],
+    /// Whole replies by status, from [`STATUS_MIN`]; all that no server should send in the last place.
+    pub(crate) statuses: Box<[u64]>,
+    pub(crate) classes: Vec<Class>,
+    /// Why the first connection without TLS has none.
+    pub(crate) tls: Option<String>,
+    /// Since the last cut.
+    clocks: Clocks,
+    /// Connections begun and ended, right replies, failures and bytes at the last cut.
+    before: [u64; 5],
+    /// The backlog through the window.
+    pub(crate) course: Course,
+    /// When the last connection ended.
+    pub(crate) last_end: Time,
+}
+
+/// The lowest status, and how many there are (RFC 9110, 15).
+pub(crate) const STATUS_MIN: u16 = 100;
+pub(crate) const STATUSES: usize = 500;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Class {
+    pub(crate) ok: u64,
+    pub(crate) failed: u64,
+    /// Last bytes, since the planned instant; `None`: there are too many classes, or one alone, whose times are all times.
+    pub(crate) last: Option<Histogram<u64>>,
+}
+
+/// Classes whose times are told apart: each takes 27 KiB a thread.
+const CLASSES_TIMED: usize = 256;
+
+impl Tally {
+    /// An empty one, for so many classes of requests, of a run whose window begins at `start`.
+    pub fn over(classes: usize, start: Time, window: Duration) -> Tally {
+        Tally { course: Course::new(start, window), ..Tally::new(classes) }
+    }
+
+    /// An empty one, for so many classes of requests, of no window.
+    pub fn new(classes: usize) -> Tally {
+        let timed = (2..=CLASSES_TIMED).contains(&classes);
+        let class = || Class { last: timed.then(coarse), ..Class::default() };
+        Tally {
+            started: 0,
+            established: 0,
+            ended: 0,
+            unasked: 0,
+            stray: 0,
+            received: 0,
+            ok: 0,
+            faults: [0; Fault::ALL.len()],
+            statuses: vec![0; STATUSES + 1].into_boxed_slice(),
+            classes: (0..classes.max(1)).map(|_| class()).collect(),
+            tls: None,
+            clocks: Clocks::new(),
+            before: [0; 5],
+            course: Course::default(),
+            last_end: Time::START,
+        }
+    }
+
+    /// A SYN went out.
+    pub fn sent(&mut self, planned: Time, now: Time) {
+        self.started += 1;
+        self.course.begun(now);
+        record(&mut self.clocks.lateness, planned, now);
+    }
+
+    /// A connection was established.
+    pub fn connected(&mut self, planned: Time, now: Time) {
+        self.established += 1;
+        record(&mut self.clocks.connected, planned, now);
+    }
+
+    /// A connection that had begun is over; `established`: the server had it.
+    pub fn ended(&mut self, planned: Time, now: Time, established: bool) {
+        self.ended += 1;
+        self.last_end = self.last_end.max(now);
+        self.course.ended(now);
+        if established {
+            self.course.stayed(planned, now);
+        }
+    }
+
+    /// The TLS handshake of a connection is over.
+    pub fn secured(&mut self, planned: Time, now: Time) {
+        record(&mut self.clocks.secured, planned, now);
+    }
+
+    /// There is no TLS on a connection; of the first the reason is kept.
+    pub fn explain_tls(&mut self, why: impl FnOnce() -> String) {
+        self.tls.get_or_insert_with(why);
+    }
+
+    /// A right reply was read to its end.
+    pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
+        self.ok += 1;
+        self.course.completed(last);
+        record(&mut self.clocks.first_byte, planned, first);
+        record(&mut self.clocks.latency, planned, last);
+        if let Some(class) = self.classes.get_mut(usize::from(class)) {
+            class.ok += 1;
+            if let Some(times) = &mut class.last {
+                record(times, planned, last);
+            }
+        }
+    }
+
+    /// A connection came to nothing before a request could be asked on it.
+    pub fn fail_connection(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    /// A request came to nothing.
+    pub fn fail(&mut self, fault: Fault, class: u16) {
+        self.faults[fault as usize] += 1;
+        if let Some(class) = self.classes.get_mut(usize::from(class)) {
+            class.failed += 1;
+        }
+    }
+
+    /// A whole reply had this status.
+    pub fn count_status(&mut self, status: u16) {
+        let place = usize::from(status.wrapping_sub(STATUS_MIN)).min(STATUSES);
+        self.statuses[place] += 1;
+    }
+
+    /// Right replies so far.
+    pub fn ok(&self) -> u64 {
+        self.ok
+    }
+
+    /// Failures of this kind so far.
+    pub fn failed(&self, fault: Fault) -> u64 {
+        self.faults[fault as usize]
+    }
+
+    /// Failures so far.
+    pub fn all_failed(&self) -> u64 {
+        self.faults.iter().sum()
+    }
+
+    /// Ends the second under way: what there was since the last cut. `empty` clocks take the place of its own.
+    pub fn cut(&mut self, empty: Clocks) -> Part {
+        let now = [self.started, self.ended, self.ok, self.all_failed(), self.received];
+        let before = mem::replace(&mut self.before, now);
+        let [started, ended, ok, failed, received_bytes] = array::from_fn(|at| now[at] - before[at]);
+        Part { started, ended, ok, failed, received_bytes, clocks: mem::replace(&mut self.clocks, empty) }
+    }
+
+    /// Takes another thread's counts in, of the whole run. What the clocks say goes with the parts.
+    pub fn merge(&mut self, other: Tally) {
+        for (mine, theirs) in [
+            (&mut self.started, other.started),
+            (&mut self.established, other.established),
+            (&mut self.ended, other.ended),
+            (&mut self.unasked, other.unasked),
+            (&mut self.stray, other.stray),
+            (&mut self.received, other.received),
+            (&mut self.ok, other.ok),
+        ] {
+            *mine += theirs;
+        }
+        self.tls = self.tls.take().or(other.tls);
+        self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
+        self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
+        self.course.add(&other.course);
+        self.last_end = self.last_end.max(other.last_end);
+        for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
+            mine.ok += theirs.ok;
+            mine.failed += theirs.failed;
+            if let (Some(mine), Some(theirs)) = (&mut mine.last, theirs.last) {
+                mine.add(theirs).expect("all have the same bounds");
+            }
+        }
+    }
+}
+
+/// What one thread counted in a second.
+#[derive(Debug, Default)]
+pub struct Part {
+    /// Connections begun.
+    pub started: u64,
+    /// Connections ended.
+    pub ended: u64,
+    /// Right replies.
+    pub ok: u64,
+    /// Failures.
+    pub failed: u64,
+    /// Bytes received, heads and all.
+    pub received_bytes: u64,
+    /// The clocks of what happened in it.
+    pub clocks: Clocks,
+}
+
+impl Part {
+    /// Takes another thread's in, of the same second.
+    pub fn add(&mut self, other: &Part) {
+        // What another machine says may be any number.
+        self.started = self.started.saturating_add(other.started);
+        self.ended = self.ended.saturating_add(other.ended);
+        self.ok = self.ok.saturating_add(other.ok);
+        self.failed = self.failed.saturating_add(other.failed);
+        self.received_bytes = self.received_bytes.saturating_add(other.received_bytes);
+        self.clocks.add(&other.clocks);
+    }
+
+    /// The figures of a second that began at `at` and was so long, after so many had begun and not ended.
+    pub(crate) fn second(&self, at: Duration, length: Duration, backlog: u64) -> Second {
+        let Clocks { latency, lateness, .. } = &self.clocks;
+        Second {
+            at_s: at.as_secs_f64(),
+            length_s: length.as_secs_f64(),
+            started: self.started,
+            ended: self.ended,
+            backlog: backlog.saturating_add(self.started).saturating_sub(self.ended),
+            ok: self.ok,
+            failed: self.failed,
+            received_bytes: self.received_bytes,
+            p50_ms: ms(latency.value_at_quantile(0.5)),
+            p90_ms: ms(latency.value_at_quantile(0.9)),
+            p99_ms: ms(latency.value_at_quantile(0.99)),
+            max_ms: ms(latency.max()),
+            lateness_p99_ms: ms(lateness.value_at_quantile(0.99)),
+        }
+    }
+}
+
+/// The clocks of a request, a histogram each: nanoseconds since its planned instant.
+#[derive(Clone, Debug)]
+pub struct Clocks {
+    /// Last byte of right replies.
+    pub latency: Histogram<u64>,
+    /// Their first byte.
+    pub first_byte: Histogram<u64>,
+    /// TLS handshake over, where there is one.
+    pub secured: Histogram<u64>,
+    /// Connection established.
+    pub connected: Histogram<u64>,
+    /// SYN sent: how late the generator was.
+    pub lateness: Histogram<u64>,
+}
+
+impl Clocks {
+    /// Empty ones.
+    pub fn new() -> Clocks {
+        Clocks {
+            latency: histogram(),
+            first_byte: histogram(),
+            secured: histogram(),
+            connected: histogram(),
+            lateness: histogram(),
+        }
+    }
+
+    /// All of them by the names that they have in a result.
+    pub fn each(&self) -> [(&'static str, &Histogram<u64>); 5] {
+        let Clocks { latency, first_byte, secured, connected, lateness } = self;
+        [
+            ("latency", latency),
+            ("first_byte", first_byte),
+            ("secured", secured),
+            ("connected", connected),
+            ("lateness", lateness),
+        ]
+    }
+
+    pub(crate) fn each_mut(&mut self) -> [&mut Histogram<u64>; 5] {
+        let Clocks { latency, first_byte, secured, connected, lateness } = self;
+        [latency, first_byte, secured, connected, lateness]
+    }
+
+    /// Takes others in.
+    pub fn add(&mut self, others: &Clocks) {
+        for (mine, (_, theirs)) in self.each_mut().into_iter().zip(others.each()) {
+            mine.add(theirs).expect("all have the same bounds");
+        }
+    }
+
+    /// Empties them. What is empty is not touched, so that a clock that a thread does not have takes no memory.
+    pub(crate) fn clear(&mut self) {
+        self.each_mut().into_iter().filter(|clock| !clock.is_empty()).for_each(Histogram::reset);
+    }
+}
+
+impl Default for Clocks {
+    fn default() -> Clocks {
+        Clocks::new()
+    }
+}
+
+/// The longest time that is told apart from longer ones.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A histogram of nanoseconds, with three digits from half a microsecond to an hour.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 3).expect("bounds that fit each other")
+}
+
+/// As [`histogram`], with two digits.
+pub(crate) fn coarse() -> Histogram<u64> {
+    Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 2).expect("bounds that fit each other")
+}
+
+fn record(histogram: &mut Histogram<u64>, planned: Time, at: Time) {
+    histogram.saturating_record(at.as_nanos().saturating_sub(planned.as_nanos()));
+}
+
+fn ms(nanos: u64) -> f64 {
+    (nanos as f64 / 1e3).round() / 1e3
+}
+
+/// A second of a run, as all its threads counted it together.
+#[derive(Debug)]
+pub struct Interval {
+    /// When the run began, in seconds since 1970 (UTC).
+    pub began_s: f64,
+    /// Its figures.
+    pub second: Second,
+    /// The clocks of what happened in it.
+    pub clocks: Clocks,
+}
+
+/// A distribution of times, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// How many times there are.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ms: f64,
+    /// The median, and so on.
+    pub p50_ms: f64,
+    /// 90 % are no longer.
+    pub p90_ms: f64,
+    /// 95 % are no longer.
+    #[serde(default)]
+    pub p95_ms: f64,
+    /// 99 % are no longer.
+    pub p99_ms: f64,
+    /// 99.9 % are no longer.
+    pub p999_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+}
+
+impl Spread {
+    /// Of a histogram of nanoseconds.
+    pub fn of(histogram: &Histogram<u64>) -> Spread {
+        let at = |quantile| ms(histogram.value_at_quantile(quantile));
+        Spread {
+            count: histogram.len(),
+            mean_ms: ms(histogram.mean() as u64),
+            p50_ms: at(0.5),
+            p90_ms: at(0.9),
+            p95_ms: at(0.95),
+            p99_ms: at(0.99),
+            p999_ms: at(0.999),
+            max_ms: ms(histogram.max()),
+        }
+    }
+}
+
+/// How the times of a run are distributed: at each quantile the time that so many do not exceed. The grid has ten steps to a
+/// power of ten of what exceeds them (0.9, 0.99, ...), as far as there are requests to tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// The quantiles, from 0 to below 1.
+    pub quantiles: Vec<f64>,
+    /// Last byte of right replies, in milliseconds; and so on, as in [`Clocks`].
+    pub latency_ms: Vec<f64>,
+    /// See there.
+    pub first_byte_ms: Vec<f64>,
+    /// See there.
+    pub secured_ms: Vec<f64>,
+    /// See there.
+    pub connected_ms: Vec<f64>,
+    /// See there.
+    pub lateness_ms: Vec<f64>,
+}
+
+impl Distribution {
+    pub(crate) fn of(clocks: &Clocks) -> Distribution {
+        const STEPS: f64 = 10.0;
+        let most = clocks.each().into_iter().map(|(_, clock)| clock.len()).max().unwrap_or(0);
+        let steps = (0..).map(|step| 10f64.powf(-f64::from(step) / STEPS));
+        let exceeding: Vec<f64> = steps.take_while(|part| part * most as f64 >= 1.0).collect();
+        let [latency_ms, first_byte_ms, secured_ms, connected_ms, lateness_ms] = clocks.each().map(|(_, clock)| {
+            // Of fewer requests less is known.
+            let known = exceeding.iter().take_while(|part| *part * clock.len() as f64 >= 1.0);
+            known.map(|part| ms(clock.value_at_quantile(1.0 - part))).collect()
+        });
+        let quantiles = exceeding.iter().map(|part| 1.0 - part).collect();
+        Distribution { quantiles, latency_ms, first_byte_ms, secured_ms, connected_ms, lateness_ms }
+    }
+}
+
+/// What a thread of the generator has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// CPU time in seconds, waiting with open eyes included.
+    pub cpu_s: f64,
+    /// Of it, looking at the clock for the next instant, in seconds.
+    pub spun_s: f64,
+    /// Time in which it could have run and another had its core (proc/PID/schedstat), in seconds.
+    pub queued_s: f64,
+    /// From its start to its end, in seconds.
+    pub elapsed_s: f64,
+}

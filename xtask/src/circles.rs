@@ -1,0 +1,313 @@
+//! Circles of imports. Within a crate, files import downwards only, so that each file can be read, tested and moved with what is
+//! below it, and nothing else.
+//!
+//! An import is a path to an item of another file of the crate, in a `use` or where the item is used. Files are parsed by
+//! syn; in the arguments of macros and attributes, which syn leaves as tokens, paths are found by their double colons. Code
+//! under `#[cfg(test)]` does not count: a test may build its subject from anything. `mod` does not count either: it declares
+//! a child and takes nothing from it.
+//!
+//! Not seen: a method that another file adds to a type, and an item of a child that is reached through a glob.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{Attribute, ImplItemFn, ItemConst, ItemFn, ItemImpl, ItemMod, ItemUse, Macro, Meta, UseTree, VisRestricted};
+
+/// A module's path below the root of its crate. The root's own is empty.
+type Module = Vec<String>;
+
+/// For each file, the files of the same crate that it imports, with the names.
+type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// The shortest circle of each set of files that reach each other, a line each. `files`: of one crate, as path below its `src`
+/// and text.
+///
+/// # Errors
+/// When a file is not Rust.
+pub(crate) fn circles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
+    let imports = imports(files)?;
+    let mut left: BTreeSet<&str> = imports.keys().map(String::as_str).collect();
+    let mut found = Vec::new();
+    // Of all circles the shortest, then of those that share no file with its knot, until there is none.
+    while let Some(circle) = left.iter().filter_map(|file| shortest(&imports, file, &left)).min_by_key(Vec::len) {
+        let knot: BTreeSet<&str> = left.iter().copied().filter(|file| is_in_knot(&imports, circle[0], file)).collect();
+        left.retain(|file| !knot.contains(file));
+        found.push(told(&imports, &circle, knot.len()));
+    }
+    Ok(found)
+}
+
+/// A circle as a line: `a.rs -> b.rs (Name) -> a.rs (Other)`, and how many files reach each other in all.
+fn told(imports: &Imports, circle: &[&str], knot: usize) -> String {
+    const NAMES_MAX: usize = 4;
+    let mut text = circle[0].to_owned();
+    for (from, to) in circle.iter().zip(circle.iter().cycle().skip(1)) {
+        let names: Vec<&str> = imports[*from][*to].iter().map(String::as_str).collect();
+        let more = if names.len() > NAMES_MAX { ", ..." } else { "" };
+        text += &format!(" -> {to} ({}{more})", names[..names.len().min(NAMES_MAX)].join(", "));
+    }
+    if knot > circle.len() {
+        text += &format!("; {knot} files reach each other");
+    }
+    text
+}
+
+/// The shortest way from `file` back to itself through `among`.
+fn shortest<'a>(imports: &'a Imports, file: &'a str, among: &BTreeSet<&str>) -> Option<Vec<&'a str>> {
+    let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut queue = VecDeque::from([file]);
+    while let Some(at) = queue.pop_front() {
+        for next in imports[at].keys().map(String::as_str).filter(|next| among.contains(next)) {
+            if next == file {
+                let mut way = vec![at];
+                while let Some(before) = came_from.get(way[way.len() - 1]) {
+                    way.push(before);
+                }
+                way.reverse();
+                return Some(way);
+            }
+            if !came_from.contains_key(next) {
+                came_from.insert(next, at);
+                queue.push_back(next);
+            }
+        }
+    }
+    None
+}
+
+/// Whether both reach each other.
+fn is_in_knot(imports: &Imports, one: &str, other: &str) -> bool {
+    let reaches = |from: &str, to: &str| {
+        let (mut seen, mut queue) = (BTreeSet::from([from]), vec![from]);
+        while let Some(at) = queue.pop() {
+            queue.extend(imports[at].keys().map(String::as_str).filter(|next| seen.insert(next)));
+        }
+        seen.contains(to)
+    };
+    reaches(one, other) && reaches(other, one)
+}
+
+/// What the files of a crate import from each other.
+fn imports(files: &[(&str, &str)]) -> Result<Imports, String> {
+    // A library's `main.rs` is a crate of its own.
+    let has_library = files.iter().any(|(path, _)| *path == "lib.rs");
+    let ours = files.iter().filter(|(path, _)| !(has_library && *path == "main.rs"));
+    let mut read = Vec::new();
+    for (path, text) in ours {
+        let module = module_of(path);
+        let syntax = syn::parse_file(text).map_err(|error| format!("{path}: cannot be parsed: {error}"))?;
+        let mut reader = Reader { module: module.clone(), ..Reader::default() };
+        reader.visit_file(&syntax);
+        read.push((*path, module, reader));
+    }
+    let tests: BTreeSet<Module> = read.iter().flat_map(|(.., reader)| reader.tests.iter().cloned()).collect();
+    let is_test = |module: &Module| (1..=module.len()).any(|length| tests.contains(&module[..length]));
+    read.retain(|(_, module, _)| !is_test(module));
+    let modules: BTreeMap<&Module, &str> = read.iter().map(|(path, module, _)| (module, *path)).collect();
+    let mut imports = Imports::new();
+    for (path, _, reader) in &read {
+        let of_file = imports.entry((*path).to_owned()).or_default();
+        for (target, name) in reader.targets(&modules) {
+            if target != *path {
+                of_file.entry(target.to_owned()).or_default().insert(name);
+            }
+        }
+    }
+    Ok(imports)
+}
+
+/// The module whose file has this path below `src`.
+fn module_of(path: &str) -> Module {
+    let mut parts: Module = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if matches!(parts.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        parts.pop();
+    }
+    parts
+}
+
+/// Collects the paths of a file.
+#[derive(Default)]
+struct Reader {
+    /// Where it is: the file's module, or one within the file.
+    module: Module,
+    /// Each path as it is written, and in which module.
+    paths: Vec<(Module, Vec<String>)>,
+    /// Paths of `use`, with the name that each brings.
+    uses: Vec<(Module, Vec<String>, String)>,
+    /// Modules that are compiled for tests alone.
+    tests: Vec<Module>,
+}
+
+impl Reader {
+    /// The files that the paths lead to, and the names that are taken from them.
+    fn targets<'a>(&self, modules: &BTreeMap<&Module, &'a str>) -> Vec<(&'a str, String)> {
+        let mut brought: BTreeMap<&str, Module> = BTreeMap::new();
+        for (module, path, name) in &self.uses {
+            let whole = absolute(module, path, &brought, modules);
+            brought.extend(whole.filter(|whole| modules.contains_key(whole)).map(|whole| (name.as_str(), whole)));
+        }
+        let uses = self.uses.iter().map(|(module, path, _)| (module, path));
+        // A single name that is not imported is a variable or a type, whatever modules are called.
+        let paths = self.paths.iter().filter(|(_, path)| path.len() > 1).map(|(module, path)| (module, path));
+        let mut found = Vec::new();
+        for (module, path) in uses.chain(paths) {
+            let Some(whole) = absolute(module, path, &brought, modules) else { continue };
+            let target = (0..=whole.len()).rev().find_map(|length| {
+                let file = modules.get(&whole[..length].to_vec())?;
+                Some((*file, whole.get(length).or(whole.last())?.clone()))
+            });
+            found.extend(target);
+        }
+        found
+    }
+
+    fn note_tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<String> = Vec::new();
+        // How many colons follow what is in `path`.
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Ident(name) => {
+                    if colons != 2 {
+                        self.note_path(&mut path);
+                    }
+                    path.push(name.to_string());
+                    colons = 0;
+                }
+                TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
+                TokenTree::Group(group) => {
+                    self.note_path(&mut path);
+                    self.note_tokens(group.stream());
+                    colons = 0;
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {
+                    self.note_path(&mut path);
+                    colons = 0;
+                }
+            }
+        }
+        self.note_path(&mut path);
+    }
+
+    fn note_path(&mut self, path: &mut Vec<String>) {
+        let path = std::mem::take(path);
+        if !path.is_empty() {
+            self.paths.push((self.module.clone(), path));
+        }
+    }
+
+    fn note_use(&mut self, before: &[String], tree: &UseTree) {
+        let with = |name: &dyn ToString| [before, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.note_use(&with(&path.ident), &path.tree),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.note_use(before, tree)),
+            UseTree::Name(name) if name.ident == "self" => {
+                let brought = before.last().cloned().unwrap_or_default();
+                self.uses.push((self.module.clone(), before.to_vec(), brought));
+            }
+            UseTree::Name(name) => self.uses.push((self.module.clone(), with(&name.ident), name.ident.to_string())),
+            UseTree::Rename(name) => self.uses.push((self.module.clone(), with(&name.ident), name.rename.to_string())),
+            UseTree::Glob(_) => self.uses.push((self.module.clone(), with(&"*"), "*".to_owned())),
+        }
+    }
+}
+
+/// A path that is written in this module, from the crate's root on; `None`: it leads elsewhere.
+fn absolute(
+    module: &Module,
+    path: &[String],
+    brought: &BTreeMap<&str, Module>,
+    modules: &BTreeMap<&Module, &str>,
+) -> Option<Module> {
+    let (first, rest) = path.split_first()?;
+    Some(match first.as_str() {
+        "crate" => rest.to_vec(),
+        "self" => [module, rest].concat(),
+        "super" => {
+            let ups = path.iter().take_while(|part| *part == "super").count();
+            [module.get(..module.len().checked_sub(ups)?)?, &path[ups..]].concat()
+        }
+        name => {
+            let child = [module.as_slice(), &[name.to_owned()]].concat();
+            if modules.contains_key(&child) {
+                [&child, rest].concat()
+            } else {
+                [brought.get(name)?, rest].concat()
+            }
+        }
+    })
+}
+
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) => list.path.is_ident("cfg") && list.tokens.to_string() == "test",
+        Meta::Path(_) | Meta::NameValue(_) => false,
+    })
+}
+
+impl<'a> Visit<'a> for Reader {
+    fn visit_item_mod(&mut self, item: &'a ItemMod) {
+        self.module.push(item.ident.to_string());
+        if is_for_tests(&item.attrs) {
+            self.tests.push(self.module.clone());
+        } else {
+            visit::visit_item_mod(self, item);
+        }
+        self.module.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'a ItemUse) {
+        // `use ::name` is another crate's.
+        if item.leading_colon.is_none() && !is_for_tests(&item.attrs) {
+            self.note_use(&[], &item.tree);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'a ItemFn) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'a ItemImpl) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_impl(self, item);
+        }
+    }
+
+    fn visit_item_const(&mut self, item: &'a ItemConst) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_const(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'a ImplItemFn) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        if path.leading_colon.is_none() {
+            let names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            self.paths.push((self.module.clone(), names));
+        }
+        // Types within `<>` have paths of their own.
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'a Macro) {
+        self.note_tokens(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'a Attribute) {
+        if let Meta::List(list) = &attribute.meta {
+            self.note_tokens(list.tokens.clone());
+        }
+    }
+
+    /// `pub(in path)` takes nothing from there.
+    fn visit_vis_restricted(&mut self, _: &'a VisRestricted) {}
+}
