@@ -12,8 +12,9 @@ use amped_sys::clock::{self, Clock};
 use amped_sys::socket;
 use amped_units::Time;
 
+use super::lane::{Connector, Lane, Meter, PRIORITY, Pending, lock};
 use super::seconds::Cutter;
-use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, lock};
+use super::settings::{Settings, Stop};
 use crate::tally::{Fault, Tally, Used};
 
 /// What it did.

@@ -16,8 +16,9 @@ use amped_sys::epoll::{Events, Ready};
 use amped_sys::socket;
 use amped_units::Time;
 
+use super::lane::{Connector, Lane, Meter, PRIORITY, Pending, fault, lock};
 use super::seconds::Cutter;
-use super::{Connector, Lane, Meter, PRIORITY, Pending, Settings, Stop, fault, lock};
+use super::settings::{Settings, Stop};
 use crate::client::{Connection, Next, Plan};
 use crate::tally::{Fault, Tally, Used};
 use crate::tls::Session;

@@ -2,7 +2,7 @@
 //!
 //! An S-Client is two threads. The *establisher* (`establisher.rs`) begins connections at planned instants and gives up what
 //! is not connected in time; it waits for the clock alone, so the server cannot slow it down. The *handler* (`handler.rs`)
-//! asks and reads on what is connected. Between them lie a table of [`Slot`]s and the handler's epoll set: the kernel is the
+//! asks and reads on what is connected. Between them lie a table of slots (`lane.rs`) and the handler's epoll set: the kernel is the
 //! queue, so no connection costs a message. In a closed loop the handler begins connections itself.
 //!
 //! ```text
@@ -12,108 +12,32 @@
 
 mod establisher;
 mod handler;
+mod lane;
 pub mod parked;
 mod seconds;
 #[cfg(test)]
 pub(crate) use seconds::place as second_at;
+mod settings;
 mod source;
 
-use std::fs;
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
 use amped_measure::host::{Machine, stolen_ns};
-use amped_sys::clock::{self, Clock};
-use amped_sys::epoll::Epoll;
+use amped_sys::clock::Clock;
 use amped_sys::process;
-use amped_sys::signal::{Signal, Signals};
 use amped_units::Time;
 
 use crate::client::Plan;
 use crate::outcome::{Loop, Outcome, Ran};
 use crate::schedule::Schedule;
-use crate::tally::{Fault, Interval, Tally, Used};
-use crate::tls::Tls;
+use crate::tally::{Interval, Tally, Used};
+use lane::{Connector, Lane};
 use seconds::Cutter;
-
-/// Where the server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// An address and a port.
-    Tcp(SocketAddr),
-    /// A socket with a name in the file system (unix(7)).
-    Unix(PathBuf),
-}
-
-/// What does not depend on whether the loop is open.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Whom to connect to.
-    pub target: Target,
-    /// TLS on each connection; `None`: there is none.
-    pub tls: Option<Tls>,
-    /// How long a connection may take to be established, from its planned instant (T of the paper).
-    pub connect_timeout: Duration,
-    /// How long a reply may take, from the planned instant of its request, a handshake before it included.
-    pub timeout: Duration,
-    /// How long before an instant the clock is watched in place of sleeping.
-    pub spin: Duration,
-    /// S-Clients, each with its part of the schedule; or threads of a closed loop, each with its part of the clients.
-    pub lanes: usize,
-    /// Connections that a [`parked::Lot`] holds beside the run: they have descriptors and ports of their own.
-    pub parked: usize,
-    /// Asked when all is ready: when the first instant is to be. `None`: at once.
-    pub start: Option<fn() -> Result<SystemTime, Failure>>,
-}
-
-/// Ends a run before its time.
-#[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
-
-impl Stop {
-    /// Ends the runs that were given this one.
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it has been said.
-    pub fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// One that SIGINT, SIGTERM and SIGHUP say; the second of them ends the program with status 130, after `clean_up`. Call it
-    /// before any thread is started.
-    ///
-    /// # Errors
-    /// When no thread can be started.
-    pub fn on_signals(clean_up: fn()) -> Result<Stop, Failure> {
-        let signals = Signals::block().map_err(Failure::io("take signals"))?;
-        let stop = Stop::default();
-        let said = stop.clone();
-        let wait = thread::Builder::new().name("signals".to_owned()).spawn(move || said.obey(signals, clean_up));
-        wait.map_err(Failure::io("start a thread"))?;
-        Ok(stop)
-    }
-
-    fn obey(&self, signals: Signals, clean_up: fn()) {
-        loop {
-            if matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::HangUp) {
-                if self.is_stopped() {
-                    clean_up();
-                    std::process::exit(130);
-                }
-                self.stop();
-            }
-        }
-    }
-}
+use settings::RESERVE;
+pub use settings::{Settings, Stop, Target};
 
 /// Hears of each second when it is over, in a thread that measures nothing: it may take its time.
 pub type OnSecond<'a> = &'a (dyn Fn(&Interval) + Sync);
@@ -218,14 +142,6 @@ pub fn closed(
     let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
     finish(ran, plan, asked, duration, lanes, stop)
 }
-
-/// Descriptors that are not for connections.
-const RESERVE: usize = 32;
-
-/// Priority of the handler among threads that run first; the establisher has the next one. It must not be an ordinary thread:
-/// it shares locks with the establisher, in the kernel's epoll set as well, and one that holds such a lock and has to wait for
-/// a core makes the establisher wait with it, for tens of milliseconds on a busy machine.
-const PRIORITY: u8 = 10;
 
 /// From the start of the threads to the first planned instant: until then all of them wait.
 const LEAD: Duration = Duration::from_millis(50);
@@ -377,154 +293,6 @@ fn finish(
         classes,
     };
     Ok(Outcome::new(&tally, ran))
-}
-
-/// What the two threads of an S-Client share.
-struct Lane {
-    slots: Vec<Slot>,
-    /// Slots whose connections are over, for the establisher to use again.
-    returned: Mutex<Vec<u32>>,
-    /// In which the handler waits.
-    poll: Epoll,
-    /// The establisher has begun, and given up, what there was.
-    over: AtomicBool,
-}
-
-/// A place for a connection that is not established. Whoever takes it out has it: the handler, when it is connected, or the
-/// establisher, when its time is over.
-type Slot = Mutex<Option<Pending>>;
-
-/// A connection that is not established.
-struct Pending {
-    /// How often the slot has been used: tells an event of its last connection from one of this.
-    generation: u32,
-    socket: OwnedFd,
-    /// Which arrival of the run it is.
-    number: u64,
-    planned: Time,
-}
-
-impl Lane {
-    fn new(slots: usize) -> Result<Lane, Failure> {
-        Ok(Lane {
-            slots: (0..slots).map(|_| Mutex::new(None)).collect(),
-            returned: Mutex::new(Vec::with_capacity(slots)),
-            poll: Epoll::new().map_err(Failure::io("make an epoll set"))?,
-            over: AtomicBool::new(false),
-        })
-    }
-
-    /// Puts a connection that has begun into a slot, and has the handler hear of it.
-    fn put(&self, slot: u32, pending: Pending) -> io::Result<()> {
-        let token = u64::from(pending.generation) << 32 | u64::from(slot);
-        let mut place = lock(&self.slots[slot as usize]);
-        // With the place locked: the handler may hear of it before it is in there, and then waits for a moment.
-        self.poll.add(&pending.socket, token, amped_sys::epoll::Interest::Connection)?;
-        *place = Some(pending);
-        Ok(())
-    }
-
-    /// Takes the connection of this generation out of a slot, if it is still there.
-    fn take(&self, slot: u32, generation: u32) -> Option<Pending> {
-        lock(&self.slots[slot as usize]).take_if(|pending| pending.generation == generation)
-    }
-}
-
-/// A thread that panicked with the lock has left plain data, and its panic is passed on when it is joined.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Begins connections from ports of our own.
-struct Connector<'a> {
-    target: &'a Target,
-    sources: source::Sources,
-}
-
-impl Connector<'_> {
-    /// Begins one that was planned for `planned`.
-    fn begin(&mut self, clock: Clock, planned: Time, tally: &mut Tally) -> Result<OwnedFd, Fault> {
-        /// Ports that others have are passed over, but not for ever.
-        const TRIES: usize = 100;
-        let to = match self.target {
-            Target::Unix(path) => {
-                tally.sent(planned, clock.now());
-                return amped_sys::local::connect_now(path).map_err(|error| {
-                    tally.ended(planned, clock.now(), false);
-                    fault(&error)
-                });
-            }
-            Target::Tcp(to) => *to,
-        };
-        for _ in 0..TRIES {
-            let begun = amped_sys::socket::outgoing(Some(self.sources.next()), to).and_then(|socket| {
-                let sent = clock.now();
-                amped_sys::socket::begin_connect(&socket, to).map(|()| (socket, sent))
-            });
-            match begun {
-                Ok((socket, sent)) => {
-                    tally.sent(planned, sent);
-                    return Ok(socket);
-                }
-                Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {}
-                Err(error) => {
-                    let fault = fault(&error);
-                    if fault != Fault::Local {
-                        // The server's answer: it was asked.
-                        let now = clock.now();
-                        tally.sent(planned, now);
-                        tally.ended(planned, now, false);
-                    }
-                    return Err(fault);
-                }
-            }
-        }
-        Err(Fault::Local)
-    }
-}
-
-/// Whose fault an error of a socket is.
-fn fault(error: &io::Error) -> Fault {
-    use io::ErrorKind as Kind;
-    match error.kind() {
-        // A local socket says WouldBlock where TCP would be silent: its queue is full.
-        Kind::ConnectionRefused | Kind::NotFound | Kind::WouldBlock => Fault::Refused,
-        Kind::HostUnreachable | Kind::NetworkUnreachable => Fault::Refused,
-        Kind::ConnectionReset | Kind::BrokenPipe | Kind::ConnectionAborted => Fault::Reset,
-        Kind::TimedOut => Fault::TimedOut,
-        _ => Fault::Local,
-    }
-}
-
-/// What a thread uses, from here to [`Meter::read`].
-struct Meter {
-    clock: Clock,
-    began: Time,
-    cpu: Duration,
-    queued_ns: u64,
-    /// Time in which the clock was watched.
-    spun: Duration,
-}
-
-impl Meter {
-    fn start(clock: Clock) -> Meter {
-        Meter { clock, began: clock.now(), cpu: clock::cpu_time(), queued_ns: queued_ns(), spun: Duration::ZERO }
-    }
-
-    fn read(&self) -> Used {
-        Used {
-            cpu_s: (clock::cpu_time() - self.cpu).as_secs_f64(),
-            spun_s: self.spun.as_secs_f64(),
-            queued_s: queued_ns().saturating_sub(self.queued_ns) as f64 / 1e9,
-            elapsed_s: (self.clock.now() - self.began).as_secs_f64(),
-        }
-    }
-}
-
-/// For how long this thread has waited for a core; 0 where the kernel does not count it.
-fn queued_ns() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|figure| figure.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use amped_sys::{local, process, socket};
 use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
+use super::lane::lock;
+use super::settings::{RESERVE, Settings, Stop, Target};
 use super::source::Sources;
-use super::{RESERVE, Settings, Stop, Target, lock};
 use crate::client::{Connection, Plan};
 
 /// What a parked connection does.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use amped_units::Time;
 
-use super::lock;
+use super::lane::lock;
 use crate::tally::{Clocks, Interval, Part, Tally};
 use crate::window::Second;
 

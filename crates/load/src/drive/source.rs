@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 
 use amped_measure::Failure;
 
-use super::Target;
+use super::settings::Target;
 
 /// Pairs of address and port, in turn.
 #[derive(Clone, Debug)]

@@ -1,13 +1,16 @@
 //! S-Clients and closed loops against small servers in this process. Nothing about time is asserted.
 
-use std::io::{Read, Write};
+use std::fs;
+use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 
 use super::parked::{Habit, Lot, Parked, Wanted};
 use super::*;
 use crate::client::Plan;
 use crate::schedule::{Arrivals, Schedule};
+use crate::tally::Fault;
 use crate::tls::{Tls, Trust};
 use crate::window::Second;
 use crate::workload::{Order, Request, Requests};
