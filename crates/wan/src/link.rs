@@ -21,7 +21,7 @@ use amped_units::{BitsPerSecond, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::loss::{Loss, Wire};
-use crate::queue::{Queue, QueueSettings};
+use crate::queue::{Cause, Dropped, Queue, QueueSettings};
 
 /// What one direction of a path is to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,37 +146,11 @@ impl BandwidthTrace {
     }
 }
 
-/// Why the model dropped a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// The wire lost it.
-    Loss,
-    /// It found no room in the queue.
-    QueueFull,
-    /// It had waited too long.
-    CoDel,
-    /// The queue was too long on average.
-    Red,
-}
-
 /// A packet that comes out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
     /// When it is to come out.
     pub due: Time,
-    /// What it is.
-    pub item: T,
-}
-
-/// A packet that does not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dropped<T> {
-    /// When that happened.
-    pub at: Time,
-    /// Why.
-    pub cause: Cause,
-    /// Its size, as the link counts.
-    pub bytes: u32,
     /// What it is.
     pub item: T,
 }

@@ -10,8 +10,6 @@ use std::time::Duration;
 use amped_measure::stats::Random;
 use amped_units::{Bytes, Time};
 
-use crate::link::{Cause, Dropped};
-
 /// What a queue is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueSettings {
@@ -41,6 +39,32 @@ pub enum Discipline {
     CoDel(CoDel),
     /// Some of those who come while it is long on average: RED (Floyd and Jacobson 1993).
     Red(Red),
+}
+
+/// Why the model dropped a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The wire lost it.
+    Loss,
+    /// It found no room in the queue.
+    QueueFull,
+    /// It had waited too long.
+    CoDel,
+    /// The queue was too long on average.
+    Red,
+}
+
+/// A packet that does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped<T> {
+    /// When that happened.
+    pub at: Time,
+    /// Why.
+    pub cause: Cause,
+    /// Its size, as the link counts.
+    pub bytes: u32,
+    /// What it is.
+    pub item: T,
 }
 
 /// The two constants of CoDel.

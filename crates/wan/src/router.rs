@@ -35,9 +35,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::agenda::Agenda;
 use crate::capture::{Capture, Happened};
-use crate::link::{Bandwidth, Cause, Counts, Departure, Link};
+use crate::link::{Bandwidth, Counts, Departure, Link};
 use crate::packet::{self, Layout, Packet};
 use crate::path::{Direction, PathSettings, Prefix, Prefixes};
+use crate::queue::Cause;
 
 /// A device of the router.
 #[derive(Debug)]
