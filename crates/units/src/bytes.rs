@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use crate::number;
+
 /// An amount of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
@@ -72,7 +74,7 @@ impl fmt::Display for Bytes {
     /// The largest binary unit that leaves a whole number, so that what is printed can be read back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let binary = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-        let (number, unit) = crate::whole(self.0, &binary);
+        let (number, unit) = number::whole(self.0, &binary);
         write!(f, "{number}{unit}")
     }
 }

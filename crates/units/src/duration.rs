@@ -3,6 +3,8 @@
 use core::fmt;
 use core::time::Duration;
 
+use crate::number;
+
 /// Units and their nanoseconds.
 const UNITS: &[(&str, u64)] = &[
     ("ns", 1),
@@ -38,7 +40,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ParseDurationError> {
     }
     let (number, unit) = text.split_at(text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count());
     let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit.trim_start()).ok_or(ParseDurationError)?;
-    crate::decimal(number, *scale).map(Duration::from_nanos).ok_or(ParseDurationError)
+    number::decimal(number, *scale).map(Duration::from_nanos).ok_or(ParseDurationError)
 }
 
 #[cfg(test)]

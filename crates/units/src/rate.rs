@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use crate::number;
+
 /// Bits in a second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BitsPerSecond(pub u64);
@@ -33,14 +35,14 @@ impl FromStr for BitsPerSecond {
         let unit = unit.trim_start();
         let (_, scale) =
             UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).ok_or(ParseBitsPerSecondError)?;
-        crate::decimal(number, *scale).map(BitsPerSecond).ok_or(ParseBitsPerSecondError)
+        number::decimal(number, *scale).map(BitsPerSecond).ok_or(ParseBitsPerSecondError)
     }
 }
 
 impl fmt::Display for BitsPerSecond {
     /// The largest unit that leaves a whole number, so that what is printed can be read back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (number, unit) = crate::whole(self.0, UNITS);
+        let (number, unit) = number::whole(self.0, UNITS);
         write!(f, "{number}{unit}/s")
     }
 }
