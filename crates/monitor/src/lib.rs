@@ -39,7 +39,7 @@ pub use rates::{
     ClassRate, CpuShare, DiskRate, DiskUse, GroupRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime,
     PressureShare, ProcessRate, ThreadRate, Tick,
 };
-pub use sample::{Backend, Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
-pub use server::{Server, Target, group_of, groups_of};
+pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
+pub use server::{Backend, Server, Target, group_of, groups_of};
 pub use stop::Stop;
 pub use store::{Head, Recorder, Replay, replay};

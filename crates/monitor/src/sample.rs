@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
 use crate::published::{Module, Published};
-use crate::server::{Server, Target};
+use crate::server::{Backend, Server, Target};
 use crate::source::{
     Disk, GROUP_FILES, Group, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall,
     Tcp, Thread, group_folders, stat_of,
@@ -107,18 +107,6 @@ pub struct Census {
     /// Whom the server itself asks: an application by FastCGI, another server, a database.
     #[serde(default)]
     pub backends: Vec<Backend>,
-}
-
-/// Connections that a server has begun to one address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Backend {
-    /// The address, or the path of a Unix-domain socket.
-    pub name: String,
-    /// How many there are.
-    pub connections: u32,
-    /// Of those, on which the server was the last to send, or which are not accepted yet. Of a Unix-domain socket nothing is
-    /// known but that it is open.
-    pub in_flight: u32,
 }
 
 /// What limited connections, of those that are established now and since each of them began.

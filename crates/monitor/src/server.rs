@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use amped_measure::Failure;
 use amped_sys::sock_diag::{Family, Question, SockDiag, Socket, TcpState};
+use serde::{Deserialize, Serialize};
 
-use crate::sample::Backend;
 use crate::source::{GROUP_FILES, Group, group_folder_of, group_folders, stat_of};
 
 /// What the user named.
@@ -38,6 +38,18 @@ pub struct Server {
     families: Vec<Family>,
     pids: BTreeSet<u32>,
     missing: Vec<String>,
+}
+
+/// Connections that a server has begun to one address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backend {
+    /// The address, or the path of a Unix-domain socket.
+    pub name: String,
+    /// How many there are.
+    pub connections: u32,
+    /// Of those, on which the server was the last to send, or which are not accepted yet. Of a Unix-domain socket nothing is
+    /// known but that it is open.
+    pub in_flight: u32,
 }
 
 impl Server {
