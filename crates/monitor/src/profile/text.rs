@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use super::tally::Row;
-use super::{Profile, Share, Syscalls};
+use super::outcome::{Profile, Syscalls};
+use super::tally::{Row, Share};
 
 /// Bars in a terminal, each with its interval and, for contexts, with all that ran inside.
 pub fn text(profile: &Profile) -> String {
