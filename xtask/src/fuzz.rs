@@ -15,8 +15,8 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use crate::command::{Outcome, output, program, root, run as run_command, shown, succeeds, target_dir};
 use crate::setup::FUZZ;
-use crate::{Outcome, output, program, root, run as run_command, shown, succeeds, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 
-use crate::{Outcome, target_dir};
+use crate::command::{Outcome, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

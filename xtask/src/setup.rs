@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, cargo, output, program, run as run_command, shown, succeeds, target_dir};
+use crate::command::{Outcome, cargo, output, program, run as run_command, shown, succeeds, target_dir};
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn nextest_is_the_version_that_its_configuration_asks_for() {
-        let config = fs::read_to_string(crate::root().join(".config/nextest.toml")).expect("it is committed");
+        let config = fs::read_to_string(crate::command::root().join(".config/nextest.toml")).expect("it is committed");
         assert!(config.contains(&format!("nextest-version = \"{}\"", NEXTEST.version)));
     }
 }

@@ -6,8 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::command::{Outcome, cargo, output, root, run as run_command};
 use crate::setup::{DENY, NEXTEST};
-use crate::{Outcome, bench, cargo, fuzz, output, root, run as run_command, setup, tidy};
+use crate::{bench, fuzz, setup, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::{Outcome, cargo, output, program, root};
+use crate::command::{Outcome, cargo, output, program, root};
 
 pub(crate) fn run() -> Outcome {
     let tree = Tree::read(&root())?;

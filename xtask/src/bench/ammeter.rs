@@ -9,7 +9,7 @@ use serde::Deserialize;
 use amped_measure::Verdict;
 
 use super::load::{AMMETER, Client};
-use crate::{Outcome, shown};
+use crate::command::{Outcome, shown};
 
 /// What it said of a run, as far as it is looked at.
 #[derive(Debug, Deserialize)]

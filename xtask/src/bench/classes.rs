@@ -24,7 +24,8 @@ use super::host::Host;
 use super::report::{self, Sample};
 use super::speed::program::{AMPED, NGINX, Place, Program};
 use super::{Bench, Clocks, Common, Progress, plot};
-use crate::{Outcome, output, setup, shown};
+use crate::command::{Outcome, output, shown};
+use crate::setup;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

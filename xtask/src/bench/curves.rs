@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::host::Host;
 use super::{plot, report};
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// A figure of an exhibit: its title and that of its axis.
 pub(super) struct Figure {

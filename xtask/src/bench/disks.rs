@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, output, program, run as run_command};
+use crate::command::{Outcome, output, program, run as run_command};
 
 /// The folder of each disk below the root of the site; of a single one it is the site itself.
 pub(super) fn folders(site: &Path, count: usize) -> Vec<PathBuf> {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn disks_are_devices_of_their_own_until_they_are_released() {
-        let folder = crate::target_dir().join(format!("disks-test-{}", std::process::id()));
+        let folder = crate::command::target_dir().join(format!("disks-test-{}", std::process::id()));
         let site = folder.join("site");
         fs::create_dir_all(&site).unwrap();
         let made = make(&folder, &site, 2, 8 << 20);

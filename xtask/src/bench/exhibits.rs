@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::report::with_measured;
-use crate::{Outcome, cargo, output, program, root, run as run_command, target_dir};
+use crate::command::{Outcome, cargo, output, program, root, run as run_command, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

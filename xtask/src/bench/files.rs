@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, program, run as run_command};
+use crate::command::{Outcome, program, run as run_command};
 use amped_measure::stats::Random;
 
 /// A file to be served.

@@ -14,7 +14,7 @@ use super::group::Group;
 use super::load::{Load, Targets};
 use super::server::Server;
 use super::{Bench, REFUSES, files, retried};
-use crate::Outcome;
+use crate::command::Outcome;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Outcome, program};
+use crate::command::{Outcome, program};
 
 const ROOT: &str = "/sys/fs/cgroup";
 

@@ -3,7 +3,7 @@
 use amped_measure::host::{Machine, load_average};
 use serde::{Deserialize, Serialize};
 
-use crate::{Outcome, output, program};
+use crate::command::{Outcome, output, program};
 
 /// The machine and the version, as recorded beside each result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

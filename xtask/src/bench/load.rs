@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::ammeter::{self, Latency, Said};
 use super::group::Group;
 use super::report::HotLatency;
-use crate::{Outcome, output, shown};
+use crate::command::{Outcome, output, shown};
 
 /// What is asked of a server.
 #[derive(Clone, Debug)]

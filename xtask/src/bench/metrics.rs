@@ -17,7 +17,7 @@ use super::group::Group;
 use super::load::{Load, Targets};
 use super::server::Server;
 use super::{Bench, Clocks, REFUSES, files, retried};
-use crate::{Outcome, cargo, run as run_command, target_dir};
+use crate::command::{Outcome, cargo, run as run_command, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -48,7 +48,7 @@ use load::{Client, Targets};
 use report::{AGAIN, LeftOut, Record, Sample};
 use server::Server;
 
-use crate::{Outcome, cargo, root, run as run_command, target_dir};
+use crate::command::{Outcome, cargo, root, run as run_command, target_dir};
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Args {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::exhibit::{Exhibit, Point, Shape};
 use super::host::Host;
 use super::plot;
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// The arm that is the first one once more.
 pub(super) const AGAIN: &str = "the same again";

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::ammeter::said;
 use super::curves::{Curves, Figure};
 use super::{Bench, Common};
-use crate::Outcome;
+use crate::command::Outcome;
 use amped_measure::stats::Random;
 
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::group::Group;
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// A busy machine takes its time, a server that does not start does not.
 const PATIENCE: Duration = Duration::from_secs(20);

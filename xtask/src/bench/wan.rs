@@ -7,7 +7,7 @@
 use amped_measure::stats::Summary;
 use serde_json::Value;
 
-use crate::{Outcome, cargo, output, program, run as run_command, target_dir};
+use crate::command::{Outcome, cargo, output, program, run as run_command, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

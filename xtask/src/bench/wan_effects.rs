@@ -17,7 +17,7 @@ use super::group::Group;
 use super::load::AMMETER;
 use super::server::{Server, free_port};
 use super::{Bench, Common, REFUSES, files, retried};
-use crate::{Outcome, output, program, shown};
+use crate::command::{Outcome, output, program, shown};
 use amped_measure::stats::Random;
 use serde_json::Value;
 

@@ -33,7 +33,8 @@ use super::group::Group;
 use super::report::{AGAIN, Record, Sample};
 use super::server::Server;
 use super::{Bench, Build, Clocks, Progress, files, host, report, retried};
-use crate::{Outcome, output, root, setup, target_dir};
+use crate::command::{Outcome, output, root, target_dir};
+use crate::setup;
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]

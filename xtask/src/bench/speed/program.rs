@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::super::group::Group;
 use super::super::server::{Server, free_port};
-use crate::{Outcome, program};
+use crate::command::{Outcome, program};
 
 /// A server.
 pub(in super::super) struct Program {

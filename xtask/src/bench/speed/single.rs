@@ -19,7 +19,7 @@ use super::super::{Clocks, rounded};
 use super::Speed;
 use super::program::{AMPED, NGINX, Program};
 use super::talk::Talk;
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// A row of its own kind.
 pub(super) struct Single {

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// A connection.
 pub(super) struct Talk {

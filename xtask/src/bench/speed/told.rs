@@ -9,7 +9,7 @@ use super::super::report::{self, AGAIN, BEGIN, END, Metric, Record, figure, inte
 use super::program::{AMPED, FLOOR, NGINX, RIVALS};
 use super::row::{ROWS, Row};
 use super::single::{self, DISK, IDLE, NGINX_THREADS, OVERLOAD, PEAK, RESIDENT, START, with_connections};
-use crate::Outcome;
+use crate::command::Outcome;
 
 /// What `amped` is to reach.
 struct Target {
