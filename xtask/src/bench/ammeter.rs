@@ -1,14 +1,12 @@
 //! Load by our own generator, for what wrk cannot: runs of less than a second, file sets, requests sent ahead, a schedule
 //! that does not wait for the server.
 
-use std::net::SocketAddr;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde::Deserialize;
 
 use amped_measure::Verdict;
 
-use super::load::{AMMETER, Client};
 use crate::command::{Outcome, shown};
 
 /// What it said of a run, as far as it is looked at.
@@ -50,21 +48,6 @@ pub(super) struct Latency {
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) max_ms: f64,
-}
-
-impl Client {
-    /// A command of `ammeter`, of which there is a copy that nobody builds anew in the midst of a measurement.
-    pub(super) fn ammeter(&self, words: &[&str]) -> Command {
-        self.group.command(self.core, &[&[self.path(AMMETER).as_str()][..], words].concat())
-    }
-
-    /// `ammeter load` on this target of a server, with these flags.
-    pub(super) fn load(&self, address: SocketAddr, target: &str, flags: &[&str]) -> Command {
-        let url = format!("http://{address}{target}");
-        let mut command = self.ammeter(&[&["load", &url, "--json", "--others-max", "100%"][..], flags].concat());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
 }
 
 /// Waits for `ammeter load`. That replies were not as it expects is no error here.

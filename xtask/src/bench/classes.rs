@@ -21,9 +21,11 @@ use serde_json::Value;
 use super::ammeter::read;
 use super::group::Group;
 use super::host::Host;
-use super::report::{self, Sample};
+use super::plot;
+use super::report;
+use super::rig::{Bench, Clocks, Common, Progress};
+use super::sample::{Sample, figure};
 use super::speed::program::{AMPED, NGINX, Place, Program};
-use super::{Bench, Clocks, Common, Progress, plot};
 use crate::command::{Outcome, output, shown};
 use crate::setup;
 
@@ -282,7 +284,7 @@ fn tables(found: &[Profiled]) -> String {
                 };
                 let _ = writeln!(text, "| {name} | {} |", cells.iter().map(cell).collect::<Vec<_>>().join(" | "));
             }
-            let cpu: Vec<String> = found.iter().map(|one| report::figure(one.cpu_us)).collect();
+            let cpu: Vec<String> = found.iter().map(|one| figure(one.cpu_us)).collect();
             let _ = writeln!(text, "| *server CPU, µs a request* | {} |\n", cpu.join(" | "));
         }
     }

@@ -10,7 +10,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::host::Host;
-use super::{plot, report};
+
+use super::{plot, report, sample};
 use crate::command::Outcome;
 
 /// A figure of an exhibit: its title and that of its axis.
@@ -89,7 +90,7 @@ impl Curves {
             xs.dedup();
             for x in xs {
                 let cell = |curve: &usize| match curves[*curve].iter().find(|(at, _)| at.total_cmp(&x).is_eq()) {
-                    Some((_, summary)) => report::interval(*summary, report::figure),
+                    Some((_, summary)) => report::interval(*summary, sample::figure),
                     None => String::new(),
                 };
                 let _ = writeln!(text, "| {x} | {} |", used.iter().map(cell).collect::<Vec<_>>().join(" | "));

@@ -10,10 +10,11 @@ use std::net::SocketAddr;
 use amped_measure::stats::{Random, Summary};
 
 use super::ammeter::said;
+use super::files;
 use super::group::Group;
 use super::load::{Load, Targets};
+use super::rig::{Bench, REFUSES, retried};
 use super::server::Server;
-use super::{Bench, REFUSES, files, retried};
 use crate::command::Outcome;
 
 #[derive(clap::Args)]

@@ -4,15 +4,14 @@
 //! latencies are those of `ammeter`: one cached file is asked for at times that were planned before, each time on a
 //! connection of its own, and a latency counts from the planned time. So a stall counts for each request that falls into it.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 
 use super::ammeter::{self, Latency, Said};
-use super::group::Group;
-use super::report::HotLatency;
+use super::client::Client;
+use super::sample::HotLatency;
 use crate::command::{Outcome, output, shown};
 
 /// What is asked of a server.
@@ -53,50 +52,7 @@ pub(super) struct Heard {
 /// Paced requests a second, each on a connection of its own: the server's state decides nothing about when they are made.
 const PACE: u32 = 200;
 
-/// Prints what wrk has counted in one line. wrk counts as `status` what is neither 2xx nor 3xx.
-const DONE: &str = r#"
-function done(summary, latency, requests)
-   local e = summary.errors
-   print(string.format("counted requests=%d us=%d bytes=%d connect=%d read=%d write=%d status=%d timeout=%d",
-      summary.requests, summary.duration, summary.bytes, e.connect, e.read, e.write, e.status, e.timeout))
-end
-"#;
-
-/// Asks for the lines of a file in their order, from the one whose number is given.
-const LIST: &str = r#"
-local requests, at = {}, 0
-function init(args)
-   for line in io.lines(args[1]) do requests[#requests + 1] = wrk.format("GET", line) end
-   at = tonumber(args[2]) % #requests
-end
-function request()
-   at = at % #requests + 1
-   return requests[at]
-end
-"#;
-
-/// The program of the laboratory, a copy of which generates too.
-pub(super) const AMMETER: &str = "ammeter";
-
-/// The generators, in a group of their own on a core of their own.
-pub(super) struct Client {
-    pub(super) group: Group,
-    pub(super) core: usize,
-    folder: PathBuf,
-}
-
 impl Client {
-    /// Writes what wrk needs into `folder`. `built`: where `ammeter` is.
-    pub(super) fn new(built: &Path, folder: &Path, core: usize) -> Outcome<Client> {
-        let built = built.join(AMMETER);
-        let ammeter = folder.join(AMMETER);
-        fs::copy(&built, &ammeter).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
-        let client = Client { group: Group::new(None)?, core, folder: folder.to_owned() };
-        client.write("one.lua", DONE)?;
-        client.write("list.lua", &format!("{LIST}{DONE}"))?;
-        Ok(client)
-    }
-
     /// Asks for each of these on one of so many connections.
     pub(super) fn warm(&self, address: SocketAddr, targets: &[String], connections: usize) -> Outcome {
         self.write("warm.txt", &(targets.join("\n") + "\n"))?;
@@ -156,15 +112,6 @@ impl Client {
         let mut command = self.load(address, hot, &flags);
         command.spawn().map_err(|error| format!("cannot start `{}`: {error}", shown(&command)))
     }
-
-    /// A file among ours.
-    pub(super) fn path(&self, name: &str) -> String {
-        self.folder.join(name).to_string_lossy().into_owned()
-    }
-
-    fn write(&self, name: &str, text: &str) -> Outcome {
-        fs::write(self.path(name), text).map_err(|error| format!("cannot write {}: {error}", self.path(name)))
-    }
 }
 
 /// The lines of h2load that count.
@@ -173,7 +120,7 @@ fn unanswered(said: &str) -> String {
     format!("h2load was not answered everything: {}", lines.collect::<Vec<_>>().join(", "))
 }
 
-/// Reads the line that [`DONE`] printed.
+/// Reads the line that `done` printed.
 fn counted(said: &str) -> Outcome<Heard> {
     let line = said.lines().find_map(|line| line.strip_prefix("counted ")).ok_or_else(|| format!("wrk said {said}"))?;
     let figure = |key: &str| -> Outcome<u64> {

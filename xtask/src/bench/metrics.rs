@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use amped_measure::host::load_average;
 use amped_measure::stats::{Random, Summary};
 
+use super::files;
 use super::group::Group;
 use super::load::{Load, Targets};
+use super::rig::{Bench, Clocks, REFUSES, retried};
 use super::server::Server;
-use super::{Bench, Clocks, REFUSES, files, retried};
 use crate::command::{Outcome, cargo, run as run_command, target_dir};
 
 #[derive(clap::Args)]

@@ -9,7 +9,8 @@ use std::fmt::Write;
 use amped_measure::stats::Summary;
 
 use super::exhibit::{Exhibit, Point, Shape};
-use super::report::{Metric, Record, figure};
+use super::record::Record;
+use super::sample::{Metric, figure};
 
 /// Colours that people who cannot tell all colours can still tell apart (Okabe and Ito).
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];

@@ -7,151 +7,12 @@ use std::fs;
 use std::path::Path;
 
 use amped_measure::stats::Summary;
-use serde::{Deserialize, Serialize};
 
 use super::exhibit::{Exhibit, Point, Shape};
-use super::host::Host;
 use super::plot;
+use super::record::{AGAIN, LeftOut, Record};
+use super::sample::{Metric, Sample, figure};
 use crate::command::Outcome;
-
-/// The arm that is the first one once more.
-pub(super) const AGAIN: &str = "the same again";
-
-/// All that is known of a run of an exhibit.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Record {
-    pub(super) quick: bool,
-    pub(super) seed: u64,
-    pub(super) host: Host,
-    pub(super) left_out: Vec<LeftOut>,
-    /// Why measurements were made again.
-    pub(super) refused: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) samples: Vec<Sample>,
-}
-
-/// Arms that the server cannot be, and what it says to that.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct LeftOut {
-    pub(super) arms: Vec<String>,
-    pub(super) why: String,
-}
-
-/// One measurement.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Sample {
-    /// What has the same number and point was measured within seconds of each other, and is compared in pairs.
-    pub(super) round: usize,
-    pub(super) point: String,
-    pub(super) arm: String,
-    /// CPU time of the server for a request, user and system, in microseconds.
-    pub(super) cpu_us: f64,
-    /// Requests a second.
-    pub(super) rate: f64,
-    /// What came over the sockets, in MiB/s.
-    pub(super) mib_s: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) hot_us: Option<HotLatency>,
-    /// What else was measured, in the unit that the point names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) value: Option<f64>,
-    /// Of one core; both have one.
-    pub(super) server_share: f64,
-    pub(super) client_share: f64,
-    /// Of one core, all others together, the kernel's own work included.
-    pub(super) others_share: f64,
-}
-
-/// How long a cached file took beside the load, in microseconds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct HotLatency {
-    pub(super) count: usize,
-    pub(super) p50: u64,
-    pub(super) p99: u64,
-    pub(super) max: u64,
-}
-
-/// A figure that is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
-    /// Server CPU time a request.
-    Cpu,
-    /// Requests a second.
-    Rate,
-    /// Bytes a second.
-    Throughput,
-    /// The 99th percentile of the cached file beside the load.
-    HotP99,
-    /// What the point names.
-    Value,
-}
-
-impl Metric {
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Metric::Cpu => "server CPU, µs a request",
-            Metric::Rate => "rate, 1000 requests/s",
-            Metric::Throughput => "throughput, MiB/s",
-            Metric::HotP99 => "99th percentile of a cached file, ms",
-            Metric::Value => "figure",
-        }
-    }
-
-    pub(super) fn of(self, sample: &Sample) -> Option<f64> {
-        match self {
-            Metric::Cpu => Some(sample.cpu_us),
-            Metric::Rate => Some(sample.rate / 1e3),
-            Metric::Throughput => Some(sample.mib_s),
-            Metric::HotP99 => Some(sample.hot_us?.p99 as f64 / 1e3),
-            Metric::Value => sample.value,
-        }
-    }
-
-    /// Whether it spans orders of magnitude.
-    pub(super) fn is_wide(self) -> bool {
-        matches!(self, Metric::Throughput | Metric::HotP99)
-    }
-
-    /// Whether a client that has no time left is what limits it.
-    fn has_ceiling(self) -> bool {
-        matches!(self, Metric::Rate | Metric::Throughput)
-    }
-}
-
-impl Sample {
-    /// In a line, while it is measured.
-    pub(super) fn shown(&self) -> String {
-        let hot = self.hot_us.map_or(String::new(), |hot| format!("  p99 {:>8.2} ms", hot.p99 as f64 / 1e3));
-        format!("{:>8.2} µs {:>7.1} k/s {:>7.1} MiB/s{hot}", self.cpu_us, self.rate / 1e3, self.mib_s)
-    }
-}
-
-impl Record {
-    fn samples_of(&self, point: &Point, arm: &str) -> impl Iterator<Item = &Sample> {
-        let key = point.key();
-        self.samples.iter().filter(move |sample| sample.point == key && sample.arm == arm)
-    }
-
-    /// The median of a figure.
-    pub(super) fn summary(&self, metric: Metric, point: &Point, arm: &str) -> Option<Summary> {
-        Summary::of(self.samples_of(point, arm).filter_map(|sample| metric.of(sample)))
-    }
-
-    /// The median of the ratios to another arm, each within a round.
-    fn ratio(&self, metric: Metric, point: &Point, arm: &str, to: &str) -> Option<Summary> {
-        let ratio = |sample: &Sample| {
-            let other = self.samples_of(point, to).find(|other| other.round == sample.round)?;
-            Some(metric.of(sample)? / metric.of(other)?)
-        };
-        Summary::of(self.samples_of(point, arm).filter_map(ratio))
-    }
-
-    /// The arms that were measured, in the order of the exhibit.
-    pub(super) fn arms<'a>(&self, exhibit: &'a Exhibit) -> Vec<&'a str> {
-        let names = exhibit.arms.iter().map(|arm| &arm.name[..]);
-        names.filter(|name| self.samples.iter().any(|sample| sample.arm == *name)).collect()
-    }
-}
 
 /// Everything that is said of a run, as Markdown that can be read as it is.
 pub(super) fn tables(exhibit: &Exhibit, record: &Record) -> String {
@@ -214,17 +75,6 @@ fn row(corner: &str, columns: &[&str], title: &str) -> String {
 
 fn line(name: &str, cells: &[String]) -> String {
     format!("| {name} | {} |\n", cells.join(" | "))
-}
-
-/// Three digits that count.
-pub(super) fn figure(value: f64) -> String {
-    let decimals = match value.abs() {
-        100.0.. => 0,
-        10.0..100.0 => 1,
-        1.0..10.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.decimals$}")
 }
 
 /// `0.912 (0.905-0.921)`.
@@ -347,6 +197,7 @@ pub(super) fn read(folder: &Path) -> Outcome<Record> {
 #[cfg(test)]
 mod tests {
     use super::super::exhibit::{Scale, all};
+    use super::super::host::Host;
     use super::*;
 
     fn exhibit(name: &str) -> Exhibit {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::ammeter::said;
 use super::curves::{Curves, Figure};
-use super::{Bench, Common};
+use super::rig::{Bench, Common};
 use crate::command::Outcome;
 use amped_measure::stats::Random;
 

@@ -12,11 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::ammeter::read;
+use super::client::AMMETER;
 use super::curves::{Curves, Figure};
+use super::files;
 use super::group::Group;
-use super::load::AMMETER;
+use super::rig::{Bench, Common, REFUSES, retried};
 use super::server::{Server, free_port};
-use super::{Bench, Common, REFUSES, files, retried};
 use crate::command::{Outcome, output, program, shown};
 use amped_measure::stats::Random;
 use serde_json::Value;

@@ -1,8 +1,8 @@
 //! Flash, section 5.5: heads of a multiple of 32 bytes, so that the body that follows is aligned in the kernel's copy.
 
 use super::super::files::of_size;
-use super::super::report::Metric;
-use super::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
 
 const STORY: &str = "\
 Flash padded the header of a response to a multiple of 32 bytes, because the kernels of its time copied head and body

@@ -1,8 +1,8 @@
 //! Ways of a body to the socket: copied, mapped, lent by sendfile, and the mixture that is the default.
 
 use super::super::files::of_size;
-use super::super::report::Metric;
-use super::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
 
 const STORY: &str = "\
 Hu, Nanda and Yang gained 9 % by mapping files rather than reading them, and expected that a call which sends a file

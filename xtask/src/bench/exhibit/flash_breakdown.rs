@@ -1,8 +1,8 @@
 //! Flash, "Flash performance breakdown": the eight combinations of its three caches, over small files.
 
 use super::super::files::of_size;
-use super::super::report::Metric;
-use super::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
 
 const STORY: &str = "\
 Flash was measured with each of the eight combinations of its three caches: of path names, of response headers, and of

@@ -6,8 +6,8 @@ use amped_measure::stats::Random;
 use super::super::disks;
 use super::super::files::{FileSpec, data_set, zipf_targets};
 use super::super::load::{Load, Targets};
-use super::super::report::Metric;
-use super::{Arm, CONNECTIONS, Exhibit, Point, Scale, Shape, SmallMachine};
+use super::super::sample::Metric;
+use super::spec::{Arm, CONNECTIONS, Exhibit, Point, Scale, Shape, SmallMachine};
 
 const STORY: &str = "\
 Flash and its variants replayed the log of a web server, cut so that the files asked for had a total size below, near

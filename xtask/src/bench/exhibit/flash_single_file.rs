@@ -1,8 +1,8 @@
 //! Flash, the single file test: the four architectures on one cached file of different sizes.
 
 use super::super::files::of_size;
-use super::super::report::Metric;
-use super::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
 
 const STORY: &str = "\
 Flash was compared with its own SPED, MT and MP variants on one file that is cached, of up to 200 KB, a new connection

@@ -4,8 +4,8 @@ use amped_measure::stats::Random;
 
 use super::super::files::{specweb96, specweb96_targets};
 use super::super::load::{Load, Targets};
-use super::super::report::Metric;
-use super::{Arm, CONNECTIONS, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, CONNECTIONS, Exhibit, Point, ROUNDS, Scale, Shape};
 
 /// A step: what it is called, and what it adds, by the name of the switch. Mapping is none, but a way to read files, which
 /// the content cache replaces.

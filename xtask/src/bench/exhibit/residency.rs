@@ -1,8 +1,8 @@
 //! Flash, section 5.7: what it costs to ask whether a file is in memory, when it is.
 
 use super::super::files::of_size;
-use super::super::report::Metric;
-use super::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
+use super::super::sample::Metric;
+use super::spec::{Arm, Exhibit, Point, ROUNDS, Scale, Shape};
 
 const STORY: &str = "\
 Flash asks mincore whether the pages of a mapped file are in memory before it sends them, and hands the file to a

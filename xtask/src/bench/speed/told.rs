@@ -5,7 +5,9 @@ use std::path::Path;
 
 use amped_measure::stats::Summary;
 
-use super::super::report::{self, AGAIN, BEGIN, END, Metric, Record, figure, interval};
+use super::super::record::{AGAIN, Record};
+use super::super::report::{self, BEGIN, END, interval};
+use super::super::sample::{Metric, Sample, figure};
 use super::program::{AMPED, FLOOR, NGINX, RIVALS};
 use super::row::{ROWS, Row};
 use super::single::{self, DISK, IDLE, NGINX_THREADS, OVERLOAD, PEAK, RESIDENT, START, with_connections};
@@ -79,7 +81,7 @@ fn figures<'a>(
     point: &'a str,
     arm: &'a str,
 ) -> impl Iterator<Item = (usize, f64)> + 'a {
-    let is_it = move |sample: &&report::Sample| sample.point == point && sample.arm == arm;
+    let is_it = move |sample: &&Sample| sample.point == point && sample.arm == arm;
     record.samples.iter().filter(is_it).filter_map(move |sample| Some((sample.round, metric.of(sample)?)))
 }
 
@@ -270,7 +272,7 @@ pub(super) fn write(folder: &Path, record: &Record, pairs: u32) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::report::Sample;
+    use super::super::super::sample::Sample;
     use super::*;
 
     fn sample(round: usize, point: &str, arm: &str, cpu_us: f64) -> Sample {
