@@ -1,7 +1,7 @@
 //! Files of `/proc`, as any kernel may write them: never a panic; what is read of one is not more than it has.
 #![no_main]
 
-use ammeter_monitor::source::{Disk, Host, Interface, Memory, Paging, Process, Scheduled, Stall, Tcp, stat_of};
+use ammeter_monitor::source::{Disk, Host, Interface, Memory, Paging, Pressure, Process, Scheduled, Tcp, stat_of};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     if let Some(host) = Host::parse(text) {
@@ -12,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
     Memory::parse(text);
     Paging::parse(text);
     assert!(Disk::parse(text, |name| !name.is_empty()).len() <= text.lines().count());
-    Stall::parse(text);
+    Pressure::parse(text, text, text);
     Tcp::parse(text, text, text);
     assert!(Interface::parse(text).len() <= text.lines().count());
     Scheduled::parse(text);

@@ -625,6 +625,9 @@ pub(crate) struct Summary {
     pub(crate) host: HostUse,
     /// What its kernel counted in the server's network namespace.
     pub(crate) network: NetworkUse,
+    /// What the monitor saw while load was measured, by the names of its columns: rates are means, the rest is as it was at the end.
+    #[serde(default)]
+    pub(crate) monitor: BTreeMap<String, f64>,
     /// Bytes of all files that could be asked for, where they are a set.
     #[serde(default)]
     pub(crate) set_bytes: Option<u64>,
@@ -666,9 +669,7 @@ pub(crate) struct ServerUse {
     /// The most memory, in bytes: of the group, page cache included; without one, resident memory.
     pub(crate) memory_max_bytes: Option<u64>,
     /// The longest queue of connections that wait to be accepted.
-    pub(crate) listen_depth_max: Option<u32>,
-    /// Connections that its listeners turned away, by their own counts; in a private namespace that of [`NetworkUse`] is exact.
-    pub(crate) listen_drops: Option<u64>,
+    pub(crate) listen_depth_max: Option<u64>,
     /// Replies that it counted itself.
     pub(crate) replies: Option<u64>,
     /// Bytes that it counted as sent.
@@ -691,12 +692,6 @@ pub(crate) struct HostUse {
     pub(crate) others: Option<f64>,
     /// The share that a hypervisor took.
     pub(crate) stolen: f64,
-    /// Bytes read from disks.
-    pub(crate) disk_read_bytes: Option<u64>,
-    /// Bytes written to disks.
-    pub(crate) disk_written_bytes: Option<u64>,
-    /// Reads and writes of disks.
-    pub(crate) disk_transfers: Option<u64>,
 }
 
 /// What the kernel counted in the server's network namespace while load was measured. Over loopback both ends are in it.
@@ -706,20 +701,12 @@ pub(crate) struct NetworkUse {
     pub(crate) is_private: bool,
     /// Connections that the server's side took.
     pub(crate) passive_opens: Option<u64>,
-    /// Segments received.
-    pub(crate) segments_in: Option<u64>,
     /// Segments sent.
     pub(crate) segments_out: Option<u64>,
-    /// Segments sent again.
-    pub(crate) segments_again: Option<u64>,
     /// Bytes that left by its devices, with the heads of IP and TCP (over loopback without those of Ethernet).
     pub(crate) out_bytes: Option<u64>,
-    /// Connections dropped by listeners.
-    pub(crate) listen_drops: Option<u64>,
     /// Connections that were established at the server's port, the mean of all counts.
     pub(crate) established: Option<f64>,
-    /// Sockets in `TIME_WAIT` at the end.
-    pub(crate) time_wait: Option<u64>,
 }
 
 impl Summary {
@@ -764,8 +751,6 @@ impl Summary {
         ("listen-depth", "", "connections in the listen queue, at most"),
         ("listen-drops", "1/s", "connections dropped by the listen queue"),
         ("established", "", "connections established, mean"),
-        ("time-wait", "", "connections in TIME_WAIT, at the end"),
-        ("retransmitted", "1/s", "segments sent again"),
         ("disk-read", "MiB/s", "read from disks"),
         ("disk-transfers", "1/s", "reads and writes of disks"),
         ("parsing", "ms", "in the server, parsing"),
@@ -784,10 +769,14 @@ impl Summary {
         ("asked", "all requests", false),
     ];
 
-    /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES); `None` if it is none.
+    /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES), or of a column of the monitor;
+    /// `None` if it is none.
     pub(crate) fn described(name: &str) -> Option<(&'static str, Cow<'static, str>)> {
         if let Some((_, unit, meaning)) = Summary::METRICS.iter().find(|(known, ..)| *known == name) {
             return Some((unit, Cow::Borrowed(meaning)));
+        }
+        if let Some(figure) = ammeter_monitor::Name::of(name) {
+            return Some((figure.unit(), Cow::Owned(figure.words())));
         }
         let (whole, parts) = name.split_once(':').filter(|(_, parts)| !parts.is_empty())?;
         let (_, whole, _) = Summary::SHARES.iter().find(|(known, ..)| *known == whole)?;
@@ -801,14 +790,14 @@ impl Summary {
         Summary::SHARES.iter().any(|(known, _, is_of_profile)| Some(*known) == whole && *is_of_profile)
     }
 
-    /// The value of a metric of [`METRICS`](Summary::METRICS), in its unit; `None` where it is not known, or no metric.
+    /// The value of what is [`described`](Summary::described), in its unit; `None` where it is not known, or no metric.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         const MIB: f64 = 1024.0 * 1024.0;
         let Summary { server, host, network, latency, .. } = self;
         let window = self.window.as_ref();
         // What server, machine and network count, they count until the drain is over.
         let seconds = self.seconds + window.map_or(0.0, |window| window.drain_s.clamp(0.0, 1e6));
-        let per_s = |count: u64| count as f64 / seconds.max(1e-9);
+        let seen = |name: &str| self.monitor.get(name).copied();
         let times = |times: &Times, value: f64| (times.count > 0).then_some(value);
         let value = match name {
             "asked-rate" => return self.asked_rate,
@@ -842,22 +831,20 @@ impl Summary {
             "processes" => f64::from(server.processes_max?),
             "threads" => f64::from(server.threads_max?),
             "memory" => server.memory_max_bytes? as f64 / MIB,
-            "listen-depth" => f64::from(server.listen_depth_max?),
+            "listen-depth" => server.listen_depth_max? as f64,
             // A listener with TCP_DEFER_ACCEPT, as Apache's, counts every connection among its drops: the bare ACK is one. What a
             // namespace of its own counts is exact.
-            "listen-drops" if network.is_private => per_s(network.listen_drops?),
-            "listen-drops" => per_s(server.listen_drops?),
+            "listen-drops" if network.is_private => seen("tcp_listen_drops_per_s")?,
+            "listen-drops" => seen("listen_queue_drops_per_s")?,
             "established" => network.established?,
-            "time-wait" => network.time_wait? as f64,
-            "retransmitted" => per_s(network.segments_again?),
-            "disk-read" => per_s(host.disk_read_bytes?) / MIB,
-            "disk-transfers" => per_s(host.disk_transfers?),
+            "disk-read" => seen("disk_read_bytes_per_s")? / MIB,
+            "disk-transfers" => seen("disk_reads_per_s")? + seen("disk_writes_per_s")?,
             "parsing" => server.parsing_ms?,
             "processing" => server.processing_ms?,
             "logging" => server.logging_ms?,
             "set-size" => self.set_bytes? as f64 / MIB,
             "in-server" => server.parsing_ms? + server.processing_ms? + server.logging_ms?,
-            name => return self.share(name),
+            name => return seen(name).or_else(|| self.share(name)),
         };
         Some(value)
     }
@@ -1152,6 +1139,8 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ammeter_monitor::source::Disk;
+    use ammeter_monitor::{Listener, Tick};
 
     #[test]
     fn what_measures_the_same_differs_in_words_only() {
@@ -1221,5 +1210,21 @@ mod tests {
         check("asked:class1", None);
         assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("a and b, of all requests")));
         assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
+    }
+
+    /// What is read by the name of a column of the monitor has that name there.
+    #[test]
+    fn columns_of_the_monitor_are_metrics() {
+        let mut seen = Tick { disks: vec![Disk::default()], listeners: vec![Listener::default()], ..Tick::default() };
+        (seen.tcp.retransmits, seen.tcp.listen_drops, seen.listeners[0].drops) = (Some(3.0), Some(5.0), Some(7.0));
+        seen.disks[0] = Disk { reads: 1.0, writes: 2.0, read: 1048576.0, ..Disk::default() };
+        let mut summary = Summary::default();
+        seen.each_figure(|name, value| summary.monitor.extend(value.map(|value| (name.to_string(), value))));
+        let metrics = ["tcp_retransmits_per_s", "listen-drops", "disk-read", "disk-transfers", "tcp_time_wait"];
+        let values = |summary: &Summary| metrics.map(|name| summary.metric(name));
+        assert_eq!(values(&summary), [Some(3.0), Some(7.0), Some(1.0), Some(3.0), None]);
+        summary.network.is_private = true;
+        assert_eq!(summary.metric("listen-drops"), Some(5.0));
+        assert_eq!(Summary::described(metrics[0]).unwrap(), ("1/s", Cow::Borrowed("segments retransmitted")));
     }
 }

@@ -763,8 +763,8 @@ impl Comparison {
 impl Compared {
     /// As it is printed.
     pub(crate) fn name(&self) -> String {
-        let known = archive::Summary::METRICS.iter().find(|(name, ..)| *name == self.figure);
-        known.map_or_else(|| self.figure.to_owned(), |(_, unit, meaning)| format!("{meaning}, {unit}"))
+        let known = archive::Summary::described(&self.figure);
+        known.map_or_else(|| self.figure.to_owned(), |(unit, meaning)| format!("{meaning}, {unit}"))
     }
 
     /// What follows, in words.

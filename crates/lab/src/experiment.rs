@@ -1168,7 +1168,11 @@ fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
             Err(wrong(
                 name.span(),
                 format!("nothing is measured that is called {text:?}"),
-                format!("there are: {}; and parts of wholes: {}", known.join(", "), shares.join(", ")),
+                format!(
+                    "there are: {}; the columns of `ammeter monitor --csv`; and parts of wholes: {}",
+                    known.join(", "),
+                    shares.join(", ")
+                ),
             ))
         }
     }

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::drive::Stop;
 use ammeter_load::window::Window;
-use ammeter_monitor::Sample;
+use ammeter_monitor::source::Tcp;
+use ammeter_monitor::{Sample, Tick};
 use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
@@ -193,6 +194,7 @@ pub(crate) fn judge(
     let seen = Seen::read(&into.join(name::MONITOR), from_s, from_s + told.seconds)?;
     let mut summary = told.summary(planned.step);
     summary.set_bytes = watched.set_bytes;
+    summary.monitor = seen.figures();
     summary.network = seen.network(is_private);
     summary.server = seen.server();
     summary.server.memory_max_bytes = watched.memory_max_bytes.or(summary.server.memory_max_bytes);
@@ -808,7 +810,7 @@ pub(crate) struct Seen {
     processes_max: usize,
     threads_max: usize,
     resident_max: u64,
-    depth_max: Option<u32>,
+    depth_max: Option<u64>,
     /// Bytes a second that the namespace sent, tick by tick, while there was load.
     ticks: Vec<f64>,
     /// Connections that were established, census by census, while there was load.
@@ -835,7 +837,7 @@ impl Seen {
             } else {
                 seen.processes_max = seen.processes_max.max(sample.processes.len());
                 seen.threads_max = seen.threads_max.max(sample.threads.len());
-                seen.resident_max = seen.resident_max.max(sample.processes.iter().map(|one| one.resident_bytes).sum());
+                seen.resident_max = seen.resident_max.max(sample.processes.iter().map(|one| one.resident).sum());
                 seen.depth_max = seen.depth_max.max(sample.listeners.iter().map(|one| one.depth).max());
             }
             if let Some(before) = &before
@@ -874,14 +876,11 @@ impl Seen {
     pub(crate) fn server(&self) -> ServerUse {
         let Seen { first, last, .. } = self;
         let ran = |sample: &Sample| -> BTreeMap<u32, u64> {
-            sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect()
+            sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect()
         };
         let (from, to) = (ran(first), ran(last));
         // Of threads that lived through it: a lower bound for a server that starts and ends some.
         let cpu_ns: u64 = to.iter().map(|(tid, ns)| ns.saturating_sub(from.get(tid).copied().unwrap_or(0))).sum();
-        let drops = |sample: &Sample| -> Option<u64> {
-            sample.listeners.iter().map(|one| one.drops.map(u64::from)).sum::<Option<u64>>()
-        };
         let counter = |name: &str| {
             let of = |sample: &Sample| sample.module.as_ref()?.counters.get(name).copied();
             Some(of(last)?.saturating_sub(of(first)?))
@@ -892,7 +891,6 @@ impl Seen {
             threads_max: (self.threads_max > 0).then_some(self.threads_max as u32),
             memory_max_bytes: (self.resident_max > 0).then_some(self.resident_max),
             listen_depth_max: self.depth_max,
-            listen_drops: drops(last).zip(drops(first)).map(|(to, from)| to.saturating_sub(from)),
             replies: counter("requests"),
             sent_bytes: counter("sent_bytes"),
             parsing_ms: self.phases_ms(&["parsing"]),
@@ -918,23 +916,25 @@ impl Seen {
         (to > from).then(|| to_ns.saturating_sub(from_ns) as f64 / (to - from) as f64 / 1e6)
     }
 
+    /// All that the monitor saw, by the names of its columns.
+    pub(crate) fn figures(&self) -> BTreeMap<String, f64> {
+        let mut figures = BTreeMap::new();
+        if let Some(tick) = Tick::between(&self.first, &self.last) {
+            tick.each_figure(|name, value| figures.extend(value.map(|value| (name.to_string(), value))));
+        }
+        figures
+    }
+
     /// What its network namespace counted.
     pub(crate) fn network(&self, is_private: bool) -> NetworkUse {
-        let Some((from, to)) = self.first.network.as_ref().zip(self.last.network.as_ref()) else {
-            return NetworkUse::default();
-        };
-        let since = |from: u64, to: u64| Some(to.saturating_sub(from));
+        let tcp = |of: fn(&Tcp) -> Option<u64>| Some(of(&self.last.tcp)?.saturating_sub(of(&self.first.tcp)?));
         NetworkUse {
             is_private,
-            passive_opens: since(from.tcp.passive_opens, to.tcp.passive_opens),
-            segments_in: since(from.tcp.segments_in, to.tcp.segments_in),
-            segments_out: since(from.tcp.segments_out, to.tcp.segments_out),
-            segments_again: since(from.tcp.segments_again, to.tcp.segments_again),
+            passive_opens: tcp(|tcp| tcp.passive_opens),
+            segments_out: tcp(|tcp| tcp.segments_out),
             out_bytes: out_bytes(&self.first).zip(out_bytes(&self.last)).map(|(from, to)| to.saturating_sub(from)),
-            listen_drops: since(from.tcp.listen_drops, to.tcp.listen_drops),
             established: (!self.established.is_empty())
                 .then(|| self.established.iter().sum::<f64>() / self.established.len() as f64),
-            time_wait: Some(to.tcp.time_wait_now),
         }
     }
 
@@ -942,24 +942,13 @@ impl Seen {
     pub(crate) fn host(&self, spell: &Spell, summary: &Summary) -> HostUse {
         let cores = self.last.host.cores.len().max(1);
         let (busy, others) = spell.shares(cores, summary.server.cpu_s);
-        let disks = |of: fn(&ammeter_monitor::source::Disk) -> u64| {
-            let sum = |sample: &Sample| sample.disks.iter().map(of).sum::<u64>();
-            Some(sum(&self.last).saturating_sub(sum(&self.first)))
-        };
-        HostUse {
-            busy,
-            others,
-            stolen: spell.stolen_ns as f64 / 1e9 / (spell.elapsed_s.max(1e-9) * cores as f64),
-            disk_read_bytes: disks(|disk| disk.read_bytes),
-            disk_written_bytes: disks(|disk| disk.write_bytes),
-            disk_transfers: disks(|disk| disk.reads + disk.writes),
-        }
+        HostUse { busy, others, stolen: spell.stolen_ns as f64 / 1e9 / (spell.elapsed_s.max(1e-9) * cores as f64) }
     }
 }
 
 /// Bytes that left by all devices of the namespace; `None` where that is not known.
 fn out_bytes(sample: &Sample) -> Option<u64> {
-    Some(sample.network.as_ref()?.interfaces.iter().map(|one| one.out_bytes).sum())
+    (!sample.interfaces.is_empty()).then(|| sample.interfaces.iter().map(|one| one.sent).sum())
 }
 
 /// Looks at the machine while nothing is asked of it.

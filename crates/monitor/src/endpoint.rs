@@ -145,12 +145,13 @@ mod tests {
         assert!(text.contains("target=\"port 80\"") && !text.contains("sample_timestamp"), "{text}");
         for number in 1..=2 {
             let sample = Sample { wall_ms: number * 1000, ..Sample::default() };
-            let tick = Tick { interval_s: 1.0, server_user: 0.5, ..Tick::default() };
+            let server = crate::rates::ServerUse { user: 0.5, ..Default::default() };
+            let tick = Tick { interval_s: 1.0, server, ..Tick::default() };
             endpoint.tell(Arc::new(sample), (number > 1).then_some(&tick));
             let text = ask(address);
             assert!(text.contains(&format!("\nammeter_sample_timestamp_seconds {number}\n")), "{text}");
-            let used = if number > 1 { "0.5" } else { "0" };
-            assert!(text.contains(&format!("\nammeter_server_cpu_seconds_total{{mode=\"user\"}} {used}\n")), "{text}");
+            let used = if number > 1 { "0.5" } else { "0.0" };
+            assert!(text.contains(&format!("\nammeter_server_user_seconds_total {used}\n")), "{text}");
         }
         let error = Endpoint::open(address, "", 1.0).unwrap_err().to_string();
         assert!(error.contains("somebody listens there"), "{error}");

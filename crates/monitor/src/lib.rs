@@ -4,6 +4,7 @@
 //! source    what the kernel tells: texts of /proc into numbers            pure
 //! server    whose they are: the processes and listeners behind a port or a pid
 //! sample    all of it at one moment, again and again, within a budget     (budget: pure)
+//! figure    what there is to know, each declared once: its name, kind, unit, help, and where it is shown
 //! published what the server tells of itself: requests by class and phase, caches, helpers, loops
 //! rates     what happened between two samples                             pure
 //! store     samples to a file and back
@@ -21,6 +22,7 @@
 
 mod budget;
 mod endpoint;
+mod figure;
 pub mod overhead;
 pub mod profile;
 mod published;
@@ -34,11 +36,9 @@ mod store;
 
 pub use budget::Budget;
 pub use endpoint::Endpoint;
+pub use figure::{Figure, Figures};
 pub use published::{Class, Module, Phase, Published};
-pub use rates::{
-    ClassRate, CpuShare, DiskRate, DiskUse, GroupRate, ListenerRate, ModuleRate, NetworkRate, PagingRate, PhaseTime,
-    PressureShare, ProcessRate, ThreadRate, Tick,
-};
+pub use rates::{ClassRate, CpuShare, GroupRate, ModuleRate, Name, PhaseTime, ServerUse, Tick};
 pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
 pub use server::{Backend, Server, Target, group_of, groups_of};
 pub use stop::Stop;

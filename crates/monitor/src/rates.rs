@@ -4,12 +4,17 @@
 //! rather than as a huge number. What one of the samples lacks is `None`, never 0.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Display, Formatter};
 
+use amped_sys::sock_diag::TcpState;
 use serde::Serialize;
 
+use crate::figure::{Figures, figures};
 use crate::published::{Class, Module};
-use crate::sample::{Census, Sample};
-use crate::source::{Cpu, DiskCount, DiskLimit, Group, Memory, SOFTIRQS, Stall};
+use crate::sample::{Census, Listener, Own, Sample};
+use crate::source::{
+    Cpu, Disk, DiskCount, DiskLimit, Group, Interface, Memory, Paging, Pressure, Process, SOFTIRQS, System, Tcp, Thread,
+};
 
 /// One step of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -21,182 +26,79 @@ pub struct Tick {
     /// Its length in seconds.
     pub interval_s: f64,
     /// All processors together; shares of all their time, which add up to 1.
-    pub cpu: CpuShare,
+    pub cpu: CpuShare<f64>,
     /// Each processor.
-    pub cores: Vec<CpuShare>,
+    pub cores: Vec<CpuShare<f64>>,
     /// The busiest processor's share of time that was not idle.
     pub busiest_core: f64,
-    /// Interrupts a second.
-    pub interrupts_per_s: f64,
     /// Soft interrupts a second, by kind; kinds without any are left out.
     pub softirqs_per_s: BTreeMap<String, f64>,
-    /// Switches of tasks a second.
-    pub context_switches_per_s: f64,
+    /// Interrupts and tasks.
+    pub system: System<f64>,
     /// What memory holds.
-    pub memory: Option<Memory>,
+    pub memory: Memory<f64>,
     /// Paging.
-    pub paging: Option<PagingRate>,
+    pub paging: Paging<f64>,
     /// Disks that are there.
-    pub disks: Vec<DiskRate>,
+    pub disks: Vec<Disk<f64>>,
     /// Pressure.
-    pub pressure: Option<PressureShare>,
-    /// The network.
-    pub network: Option<NetworkRate>,
-    /// The server's processors' worth of user time: 1 is one processor all the time.
-    pub server_user: f64,
-    /// Likewise in the kernel, system calls and faults.
-    pub server_system: f64,
-    /// Likewise waiting for a processor, all threads together.
-    pub server_wait: f64,
-    /// The server's processes.
-    pub processes: Vec<ProcessRate>,
-    /// The server's threads, the busiest first.
-    pub threads: Vec<ThreadRate>,
+    pub pressure: Pressure<f64>,
+    /// TCP in the server's network namespace.
+    pub tcp: Tcp<f64>,
+    /// The interfaces of that namespace.
+    pub interfaces: Vec<Interface<f64>>,
+    /// The server: its threads together.
+    pub server: ServerUse<f64>,
+    /// Its processes.
+    pub processes: Vec<Process<f64>>,
+    /// Its threads, the busiest first.
+    pub threads: Vec<Thread<f64>>,
     /// Control groups that limit the server.
     pub groups: Vec<GroupRate>,
     /// The server's listeners.
-    pub listeners: Vec<ListenerRate>,
+    pub listeners: Vec<Listener<f64>>,
     /// Its connections, as they were counted last.
-    pub census: Option<Census>,
+    pub census: Option<Census<f64>>,
     /// What it tells of itself, if it does.
     pub module: Option<ModuleRate>,
-    /// What the monitor used itself, as a share of one processor.
-    pub own_cpu: f64,
-    /// Likewise since it began.
+    /// The monitor itself.
+    pub own: Own<f64>,
+    /// What it used since it began, as a share of one processor.
     pub own_cpu_so_far: f64,
-    /// How long after this tick the next one is planned, in seconds.
-    pub next_interval_s: f64,
 }
 
-/// Shares of processor time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct CpuShare {
+figures! {
+    /// Shares of processor time.
+    CpuShare "cpu"
     /// User code.
-    pub user: f64,
+    user: N => Gauge Ratio,
     /// The kernel for a process.
-    pub system: f64,
+    system: N => Gauge Ratio,
     /// Interrupts.
-    pub interrupt: f64,
+    interrupt: N => Gauge Ratio,
     /// Soft interrupts.
-    pub softirq: f64,
+    softirq: N => Gauge Ratio,
     /// Another virtual machine.
-    pub steal: f64,
+    steal: N => Gauge Ratio,
     /// Nothing, while a process waited for a disk.
-    pub iowait: f64,
+    iowait: N => Gauge Ratio,
     /// Nothing.
-    pub idle: f64,
+    idle: N => Gauge Ratio,
 }
 
-/// Paging, a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct PagingRate {
-    /// Bytes from block devices.
-    pub in_bytes_per_s: f64,
-    /// Bytes to them.
-    pub out_bytes_per_s: f64,
-    /// Pages from and to swap.
-    pub swap_pages_per_s: f64,
-    /// Faults.
-    pub faults_per_s: f64,
-    /// Faults that waited for a disk.
-    pub major_faults_per_s: f64,
-}
-
-/// One disk.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct DiskRate {
-    /// Its name.
-    pub name: String,
-    /// Reads a second.
-    pub reads_per_s: f64,
-    /// Bytes read a second.
-    pub read_bytes_per_s: f64,
-    /// Writes a second.
-    pub writes_per_s: f64,
-    /// Bytes written a second.
-    pub write_bytes_per_s: f64,
-    /// How long a read took, in milliseconds; `None` without one.
-    pub read_ms: Option<f64>,
-    /// The share of time with something under way.
-    pub busy: f64,
-    /// Under way at the end.
-    pub in_flight: u64,
-}
-
-/// Shares of time in which work waited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct PressureShare {
-    /// Some for a processor.
-    pub cpu_some: f64,
-    /// Some for memory.
-    pub memory_some: f64,
-    /// All for memory.
-    pub memory_full: f64,
-    /// Some for a disk.
-    pub io_some: f64,
-    /// All for a disk.
-    pub io_full: f64,
-}
-
-/// The network, a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct NetworkRate {
-    /// Bytes received, all interfaces together.
-    pub in_bytes_per_s: f64,
-    /// Bytes sent.
-    pub out_bytes_per_s: f64,
-    /// Packets received.
-    pub in_packets_per_s: f64,
-    /// Packets sent.
-    pub out_packets_per_s: f64,
-    /// Packets dropped, in and out.
-    pub drops_per_s: f64,
-    /// TCP segments received.
-    pub segments_in_per_s: f64,
-    /// TCP segments sent.
-    pub segments_out_per_s: f64,
-    /// TCP segments sent again.
-    pub segments_again_per_s: f64,
-    /// Connections that others began.
-    pub passive_opens_per_s: f64,
-    /// Connections that were reset.
-    pub resets_per_s: f64,
-    /// Times that some listener's queue was full.
-    pub listen_overflows_per_s: f64,
-    /// Connections that some listener turned away.
-    pub listen_drops_per_s: f64,
-    /// Sockets in `TIME_WAIT` at the end.
-    pub time_wait_now: u64,
-}
-
-/// One process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct ProcessRate {
-    /// Its number.
-    pub pid: u32,
-    /// Memory that is there, in bytes; what processes share counts for each.
-    pub resident_bytes: u64,
-    /// Bytes that it had read from disks, a second; `None` if that may not be seen.
-    pub read_bytes_per_s: Option<f64>,
-    /// Bytes that it had written.
-    pub write_bytes_per_s: Option<f64>,
-    /// Descriptors that it has open.
-    pub descriptors: Option<u64>,
-    /// How many it may have.
-    pub descriptors_max: Option<u64>,
-}
-
-/// What a control group had of a disk, a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct DiskUse {
-    /// Bytes read.
-    pub read_bytes_per_s: Option<f64>,
-    /// Bytes written.
-    pub write_bytes_per_s: Option<f64>,
-    /// Reads.
-    pub reads_per_s: Option<f64>,
-    /// Writes.
-    pub writes_per_s: Option<f64>,
+figures! {
+    /// What a server used since the monitor began, threads that have ended included.
+    ServerUse "server"
+    /// User time of the server.
+    user: N => Counter Seconds,
+    /// System time of the server: system calls and faults.
+    system: N => Counter Seconds,
+    /// Time that its threads waited for a processor, all together.
+    wait: N => Counter Seconds,
+    /// Processes of the server.
+    processes: N => Gauge Things,
+    /// Threads of the server.
+    threads: N => Gauge Things,
 }
 
 /// A control group that limits the server.
@@ -213,33 +115,11 @@ pub struct GroupRate {
     /// What they may have of disks.
     pub disks: Vec<DiskLimit>,
     /// What they had of these, a second: in the same order, `None` where the kernel does not count it.
-    pub disk_use: Vec<DiskUse>,
+    pub disk_use: Vec<DiskCount<f64>>,
     /// Bytes of memory that they may have.
     pub memory_max_bytes: Option<u64>,
     /// Bytes of memory that they have.
     pub memory_bytes: Option<u64>,
-}
-
-/// One thread.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct ThreadRate {
-    /// Its process.
-    pub pid: u32,
-    /// Its number.
-    pub tid: u32,
-    /// Its name.
-    pub name: String,
-    /// Its state at the end: R, S, D, T.
-    pub state: char,
-    /// The share of time that it ran.
-    pub run: f64,
-    /// The share of time that it could have run and waited for a processor.
-    pub wait: f64,
-    /// Page faults that waited for a disk, a second.
-    pub major_faults_per_s: f64,
-    /// The kernel's function in which it sleeps.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sleeps_in: Option<String>,
 }
 
 /// What a server tells of itself.
@@ -291,21 +171,6 @@ pub struct PhaseTime {
     pub p99_us_max: Option<f64>,
 }
 
-/// One listener.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct ListenerRate {
-    /// Address and port.
-    pub address: String,
-    /// Connections that wait to be accepted.
-    pub depth: u32,
-    /// How many may wait.
-    pub limit: u32,
-    /// Turned away since it listens.
-    pub drops: Option<u32>,
-    /// Turned away in this tick; `None` for a listener that is new.
-    pub new_drops: Option<u32>,
-}
-
 impl Tick {
     /// From one sample to a later one; `None` if it is not later.
     pub fn between(from: &Sample, to: &Sample) -> Option<Tick> {
@@ -316,176 +181,202 @@ impl Tick {
             wall_ms: to.wall_ms,
             at_s: to.at_us as f64 / 1e6,
             interval_s: seconds,
-            cpu: CpuShare::of(to.host.cpu.since(&from.host.cpu)),
-            interrupts_per_s: rate(from.host.interrupts, to.host.interrupts),
-            context_switches_per_s: rate(from.host.context_switches, to.host.context_switches),
-            memory: to.memory,
-            census: to.census.clone(),
-            own_cpu: rate(from.own.cpu_ns, to.own.cpu_ns) / 1e9,
-            own_cpu_so_far: to.own.cpu_ns as f64 / 1e3 / to.at_us.max(1) as f64,
-            next_interval_s: to.own.interval_us as f64 / 1e6,
+            cpu: CpuShare::of(&to.host.cpu.since(&from.host.cpu)),
+            cores: from.host.cores.iter().zip(&to.host.cores).map(|(from, to)| CpuShare::of(&to.since(from))).collect(),
+            system: to.host.system.since(Some(&from.host.system), seconds),
+            memory: to.memory.since(None, seconds),
+            paging: to.paging.since(Some(&from.paging), seconds),
+            pressure: to.pressure.since(Some(&from.pressure), seconds),
+            tcp: to.tcp.since(Some(&from.tcp), seconds),
+            census: to.census.as_ref().map(Census::in_tick),
+            module: to.module.as_ref().map(|to| ModuleRate::between(from.module.as_ref(), to, rate)),
+            own: to.own.since(Some(&from.own), seconds),
+            own_cpu_so_far: to.own.cpu as f64 / 1e3 / to.at_us.max(1) as f64,
             ..Tick::default()
         };
-        let share = |(from, to): (&Cpu, &Cpu)| CpuShare::of(to.since(from));
-        tick.cores = from.host.cores.iter().zip(&to.host.cores).map(share).collect();
         tick.busiest_core = tick.cores.iter().map(CpuShare::busy).fold(0.0, f64::max);
         for ((name, from), to) in SOFTIRQS.iter().zip(&from.host.softirqs).zip(&to.host.softirqs) {
             if to > from {
                 tick.softirqs_per_s.insert((*name).to_owned(), rate(*from, *to));
             }
         }
-        tick.paging = from.paging.zip(to.paging).map(|(from, to)| PagingRate {
-            in_bytes_per_s: rate(from.in_bytes, to.in_bytes),
-            out_bytes_per_s: rate(from.out_bytes, to.out_bytes),
-            swap_pages_per_s: rate(from.swap_in_pages, to.swap_in_pages) + rate(from.swap_out_pages, to.swap_out_pages),
-            faults_per_s: rate(from.faults, to.faults),
-            major_faults_per_s: rate(from.major_faults, to.major_faults),
-        });
-        tick.disks = to
-            .disks
-            .iter()
-            .filter_map(|to| {
-                let from = from.disks.iter().find(|from| from.name == to.name)?;
-                let reads = to.reads.saturating_sub(from.reads);
-                Some(DiskRate {
-                    name: to.name.clone(),
-                    reads_per_s: rate(from.reads, to.reads),
-                    read_bytes_per_s: rate(from.read_bytes, to.read_bytes),
-                    writes_per_s: rate(from.writes, to.writes),
-                    write_bytes_per_s: rate(from.write_bytes, to.write_bytes),
-                    read_ms: (reads > 0).then(|| to.read_ms.saturating_sub(from.read_ms) as f64 / reads as f64),
-                    busy: (rate(from.busy_ms, to.busy_ms) / 1e3).min(1.0),
-                    in_flight: to.in_flight,
-                })
-            })
-            .collect();
-        tick.pressure = from.pressure.zip(to.pressure).map(|(from, to)| {
-            let some = |from: Stall, to: Stall| rate(from.some_us, to.some_us) / 1e6;
-            let full = |from: Stall, to: Stall| rate(from.full_us, to.full_us) / 1e6;
-            PressureShare {
-                cpu_some: some(from.cpu, to.cpu),
-                memory_some: some(from.memory, to.memory),
-                memory_full: full(from.memory, to.memory),
-                io_some: some(from.io, to.io),
-                io_full: full(from.io, to.io),
-            }
-        });
-        tick.network = from.network.as_ref().zip(to.network.as_ref()).map(|(from, to)| {
-            let mut network = NetworkRate {
-                segments_in_per_s: rate(from.tcp.segments_in, to.tcp.segments_in),
-                segments_out_per_s: rate(from.tcp.segments_out, to.tcp.segments_out),
-                segments_again_per_s: rate(from.tcp.segments_again, to.tcp.segments_again),
-                passive_opens_per_s: rate(from.tcp.passive_opens, to.tcp.passive_opens),
-                resets_per_s: rate(from.tcp.resets, to.tcp.resets),
-                listen_overflows_per_s: rate(from.tcp.listen_overflows, to.tcp.listen_overflows),
-                listen_drops_per_s: rate(from.tcp.listen_drops, to.tcp.listen_drops),
-                time_wait_now: to.tcp.time_wait_now,
-                ..NetworkRate::default()
-            };
-            for to in &to.interfaces {
-                let Some(from) = from.interfaces.iter().find(|from| from.name == to.name) else { continue };
-                network.in_bytes_per_s += rate(from.in_bytes, to.in_bytes);
-                network.out_bytes_per_s += rate(from.out_bytes, to.out_bytes);
-                network.in_packets_per_s += rate(from.in_packets, to.in_packets);
-                network.out_packets_per_s += rate(from.out_packets, to.out_packets);
-                network.drops_per_s += rate(from.in_drops, to.in_drops) + rate(from.out_drops, to.out_drops);
-            }
-            network
-        });
-        tick.module = to.module.as_ref().map(|to| ModuleRate::between(from.module.as_ref(), to, rate));
-        tick.add_server(from, to, rate);
+        // Of a device that is new it is not known when it began.
+        tick.disks = Vec::from_iter(to.disks.iter().filter_map(|to| {
+            let from = from.disks.iter().find(|from| from.device == to.device)?;
+            Some(to.since(Some(from), seconds))
+        }));
+        tick.interfaces = Vec::from_iter(to.interfaces.iter().filter_map(|to| {
+            let from = from.interfaces.iter().find(|from| from.device == to.device)?;
+            Some(to.since(Some(from), seconds))
+        }));
+        tick.add_server(from, to, seconds);
         Some(tick)
     }
 
-    fn add_server(&mut self, from: &Sample, to: &Sample, rate: impl Fn(u64, u64) -> f64) {
+    fn add_server(&mut self, from: &Sample, to: &Sample, seconds: f64) {
         let earlier: HashMap<u32, _> = from.threads.iter().map(|thread| (thread.tid, thread)).collect();
         for to in &to.threads {
             // One that is new began with nothing, in this tick.
-            let from = earlier.get(&to.tid).filter(|from| from.pid == to.pid);
-            let of = |field: fn(&crate::source::Thread) -> u64| rate(from.map_or(0, |from| field(from)), field(to));
-            let run = of(|thread| thread.run_ns) / 1e9;
-            let (user, system) = (of(|thread| thread.user_ticks), of(|thread| thread.system_ticks));
+            let thread = to.since(earlier.get(&to.tid).copied().filter(|from| from.pid == to.pid), seconds);
             // In a short tick there may be no unit of either; then as it was since the thread began.
-            let (user, system) =
-                if user + system > 0.0 { (user, system) } else { (to.user_ticks as f64, to.system_ticks as f64) };
-            let share = if user + system > 0.0 { user / (user + system) } else { 0.0 };
-            let thread = ThreadRate {
-                pid: to.pid,
-                tid: to.tid,
-                name: to.name.clone(),
-                state: to.state,
-                run,
-                wait: of(|thread| thread.wait_ns) / 1e9,
-                major_faults_per_s: of(|thread| thread.major_faults),
-                sleeps_in: to.sleeps_in.clone(),
+            let (user, system) = if thread.user + thread.system > 0.0 {
+                (thread.user, thread.system)
+            } else {
+                (to.user as f64, to.system as f64)
             };
-            self.server_user += run * share;
-            self.server_system += run * (1.0 - share);
-            self.server_wait += thread.wait;
+            let share = if user + system > 0.0 { user / (user + system) } else { 0.0 };
+            self.server.user += thread.run * share;
+            self.server.system += thread.run * (1.0 - share);
+            self.server.wait += thread.wait;
             self.threads.push(thread);
         }
         self.threads.sort_by(|a, b| b.run.total_cmp(&a.run).then(a.tid.cmp(&b.tid)));
-        for to in &to.processes {
-            let from = from.processes.iter().find(|from| from.pid == to.pid);
-            let of = |from: Option<u64>, to: Option<u64>| Some(rate(from?, to?));
-            self.processes.push(ProcessRate {
-                pid: to.pid,
-                resident_bytes: to.resident_bytes,
-                read_bytes_per_s: of(from.and_then(|from| from.read_bytes), to.read_bytes),
-                write_bytes_per_s: of(from.and_then(|from| from.write_bytes), to.write_bytes),
-                descriptors: to.descriptors,
-                descriptors_max: to.descriptors_max,
-            });
-        }
-        for to in &to.groups {
-            let from = from.groups.iter().find(|from| from.path == to.path);
-            let since = |of: fn(&Group) -> u64| of(to).saturating_sub(from.map_or(of(to), of));
-            self.groups.push(GroupRate {
-                path: to.path.clone(),
-                cores_max: to.cores_max(),
-                periods: since(|group| group.periods),
-                throttled_periods: since(|group| group.throttled_periods),
-                disk_use: to
-                    .disks
-                    .iter()
-                    .map(|disk| {
-                        let before = from.and_then(|from| from.disks.iter().find(|one| one.device == disk.device));
-                        let of =
-                            |count: fn(&DiskCount) -> Option<u64>| Some(rate(count(&before?.had)?, count(&disk.had)?));
-                        DiskUse {
-                            read_bytes_per_s: of(|had| had.read_bytes),
-                            write_bytes_per_s: of(|had| had.write_bytes),
-                            reads_per_s: of(|had| had.reads),
-                            writes_per_s: of(|had| had.writes),
-                        }
-                    })
-                    .collect(),
-                disks: to.disks.clone(),
-                memory_max_bytes: to.memory_max_bytes,
-                memory_bytes: to.memory_bytes,
-            });
-        }
+        let process = |to: &Process| to.since(from.processes.iter().find(|from| from.pid == to.pid), seconds);
+        self.processes = to.processes.iter().map(process).collect();
+        (self.server.processes, self.server.threads) = (self.processes.len() as f64, self.threads.len() as f64);
+        self.groups = to.groups.iter().map(|to| GroupRate::between(&from.groups, to, seconds)).collect();
         for to in &to.listeners {
             let from = from.listeners.iter().find(|from| from.inode == to.inode);
-            let drops = from.and_then(|from| from.drops).zip(to.drops);
-            self.listeners.push(ListenerRate {
-                address: to.address.clone(),
-                depth: to.depth,
-                limit: to.limit,
-                drops: to.drops,
-                new_drops: drops.map(|(from, to)| to.wrapping_sub(from)),
-            });
+            self.listeners.push(Listener { drops_total: to.drops, ..to.since(from, seconds) });
         }
+    }
+
+    /// Calls `each` with every figure that is one number, and its name. Of several things, such as disks, it is the sum.
+    pub fn each_figure(&self, each: impl FnMut(Name, Option<f64>)) {
+        let mut to = Each(each);
+        to.named("", "at_s", "Time since the monitor began.", Some(self.at_s));
+        to.named("", "interval_s", "Time since the tick before.", Some(self.interval_s));
+        to.one(&self.cpu);
+        to.named("", "busiest_core", "Time that the busiest processor was not idle.", Some(self.busiest_core));
+        to.one(&self.system);
+        to.one(&self.memory);
+        to.one(&self.paging);
+        to.one(&self.pressure);
+        to.all(&self.disks);
+        to.all(&self.interfaces);
+        to.one(&self.tcp);
+        to.one(&self.server);
+        to.all(&self.processes);
+        to.all(&self.listeners);
+        for state in connection_states() {
+            let count = self.connections(state.name()).map(f64::from);
+            to.named("connections", state.name(), "Connections at the server's ports in this state.", count);
+        }
+        to.all(self.census.as_ref().map(|census| &census.limits).as_slice());
+        let rate = |key: &str| self.module.as_ref()?.per_s.get(key).copied();
+        to.named("module", "requests_per_s", "Requests that the server has read.", rate("requests"));
+        to.named("module", "sent_bytes_per_s", "Bytes that the server has sent.", rate("sent_bytes"));
+        to.named("module", "loop_busy", "Time that its loops were busy.", rate("loop_busy_ns").map(|ns| ns / 1e9));
+        to.named("module", "loop_stalls_per_s", "Times that one of its loops was late.", rate("loop_stalls"));
+        let queue = self.module.as_ref().and_then(|module| module.gauges.get("helper_queue"));
+        to.named("module", "helper_queue", "Tasks that wait for a helper of the server.", queue.map(|n| *n as f64));
+        to.one(&self.own);
+    }
+
+    /// The figure of this name, as [`each_figure`](Tick::each_figure) has it; `None` where it is not known.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        let mut found = None;
+        self.each_figure(|other, value| found = if other.is(name) { value } else { found });
+        found
     }
 
     /// Processors' worth of what the server used, user and system.
     pub fn server_cpu(&self) -> f64 {
-        self.server_user + self.server_system
+        self.server.user + self.server.system
     }
 
     /// How many connections were in this state, by the last census.
     pub fn connections(&self, state: &str) -> Option<u32> {
         Some(self.census.as_ref()?.states.get(state).copied().unwrap_or(0))
+    }
+}
+
+impl GroupRate {
+    fn between(from: &[Group], to: &Group, seconds: f64) -> GroupRate {
+        let from = from.iter().find(|from| from.path == to.path);
+        let since = |of: fn(&Group) -> u64| of(to).saturating_sub(from.map_or(of(to), of));
+        let disk_use = |disk: &DiskLimit| {
+            let before = from.and_then(|from| from.disks.iter().find(|one| one.device == disk.device));
+            disk.had.since(before.map(|before| &before.had), seconds)
+        };
+        GroupRate {
+            path: to.path.clone(),
+            cores_max: to.cores_max(),
+            periods: since(|group| group.periods),
+            throttled_periods: since(|group| group.throttled_periods),
+            disk_use: to.disks.iter().map(disk_use).collect(),
+            disks: to.disks.clone(),
+            memory_max_bytes: to.memory_max_bytes,
+            memory_bytes: to.memory_bytes,
+        }
+    }
+}
+
+/// The states that a connection may be in.
+pub(crate) fn connection_states() -> impl Iterator<Item = TcpState> {
+    TcpState::ALL.into_iter().filter(|state| !matches!(state, TcpState::Listen | TcpState::Close))
+}
+
+/// The name of a figure of a tick, with its unit: `tcp_retransmits_per_s`.
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
+    prefix: &'static str,
+    name: &'static str,
+    /// What it is, in a sentence.
+    pub help: &'static str,
+}
+
+impl Name {
+    /// The figure that is called so, if there is one.
+    pub fn of(text: &str) -> Option<Name> {
+        let mut found = None;
+        Tick::default().each_figure(|name, _| found = found.or(Some(name).filter(|name| name.is(text))));
+        found
+    }
+
+    /// Its unit, as a plot shows it.
+    pub fn unit(&self) -> &'static str {
+        let units = [("_bytes_per_s", "B/s"), ("_per_s", "1/s"), ("_bytes", "B"), ("_s", "s")];
+        units.iter().find(|(end, _)| self.name.ends_with(end)).map_or("", |(_, unit)| unit)
+    }
+
+    /// What it is, as it stands in a sentence.
+    pub fn words(&self) -> String {
+        let (first, rest) = self.help.trim_end_matches('.').split_at(1);
+        first.to_lowercase() + rest
+    }
+
+    fn is(&self, text: &str) -> bool {
+        let name = text.strip_suffix(self.name).and_then(|rest| rest.strip_prefix(self.prefix));
+        name.is_some_and(|between| between == if self.prefix.is_empty() { "" } else { "_" })
+    }
+}
+
+impl Display for Name {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        let Name { prefix, name, .. } = self;
+        if prefix.is_empty() { to.write_str(name) } else { write!(to, "{prefix}_{name}") }
+    }
+}
+
+/// Whom figures of a tick are told, one by one.
+struct Each<F>(F);
+
+impl<F: FnMut(Name, Option<f64>)> Each<F> {
+    fn named(&mut self, prefix: &'static str, name: &'static str, help: &'static str, value: Option<f64>) {
+        self.0(Name { prefix, name, help }, value);
+    }
+
+    fn one<T: Figures<f64>>(&mut self, of: &T) {
+        self.all(&[of]);
+    }
+
+    /// Their sums, where all of them are known.
+    fn all<T: Figures<f64>>(&mut self, of: &[T]) {
+        for (at, figure) in T::FIGURES.iter().enumerate() {
+            let sum = of.iter().map(|one| one.values().nth(at).flatten()).sum::<Option<f64>>();
+            self.named(T::PREFIX, figure.tick_name, figure.help, sum.filter(|_| !of.is_empty()));
+        }
     }
 }
 
@@ -553,8 +444,8 @@ fn quantile_us(buckets: &[u64], share: f64, first_bucket_bits: u32) -> Option<f6
     (number + 1 < buckets.len()).then(|| 2f64.powi(first_bucket_bits as i32 + number as i32) / 1e3)
 }
 
-impl CpuShare {
-    fn of(cpu: Cpu) -> CpuShare {
+impl CpuShare<f64> {
+    fn of(cpu: &Cpu) -> CpuShare<f64> {
         let share = |part: u64| part as f64 / cpu.total().max(1) as f64;
         CpuShare {
             user: share(cpu.user),
@@ -578,12 +469,12 @@ impl CpuShare {
 mod tests {
     use super::*;
     use crate::published::Phase;
-    use crate::sample::{Listener, Own};
-    use crate::source::{Disk, Host, Interface, Network, Paging, Pressure, Process, Tcp, Thread};
+    use crate::source::Host;
 
     fn thread(tid: u32, run_ms: u64, wait_ms: u64, user: u64, system: u64) -> Thread {
-        let (run_ns, wait_ns) = (run_ms * 1_000_000, wait_ms * 1_000_000);
-        Thread { pid: 1, tid, run_ns, wait_ns, user_ticks: user, system_ticks: system, state: 'S', ..Thread::default() }
+        let (run, wait) = (run_ms * 1_000_000, wait_ms * 1_000_000);
+        let [user, system] = [user, system].map(|ticks| ticks * 10_000_000);
+        Thread { pid: 1, tid, run, wait, user, system, state: 'S', ..Thread::default() }
     }
 
     fn later(by_us: u64) -> Sample {
@@ -596,7 +487,7 @@ mod tests {
         assert_eq!(Tick::between(&later(1), &later(0)), None);
         let tick = Tick::between(&later(0), &later(2_000_000)).unwrap();
         assert_eq!((tick.interval_s, tick.at_s, tick.cpu.idle), (2.0, 3.0, 1.0));
-        assert_eq!((tick.paging, tick.network, tick.pressure, tick.census), (None, None, None, None));
+        assert_eq!((tick.memory, tick.tcp, tick.census), (Memory::default(), Tcp::default(), None));
     }
 
     #[test]
@@ -672,7 +563,7 @@ mod tests {
             let cpu = cores.iter().fold(Cpu::default(), |sum, core| {
                 cpu(sum.user + core.user, sum.system + core.system, sum.idle + core.idle)
             });
-            Host { cpu, cores, interrupts: 0, softirqs: vec![0; 10], ..Host::default() }
+            Host { cpu, cores, softirqs: vec![0; 10], ..Host::default() }
         };
         let (mut from, mut to) = (later(0), later(1_000_000));
         from.host = host(vec![cpu(0, 0, 0), cpu(100, 0, 0)]);
@@ -695,59 +586,64 @@ mod tests {
         let tick = Tick::between(&from, &to).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         near(tick.server_cpu(), 0.5 + 0.1 + 0.2);
-        near(tick.server_user, 0.5 * 0.75 + 0.2 * 0.25);
-        near(tick.server_wait, 0.1);
+        near(tick.server.user, 0.5 * 0.75 + 0.2 * 0.25);
+        near(tick.server.wait, 0.1);
         assert_eq!(tick.threads.iter().map(|one| one.tid).collect::<Vec<_>>(), [1, 5, 4, 2]);
     }
 
     #[test]
     fn counters_a_second() {
         let (mut from, mut to) = (later(0), later(500_000));
-        let paging = |pages| Paging { faults: pages, major_faults: pages, in_bytes: pages * 4096, ..Paging::default() };
-        (from.paging, to.paging) = (Some(paging(10)), Some(paging(20)));
-        let stall = |us| Stall { some_us: us, full_us: us / 2 };
-        let pressure = |us| Pressure { cpu: stall(us), memory: stall(0), io: stall(us) };
-        (from.pressure, to.pressure) = (Some(pressure(0)), Some(pressure(250_000)));
+        let paging = |pages| Paging { major_page_faults: Some(pages), ..Paging::default() };
+        (from.paging, to.paging) = (paging(10), paging(20));
+        let pressure = |us: u64| Pressure { cpu_some: Some(us * 1000), memory_some: Some(7), ..Pressure::default() };
+        (from.pressure, to.pressure) = (pressure(0), pressure(250_000));
         let disk = |reads| Disk {
-            name: "vda".into(),
+            device: "vda".into(),
             reads,
-            read_bytes: reads * 4096,
-            read_ms: reads * 3,
-            busy_ms: reads * 900,
+            read: reads * 4096,
+            busy: reads * 4_000_000,
+            in_flight: reads,
             ..Disk::default()
         };
-        (from.disks, to.disks) = (vec![disk(0)], vec![disk(100), Disk { name: "new".into(), ..Disk::default() }]);
-        let network = |n| Network {
-            tcp: Tcp { segments_in: n, listen_drops: n, ..Tcp::default() },
-            interfaces: vec![Interface { name: "lo".into(), in_bytes: n, ..Interface::default() }],
-        };
-        (from.network, to.network) = (Some(network(50)), Some(network(60)));
-        let process = |bytes| Process { pid: 4, read_bytes: Some(bytes), ..Process::default() };
+        (from.disks, to.disks) = (vec![disk(0)], vec![disk(100), Disk { device: "new".into(), ..Disk::default() }]);
+        (from.tcp.listen_drops, to.tcp.listen_drops, to.tcp.retransmits) = (Some(50), Some(60), Some(1));
+        (from.tcp.resets, to.tcp.resets, to.tcp.time_wait) = (Some(50), Some(40), Some(3));
+        let interface = |received| Interface { device: "lo".into(), received, ..Interface::default() };
+        (from.interfaces, to.interfaces) = (vec![interface(50)], vec![interface(60)]);
+        let process = |bytes| Process { pid: 4, read: Some(bytes), ..Process::default() };
         (from.processes, to.processes) = (vec![process(0)], vec![process(1 << 20)]);
-        to.own = Own { cpu_ns: 1_000_000, ..Own::default() };
+        to.own = Own { cpu: 1_000_000, interval: 100_000_000, ..Own::default() };
         let tick = Tick::between(&from, &to).unwrap();
-        assert_eq!(tick.paging.unwrap().major_faults_per_s, 20.0);
-        let pressure = tick.pressure.unwrap();
-        assert_eq!((pressure.cpu_some, pressure.io_full, pressure.memory_some), (0.5, 0.25, 0.0));
+        assert_eq!(tick.paging.major_page_faults, Some(20.0));
+        let Pressure { cpu_some, memory_some, io_full, .. } = tick.pressure;
+        assert_eq!((cpu_some, memory_some, io_full), (Some(0.5), Some(0.0), None));
         assert_eq!(tick.disks.len(), 1);
-        assert_eq!(
-            (tick.disks[0].read_bytes_per_s, tick.disks[0].read_ms, tick.disks[0].busy),
-            (819_200.0, Some(3.0), 1.0)
-        );
-        let network = tick.network.unwrap();
-        assert_eq!((network.segments_in_per_s, network.listen_drops_per_s, network.in_bytes_per_s), (20.0, 20.0, 20.0));
-        assert_eq!(tick.processes[0].read_bytes_per_s, Some(2.0 * 1_048_576.0));
-        assert_eq!((tick.own_cpu * 1e6).round(), 2000.0);
+        assert_eq!((tick.disks[0].read, tick.disks[0].busy, tick.disks[0].in_flight), (819_200.0, 0.8, 100.0));
+        // What was not known before has no rate, and a counter that has gone back counts as nothing.
+        let Tcp { listen_drops, retransmits, resets, time_wait, .. } = tick.tcp;
+        assert_eq!((listen_drops, retransmits, resets, time_wait), (Some(20.0), None, Some(0.0), Some(3.0)));
+        assert_eq!((tick.interfaces[0].received, tick.processes[0].read), (20.0, Some(2.0 * 1_048_576.0)));
+        assert_eq!(((tick.own.cpu * 1e6).round(), tick.own.interval), (2000.0, 0.1));
+        let text = serde_json::to_string(&tick).unwrap();
+        for part in [
+            r#""device":"vda","reads_per_s":200.0,"read_bytes_per_s":819200.0"#,
+            r#""in_flight":100,"busy":0.8"#,
+            r#""tcp":{"resets_per_s":0.0,"listen_drops_per_s":20.0,"time_wait":3}"#,
+            r#""own":{"cpu":0.002,"interval_s":0.1,"#,
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
     }
 
     #[test]
     fn drops_belong_to_one_socket() {
-        let listener = |inode, drops| Listener { address: "0.0.0.0:80".into(), inode, depth: 1, limit: 2, drops };
-        let (mut from, mut to) = (later(0), later(1_000_000));
-        from.listeners = vec![listener(1, Some(5)), listener(2, Some(u32::MAX))];
-        to.listeners = vec![listener(1, Some(8)), listener(2, Some(1)), listener(3, Some(9)), listener(4, None)];
+        let listener = |inode, drops| Listener { inode, drops, ..Listener::default() };
+        let (mut from, mut to) = (later(0), later(2_000_000));
+        from.listeners = vec![listener(1, Some(5)), listener(2, Some(9))];
+        to.listeners = vec![listener(1, Some(8)), listener(2, Some(9)), listener(3, Some(9)), listener(4, None)];
         let tick = Tick::between(&from, &to).unwrap();
-        let new: Vec<_> = tick.listeners.iter().map(|one| one.new_drops).collect();
-        assert_eq!(new, [Some(3), Some(2), None, None]);
+        let found: Vec<_> = tick.listeners.iter().map(|one| (one.drops, one.drops_total)).collect();
+        assert_eq!(found, [(Some(1.5), Some(8)), (Some(0.0), Some(9)), (None, Some(9)), (None, None)]);
     }
 }

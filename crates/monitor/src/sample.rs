@@ -7,6 +7,7 @@
 //!
 //! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,12 @@ use amped_sys::{clock, process};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;
+use crate::figure::{Number, figures};
 use crate::published::{Module, Published};
 use crate::server::{Backend, Server, Target};
 use crate::source::{
-    Disk, GROUP_FILES, Group, Host, Interface, Memory, Network, Paging, Pressure, Process, Reader, Scheduled, Stall,
-    Tcp, Thread, group_folders, stat_of,
+    Disk, GROUP_FILES, Group, Host, Interface, Memory, Paging, Pressure, Process, Reader, Scheduled, Tcp, Thread,
+    group_folders, stat_of,
 };
 use crate::stop::Stop;
 
@@ -53,15 +55,17 @@ pub struct Sample {
     /// Processors.
     pub host: Host,
     /// Memory.
-    pub memory: Option<Memory>,
+    pub memory: Memory,
     /// Paging.
-    pub paging: Option<Paging>,
+    pub paging: Paging,
     /// Disks.
     pub disks: Vec<Disk>,
     /// Pressure.
-    pub pressure: Option<Pressure>,
-    /// The network of the server's namespace.
-    pub network: Option<Network>,
+    pub pressure: Pressure,
+    /// TCP in the server's network namespace.
+    pub tcp: Tcp,
+    /// The interfaces of that namespace.
+    pub interfaces: Vec<Interface>,
     /// The server's processes.
     pub processes: Vec<Process>,
     /// The server's threads.
@@ -79,75 +83,87 @@ pub struct Sample {
     pub own: Own,
 }
 
-/// A socket that listens.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listener {
-    /// Address and port.
-    pub address: String,
-    /// Which socket, as several may share an address (`SO_REUSEPORT`).
-    pub inode: u32,
+figures! {
+    /// A socket that listens.
+    Listener "listen_queue" {
+        /// Address and port.
+        address: String,
+        /// Which socket, as several may share an address (`SO_REUSEPORT`).
+        inode: u32,
+    } [
+        /// In a tick: connections that were dropped since it listens.
+        drops_total: Option<u64>,
+    ]
     /// Connections that wait to be accepted.
-    pub depth: u32,
-    /// How many may wait; the kernel lets one more in.
-    pub limit: u32,
-    /// Connections that were turned away since it listens. `None` where the kernel does not say. With `TCP_DEFER_ACCEPT` (as
-    /// Apache listens) each connection adds one: the kernel drops the bare ACK of its handshake, and counts that (Linux 6.18).
-    pub drops: Option<u32>,
+    depth: N => Gauge Things,
+    /// Connections that may wait; the kernel lets one more in.
+    limit: N => Gauge Things,
+    /// Connections that this listener dropped.
+    ///
+    /// `None` where the kernel does not say. With `TCP_DEFER_ACCEPT` (as Apache listens) each connection adds one: the kernel
+    /// drops the bare ACK of its handshake, and counts that (Linux 6.18).
+    drops: Option<N> => Counter Things,
 }
 
 /// The connections at the server's ports (the paper's table 3).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Census {
+#[serde(bound(serialize = "N: Number", deserialize = "N: Default + Deserialize<'de>"))]
+pub struct Census<N = u64> {
     /// When they were counted, in microseconds since the sampler began.
     pub at_us: u64,
     /// How many are in each state; states without any are left out.
     pub states: BTreeMap<String, u32>,
     /// What limited those that are established.
-    pub limits: CensusLimits,
+    pub limits: CensusLimits<N>,
     /// Whom the server itself asks: an application by FastCGI, another server, a database.
     #[serde(default)]
     pub backends: Vec<Backend>,
 }
 
-/// What limited connections, of those that are established now and since each of them began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CensusLimits {
-    /// How many the kernel told of.
-    pub connections: u32,
-    /// Microseconds in which they had something to send or to be acknowledged, all together.
-    pub busy_us: u64,
-    /// Of those, in which the peer's window was closed.
-    pub receive_window_us: u64,
-    /// Of those, in which our buffer was too small.
-    pub send_buffer_us: u64,
-    /// How many were last limited by what the server wrote.
-    pub by_application: u32,
-    /// Segments that were sent again.
-    pub retransmitted_segments: u64,
-    /// The longest smoothed round trip, in microseconds.
-    pub round_trip_max_us: u32,
-    /// Bytes that came and that the server has not read.
-    pub unread_bytes: u64,
-    /// Bytes that the server wrote and no client has acknowledged.
-    pub unacknowledged_bytes: u64,
-    /// Connections, in any state, from which bytes came that the server has not read: they wait for the server.
-    #[serde(default)]
-    pub unread: u32,
-    /// Connections, in any state, with bytes that the server wrote and the client has not acknowledged: they wait for the
-    /// network or the client.
-    #[serde(default)]
-    pub sending: u32,
+impl Census {
+    /// As it stands in a tick.
+    pub(crate) fn in_tick(&self) -> Census<f64> {
+        let Census { at_us, states, limits, backends } = self;
+        Census { at_us: *at_us, states: states.clone(), limits: limits.since(None, 1.0), backends: backends.clone() }
+    }
 }
 
-/// What the monitor itself has used since the sampler began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Own {
-    /// Nanoseconds of processor time.
-    pub cpu_ns: u64,
-    /// How long after this sample the next one is planned, in microseconds: what was asked for, or what the budget allows.
-    pub interval_us: u64,
-    /// Likewise from census to census.
-    pub census_interval_us: u64,
+figures! {
+    /// What limited connections, of those that are established now and since each of them began.
+    CensusLimits "open"
+    /// Open connections of which the kernel told.
+    connections: N => Gauge Things,
+    /// Time of open connections in which they had something to send or to be acknowledged, all together.
+    busy: N => Gauge Seconds,
+    /// Of that, time in which the client's window was closed.
+    window_closed: N => Gauge Seconds,
+    /// Of that, time in which the server's buffer was too small.
+    buffer_full: N => Gauge Seconds,
+    /// Open connections for which the server had too little to send.
+    by_application: N => Gauge Things,
+    /// Segments of open connections retransmitted.
+    retransmits: N => Gauge Things,
+    /// The longest smoothed round trip.
+    round_trip_max: N => Gauge Seconds,
+    /// Bytes that came and that the server has not read.
+    unread: N => Gauge Bytes,
+    /// Bytes that the server wrote and no client has acknowledged.
+    unacknowledged: N => Gauge Bytes,
+    /// Connections, in any state, with bytes that the server has not read: they wait for the server.
+    waiting_for_server: N => Gauge Things,
+    /// Connections, in any state, with bytes that no client has acknowledged: they wait for the network or the client.
+    waiting_for_client: N => Gauge Things,
+}
+
+figures! {
+    /// What the monitor itself has used since the sampler began, and how often it looks.
+    Own "own"
+    /// Processor time that the monitor has used.
+    cpu: N => Counter Seconds,
+    /// From one look to the next: as asked for, or as the budget allows.
+    interval: N => Gauge Seconds,
+    /// From one count of connections to the next.
+    census_interval: N => Gauge Seconds,
 }
 
 /// What [`Sampler::next`] came to.
@@ -366,9 +382,9 @@ impl Sampler {
         self.cpu_at_tick = Some(before);
         sample.census = self.census.clone();
         sample.own = Own {
-            cpu_ns: nanos(process::cpu_time().saturating_sub(self.cpu_at_start)),
-            interval_us: micros(self.budget.tick_interval(self.settings.interval)),
-            census_interval_us: micros(self.budget.census_interval(self.settings.census_interval)),
+            cpu: nanos(process::cpu_time().saturating_sub(self.cpu_at_start)),
+            interval: nanos(self.budget.tick_interval(self.settings.interval)),
+            census_interval: nanos(self.budget.census_interval(self.settings.census_interval)),
         };
         Ok(Some(sample))
     }
@@ -417,9 +433,10 @@ impl Sampler {
             listeners.push(Listener {
                 address: socket.local.to_string(),
                 inode: socket.inode,
-                depth: socket.receive_queue,
-                limit: socket.send_queue,
-                drops: socket.drops,
+                depth: socket.receive_queue.into(),
+                limit: socket.send_queue.into(),
+                drops: socket.drops.map(u64::from),
+                drops_total: None,
             });
         })?;
         if !was_seen && sample.listeners.is_empty() {
@@ -449,19 +466,19 @@ impl Sampler {
         let mut sample = Sample::default();
         self.list_threads();
         self.read_threads(&mut sample);
-        let run_ns = sample.threads.iter().map(|thread| (thread.tid, thread.run_ns)).collect();
+        let run_ns = sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect();
         let requests = self.published.as_ref().and_then(|file| file.read().counters.get("requests").copied());
         if let Some(requests) = requests {
             return Ok(Used { run_ns, work: (Unit::Requests, requests) });
         }
         self.files.read(&mut sample)?;
-        let network = sample.network.ok_or_else(|| {
+        let segments = sample.tcp.data_segments_out.ok_or_else(|| {
             Failure::failed(
                 "the server does not publish its requests (amped: --metrics-file), and the counters of its network cannot \
                  be read: there is nothing to measure its work by",
             )
         })?;
-        Ok(Used { run_ns, work: (Unit::Segments, network.tcp.data_segments_out) })
+        Ok(Used { run_ns, work: (Unit::Segments, segments) })
     }
 
     fn list_threads(&mut self) {
@@ -504,8 +521,8 @@ impl Sampler {
             if seen.last().is_none_or(|process: &Process| process.pid != pid)
                 && !seen.iter().any(|process| process.pid == pid)
             {
-                let resident_bytes = stat.resident_pages * page;
-                let mut process = Process { pid, parent: stat.parent, resident_bytes, ..Process::default() };
+                let resident = stat.resident_pages * page;
+                let mut process = Process { pid, parent: stat.parent, resident, ..Process::default() };
                 if let Some(files) = processes.get_mut(&pid) {
                     if let Some(Ok(text)) = files.io.as_mut().map(Reader::read) {
                         process.set_io(&text);
@@ -519,12 +536,10 @@ impl Sampler {
                 seen.push(process);
             }
             let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
-            let ticks_ns = 1_000_000_000 / process::ticks_per_second().max(1);
+            let tick_ns = 1_000_000_000 / process::ticks_per_second().max(1);
+            let [user, system] = [stat.user_ticks, stat.system_ticks].map(|ticks| ticks.saturating_mul(tick_ns));
             // A kernel without CONFIG_SCHED_INFO has only ticks.
-            let by_ticks = Scheduled {
-                run_ns: stat.user_ticks.saturating_add(stat.system_ticks).saturating_mul(ticks_ns),
-                wait_ns: 0,
-            };
+            let by_ticks = Scheduled { run_ns: user.saturating_add(system), wait_ns: 0 };
             let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
             let is_asleep = matches!(stat.state, 'S' | 'D');
             let place = files.sleeps_in.as_mut().filter(|_| is_asleep).and_then(|file| file.read().ok());
@@ -534,11 +549,11 @@ impl Sampler {
                 tid: *tid,
                 name: stat.name,
                 state: stat.state,
-                run_ns,
-                wait_ns,
-                user_ticks: stat.user_ticks,
-                system_ticks: stat.system_ticks,
-                major_faults: stat.major_faults,
+                run: run_ns,
+                wait: wait_ns,
+                user,
+                system,
+                major_page_faults: stat.major_faults,
                 sleeps_in,
             });
             true
@@ -578,24 +593,24 @@ impl Sampler {
     }
 
     fn count(&mut self) -> Result<(), Failure> {
-        let mut census = Census { at_us: micros(self.begun.elapsed()), ..Census::default() };
+        let mut census: Census = Census { at_us: micros(self.begun.elapsed()), ..Census::default() };
         let limits = &mut census.limits;
         let mut states = [0_u32; 16];
         self.server.sockets(Question::Connections { limits: true }, |socket| {
             states[socket.state as usize & 15] += 1;
-            limits.unread_bytes += u64::from(socket.receive_queue);
-            limits.unacknowledged_bytes += u64::from(socket.send_queue);
+            limits.unread += u64::from(socket.receive_queue);
+            limits.unacknowledged += u64::from(socket.send_queue);
             // Of a connection that is being ended the one byte is the end itself.
-            limits.unread += u32::from(socket.receive_queue > 1);
-            limits.sending += u32::from(socket.send_queue > 1);
+            limits.waiting_for_server += u64::from(socket.receive_queue > 1);
+            limits.waiting_for_client += u64::from(socket.send_queue > 1);
             if let (TcpState::Established, Some(of)) = (socket.state, socket.limits) {
                 limits.connections += 1;
-                limits.busy_us += of.busy_us;
-                limits.receive_window_us += of.receive_window_us;
-                limits.send_buffer_us += of.send_buffer_us;
-                limits.by_application += u32::from(of.by_application);
-                limits.retransmitted_segments += u64::from(of.retransmitted_segments);
-                limits.round_trip_max_us = limits.round_trip_max_us.max(of.round_trip_us);
+                limits.busy += of.busy_us * 1000;
+                limits.window_closed += of.receive_window_us * 1000;
+                limits.buffer_full += of.send_buffer_us * 1000;
+                limits.by_application += u64::from(of.by_application);
+                limits.retransmits += u64::from(of.retransmitted_segments);
+                limits.round_trip_max = limits.round_trip_max.max(u64::from(of.round_trip_us) * 1000);
             }
         })?;
         census.backends = self.server.backends();
@@ -636,22 +651,30 @@ impl Files {
         sample.host = Host::parse(&text).ok_or_else(|| {
             Failure::failed("/proc/stat has another form than proc_stat(5) says; is it a container's?")
         })?;
-        sample.memory = self.memory.as_mut().and_then(|file| Memory::parse(&file.read().ok()?));
-        sample.paging = self.paging.as_mut().and_then(|file| Paging::parse(&file.read().ok()?));
+        if let Some(file) = &mut self.memory {
+            sample.memory = Memory::parse(&text_of(file));
+        }
+        if let Some(file) = &mut self.paging {
+            sample.paging = Paging::parse(&text_of(file));
+        }
         let whole = |name: &str| self.whole_disks.as_ref().is_none_or(|names| names.iter().any(|one| one == name));
         if let Some(Ok(text)) = self.disks.as_mut().map(Reader::read) {
             sample.disks = Disk::parse(&text, whole);
         }
-        sample.pressure = self.pressure.as_mut().and_then(|[cpu, memory, io]| {
-            let stall = |file: &mut Reader| Stall::parse(&file.read().ok()?);
-            Some(Pressure { cpu: stall(cpu)?, memory: stall(memory)?, io: stall(io)? })
-        });
-        sample.network = self.network.as_mut().and_then(|[snmp, netstat, sockstat, devices]| {
-            let tcp = Tcp::parse(&snmp.read().ok()?, &netstat.read().ok()?, &sockstat.read().ok()?)?;
-            Some(Network { tcp, interfaces: Interface::parse(&devices.read().ok()?) })
-        });
+        if let Some([cpu, memory, io]) = &mut self.pressure {
+            sample.pressure = Pressure::parse(&text_of(cpu), &text_of(memory), &text_of(io));
+        }
+        if let Some([snmp, netstat, sockstat, devices]) = &mut self.network {
+            sample.tcp = Tcp::parse(&text_of(snmp), &text_of(netstat), &text_of(sockstat));
+            sample.interfaces = Interface::parse(&text_of(devices));
+        }
         Ok(())
     }
+}
+
+/// What is in it now; of what cannot be read nothing is known.
+fn text_of(file: &mut Reader) -> Cow<'_, str> {
+    file.read().unwrap_or_default()
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -35,7 +35,7 @@ pub struct Head {
 
 impl Head {
     /// The form that this program writes.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
 }
 
 /// One line. In writing the sample is lent, in reading it is had.
@@ -215,7 +215,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sample(number: u64) -> Sample {
-        let thread = Thread { tid: 7, name: "a \"name\"".into(), state: 'S', run_ns: number * 31, ..Thread::default() };
+        let thread = Thread { tid: 7, name: "a \"name\"".into(), state: 'S', run: number * 31, ..Thread::default() };
         Sample { at_us: number * 1_000_000, wall_ms: number, threads: vec![thread; 3], ..Sample::default() }
     }
 
@@ -267,8 +267,8 @@ mod tests {
         check(&packed(""), "empty");
         check(b"no zstd at all", "");
         check(&packed("{}\n"), "line 1");
-        check(&packed("{\"head\":{\"version\":1}}\n"), "line 1");
-        check(&packed(&record_text().replace("\"version\":1", "\"version\":2")), "form 2");
+        check(&packed("{\"head\":{\"version\":2}}\n"), "line 1");
+        check(&packed(&record_text().replace("\"version\":2", "\"version\":1")), "form 1");
         check(
             &packed(&format!("{}{}", record_text(), record_text())[record_text().find('\n').unwrap() + 1..]),
             "out of its place",

@@ -299,10 +299,11 @@ impl Waits {
 }
 
 /// Connections of which the server has read all that came, has nothing on the way, and for which it asks nobody.
-fn inside(census: &Census) -> f64 {
+fn inside(census: &Census<f64>) -> f64 {
     let asking: u32 = census.backends.iter().map(|backend| backend.in_flight).sum();
     let established = census.states.get("established").copied().unwrap_or(0);
-    f64::from(established) - f64::from(census.limits.unread) - f64::from(census.limits.sending) - f64::from(asking)
+    let limits = &census.limits;
+    f64::from(established) - limits.waiting_for_server - limits.waiting_for_client - f64::from(asking)
 }
 
 fn is_in(these: &[&Observed], run: &Observed) -> bool {
@@ -414,25 +415,24 @@ fn pools<'a>(above: impl Iterator<Item = (&'a Observed, &'a Labels)> + Clone, re
 /// Where requests waited.
 fn waiting(under: &[&Tick]) -> Waiting {
     let mut waiting = Waiting::default();
-    let (mut counted, mut busy) = (0.0, 0u64);
-    let (mut receive, mut send) = (0u64, 0u64);
+    let (mut counted, mut busy, mut receive, mut send) = (0.0, 0.0, 0.0, 0.0);
     let mut backends: BTreeMap<&str, f64> = BTreeMap::new();
     for tick in under {
-        waiting.in_queue += tick.listeners.iter().map(|listener| f64::from(listener.depth)).sum::<f64>();
+        waiting.in_queue += tick.listeners.iter().map(|listener| listener.depth).sum::<f64>();
         if let Some(census) = &tick.census {
-            let limits = census.limits;
+            let limits = &census.limits;
             counted += 1.0;
-            waiting.unread += f64::from(limits.unread);
-            waiting.sending += f64::from(limits.sending);
+            waiting.unread += limits.waiting_for_server;
+            waiting.sending += limits.waiting_for_client;
             waiting.established += tick.connections("established").map_or(0.0, f64::from);
             waiting.inside += inside(census).max(0.0);
             waiting.server_cpu += tick.server_cpu();
             for backend in &census.backends {
                 *backends.entry(&backend.name).or_default() += f64::from(backend.in_flight);
             }
-            busy += limits.busy_us;
-            receive += limits.receive_window_us;
-            send += limits.send_buffer_us;
+            busy += limits.busy;
+            receive += limits.window_closed;
+            send += limits.buffer_full;
         }
     }
     let windows = under.len().max(1) as f64;
@@ -444,15 +444,16 @@ fn waiting(under: &[&Tick]) -> Waiting {
     }
     waiting.backends = backends.into_iter().map(|(name, waits)| (name.to_owned(), waits / counted)).collect();
     waiting.backends.sort_by(|a, b| b.1.total_cmp(&a.1));
-    waiting.receive_window = receive as f64 / busy.max(1) as f64;
-    waiting.send_buffer = send as f64 / busy.max(1) as f64;
+    waiting.receive_window = receive / f64::max(busy, 1e-6);
+    waiting.send_buffer = send / f64::max(busy, 1e-6);
     waiting
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use ammeter_monitor::{ListenerRate, ThreadRate};
+    use ammeter_monitor::Listener;
+    use ammeter_monitor::source::Thread;
     use amped_measure::stats::Random;
     use proptest::prelude::*;
 
@@ -470,19 +471,19 @@ pub(crate) mod tests {
                     let is_asleep = random.fraction() < throughput * asleep_s;
                     let place = if is_asleep { "hrtimer_nanosleep" } else { "ep_poll" };
                     let state = if run > 0.99 { 'R' } else { 'S' };
-                    let thread = |tid, name: &str, state, run, place: &str| ThreadRate {
+                    let thread = |tid, name: &str, state, run, place: &str| Thread {
                         pid: 1,
                         tid,
                         name: name.to_owned(),
                         state,
                         run,
                         sleeps_in: (state == 'S').then(|| place.to_owned()),
-                        ..ThreadRate::default()
+                        ..Thread::default()
                     };
                     Tick {
                         interval_s: 0.1,
                         threads: vec![thread(7, "worker", state, run, place), thread(8, "main", 'S', 0.0, "ep_poll")],
-                        listeners: vec![ListenerRate { limit: 128, ..ListenerRate::default() }],
+                        listeners: vec![Listener { limit: 128.0, ..Listener::default() }],
                         ..Tick::default()
                     }
                 };

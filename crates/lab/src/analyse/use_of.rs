@@ -10,7 +10,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ammeter_monitor::{ThreadRate, Tick};
+use ammeter_monitor::Tick;
+use ammeter_monitor::source::Thread;
 use serde::Serialize;
 
 /// What may be at its end. The order is that of causes: what comes first, when it is at its end, fills up what comes later.
@@ -69,7 +70,7 @@ const OF_SERVER: &str = "of the server";
 const FULL: f64 = 0.9;
 
 /// Threads that do the same, told by their name without its number.
-pub(crate) fn pool_of(thread: &ThreadRate) -> String {
+pub(crate) fn pool_of(thread: &Thread<f64>) -> String {
     let name = thread.name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '#' | ':' | '/'));
     if name.is_empty() { thread.name.clone() } else { name.to_owned() }
 }
@@ -116,7 +117,7 @@ pub(crate) enum Doing {
 }
 
 /// What this thread is about.
-pub(crate) fn doing(thread: &ThreadRate, rest: &Rest) -> Doing {
+pub(crate) fn doing(thread: &Thread<f64>, rest: &Rest) -> Doing {
     match (thread.state, &thread.sleeps_in) {
         ('R', _) => Doing::Running,
         ('D', _) => Doing::Disk,
@@ -164,7 +165,7 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
     let is = |holds: bool| f64::from(u8::from(holds));
     // One that could run all the time has no more to give, though others on the machine have its core for a part. With more of
     // them than cores it is the cores.
-    let wants_all = |thread: &ThreadRate| thread.run + thread.wait >= 0.95 && thread.run >= 0.1;
+    let wants_all = |thread: &Thread<f64>| thread.run + thread.wait >= 0.95 && thread.run >= 0.1;
     let wanting = tick.threads.iter().filter(|thread| wants_all(thread)).count();
     for thread in &tick.threads {
         let Some(name) = labels.get(&thread.tid) else { continue };
@@ -172,28 +173,28 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
         add(Kind::Thread, name, Some(thread.run), is(is_full));
     }
     // A core that others have filled is nothing to a server that wants little of it.
-    let wants = tick.server_cpu() + tick.server_wait;
-    let waits = wants >= 0.8 && tick.server_wait >= 0.2 * wants;
+    let wants = tick.server_cpu() + tick.server.wait;
+    let waits = wants >= 0.8 && tick.server.wait >= 0.2 * wants;
     for (number, core) in tick.cores.iter().enumerate() {
         add(Kind::Core, &number.to_string(), Some(core.busy()), is(core.busy() >= 0.95 && waits));
         add(Kind::Softirq, &number.to_string(), Some(core.softirq), is(core.softirq >= FULL));
     }
     let on_disk = tick.threads.iter().filter(|thread| thread.state == 'D').count();
-    let read: f64 = tick.processes.iter().filter_map(|process| process.read_bytes_per_s).sum();
-    let written: f64 = tick.processes.iter().filter_map(|process| process.write_bytes_per_s).sum();
+    let read: f64 = tick.processes.iter().filter_map(|process| process.read).sum();
+    let written: f64 = tick.processes.iter().filter_map(|process| process.written).sum();
     for group in &tick.groups {
         if let Some(cores) = group.cores_max {
             let full = group.throttled_periods as f64 / group.periods.max(1) as f64;
             add(Kind::Quota, group_name(&group.path), Some(tick.server_cpu() / cores.max(1e-9)), full.min(1.0));
         }
         for (at, disk) in group.disks.iter().enumerate() {
-            let had = group.disk_use.get(at).copied().unwrap_or_default();
+            let had = group.disk_use.get(at).cloned().unwrap_or_default();
             // What the group had is counted where it is throttled; the processes' own count is for kernels that do not.
             let limits = [
-                ("reads", disk.read_bytes_per_s, had.read_bytes_per_s.or(Some(read))),
-                ("writes", disk.write_bytes_per_s, had.write_bytes_per_s.or(Some(written))),
-                ("the number of reads", disk.reads_per_s, had.reads_per_s),
-                ("the number of writes", disk.writes_per_s, had.writes_per_s),
+                ("reads", disk.read_bytes_per_s, had.read.or(Some(read))),
+                ("writes", disk.write_bytes_per_s, had.written.or(Some(written))),
+                ("the number of reads", disk.reads_per_s, had.reads),
+                ("the number of writes", disk.writes_per_s, had.writes),
             ];
             for (what, limit, had) in limits {
                 let (Some(limit), Some(had)) = (limit.filter(|limit| *limit > 0), had) else { continue };
@@ -206,23 +207,24 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
         }
     }
     for disk in &tick.disks {
-        add(Kind::Disk, &disk.name, Some(disk.busy), is(disk.busy >= FULL && on_disk > 0));
+        add(Kind::Disk, &disk.device, Some(disk.busy), is(disk.busy >= FULL && on_disk > 0));
     }
-    if let Some(pressure) = tick.pressure {
-        add(Kind::Memory, "of the machine", Some(pressure.memory_some), is(pressure.memory_some >= 0.5));
+    if let Some(some) = tick.pressure.memory_some {
+        add(Kind::Memory, "of the machine", Some(some), is(some >= 0.5));
     }
-    if let Some(limits) = tick.census.as_ref().map(|census| census.limits) {
-        add(Kind::Network, "to the clients", None, is(limits.sending >= 2 && limits.sending > 2 * limits.unread));
+    if let Some(limits) = tick.census.as_ref().map(|census| &census.limits) {
+        let (server, client) = (limits.waiting_for_server, limits.waiting_for_client);
+        add(Kind::Network, "to the clients", None, is(client >= 2.0 && client > 2.0 * server));
     }
     for process in &tick.processes {
         if let (Some(open), Some(max)) = (process.descriptors, process.descriptors_max) {
-            let share = open as f64 / max.max(1) as f64;
-            add(Kind::Descriptors, OF_SERVER, Some(share), is(open + 2 >= max || share >= 0.97));
+            let share = open / max.max(1.0);
+            add(Kind::Descriptors, OF_SERVER, Some(share), is(open + 2.0 >= max || share >= 0.97));
         }
     }
     for listener in &tick.listeners {
-        let is_full = listener.depth >= listener.limit || listener.new_drops.is_some_and(|drops| drops > 0);
-        let share = f64::from(listener.depth) / f64::from(listener.limit.max(1));
+        let is_full = listener.depth >= listener.limit || listener.drops.is_some_and(|drops| drops > 0.0);
+        let share = listener.depth / listener.limit.max(1.0);
         add(Kind::AcceptQueue, OF_SERVER, Some(share.min(1.0)), is(is_full));
     }
     let mut pools: BTreeMap<String, (usize, usize)> = BTreeMap::new();
@@ -252,11 +254,12 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ammeter_monitor::{Census, CensusLimits, CpuShare, GroupRate, ListenerRate, ProcessRate};
+    use ammeter_monitor::source::Process;
+    use ammeter_monitor::{Census, CensusLimits, CpuShare, GroupRate, Listener, ServerUse};
 
-    pub(crate) fn thread(name: &str, tid: u32, state: char, place: Option<&str>, run: f64) -> ThreadRate {
+    pub(crate) fn thread(name: &str, tid: u32, state: char, place: Option<&str>, run: f64) -> Thread<f64> {
         let sleeps_in = place.map(str::to_owned);
-        ThreadRate { name: name.to_owned(), pid: 1, tid, state, sleeps_in, run, ..ThreadRate::default() }
+        Thread { name: name.to_owned(), pid: 1, tid, state, sleeps_in, run, ..Thread::default() }
     }
 
     #[test]
@@ -298,7 +301,7 @@ mod tests {
         let found = rest(idle.iter(), light.iter(), &active);
         assert_eq!(found, Rest::from([("a".to_owned(), "ep_poll".to_owned())]));
         assert_eq!(rest([].iter(), light.iter(), &active)["a"], "futex");
-        let check = |thread: ThreadRate, expected: Doing| assert_eq!(doing(&thread, &found), expected);
+        let check = |thread: Thread<f64>, expected: Doing| assert_eq!(doing(&thread, &found), expected);
         check(thread("a9", 9, 'S', Some("ep_poll"), 0.0), Doing::Nothing);
         check(thread("a9", 9, 'S', Some("futex"), 0.0), Doing::Asleep("futex".to_owned()));
         check(thread("a9", 9, 'S', None, 0.0), Doing::Nothing);
@@ -315,12 +318,12 @@ mod tests {
         };
         let check =
             |kind: Kind, tick: Tick, expected: f64| assert_eq!(full(&tick, kind), expected, "{kind:?} {tick:?}");
-        let threads = |threads: Vec<ThreadRate>| Tick { threads, ..Tick::default() };
+        let threads = |threads: Vec<Thread<f64>>| Tick { threads, ..Tick::default() };
         check(Kind::Thread, threads(vec![thread("w", 1, 'R', None, 0.95)]), 1.0);
-        check(Kind::Thread, threads(vec![ThreadRate { wait: 0.6, ..thread("w", 1, 'R', None, 0.4) }]), 1.0);
-        let wanting = |tid| ThreadRate { wait: 0.6, ..thread("w", tid, 'R', None, 0.4) };
+        check(Kind::Thread, threads(vec![Thread { wait: 0.6, ..thread("w", 1, 'R', None, 0.4) }]), 1.0);
+        let wanting = |tid| Thread { wait: 0.6, ..thread("w", tid, 'R', None, 0.4) };
         check(Kind::Thread, threads(vec![wanting(1), wanting(2)]), 0.0);
-        check(Kind::Thread, threads(vec![ThreadRate { wait: 0.3, ..thread("w", 1, 'R', None, 0.4) }]), 0.0);
+        check(Kind::Thread, threads(vec![Thread { wait: 0.3, ..thread("w", 1, 'R', None, 0.4) }]), 0.0);
         let resting = || thread("w", 1, 'S', Some("accept"), 0.0);
         let asleep = |tid, place| thread("w", tid, 'S', Some(place), 0.0);
         check(Kind::Pool, threads(vec![asleep(2, "nanosleep"), asleep(3, "nanosleep")]), 1.0);
@@ -341,29 +344,33 @@ mod tests {
         };
         check(Kind::Quota, Tick { groups: vec![group], ..Tick::default() }, 0.75);
         let core = |system, idle| CpuShare { system, idle, ..CpuShare::default() };
-        let cores = |wait| Tick { cores: vec![core(1.0, 0.0)], server_user: 0.5, server_wait: wait, ..Tick::default() };
-        check(Kind::Core, cores(0.5), 1.0);
-        check(Kind::Core, cores(0.01), 0.0);
-        check(Kind::Core, Tick { server_user: 0.01, ..cores(0.1) }, 0.0);
+        let cores = |user, wait| Tick {
+            cores: vec![core(1.0, 0.0)],
+            server: ServerUse { user, wait, ..ServerUse::default() },
+            ..Tick::default()
+        };
+        check(Kind::Core, cores(0.5, 0.5), 1.0);
+        check(Kind::Core, cores(0.5, 0.01), 0.0);
+        check(Kind::Core, cores(0.01, 0.1), 0.0);
         let process =
-            |open| ProcessRate { pid: 1, descriptors: Some(open), descriptors_max: Some(64), ..ProcessRate::default() };
-        check(Kind::Descriptors, Tick { processes: vec![process(63)], ..Tick::default() }, 1.0);
-        check(Kind::Descriptors, Tick { processes: vec![process(40)], ..Tick::default() }, 0.0);
-        let listener = |depth, drops| ListenerRate { depth, limit: 8, new_drops: drops, ..ListenerRate::default() };
+            |open| Process { pid: 1, descriptors: Some(open), descriptors_max: Some(64.0), ..Process::default() };
+        check(Kind::Descriptors, Tick { processes: vec![process(63.0)], ..Tick::default() }, 1.0);
+        check(Kind::Descriptors, Tick { processes: vec![process(40.0)], ..Tick::default() }, 0.0);
+        let listener = |depth, drops| Listener { depth, limit: 8.0, drops, ..Listener::default() };
         let queue =
-            |depth, drops| Tick { listeners: vec![listener(0, None), listener(depth, drops)], ..Tick::default() };
-        check(Kind::AcceptQueue, queue(9, None), 1.0);
-        check(Kind::AcceptQueue, queue(1, Some(3)), 1.0);
-        check(Kind::AcceptQueue, queue(1, Some(0)), 0.0);
-        let census = |sending, unread| Tick {
+            |depth, drops| Tick { listeners: vec![listener(0.0, None), listener(depth, drops)], ..Tick::default() };
+        check(Kind::AcceptQueue, queue(9.0, None), 1.0);
+        check(Kind::AcceptQueue, queue(1.0, Some(3.0)), 1.0);
+        check(Kind::AcceptQueue, queue(1.0, Some(0.0)), 0.0);
+        let census = |waiting_for_client, waiting_for_server| Tick {
             census: Some(Census {
-                limits: CensusLimits { sending, unread, ..CensusLimits::default() },
+                limits: CensusLimits { waiting_for_client, waiting_for_server, ..CensusLimits::default() },
                 ..Census::default()
             }),
             ..Tick::default()
         };
-        check(Kind::Network, census(10, 1), 1.0);
-        check(Kind::Network, census(10, 9), 0.0);
+        check(Kind::Network, census(10.0, 1.0), 1.0);
+        check(Kind::Network, census(10.0, 9.0), 0.0);
     }
 
     #[test]
@@ -375,7 +382,7 @@ mod tests {
         };
         let tick = |bytes, state| Tick {
             groups: vec![GroupRate { path: "/g".into(), disks: vec![disk.clone()], ..GroupRate::default() }],
-            processes: vec![ProcessRate { pid: 1, read_bytes_per_s: Some(bytes), ..ProcessRate::default() }],
+            processes: vec![Process { pid: 1, read: Some(bytes), ..Process::default() }],
             threads: vec![thread("w", 1, state, None, 0.0)],
             ..Tick::default()
         };

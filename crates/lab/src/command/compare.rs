@@ -97,7 +97,10 @@ impl FromStr for Demand {
         };
         if Summary::described(figure).is_none() {
             let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("there is no figure {name:?}; there are: cpu, {}", known.join(", ")));
+            return Err(format!(
+                "there is no figure {name:?}; there are: cpu, {}, and the columns of `ammeter monitor --csv`",
+                known.join(", ")
+            ));
         }
         Ok(Demand { text: text.to_owned(), figure: figure.to_owned(), is_increase, bound: 1.0 + percent / 100.0 })
     }

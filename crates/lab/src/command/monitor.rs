@@ -353,7 +353,7 @@ struct Form {
 impl Form {
     fn begin(args: &Args) -> Result<Form, Failure> {
         if args.csv {
-            say::out(show::CSV_HEADER)?;
+            say::out(&show::csv_header())?;
         }
         Ok(Form { json: args.json, csv: args.csv, lines: 0 })
     }
@@ -369,7 +369,7 @@ impl Form {
             return say::read(&show::csv_row(tick));
         }
         if self.lines.is_multiple_of(BETWEEN_HEADERS) {
-            say::out(show::LINE_HEADER)?;
+            say::out(&show::line_header())?;
         }
         self.lines += 1;
         say::read(&show::line(tick))

@@ -136,9 +136,9 @@ fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
     let percent = |share: f64| share * 100.0;
     say::out(&format!(
         "of one processor: user {:.1} %, system {:.1} %, waiting for a processor {:.1} %, in {:.1} s",
-        percent(tick.server_user),
-        percent(tick.server_system),
-        percent(tick.server_wait),
+        percent(tick.server.user),
+        percent(tick.server.system),
+        percent(tick.server.wait),
         tick.interval_s
     ))?;
     Ok(Verdict::valid())

@@ -174,7 +174,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let said: Told = read_load(&text)?;
     let seen = Seen::read(&part.join(name::MONITOR), said.began_s, said.began_s + said.seconds)?;
     let mut summary = said.summary(planned.step);
-    (summary.server, summary.network) = (seen.server(), seen.network(false));
+    (summary.server, summary.network, summary.monitor) = (seen.server(), seen.network(false), seen.figures());
     let others = said.others.as_ref().map(|others| others.share);
     summary.host = HostUse { others, ..seen.host(&before.until(&after), &summary) };
     let own = said.verdict.evidence.join("; ");
@@ -402,10 +402,10 @@ fn host(settings: &Settings) -> Result<Host, Failure> {
         [] => "clients and server share this machine".to_owned(),
         words => format!("clients behind: ammeter wan {}", words.join(" ")),
     };
-    let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| Memory::parse(&text));
+    let memory = Memory::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     Ok(Host {
         machine: Machine::this()?,
-        memory_bytes: memory.map_or(0, |memory| memory.total_bytes),
+        memory_bytes: memory.total.unwrap_or(0),
         kernel: names.into_iter().filter_map(setting).collect(),
         load_average: load_average()?,
         test_bed: vec![path],

@@ -571,9 +571,8 @@ mod tests {
     use super::*;
     use crate::analyse::tests::ladder;
     use crate::analyse::{Bound, Observed, analyse};
-    use ammeter_monitor::{
-        Backend, Census, CensusLimits, GroupRate, ListenerRate, NetworkRate, ProcessRate, ThreadRate, Tick,
-    };
+    use ammeter_monitor::source::{Interface, Process, Thread};
+    use ammeter_monitor::{Backend, Census, CensusLimits, GroupRate, Listener, Tick};
     use std::collections::BTreeMap;
 
     /// Changes every window of a ladder; `load` is what is asked, as a part of what the server bears.
@@ -629,19 +628,15 @@ mod tests {
     fn what_follows_from_it_is_not_the_answer() {
         let runs = with(ladder(0.005, 0.0, 0.0, 1), |tick, load| {
             let is_over = load > 1.05;
-            tick.listeners = vec![ListenerRate {
-                depth: if is_over { 9 } else { 0 },
-                limit: 8,
-                new_drops: Some(u32::from(is_over)),
-                ..ListenerRate::default()
+            tick.listeners = vec![Listener {
+                depth: if is_over { 9.0 } else { 0.0 },
+                limit: 8.0,
+                drops: Some(if is_over { 10.0 } else { 0.0 }),
+                ..Listener::default()
             }];
-            let open = if is_over { 64 } else { 9 };
-            tick.processes = vec![ProcessRate {
-                pid: 1,
-                descriptors: Some(open),
-                descriptors_max: Some(64),
-                ..ProcessRate::default()
-            }];
+            let open = if is_over { 64.0 } else { 9.0 };
+            tick.processes =
+                vec![Process { pid: 1, descriptors: Some(open), descriptors_max: Some(64.0), ..Process::default() }];
         });
         let found = check(&runs, Answer::Bottleneck, Some(Kind::Thread), "the thread");
         assert_eq!(found.follows.len(), 2, "{:?}", found.follows);
@@ -669,14 +664,14 @@ mod tests {
     fn a_sleep_under_a_lock() {
         let runs = with(ladder(0.0001, 0.005, 0.0, 3), |tick, load| {
             let place = if load > 1.05 { "futex_do_wait" } else { "ep_poll" };
-            let waiter = |tid| ThreadRate {
+            let waiter = |tid| Thread {
                 name: format!("worker-{tid}"),
                 tid,
                 pid: 1,
                 state: 'S',
                 sleeps_in: Some(place.to_owned()),
                 run: 0.001,
-                ..ThreadRate::default()
+                ..Thread::default()
             };
             tick.threads.extend((20..25).map(waiter));
         });
@@ -753,18 +748,18 @@ mod tests {
         pool.iter_mut().for_each(|run| run.latency_s = Some(0.020));
         check(&pool, Answer::Bottleneck, Some(Kind::Inside), "it works on about 4 requests at a time");
         // All of one core and no more, by several threads: one at a time as well.
-        let python = with(pool, |tick, _| tick.server_user = 1.0);
+        let python = with(pool, |tick, _| tick.server.user = 1.0);
         check(&python, Answer::Bottleneck, Some(Kind::Lock), "one request at a time");
     }
 
     #[test]
     fn link_use_is_what_clients_received() {
         let runs = with(unseen(), |tick, load| {
-            let sending = if load > 1.05 { 9 } else { 0 };
-            let limits = CensusLimits { sending, ..CensusLimits::default() };
+            let waiting_for_client = if load > 1.05 { 9.0 } else { 0.0 };
+            let limits = CensusLimits { waiting_for_client, ..CensusLimits::default() };
             tick.census = Some(Census { limits, ..Census::default() });
             // Others use the machine's network, too.
-            tick.network = Some(NetworkRate { out_bytes_per_s: 1e9, ..NetworkRate::default() });
+            tick.interfaces = vec![Interface { sent: 1e9, ..Interface::default() }];
         });
         check(&runs, Answer::Bottleneck, Some(Kind::Network), "clients receive 1.6 Mbit/s, and the path takes no more");
     }

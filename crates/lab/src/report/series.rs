@@ -10,6 +10,8 @@ use serde::Serialize;
 
 use crate::archive::{Archive, Run, name};
 
+const MIB: f64 = 1024.0 * 1024.0;
+
 /// The plots of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Timeline {
@@ -133,57 +135,49 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
     // A tick stands in its middle, as a second of the clients does.
     let x: Vec<f64> = ticks.iter().map(|tick| tick.wall_ms as f64 / 1e3 - began_s - tick.interval_s / 2.0).collect();
     let processors: [(_, _, _, Of<Tick>); 5] = [
-        ("user", "blue", "", |tick| Some(tick.server_user)),
-        ("kernel", "orange", "", |tick| Some(tick.server_system)),
-        ("waiting for a core", "red", "", |tick| Some(tick.server_wait)),
+        ("user", "blue", "", |tick| Some(tick.server.user)),
+        ("kernel", "orange", "", |tick| Some(tick.server.system)),
+        ("waiting for a core", "red", "", |tick| Some(tick.server.wait)),
         ("busiest thread", "violet", "", |tick| Some(tick.threads.first()?.run)),
         ("busiest core, by anybody", "grey", "", |tick| Some(tick.busiest_core)),
     ];
     let caption = "Server: processors' worth of time in user code and in the kernel, and time in which it could have run and had none.";
     charts.extend(chart(("cores", caption, false), &x, &ticks, &processors));
     let queue: [(_, _, _, Of<Tick>); 3] = [
-        ("waiting to be accepted", "blue", "", |tick| sum(tick, |listener| Some(f64::from(listener.depth)))),
+        ("waiting to be accepted", "blue", "", |tick| sum(&tick.listeners, |one| Some(one.depth))),
         // Where it is near: else it would press the rest to the ground.
         ("how many may wait", "grey", "", |tick| {
-            sum(tick, |listener| {
-                Some(f64::from(listener.limit)).filter(|limit| f64::from(listener.depth) * 4.0 >= *limit)
-            })
+            sum(&tick.listeners, |one| Some(one.limit).filter(|limit| one.depth * 4.0 >= *limit))
         }),
-        ("turned away", "red", "/s", |tick| {
-            sum(tick, |listener| listener.new_drops.map(|drops| f64::from(drops) / tick.interval_s.max(1e-9)))
-        }),
+        ("turned away", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
     ];
     let caption = "Listen queue: connections that wait to be accepted, and those that were turned away a second.";
     charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));
     let network: [(_, _, _, Of<Tick>); 2] = [
-        ("out", "blue", " Mbit/s", |tick| Some(tick.network.as_ref()?.out_bytes_per_s * 8e-6)),
-        ("in", "green", " Mbit/s", |tick| Some(tick.network.as_ref()?.in_bytes_per_s * 8e-6)),
+        ("out", "blue", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.sent * 8e-6))),
+        ("in", "green", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.received * 8e-6))),
     ];
     let caption = "Network: bytes of all devices in the server's namespace.";
     charts.extend(chart(("Mbit/s", caption, false), &x, &ticks, &network));
     let segments: [(_, _, _, Of<Tick>); 3] = [
-        ("segments sent again", "orange", "/s", |tick| Some(tick.network.as_ref()?.segments_again_per_s)),
-        ("packets dropped", "red", "/s", |tick| Some(tick.network.as_ref()?.drops_per_s)),
-        ("connections reset", "violet", "/s", |tick| Some(tick.network.as_ref()?.resets_per_s)),
+        ("segments retransmitted", "orange", "/s", |tick| tick.tcp.retransmits),
+        ("packets dropped", "red", "/s", |tick| sum(&tick.interfaces, |one| Some(one.received_drops + one.sent_drops))),
+        ("connections reset", "violet", "/s", |tick| tick.tcp.resets),
     ];
     let caption = "Network: what had to be done again, each second.";
     charts.extend(chart(("per second", caption, false), &x, &ticks, &segments));
     let disks: [(_, _, _, Of<Tick>); 2] = [
-        ("read", "blue", " MiB/s", |tick| mib(tick, |disk| disk.read_bytes_per_s)),
-        ("written", "orange", " MiB/s", |tick| mib(tick, |disk| disk.write_bytes_per_s)),
+        ("read", "blue", " MiB/s", |tick| sum(&tick.disks, |disk| Some(disk.read / MIB))),
+        ("written", "orange", " MiB/s", |tick| sum(&tick.disks, |disk| Some(disk.written / MIB))),
     ];
     let caption = "Disks: bytes read and written, all of them together.";
     charts.extend(chart(("MiB/s", caption, false), &x, &ticks, &disks));
     Ok(())
 }
 
-fn sum(tick: &Tick, of: impl Fn(&ammeter_monitor::ListenerRate) -> Option<f64>) -> Option<f64> {
-    let known: Vec<f64> = tick.listeners.iter().filter_map(of).collect();
-    (!known.is_empty()).then(|| known.iter().sum())
-}
-
-fn mib(tick: &Tick, of: impl Fn(&ammeter_monitor::DiskRate) -> f64) -> Option<f64> {
-    (!tick.disks.is_empty()).then(|| tick.disks.iter().map(of).sum::<f64>() / (1024.0 * 1024.0))
+/// Of those of which it is known; `None` if it is of none.
+fn sum<T>(all: &[T], of: impl Fn(&T) -> Option<f64>) -> Option<f64> {
+    all.iter().filter_map(of).reduce(|sum, one| sum + one)
 }
 
 /// Four digits are more than a plot shows, and half of the page.

@@ -230,14 +230,10 @@ fn load(run: &Run) -> Value {
 fn sample(run: &Run, at: u64) -> Sample {
     let mut sample =
         Sample { at_us: at * 100_000, wall_ms: (run.began_s * 1e3) as u64 + at * 100, ..Sample::default() };
-    let depth = if run.plan.step.value() > 1100.0 { 100 + (at % 7) as u32 } else { (at % 3) as u32 };
-    sample.listeners.push(Listener {
-        address: "0.0.0.0:80".to_owned(),
-        inode: 1,
-        depth,
-        limit: 511,
-        drops: Some(3 * at as u32),
-    });
+    let depth = if run.plan.step.value() > 1100.0 { 100 + at % 7 } else { at % 3 };
+    let address = "0.0.0.0:80".to_owned();
+    let drops = Some(3 * at);
+    sample.listeners.push(Listener { address, inode: 1, depth, limit: 511, drops, ..Listener::default() });
     sample
 }
 

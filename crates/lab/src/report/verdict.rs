@@ -18,6 +18,8 @@ use crate::figure::number;
 
 /// How much of what was asked for must be answered for the load to be borne.
 const BORNE_MIN: f64 = 0.98;
+/// The monitor's figure that a path which loses packets moves.
+const RETRANSMITS: &str = "tcp_retransmits_per_s";
 
 /// How the runs stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -389,7 +391,7 @@ fn settings(arm: &Arm) -> Option<toml::Table> {
     Some(without_words(table))
 }
 
-/// Conditions that need not be written: on a path that loses packets segments are sent again, and on one with latency it takes
+/// Conditions that need not be written: on a path that loses packets segments are retransmitted, and on one with latency it takes
 /// a round trip to connect. They hold for arms that differ in just that.
 fn implied(archive: &Archive, claim: &Claim) -> Vec<Claim> {
     let Some((one, other)) = claim.against.as_ref().and_then(|against| arms_of(archive, &claim.of, against)) else {
@@ -408,8 +410,8 @@ fn implied(archive: &Archive, claim: &Claim) -> Vec<Claim> {
             conditions.push(Claim { of, above: Some(above), ..Claim::default() });
         };
         let loses = of_path(arm, "loss").is_some_and(|loss| !["0", "0%"].contains(&&loss[..]));
-        if loses && of_path(arm, "loss") != of_path(against, "loss") && is_measured(archive, arm, "retransmitted") {
-            demand("retransmitted", 0.0);
+        if loses && of_path(arm, "loss") != of_path(against, "loss") && is_measured(archive, arm, RETRANSMITS) {
+            demand(RETRANSMITS, 0.0);
         }
         let latency = |arm| parse_duration(&of_path(arm, "latency")?).ok();
         if let (Some(mine), Some(others)) = (latency(arm), latency(against))
@@ -717,7 +719,7 @@ mod tests {
 
     #[test]
     fn path_that_loses_nothing_is_no_treatment() {
-        let path = |on: &str, again: u64, connect_ms: f64| {
+        let path = |on: &str, again: f64, connect_ms: f64| {
             let mut archive = made(&OFF, &ON);
             for arm in &mut archive.resolved.arms {
                 let text = if arm.id == "a1" { on } else { "loss = \"0\"\nlatency = \"1ms\"" };
@@ -725,17 +727,17 @@ mod tests {
             }
             for run in &mut archive.runs {
                 let summary = run.summary.as_mut().unwrap();
-                summary.network.segments_again = Some(if run.plan.arm == "a1" { again } else { 0 });
+                summary.monitor.insert(RETRANSMITS.to_owned(), if run.plan.arm == "a1" { again } else { 0.0 });
                 summary.connected = Times { count: 9, p50_ms: connect_ms, ..Times::default() };
             }
             judged(&archive, &claim(None, Some(0.98)))
         };
-        let found = path("loss = \"5%\"", 0, 2.0);
-        assert!(found.fate == Fate::NotApplied && found.why.contains("segments sent again"), "{found:?}");
-        assert_eq!(path("loss = \"5%\"", 12, 2.0).fate, Fate::StillHolds);
-        let found = path("latency = \"50ms\"", 0, 2.0);
+        let found = path("loss = \"5%\"", 0.0, 2.0);
+        assert!(found.fate == Fate::NotApplied && found.why.contains("segments retransmitted"), "{found:?}");
+        assert_eq!(path("loss = \"5%\"", 12.0, 2.0).fate, Fate::StillHolds);
+        let found = path("latency = \"50ms\"", 0.0, 2.0);
         assert!(found.fate == Fate::NotApplied && found.why.contains("time to connect, median: log on"), "{found:?}");
-        assert_eq!(path("latency = \"50ms\"", 0, 101.0).fate, Fate::StillHolds);
+        assert_eq!(path("latency = \"50ms\"", 0.0, 101.0).fate, Fate::StillHolds);
     }
 
     #[test]

@@ -6,8 +6,8 @@ mod line;
 mod openmetrics;
 mod screen;
 
-pub use csv::{HEADER as CSV_HEADER, row as csv_row};
-pub use line::{HEADER as LINE_HEADER, line};
+pub use csv::{header as csv_header, row as csv_row};
+pub use line::{header as line_header, line};
 pub use openmetrics::{Totals, openmetrics};
 pub use screen::{Screen, draw};
 

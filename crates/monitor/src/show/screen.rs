@@ -1,6 +1,9 @@
 //! The live screen: processors by context, the listen queue, connections by state and what limits them, the server's
 //! threads, and what the monitor itself costs. Draws cells; who calls owns the terminal.
 
+use std::slice;
+
+use amped_exporter::{Kind, Unit};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -8,6 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
 
 use super::{bytes, count};
+use crate::figure::{Figure, Figures};
 use crate::rates::{ModuleRate, Tick};
 
 /// What is drawn besides the tick.
@@ -113,9 +117,9 @@ fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
     let [text, line] = Layout::horizontal([Constraint::Length(40), Constraint::Fill(1)]).areas(history);
     let server = format!(
         "server {:.0} % user {:.0} % system {:.0} % waits",
-        tick.server_user * 100.0,
-        tick.server_system * 100.0,
-        tick.server_wait * 100.0
+        tick.server.user * 100.0,
+        tick.server.system * 100.0,
+        tick.server.wait * 100.0
     );
     frame.render_widget(Paragraph::new(server), text);
     let from = screen.history.len().saturating_sub(usize::from(line.width));
@@ -124,9 +128,9 @@ fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
 
 fn listeners(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     let rows = tick.listeners.iter().map(|one| {
-        let drops = one.drops.map_or_else(|| "-".to_owned(), |drops| drops.to_string());
+        let drops = one.drops_total.map_or_else(|| "-".to_owned(), |drops| drops.to_string());
         // Full, or turning clients away: that is what one looks for.
-        let alarm = one.depth > one.limit || one.new_drops.is_some_and(|new| new > 0);
+        let alarm = one.depth > one.limit || one.drops.is_some_and(|new| new > 0.0);
         let row = Row::new([one.address.clone(), format!("{}/{}", one.depth, one.limit), drops]);
         if alarm { row.style(Color::Red) } else { row }
     });
@@ -140,17 +144,17 @@ fn connections(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     if let Some(census) = &tick.census {
         lines.extend(census.states.iter().map(|(state, count)| Line::from(format!("{state:<14}{count:>8}"))));
         let limits = &census.limits;
-        let share = |part: u64| 100.0 * part as f64 / limits.busy_us.max(1) as f64;
-        if limits.connections > 0 {
+        let share = |part: f64| 100.0 * part / limits.busy.max(1e-9);
+        if limits.connections > 0.0 {
             lines.push(Line::from(format!(
                 "busy time: window {:.0} %, buffer {:.0} %",
-                share(limits.receive_window_us),
-                share(limits.send_buffer_us)
+                share(limits.window_closed),
+                share(limits.buffer_full)
             )));
             lines.push(Line::from(format!(
                 "retransmitted {}, slowest {:.1} ms",
-                limits.retransmitted_segments,
-                f64::from(limits.round_trip_max_us) / 1e3
+                limits.retransmits,
+                limits.round_trip_max * 1e3
             )));
         }
     }
@@ -163,61 +167,46 @@ fn connections(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
 
 fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     let mut lines = Vec::new();
-    if let Some(network) = tick.network {
-        lines.push(format!(
-            "net    {:>7}B/s in {:>7}B/s out",
-            bytes(network.in_bytes_per_s),
-            bytes(network.out_bytes_per_s)
-        ));
-        lines.push(format!(
-            "tcp    {:>7}/s in {:>7}/s out",
-            count(network.segments_in_per_s),
-            count(network.segments_out_per_s)
-        ));
-        lines.push(format!(
-            "       {:>7}/s again {:>5}/s resets",
-            count(network.segments_again_per_s),
-            count(network.resets_per_s)
-        ));
-    }
+    let mut add = |name: &str, items: Vec<String>| {
+        // The name stands on the first of its lines.
+        let mut line = format!("{name:<6}");
+        for item in items {
+            if line.len() > 6 && line.len() + item.len() + 2 > usize::from(area.width) {
+                lines.push(std::mem::replace(&mut line, " ".repeat(6)));
+            }
+            line += &item;
+        }
+        if line.len() > 6 {
+            lines.push(line);
+        }
+    };
+    add("net", items(&tick.interfaces));
+    add("tcp", items(slice::from_ref(&tick.tcp)));
     // The busiest: a machine may have a dozen that do nothing.
-    let mut disks: Vec<_> = tick.disks.iter().filter(|disk| disk.busy > 0.0 || disk.in_flight > 0).collect();
+    let mut disks: Vec<_> = tick.disks.iter().filter(|disk| disk.busy > 0.0 || disk.in_flight > 0.0).collect();
     disks.sort_by(|a, b| b.busy.total_cmp(&a.busy));
-    for disk in disks.into_iter().take(3) {
-        lines.push(format!(
-            "{:<6} {:>7}B/s read {:>6}B/s written {:.0} % busy",
-            disk.name,
-            bytes(disk.read_bytes_per_s),
-            bytes(disk.write_bytes_per_s),
-            disk.busy * 100.0
-        ));
-    }
-    if let Some(memory) = tick.memory {
-        lines.push(format!("memory {:>7}B free for use", bytes(memory.available_bytes as f64)));
-    }
-    if let Some(paging) = tick.paging {
-        lines.push(format!(
-            "faults {:>7}/s of a disk {:>5}/s",
-            count(paging.faults_per_s),
-            count(paging.major_faults_per_s)
-        ));
-    }
-    if let Some(pressure) = tick.pressure {
-        let percent = |share: f64| share * 100.0;
-        lines.push(format!(
-            "waits  cpu {:.0} % memory {:.0} % disk {:.0} %",
-            percent(pressure.cpu_some),
-            percent(pressure.memory_some),
-            percent(pressure.io_some)
-        ));
-    }
-    lines.push(format!(
-        "irq    {:>7}/s switches {:>7}/s",
-        count(tick.interrupts_per_s),
-        count(tick.context_switches_per_s)
-    ));
+    disks.into_iter().take(3).for_each(|disk| add(&disk.device, items(slice::from_ref(disk))));
+    add("memory", items(slice::from_ref(&tick.memory)));
+    add("paging", items(slice::from_ref(&tick.paging)));
+    add("waits", items(slice::from_ref(&tick.pressure)));
+    add("system", items(slice::from_ref(&tick.system)));
     let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" machine ")), area);
+}
+
+/// The figures that have a word for the screen, as far as they are known: of several things their sums.
+fn items<T: Figures<f64>>(of: &[T]) -> Vec<String> {
+    let item = |(at, figure): (usize, &Figure)| {
+        let value = of.iter().map(|one| one.values().nth(at).flatten()).sum::<Option<f64>>()?;
+        let per_s = if figure.kind == Kind::Counter { "/s" } else { "" };
+        Some(match (figure.unit, figure.word?) {
+            (Unit::Bytes, word) => format!("{:>7}B{per_s} {word}", bytes(value)),
+            (Unit::Seconds, word) => format!(" {word} {:.0} %", value * 100.0),
+            (_, word) => format!("{:>7}{per_s} {word}", count(value)),
+        })
+    };
+    let all = T::FIGURES.iter().enumerate().filter(|_| !of.is_empty());
+    all.filter_map(item).collect()
 }
 
 fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
@@ -228,7 +217,7 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
             one.state.to_string(),
             format!("{:.0} %", one.run * 100.0),
             format!("{:.0} %", one.wait * 100.0),
-            format!("{:.0}", one.major_faults_per_s),
+            format!("{:.0}", one.major_page_faults),
         ])
     });
     let widths = [8, 16, 6, 7, 7, 13].map(Constraint::Length);
@@ -294,8 +283,9 @@ fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rates::{ClassRate, CpuShare, ListenerRate, PhaseTime, ThreadRate};
-    use crate::sample::{Census, CensusLimits};
+    use crate::rates::{ClassRate, CpuShare, PhaseTime, ServerUse};
+    use crate::sample::{Census, CensusLimits, Listener};
+    use crate::source::{Interface, Memory, Pressure, Tcp, Thread};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -312,26 +302,31 @@ mod tests {
         let tick = Tick {
             at_s: 3.0,
             cpu: CpuShare { user: 0.5, system: 0.25, idle: 0.25, ..CpuShare::default() },
-            server_user: 0.7,
+            server: ServerUse { user: 0.7, ..ServerUse::default() },
             census: Some(Census {
                 backends: Vec::new(),
                 states: [("established".into(), 4321)].into(),
                 limits: CensusLimits {
-                    connections: 4321,
-                    busy_us: 100,
-                    receive_window_us: 25,
+                    connections: 4321.0,
+                    busy: 100.0,
+                    window_closed: 25.0,
                     ..CensusLimits::default()
                 },
                 at_us: 2_000_000,
             }),
-            listeners: vec![ListenerRate {
+            listeners: vec![Listener {
                 address: "0.0.0.0:8080".into(),
-                depth: 5,
-                limit: 4,
-                drops: Some(14),
-                new_drops: Some(3),
+                inode: 1,
+                depth: 5.0,
+                limit: 4.0,
+                drops: Some(3.0),
+                drops_total: Some(14),
             }],
-            threads: vec![ThreadRate { tid: 77, name: "worker".into(), run: 0.31, ..ThreadRate::default() }],
+            threads: vec![Thread { tid: 77, name: "worker".into(), run: 0.31, ..Thread::default() }],
+            tcp: Tcp { segments_in: Some(12_345.0), retransmits: Some(67.0), ..Tcp::default() },
+            interfaces: vec![Interface { received: 1e6, sent: 1e9, ..Interface::default() }; 2],
+            memory: Memory { available: Some(1e9), ..Memory::default() },
+            pressure: Pressure { io_some: Some(0.25), ..Pressure::default() },
             ..Tick::default()
         };
         screen.remember(&tick);
@@ -354,6 +349,10 @@ mod tests {
             "31 %",
             "no pressure",
             "1.0 s ago",
+            "1.9MB/s in   1.9GB/s out",
+            "12.3k/s in     67/s retrans",
+            "954MB available",
+            "disk 25 %",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }

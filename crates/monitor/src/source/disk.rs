@@ -1,28 +1,29 @@
 //! `/proc/diskstats` (the kernel's `Documentation/admin-guide/iostats.rst`): what each block device did.
 
-use serde::{Deserialize, Serialize};
+use crate::figure::figures;
 
-/// One block device, counted since the start.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Disk {
-    /// Its name, as in `/dev`.
-    pub name: String,
+figures! {
+    /// One block device, since the start.
+    Disk "disk" {
+        /// Its name, as in `/dev`.
+        device: String,
+    }
     /// Reads that were completed.
-    pub reads: u64,
+    reads: N => Counter Things,
     /// Bytes read.
-    pub read_bytes: u64,
-    /// Milliseconds that reads took, all together.
-    pub read_ms: u64,
+    read: N => Counter Bytes as "read",
+    /// Time that reads took, all together.
+    read_time: N => Counter Seconds,
     /// Writes that were completed.
-    pub writes: u64,
+    writes: N => Counter Things,
     /// Bytes written.
-    pub write_bytes: u64,
-    /// Milliseconds that writes took, all together.
-    pub write_ms: u64,
-    /// Under way at this moment.
-    pub in_flight: u64,
-    /// Milliseconds with at least one under way.
-    pub busy_ms: u64,
+    written: N => Counter Bytes as "written",
+    /// Time that writes took, all together.
+    write_time: N => Counter Seconds,
+    /// Requests under way.
+    in_flight: N => Gauge Things,
+    /// Time with at least one request under way.
+    busy: N => Counter Seconds as "busy",
 }
 
 impl Disk {
@@ -31,18 +32,19 @@ impl Disk {
     pub fn parse(text: &str, mut is_disk: impl FnMut(&str) -> bool) -> Vec<Disk> {
         let disk = |line: &str| {
             let mut fields = line.split_ascii_whitespace().skip(2);
-            let name = fields.next()?;
+            let device = fields.next()?;
             let mut numbers = [0_u64; 10];
             for number in &mut numbers {
                 *number = fields.next()?.parse().ok()?;
             }
             let [reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, in_flight, busy_ms] = numbers;
+            let device = (reads | writes != 0).then(|| device.to_owned())?;
             // A sector is 512 bytes here, whatever the device has.
-            let (read_bytes, write_bytes) = (sectors_read.wrapping_mul(512), sectors_written.wrapping_mul(512));
-            let name = (reads | writes != 0).then(|| name.to_owned())?;
-            Some(Disk { name, reads, read_bytes, read_ms, writes, write_bytes, write_ms, in_flight, busy_ms })
+            let (read, written) = (sectors_read.wrapping_mul(512), sectors_written.wrapping_mul(512));
+            let [read_time, write_time, busy] = [read_ms, write_ms, busy_ms].map(|ms| ms.saturating_mul(1_000_000));
+            Some(Disk { device, reads, read, read_time, writes, written, write_time, in_flight, busy })
         };
-        text.lines().filter_map(disk).filter(|disk| is_disk(&disk.name)).collect()
+        text.lines().filter_map(disk).filter(|disk| is_disk(&disk.device)).collect()
     }
 }
 
@@ -59,15 +61,15 @@ mod tests {
     fn whole_devices_that_did_something() {
         let disks = Disk::parse(TEXT, |name| name != "vda1");
         let expected = Disk {
-            name: "vda".to_owned(),
+            device: "vda".to_owned(),
             reads: 4_655_410,
-            read_bytes: 234_915_258 * 512,
-            read_ms: 4_390_666,
+            read: 234_915_258 * 512,
+            read_time: 4_390_666_000_000,
             writes: 1_233_973,
-            write_bytes: 1_583_882_288 * 512,
-            write_ms: 6_879_541,
+            written: 1_583_882_288 * 512,
+            write_time: 6_879_541_000_000,
             in_flight: 3,
-            busy_ms: 1_221_324,
+            busy: 1_221_324_000_000,
         };
         assert_eq!(disks, [expected]);
         assert_eq!(Disk::parse(TEXT, |_| true).len(), 2);

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::figure::figures;
+
 /// A group that limits something.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Its folder.
     pub path: String,
@@ -33,7 +35,7 @@ pub struct Group {
 }
 
 /// What a group may have of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskLimit {
     /// The disk's numbers, `major:minor`.
     pub device: String,
@@ -52,17 +54,17 @@ pub struct DiskLimit {
     pub had: DiskCount,
 }
 
-/// What a group had of a disk so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskCount {
+figures! {
+    /// What a group had of a disk so far, where the kernel counts it.
+    DiskCount "group_disk"
     /// Bytes read.
-    pub read_bytes: Option<u64>,
+    read: Option<N> => Counter Bytes "rbytes",
     /// Bytes written.
-    pub write_bytes: Option<u64>,
+    written: Option<N> => Counter Bytes "wbytes",
     /// Reads.
-    pub reads: Option<u64>,
+    reads: Option<N> => Counter Things "rios",
     /// Writes.
-    pub writes: Option<u64>,
+    writes: Option<N> => Counter Things "wios",
 }
 
 impl DiskLimit {
@@ -93,7 +95,7 @@ pub(crate) const FILES: [(&str, Take); 16] = [
     ("io.max", Group::take_io_max),
     // Behind the limits: disks without one are not counted.
     ("blkio.throttle.io_service_bytes", |group, text| {
-        group.take_counts(text, |had| &mut had.read_bytes, |had| &mut had.write_bytes);
+        group.take_counts(text, |had| &mut had.read, |had| &mut had.written);
     }),
     ("blkio.throttle.io_serviced", |group, text| {
         group.take_counts(text, |had| &mut had.reads, |had| &mut had.writes);
@@ -183,13 +185,7 @@ impl Group {
             let Some(device) = words.next() else { continue };
             let Some(disk) = self.disks.iter_mut().find(|disk| disk.device == device) else { continue };
             for (name, count) in words.filter_map(|word| word.split_once('=')) {
-                match name {
-                    "rbytes" => disk.had.read_bytes = number(count),
-                    "wbytes" => disk.had.write_bytes = number(count),
-                    "rios" => disk.had.reads = number(count),
-                    "wios" => disk.had.writes = number(count),
-                    _ => {}
-                }
+                number(count).into_iter().for_each(|count| disk.had.take(name, count));
             }
         }
     }
@@ -266,7 +262,7 @@ mod tests {
             read_bytes_per_s: Some(16_384),
             write_bytes_per_s: write,
             reads_per_s: Some(100),
-            had: DiskCount { read_bytes: Some(8192), write_bytes: Some(0), reads: Some(2), writes: Some(0) },
+            had: DiskCount { read: Some(8192), written: Some(0), reads: Some(2), writes: Some(0) },
             ..DiskLimit::default()
         };
         let expected = Group {

@@ -23,9 +23,9 @@ pub use disk::Disk;
 pub use group::{DiskCount, DiskLimit, Group};
 pub(crate) use group::{FILES as GROUP_FILES, folder_of as group_folder_of, folders as group_folders};
 pub use memory::{Memory, Paging};
-pub use network::{Interface, Network, Tcp};
-pub use pressure::{Pressure, Stall};
-pub use stat::{Host, SOFTIRQS};
+pub use network::{Interface, Tcp};
+pub use pressure::Pressure;
+pub use stat::{Host, SOFTIRQS, System};
 pub use task::{Process, Scheduled, Stat, Thread, stat_of};
 
 /// A file of `/proc` that is opened once and read often, at a third of the cost.
@@ -54,13 +54,6 @@ impl Reader {
             }
         }
     }
-}
-
-/// The number of a line `name: 123 kB` or `name 123`.
-fn number_after(line: &str, name: &str) -> Option<u64> {
-    let rest = line.strip_prefix(name)?;
-    let rest = rest.strip_prefix(':').or_else(|| rest.starts_with([' ', '\t']).then_some(rest))?;
-    rest.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

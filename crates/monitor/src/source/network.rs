@@ -3,116 +3,93 @@
 //! The first two are pairs of lines, names and numbers. They are read by name: kernels add fields in the middle, and who
 //! counts columns reads the wrong ones.
 
-use serde::{Deserialize, Serialize};
+use crate::figure::figures;
 
-/// What the network did since the namespace was made.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Network {
-    /// TCP.
-    pub tcp: Tcp,
-    /// The interfaces.
-    pub interfaces: Vec<Interface>,
-}
-
-/// TCP as a whole (RFC 4022, and the kernel's `net/ipv4/proc.c`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tcp {
+figures! {
+    /// TCP as a whole (RFC 4022, and the kernel's `net/ipv4/proc.c`), since the namespace was made.
+    Tcp "tcp"
     /// Connections that this side began.
-    pub active_opens: u64,
+    active_opens: Option<N> => Counter Things "ActiveOpens",
     /// Connections that others began.
-    pub passive_opens: u64,
+    passive_opens: Option<N> => Counter Things "PassiveOpens",
     /// Connections that were reset.
-    pub resets: u64,
-    /// Segments that came.
-    pub segments_in: u64,
-    /// Segments that went, without those sent again.
-    pub segments_out: u64,
-    /// Of these, the ones with data.
-    #[serde(default)]
-    pub data_segments_out: u64,
-    /// Segments that were sent again.
-    pub segments_again: u64,
-    /// Times that the queue of a listener was full.
-    pub listen_overflows: u64,
-    /// Connections that a listener turned away, for this or another reason.
-    pub listen_drops: u64,
-    /// Time-outs of retransmission.
-    pub timeouts: u64,
-    /// Sockets in `TIME_WAIT` at this moment.
-    pub time_wait_now: u64,
-    /// Sockets without a descriptor at this moment, that still have something to send.
-    pub orphans_now: u64,
+    resets: Option<N> => Counter Things "EstabResets" as "resets",
+    /// Segments received.
+    segments_in: Option<N> => Counter Things "InSegs" as "in",
+    /// Segments sent, without those retransmitted.
+    segments_out: Option<N> => Counter Things "OutSegs" as "out",
+    /// Segments with data sent, without those retransmitted.
+    data_segments_out: Option<N> => Counter Things "TCPOrigDataSent",
+    /// Segments retransmitted.
+    retransmits: Option<N> => Counter Things "RetransSegs" as "retrans",
+    /// Times that the queue of any listener was full.
+    listen_overflows: Option<N> => Counter Things "ListenOverflows",
+    /// Connections that any listener dropped, for this or another reason.
+    listen_drops: Option<N> => Counter Things "ListenDrops",
+    /// Retransmission timeouts.
+    timeouts: Option<N> => Counter Things "TCPTimeouts",
+    /// Sockets in TIME_WAIT.
+    time_wait: Option<N> => Gauge Things "tw",
+    /// Sockets without a descriptor that still have something to send.
+    orphans: Option<N> => Gauge Things "orphan",
 }
 
 impl Tcp {
     /// Reads the three files.
-    pub fn parse(snmp: &str, netstat: &str, sockstat: &str) -> Option<Tcp> {
+    pub fn parse(snmp: &str, netstat: &str, sockstat: &str) -> Tcp {
         let mut tcp = Tcp::default();
-        let known = [
-            (snmp, "Tcp:", "ActiveOpens", &mut tcp.active_opens),
-            (snmp, "Tcp:", "PassiveOpens", &mut tcp.passive_opens),
-            (snmp, "Tcp:", "EstabResets", &mut tcp.resets),
-            (snmp, "Tcp:", "InSegs", &mut tcp.segments_in),
-            (snmp, "Tcp:", "OutSegs", &mut tcp.segments_out),
-            (netstat, "TcpExt:", "TCPOrigDataSent", &mut tcp.data_segments_out),
-            (snmp, "Tcp:", "RetransSegs", &mut tcp.segments_again),
-            (netstat, "TcpExt:", "ListenOverflows", &mut tcp.listen_overflows),
-            (netstat, "TcpExt:", "ListenDrops", &mut tcp.listen_drops),
-            (netstat, "TcpExt:", "TCPTimeouts", &mut tcp.timeouts),
-        ];
-        for (text, table, name, place) in known {
-            *place = field(text, table, name)?;
+        let mut take = |name: &str, number: &str| number.parse().into_iter().for_each(|number| tcp.take(name, number));
+        for table in ["Tcp:", "TcpExt:"] {
+            let text = if table == "Tcp:" { snmp } else { netstat };
+            let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
+            let (names, numbers) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+            names
+                .split_ascii_whitespace()
+                .zip(numbers.split_ascii_whitespace())
+                .for_each(|(name, number)| take(name, number));
         }
-        let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let now = |name: &str| -> Option<u64> {
-            words.as_chunks::<2>().0.iter().find(|[word, _]| *word == name)?[1].parse().ok()
-        };
-        (tcp.time_wait_now, tcp.orphans_now) = (now("tw")?, now("orphan")?);
-        Some(tcp)
+        let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:")).unwrap_or_default();
+        let mut words = line.split_ascii_whitespace();
+        while let (Some(name), Some(number)) = (words.next(), words.next()) {
+            take(name, number);
+        }
+        tcp
     }
 }
 
-/// The number below this name, in the table that begins so.
-fn field(text: &str, table: &str, name: &str) -> Option<u64> {
-    let mut lines = text.lines().filter(|line| line.starts_with(table));
-    let (names, numbers) = (lines.next()?, lines.next()?);
-    let column = names.split_ascii_whitespace().position(|one| one == name)?;
-    numbers.split_ascii_whitespace().nth(column)?.parse().ok()
-}
-
-/// One interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
-    /// Its name.
-    pub name: String,
+figures! {
+    /// One interface, since it was made.
+    Interface "network" {
+        /// Its name.
+        device: String,
+    }
     /// Bytes received.
-    pub in_bytes: u64,
+    received: N => Counter Bytes as "in",
     /// Packets received; behind an interface that joins segments, larger ones than on the wire.
-    pub in_packets: u64,
+    received_packets: N => Counter Things,
     /// Packets that were received and dropped.
-    pub in_drops: u64,
+    received_drops: N => Counter Things,
     /// Bytes sent.
-    pub out_bytes: u64,
+    sent: N => Counter Bytes as "out",
     /// Packets sent.
-    pub out_packets: u64,
-    /// Packets that were not sent.
-    pub out_drops: u64,
+    sent_packets: N => Counter Things,
+    /// Packets that were to be sent and were dropped.
+    sent_drops: N => Counter Things,
 }
 
 impl Interface {
     /// Reads `/proc/net/dev`: those that ever did something.
     pub fn parse(text: &str) -> Vec<Interface> {
         let interface = |line: &str| {
-            let (name, numbers) = line.split_once(':')?;
+            let (device, numbers) = line.split_once(':')?;
             let mut fields = [0_u64; 12];
             let mut numbers = numbers.split_ascii_whitespace();
             for field in &mut fields {
                 *field = numbers.next()?.parse().ok()?;
             }
-            let [in_bytes, in_packets, _, in_drops, _, _, _, _, out_bytes, out_packets, _, out_drops] = fields;
-            let name = (in_packets | out_packets != 0).then(|| name.trim().to_owned())?;
-            Some(Interface { name, in_bytes, in_packets, in_drops, out_bytes, out_packets, out_drops })
+            let [received, received_packets, _, received_drops, _, _, _, _, sent, sent_packets, _, sent_drops] = fields;
+            let device = (received_packets | sent_packets != 0).then(|| device.trim().to_owned())?;
+            Some(Interface { device, received, received_packets, received_drops, sent, sent_packets, sent_drops })
         };
         text.lines().filter_map(interface).collect()
     }
@@ -132,25 +109,26 @@ mod tests {
     #[test]
     fn tcp_by_name() {
         let expected = Tcp {
-            active_opens: 5_255_298,
-            passive_opens: 5_150_412,
-            resets: 1_264_143,
-            segments_in: 306_024_276,
-            segments_out: 306_277_915,
-            data_segments_out: 13,
-            segments_again: 248_986,
-            listen_overflows: 7,
-            listen_drops: 9,
-            timeouts: 11,
-            time_wait_now: 12,
-            orphans_now: 4,
+            active_opens: Some(5_255_298),
+            passive_opens: Some(5_150_412),
+            resets: Some(1_264_143),
+            segments_in: Some(306_024_276),
+            segments_out: Some(306_277_915),
+            data_segments_out: Some(13),
+            retransmits: Some(248_986),
+            listen_overflows: Some(7),
+            listen_drops: Some(9),
+            timeouts: Some(11),
+            time_wait: Some(12),
+            orphans: Some(4),
         };
-        assert_eq!(Tcp::parse(SNMP, NETSTAT, SOCKSTAT), Some(expected));
+        assert_eq!(Tcp::parse(SNMP, NETSTAT, SOCKSTAT), expected);
         // A field that a later kernel puts between.
         let more = NETSTAT.replace("ListenDrops", "New ListenDrops").replace(" 9 ", " 5 9 ");
-        assert_eq!(Tcp::parse(SNMP, &more, SOCKSTAT), Some(expected));
-        assert_eq!(Tcp::parse(SNMP, "", SOCKSTAT), None);
-        assert_eq!(Tcp::parse(SNMP, NETSTAT, "TCP: inuse 1"), None);
+        assert_eq!(Tcp::parse(SNMP, &more, SOCKSTAT), expected);
+        // What is not told is not known, and the rest is.
+        let less = Tcp::parse(SNMP, "", "TCP: inuse 1 tw");
+        assert_eq!((less.listen_drops, less.time_wait, less.retransmits), (None, None, expected.retransmits));
     }
 
     #[test]
@@ -159,13 +137,13 @@ mod tests {
             \u{20}   lo: 2784826248601 306011582    0    1    0     0          0         0 2784826248602 306011583    0    2    0     0       0          0\n\
             \u{20} ifb0:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0\n";
         let expected = Interface {
-            name: "lo".to_owned(),
-            in_bytes: 2_784_826_248_601,
-            in_packets: 306_011_582,
-            in_drops: 1,
-            out_bytes: 2_784_826_248_602,
-            out_packets: 306_011_583,
-            out_drops: 2,
+            device: "lo".to_owned(),
+            received: 2_784_826_248_601,
+            received_packets: 306_011_582,
+            received_drops: 1,
+            sent: 2_784_826_248_602,
+            sent_packets: 306_011_583,
+            sent_drops: 2,
         };
         assert_eq!(Interface::parse(text), [expected]);
     }

@@ -2,37 +2,41 @@
 //!
 //! Of the whole machine. A kernel may be built or started without (`psi=0`).
 
-use serde::{Deserialize, Serialize};
+use crate::figure::figures;
 
-/// What was waited for, since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pressure {
-    /// Processors.
-    pub cpu: Stall,
-    /// Memory: reclaim, swapping in, refaults.
-    pub memory: Stall,
-    /// Disks.
-    pub io: Stall,
+figures! {
+    /// What was waited for, since the start.
+    Pressure "pressure"
+    /// Time in which some task waited for a processor.
+    cpu_some: Option<N> => Counter Seconds as "cpu",
+    /// Time in which all tasks waited for a processor.
+    cpu_full: Option<N> => Counter Seconds,
+    /// Time in which some task waited for memory: reclaim, swapping in, refaults.
+    memory_some: Option<N> => Counter Seconds as "memory",
+    /// Time in which all tasks that had something to do waited for memory.
+    memory_full: Option<N> => Counter Seconds,
+    /// Time in which some task waited for a disk.
+    io_some: Option<N> => Counter Seconds as "disk",
+    /// Time in which all tasks that had something to do waited for a disk.
+    io_full: Option<N> => Counter Seconds,
 }
 
-/// For how long.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stall {
-    /// Microseconds in which some task waited.
-    pub some_us: u64,
-    /// Microseconds in which all tasks that had something to do waited.
-    pub full_us: u64,
-}
-
-impl Stall {
-    /// Reads one of the files.
-    pub fn parse(text: &str) -> Option<Stall> {
-        let total = |kind: &str| {
+impl Pressure {
+    /// Reads the three files.
+    pub fn parse(cpu: &str, memory: &str, io: &str) -> Pressure {
+        let total = |text: &str, kind: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
-            line.rsplit_once("total=")?.1.trim().parse().ok()
+            let us: u64 = line.rsplit_once("total=")?.1.trim().parse().ok()?;
+            Some(us.saturating_mul(1000))
         };
-        // That of the processors has no second line before 5.13.
-        Some(Stall { some_us: total("some ")?, full_us: total("full ").unwrap_or(0) })
+        Pressure {
+            cpu_some: total(cpu, "some "),
+            cpu_full: total(cpu, "full "),
+            memory_some: total(memory, "some "),
+            memory_full: total(memory, "full "),
+            io_some: total(io, "some "),
+            io_full: total(io, "full "),
+        }
     }
 }
 
@@ -42,17 +46,18 @@ mod tests {
 
     #[test]
     fn totals() {
-        let check = |text: &str, expected: Option<(u64, u64)>| {
-            assert_eq!(Stall::parse(text), expected.map(|(some_us, full_us)| Stall { some_us, full_us }), "{text:?}");
-        };
         let some = "some avg10=2.76 avg60=5.63 avg300=23.89 total=8213874431\n";
-        check(some, Some((8_213_874_431, 0)));
-        check(
-            &format!("{some}full avg10=0.00 avg60=0.57 avg300=3.56 total=1094126844\n"),
-            Some((8_213_874_431, 1_094_126_844)),
-        );
-        check("", None);
-        check("some avg10=1", None);
-        check("full total=1", None);
+        let both = format!("{some}full avg10=0.00 avg60=0.57 avg300=3.56 total=1094126844\n");
+        let found = Pressure::parse(some, &both, "some avg10=1\nfull total=1");
+        let expected = Pressure {
+            cpu_some: Some(8_213_874_431_000),
+            // That of the processors has no second line before 5.13.
+            cpu_full: None,
+            memory_some: Some(8_213_874_431_000),
+            memory_full: Some(1_094_126_844_000),
+            io_some: None,
+            io_full: Some(1000),
+        };
+        assert_eq!(found, expected);
     }
 }

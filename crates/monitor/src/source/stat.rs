@@ -6,25 +6,38 @@
 use amped_measure::host::Cpu;
 use serde::{Deserialize, Serialize};
 
+use crate::figure::figures;
+
 /// The kinds of soft interrupts, as the kernel numbers them.
 pub const SOFTIRQS: [&str; 10] =
     ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 
+figures! {
+    /// Interrupts and tasks, since the start and now.
+    System ""
+    /// Interrupts of devices and of the machine itself.
+    interrupts: Option<N> => Counter Things "intr" as "interrupts",
+    /// Times that one task followed another.
+    context_switches: Option<N> => Counter Things "ctxt" as "switches",
+    /// Processes and threads that were made.
+    forks: Option<N> => Counter Things "processes",
+    /// Tasks that run or could, if they had a processor.
+    procs_running: Option<N> => Gauge Things "procs_running",
+    /// Tasks that wait for a disk.
+    procs_blocked: Option<N> => Gauge Things "procs_blocked",
+}
+
 /// The whole machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Host {
     /// All processors together.
     pub cpu: Cpu,
     /// Each of them.
     pub cores: Vec<Cpu>,
-    /// Interrupts of devices and of the machine itself.
-    pub interrupts: u64,
     /// Soft interrupts by kind, in the order of [`SOFTIRQS`].
     pub softirqs: Vec<u64>,
-    /// How often one task followed another.
-    pub context_switches: u64,
-    /// Processes and threads that were made.
-    pub forks: u64,
+    /// Interrupts and tasks.
+    pub system: System,
 }
 
 impl Host {
@@ -33,14 +46,10 @@ impl Host {
         let mut host = Host { cpu: Cpu::parse(text.lines().next()?.strip_prefix("cpu ")?)?, ..Host::default() };
         for line in text.lines().skip(1) {
             let (name, rest) = line.split_once(' ')?;
-            let first = || -> Option<u64> { rest.split(' ').next()?.parse().ok() };
             match name {
-                "intr" => host.interrupts = first()?,
-                "ctxt" => host.context_switches = first()?,
-                "processes" => host.forks = first()?,
                 "softirq" => host.softirqs = numbers(rest).skip(1).collect(),
                 core if core.starts_with("cpu") => host.cores.push(Cpu::parse(rest)?),
-                _ => {}
+                _ => numbers(rest).take(1).for_each(|first| host.system.take(name, first)),
             }
         }
         Some(host)
@@ -81,7 +90,14 @@ softirq 295000000 0 2553423 472 278996977 3767039 0 143 2336830 5573308 7707739
             steal: 89_314,
         };
         assert_eq!((host.cpu, host.cores.len()), (cpu, 2));
-        assert_eq!((host.interrupts, host.context_switches, host.forks), (53_826_212, 161_616_835, 421_001));
+        let system = System {
+            interrupts: Some(53_826_212),
+            context_switches: Some(161_616_835),
+            forks: Some(421_001),
+            procs_running: Some(3),
+            procs_blocked: Some(0),
+        };
+        assert_eq!(host.system, system);
         assert_eq!(host.softirqs.len(), SOFTIRQS.len());
         assert_eq!(host.softirqs[3], 278_996_977);
         assert_eq!(host.cores[1].since(&host.cores[0]).user, 1_244_812 - 1_205_519);
@@ -89,7 +105,7 @@ softirq 295000000 0 2553423 472 278996977 3767039 0 143 2336830 5573308 7707739
 
     #[test]
     fn what_it_is_not_is_refused() {
-        for bad in ["", "cpu", "cpu  1 2 3", "cpu0 1 2 3 4 5 6 7", "cpu  1 2 3 4 5 6 7 8\nctxt x"] {
+        for bad in ["", "cpu", "cpu  1 2 3", "cpu0 1 2 3 4 5 6 7", "cpu  1 2 3 4 5 6 7 8\nctxt"] {
             assert_eq!(Host::parse(bad), None, "{bad:?}");
         }
     }

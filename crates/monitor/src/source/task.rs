@@ -3,56 +3,59 @@
 //! `schedstat` has exact times; `stat` splits them into user and system by ticks. The name of a thread may hold anything,
 //! blanks and brackets too, and ends at the last `)`.
 
-use serde::{Deserialize, Serialize};
+use crate::figure::figures;
 
-use super::number_after;
-
-/// One thread.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Thread {
-    /// Its process.
-    pub pid: u32,
-    /// Its own number.
-    pub tid: u32,
-    /// Its name, of at most 15 bytes.
-    pub name: String,
-    /// Running, Sleeping, waiting for a Disk, sTopped, Zombie: its letter at this moment.
-    pub state: char,
-    /// Nanoseconds that it ran.
-    pub run_ns: u64,
-    /// Nanoseconds that it could have run, and waited for a processor.
-    pub wait_ns: u64,
-    /// User time in units of 1/100 s, by ticks.
-    pub user_ticks: u64,
-    /// System time likewise.
-    pub system_ticks: u64,
-    /// Page faults that waited for a disk.
-    pub major_faults: u64,
-    /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the right to
-    /// see it (ptrace(2)).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sleeps_in: Option<String>,
+figures! {
+    /// One thread, since it began.
+    Thread "thread" {
+        /// Its process.
+        pid: u32,
+        /// Its own number.
+        tid: u32,
+        /// Its name, of at most 15 bytes.
+        name: String,
+    } [
+        /// Running, Sleeping, waiting for a Disk, sTopped, Zombie: its letter at this moment.
+        state: char,
+        /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the right to
+        /// see it (ptrace(2)).
+        sleeps_in: Option<String>,
+    ]
+    /// Time that a thread ran.
+    run: N => Counter Seconds,
+    /// Time that a thread could have run, and waited for a processor.
+    wait: N => Counter Seconds,
+    /// User time of a thread, by ticks.
+    user: N => Counter Seconds,
+    /// System time of a thread, by ticks.
+    system: N => Counter Seconds,
+    /// Page faults of a thread that waited for a disk.
+    major_page_faults: N => Counter Things,
 }
 
-/// One process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// Its number.
-    pub pid: u32,
-    /// Its parent's.
-    pub parent: u32,
-    /// Memory that is its own or shared with others and is there, in bytes.
-    pub resident_bytes: u64,
-    /// Bytes that it had read from a disk; `None` without the right to see it (ptrace(2)).
-    pub read_bytes: Option<u64>,
-    /// Bytes that it had written to a disk, or will have.
-    pub write_bytes: Option<u64>,
-    /// Descriptors that it has open; `None` before Linux 6.2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub descriptors: Option<u64>,
-    /// How many it may have (`/proc/PID/limits`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub descriptors_max: Option<u64>,
+figures! {
+    /// One process, since it began.
+    Process "process" {
+        /// Its number.
+        pid: u32,
+    } [
+        /// Its parent's.
+        parent: u32,
+    ]
+    /// Memory of a process that is there, what it shares with others included.
+    resident: N => Gauge Bytes,
+    /// Bytes that a process had read from disks.
+    ///
+    /// `None` without the right to see it (ptrace(2)).
+    read: Option<N> => Counter Bytes "read_bytes",
+    /// Bytes that a process had written to disks, or will have.
+    written: Option<N> => Counter Bytes "write_bytes",
+    /// Descriptors that a process has open.
+    ///
+    /// `None` before Linux 6.2.
+    descriptors: Option<N> => Gauge Things,
+    /// Descriptors that a process may have.
+    descriptors_max: Option<N> => Gauge Things,
 }
 
 /// What a `stat` says.
@@ -112,8 +115,9 @@ impl Scheduled {
 impl Process {
     /// Adds what `/proc/PID/io` says.
     pub fn set_io(&mut self, text: &str) {
-        let field = |name| text.lines().find_map(|line| number_after(line, name));
-        (self.read_bytes, self.write_bytes) = (field("read_bytes"), field("write_bytes"));
+        for (name, number) in text.lines().filter_map(|line| line.split_once(": ")) {
+            number.parse().into_iter().for_each(|number| self.take(name, number));
+        }
     }
 
     /// Adds what `/proc/PID/limits` says.
@@ -157,9 +161,10 @@ mod tests {
         process.set_io(
             "rchar: 9\nwchar: 8\nsyscr: 1\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\ncancelled_write_bytes: 7\n",
         );
-        assert_eq!((process.read_bytes, process.write_bytes), (Some(4096), Some(0)));
-        process.set_io("");
-        assert_eq!((process.read_bytes, process.write_bytes), (None, None));
+        assert_eq!((process.read, process.written), (Some(4096), Some(0)));
+        let mut process = Process::default();
+        process.set_io("read_bytes: x");
+        assert_eq!((process.read, process.written), (None, None));
         process.set_limits(
             "Limit   Soft Limit  Hard Limit  Units\nMax open files            64        4096      files \n",
         );
