@@ -709,55 +709,87 @@ pub(crate) struct NetworkUse {
     pub(crate) established: Option<f64>,
 }
 
+/// A figure of a run: name, unit, what it is, and how it is made.
+type Metric = (&'static str, &'static str, &'static str, fn(&Summary) -> Option<f64>);
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+impl Times {
+    /// `None` where nothing was timed.
+    fn known(&self) -> Option<&Times> {
+        (self.count > 0).then_some(self)
+    }
+}
+
 impl Summary {
     /// Right replies a second within the measured window; `None` in archives that have no window.
     pub(crate) fn completed_rate(&self) -> Option<f64> {
         self.window.map(|window| window.completed_rate)
     }
 
-    /// What can be drawn: name, unit, and what it is.
-    pub(crate) const METRICS: &'static [(&'static str, &'static str, &'static str)] = &[
-        ("asked-rate", "1/s", "connections to begin"),
-        ("offered-rate", "1/s", "connections begun"),
-        ("established-rate", "1/s", "connections established"),
-        ("request-rate", "1/s", "requests sent"),
-        ("rate", "1/s", "responses"),
-        ("completed-share", "%", "responses completed, of what was offered"),
-        ("backlog", "", "connections that were not over at the window's end"),
-        ("backlog-growth", "1/s", "growth of the backlog through the window"),
-        ("drain", "s", "time to drain the backlog"),
-        ("failed-rate", "1/s", "failed"),
-        ("failed-share", "", "failed, of all"),
-        ("throughput", "Mbit/s", "received by clients"),
-        ("mean", "ms", "latency, mean"),
-        ("p50", "ms", "latency, median"),
-        ("p90", "ms", "latency, 90 %"),
-        ("p95", "ms", "latency, 95 %"),
-        ("p99", "ms", "latency, 99 %"),
-        ("p999", "ms", "latency, 99.9 %"),
-        ("connect-p50", "ms", "time to connect, median"),
-        ("connect-mean", "ms", "time to connect, mean"),
-        ("lateness-p99", "ms", "lateness of the clients, 99 %"),
-        ("server-cpu", "cores", "CPU of the server"),
-        ("server-user", "cores", "CPU of the server in user code"),
-        ("server-system", "cores", "CPU of the server in the kernel"),
-        ("user-share", "%", "CPU time of the server that is in user code"),
-        ("cpu-per-reply", "us", "CPU of the server for a response"),
-        ("client-cpu", "cores", "CPU of the clients"),
-        ("host-cpu", "%", "CPU of the machine"),
-        ("processes", "", "processes of the server, at most"),
-        ("threads", "", "threads of the server, at most"),
-        ("memory", "MiB", "memory of the server, at most"),
-        ("listen-depth", "", "connections in the listen queue, at most"),
-        ("listen-drops", "1/s", "connections dropped by the listen queue"),
-        ("established", "", "connections established, mean"),
-        ("disk-read", "MiB/s", "read from disks"),
-        ("disk-transfers", "1/s", "reads and writes of disks"),
-        ("parsing", "ms", "in the server, parsing"),
-        ("processing", "ms", "in the server, processing"),
-        ("logging", "ms", "in the server, logging"),
-        ("in-server", "ms", "in the server, all of it"),
-        ("set-size", "MiB", "files that are asked for"),
+    /// What can be drawn: name, unit, what it is, and how it is made of a run, where it is known.
+    pub(crate) const METRICS: &'static [Metric] = &[
+        ("asked-rate", "1/s", "connections to begin", |run| run.asked_rate),
+        ("offered-rate", "1/s", "connections begun", |run| Some(run.offered_rate)),
+        ("established-rate", "1/s", "connections established", |run| Some(run.established_rate)),
+        ("request-rate", "1/s", "requests sent", |run| Some(run.request_rate)),
+        ("rate", "1/s", "responses", |run| run.completed_rate()),
+        ("completed-share", "%", "responses completed, of what was offered", |run| {
+            Some(100.0 * run.window?.completed_share?)
+        }),
+        ("backlog", "", "connections that were not over at the window's end", |run| Some(run.window?.backlog as f64)),
+        ("backlog-growth", "1/s", "growth of the backlog through the window", |run| run.window?.backlog_growth_rate),
+        ("drain", "s", "time to drain the backlog", |run| Some(run.window?.drain_s)),
+        ("failed-rate", "1/s", "failed", |run| run.window.map(|window| window.rate(window.failed))),
+        ("failed-share", "", "failed, of all", |run| {
+            Some(run.failed as f64 / (run.ok as f64 + run.failed as f64).max(1.0))
+        }),
+        ("throughput", "Mbit/s", "received by clients", |run| Some(run.window?.received_mb_per_s() * 8.0)),
+        ("mean", "ms", "latency, mean", |run| Some(run.latency.known()?.mean_ms)),
+        ("p50", "ms", "latency, median", |run| Some(run.latency.known()?.p50_ms)),
+        ("p90", "ms", "latency, 90 %", |run| Some(run.latency.known()?.p90_ms)),
+        ("p95", "ms", "latency, 95 %", |run| run.latency.known()?.p95_ms),
+        ("p99", "ms", "latency, 99 %", |run| Some(run.latency.known()?.p99_ms)),
+        ("p999", "ms", "latency, 99.9 %", |run| Some(run.latency.known()?.p999_ms)),
+        ("connect-p50", "ms", "time to connect, median", |run| Some(run.connected.known()?.p50_ms)),
+        ("connect-mean", "ms", "time to connect, mean", |run| Some(run.connected.known()?.mean_ms)),
+        ("lateness-p99", "ms", "lateness of the clients, 99 %", |run| Some(run.lateness.known()?.p99_ms)),
+        ("server-cpu", "cores", "CPU of the server", |run| Some(run.server.cpu_s? / run.counted_s())),
+        ("server-user", "cores", "CPU of the server in user code", |run| Some(run.server.user_s? / run.counted_s())),
+        ("server-system", "cores", "CPU of the server in the kernel", |run| {
+            Some(run.server.system_s? / run.counted_s())
+        }),
+        ("user-share", "%", "CPU time of the server that is in user code", |run| {
+            Some(100.0 * run.server.user_s? / run.server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?)
+        }),
+        ("cpu-per-reply", "us", "CPU of the server for a response", |run| {
+            (run.ok > 0).then_some(run.server.cpu_s? * 1e6 / run.ok as f64)
+        }),
+        ("client-cpu", "cores", "CPU of the clients", |run| Some(run.client_cpu_s / run.counted_s())),
+        ("host-cpu", "%", "CPU of the machine", |run| Some(run.host.busy * 100.0)),
+        ("processes", "", "processes of the server, at most", |run| run.server.processes_max.map(f64::from)),
+        ("threads", "", "threads of the server, at most", |run| run.server.threads_max.map(f64::from)),
+        ("memory", "MiB", "memory of the server, at most", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
+        ("listen-depth", "", "connections in the listen queue, at most", |run| {
+            Some(run.server.listen_depth_max? as f64)
+        }),
+        ("listen-drops", "1/s", "connections dropped by the listen queue", |run| {
+            // A listener with TCP_DEFER_ACCEPT, as Apache's, counts every connection among its drops: the bare ACK is one. What a
+            // namespace of its own counts is exact.
+            run.seen(if run.network.is_private { "tcp_listen_drops_per_s" } else { "listen_queue_drops_per_s" })
+        }),
+        ("established", "", "connections established, mean", |run| run.network.established),
+        ("disk-read", "MiB/s", "read from disks", |run| Some(run.seen("disk_read_bytes_per_s")? / MIB)),
+        ("disk-transfers", "1/s", "reads and writes of disks", |run| {
+            Some(run.seen("disk_reads_per_s")? + run.seen("disk_writes_per_s")?)
+        }),
+        ("parsing", "ms", "in the server, parsing", |run| run.server.parsing_ms),
+        ("processing", "ms", "in the server, processing", |run| run.server.processing_ms),
+        ("logging", "ms", "in the server, logging", |run| run.server.logging_ms),
+        ("in-server", "ms", "in the server, all of it", |run| {
+            Some(run.server.parsing_ms? + run.server.processing_ms? + run.server.logging_ms?)
+        }),
+        ("set-size", "MiB", "files that are asked for", |run| Some(run.set_bytes? as f64 / MIB)),
     ];
 
     /// Wholes whose parts are metrics as well, such as `category:timers`, or `category:timers+locking` for two of them together:
@@ -772,7 +804,7 @@ impl Summary {
     /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES), or of a column of the monitor;
     /// `None` if it is none.
     pub(crate) fn described(name: &str) -> Option<(&'static str, Cow<'static, str>)> {
-        if let Some((_, unit, meaning)) = Summary::METRICS.iter().find(|(known, ..)| *known == name) {
+        if let Some((_, unit, meaning, _)) = Summary::METRICS.iter().find(|(known, ..)| *known == name) {
             return Some((unit, Cow::Borrowed(meaning)));
         }
         if let Some(figure) = ammeter_monitor::Name::of(name) {
@@ -792,61 +824,20 @@ impl Summary {
 
     /// The value of what is [`described`](Summary::described), in its unit; `None` where it is not known, or no metric.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
-        const MIB: f64 = 1024.0 * 1024.0;
-        let Summary { server, host, network, latency, .. } = self;
-        let window = self.window.as_ref();
-        // What server, machine and network count, they count until the drain is over.
-        let seconds = self.seconds + window.map_or(0.0, |window| window.drain_s.clamp(0.0, 1e6));
-        let seen = |name: &str| self.monitor.get(name).copied();
-        let times = |times: &Times, value: f64| (times.count > 0).then_some(value);
-        let value = match name {
-            "asked-rate" => return self.asked_rate,
-            "offered-rate" => self.offered_rate,
-            "established-rate" => self.established_rate,
-            "request-rate" => self.request_rate,
-            "rate" => self.completed_rate()?,
-            "completed-share" => 100.0 * window?.completed_share?,
-            "backlog" => window?.backlog as f64,
-            "backlog-growth" => window?.backlog_growth_rate?,
-            "drain" => window?.drain_s,
-            "failed-rate" => window.map(|window| window.rate(window.failed))?,
-            "failed-share" => self.failed as f64 / (self.ok as f64 + self.failed as f64).max(1.0),
-            "throughput" => window?.received_mb_per_s() * 8.0,
-            "mean" => return times(latency, latency.mean_ms),
-            "p50" => return times(latency, latency.p50_ms),
-            "p90" => return times(latency, latency.p90_ms),
-            "p95" => return latency.p95_ms.and_then(|value| times(latency, value)),
-            "p99" => return times(latency, latency.p99_ms),
-            "p999" => return times(latency, latency.p999_ms),
-            "connect-p50" => return times(&self.connected, self.connected.p50_ms),
-            "connect-mean" => return times(&self.connected, self.connected.mean_ms),
-            "lateness-p99" => return times(&self.lateness, self.lateness.p99_ms),
-            "server-cpu" => server.cpu_s? / seconds.max(1e-9),
-            "server-user" => server.user_s? / seconds.max(1e-9),
-            "server-system" => server.system_s? / seconds.max(1e-9),
-            "user-share" => 100.0 * server.user_s? / server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?,
-            "cpu-per-reply" if self.ok > 0 => server.cpu_s? * 1e6 / self.ok as f64,
-            "client-cpu" => self.client_cpu_s / seconds.max(1e-9),
-            "host-cpu" => host.busy * 100.0,
-            "processes" => f64::from(server.processes_max?),
-            "threads" => f64::from(server.threads_max?),
-            "memory" => server.memory_max_bytes? as f64 / MIB,
-            "listen-depth" => server.listen_depth_max? as f64,
-            // A listener with TCP_DEFER_ACCEPT, as Apache's, counts every connection among its drops: the bare ACK is one. What a
-            // namespace of its own counts is exact.
-            "listen-drops" if network.is_private => seen("tcp_listen_drops_per_s")?,
-            "listen-drops" => seen("listen_queue_drops_per_s")?,
-            "established" => network.established?,
-            "disk-read" => seen("disk_read_bytes_per_s")? / MIB,
-            "disk-transfers" => seen("disk_reads_per_s")? + seen("disk_writes_per_s")?,
-            "parsing" => server.parsing_ms?,
-            "processing" => server.processing_ms?,
-            "logging" => server.logging_ms?,
-            "set-size" => self.set_bytes? as f64 / MIB,
-            "in-server" => server.parsing_ms? + server.processing_ms? + server.logging_ms?,
-            name => return seen(name).or_else(|| self.share(name)),
-        };
-        Some(value)
+        match Summary::METRICS.iter().find(|(known, ..)| *known == name) {
+            Some((.., of)) => of(self),
+            None => self.seen(name).or_else(|| self.share(name)),
+        }
+    }
+
+    /// What the monitor saw, by the name of its column.
+    fn seen(&self, name: &str) -> Option<f64> {
+        self.monitor.get(name).copied()
+    }
+
+    /// For how long server, machine and network counted: until the drain was over, in seconds.
+    fn counted_s(&self) -> f64 {
+        (self.seconds + self.window.map_or(0.0, |window| window.drain_s.clamp(0.0, 1e6))).max(1e-9)
     }
 
     /// The value of a metric of [`SHARES`](Summary::SHARES), in percent; `None` where its whole is not known. A part that was

@@ -1163,7 +1163,7 @@ fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
             "write [monitor], profile = true",
         )),
         None => {
-            let known: Vec<&str> = Summary::METRICS.iter().map(|(name, _, _)| *name).collect();
+            let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
             let shares: Vec<String> = Summary::SHARES.iter().map(|(whole, ..)| format!("{whole}:NAME")).collect();
             Err(wrong(
                 name.span(),
