@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::drive::Stop;
 use ammeter_load::window::Window;
-use ammeter_monitor::source::Tcp;
+use ammeter_monitor::source::{Disk, Interface, Tcp};
 use ammeter_monitor::{Sample, Tick};
 use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
@@ -994,20 +994,13 @@ struct Rest {
 impl Rest {
     fn read() -> Result<Rest, Failure> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        // proc_pid_net(5): received bytes and packets come first behind the colon.
-        let packets = |line: &str| line.split_once(':')?.1.split_whitespace().nth(1)?.parse::<u64>().ok();
-        // The kernel's iostats.rst: sectors of 512 bytes that were read are field 6, written ones field 10. Partitions and
-        // devices upon devices count again what is on the disk below.
-        let sectors = |line: &str| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let is_whole = Path::new("/sys/block").join(fields.get(2)?).join("device").exists();
-            let (from, to): (u64, u64) = (fields.get(5)?.parse().ok()?, fields.get(9)?.parse().ok()?);
-            is_whole.then_some(from + to)
-        };
+        // Partitions and devices upon devices count again what is on the disk below.
+        let is_whole = |name: &str| Path::new("/sys/block").join(name).join("device").exists();
+        let disks = Disk::parse(&read("/proc/diskstats"), is_whole);
         Ok(Rest {
             busy_ns: host::busy_ns()?,
-            packets: read("/proc/net/dev").lines().filter_map(packets).sum(),
-            disk_bytes: read("/proc/diskstats").lines().filter_map(sectors).sum::<u64>() * 512,
+            packets: Interface::parse(&read("/proc/net/dev")).iter().map(|one| one.received_packets).sum(),
+            disk_bytes: disks.iter().map(|disk| disk.read + disk.written).sum(),
             census: Census::take()?,
         })
     }
