@@ -1,6 +1,6 @@
 //! A tick as one line of 80 columns under a header, as vmstat has it. What has no room is in CSV, JSON and on the screen.
 
-use super::{bytes, count};
+use super::number::{bytes, count};
 use crate::rates::Tick;
 
 /// Heading, width and content.

@@ -10,7 +10,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table};
 
-use super::{bytes, count};
+use super::number::{bytes, count};
 use crate::figure::{Figure, Figures};
 use crate::rates::{ModuleRate, Tick};
 
