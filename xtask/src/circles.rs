@@ -4,7 +4,7 @@
 //! An import is a path to an item of another file of the crate, in a `use` or where the item is used. Files are parsed by
 //! syn; in the arguments of macros and attributes, which syn leaves as tokens, paths are found by their double colons. Code
 //! under `#[cfg(test)]` does not count: a test may build its subject from anything. `mod` does not count either: it declares
-//! a child and takes nothing from it.
+//! a child and takes nothing from it. `tidy` calls this for each crate.
 //!
 //! Not seen: a method that another file adds to a type, and an item of a child that is reached through a glob.
 
@@ -33,13 +33,13 @@ pub(crate) fn circles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
     while let Some(circle) = left.iter().filter_map(|file| shortest(&imports, file, &left)).min_by_key(Vec::len) {
         let knot: BTreeSet<&str> = left.iter().copied().filter(|file| is_in_knot(&imports, circle[0], file)).collect();
         left.retain(|file| !knot.contains(file));
-        found.push(told(&imports, &circle, knot.len()));
+        found.push(described(&imports, &circle, knot.len()));
     }
     Ok(found)
 }
 
 /// A circle as a line: `a.rs -> b.rs (Name) -> a.rs (Other)`, and how many files reach each other in all.
-fn told(imports: &Imports, circle: &[&str], knot: usize) -> String {
+fn described(imports: &Imports, circle: &[&str], knot: usize) -> String {
     const NAMES_MAX: usize = 4;
     let mut text = circle[0].to_owned();
     for (from, to) in circle.iter().zip(circle.iter().cycle().skip(1)) {
@@ -230,19 +230,28 @@ fn absolute(
         }
         name => {
             let child = [module.as_slice(), &[name.to_owned()]].concat();
-            if modules.contains_key(&child) {
-                [&child, rest].concat()
-            } else {
-                [brought.get(name)?, rest].concat()
-            }
+            if modules.contains_key(&child) { [&child, rest].concat() } else { [brought.get(name)?, rest].concat() }
         }
     })
 }
 
+/// Whether there is a `#[cfg(test)]`, or a `#[cfg(all(test, ...))]`, among these.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::List(list) => list.path.is_ident("cfg") && list.tokens.to_string() == "test",
-        Meta::Path(_) | Meta::NameValue(_) => false,
+        Meta::List(list) if list.path.is_ident("cfg") => demands_test(list.tokens.clone()),
+        Meta::Path(_) | Meta::List(_) | Meta::NameValue(_) => false,
+    })
+}
+
+fn demands_test(condition: TokenStream) -> bool {
+    let mut is_all = false;
+    condition.into_iter().any(|token| match token {
+        TokenTree::Ident(name) => {
+            is_all = name == "all";
+            name == "test"
+        }
+        TokenTree::Group(group) => is_all && demands_test(group.stream()),
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
     })
 }
 
@@ -310,4 +319,109 @@ impl<'a> Visit<'a> for Reader {
 
     /// `pub(in path)` takes nothing from there.
     fn visit_vis_restricted(&mut self, _: &'a VisRestricted) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The circles among these files.
+    fn check(files: &[(&str, &str)], expected: &[&str]) {
+        assert_eq!(circles(files).unwrap(), expected, "{files:#?}");
+    }
+
+    #[test]
+    fn circle_of_two_or_three_files_is_found_with_names() {
+        let two = [
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use crate::b::{B, Other as Name};"),
+            ("b.rs", "use super::c::C; impl A for super::a::A {}"),
+            ("c.rs", "pub struct C;"),
+        ];
+        check(&two, &["a.rs -> b.rs (B, Other) -> a.rs (A)"]);
+        let three = [
+            ("main.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use crate::b; fn f() { b::g() }"),
+            ("b.rs", "use crate::c::*; use crate::d::D;"),
+            ("c.rs", "fn f() -> Vec<crate::a::A> { vec![] }"),
+            ("d.rs", "use crate::a::A;"),
+        ];
+        check(&three, &["a.rs -> b.rs (b, g) -> c.rs (*) -> a.rs (A); 4 files reach each other"]);
+    }
+
+    #[test]
+    fn each_knot_has_its_line() {
+        let files = [
+            ("lib.rs", ""),
+            ("a.rs", "use crate::b::B;"),
+            ("b.rs", "use crate::a::A;"),
+            ("c.rs", "use crate::{a::A, d::D};"),
+            ("d.rs", "use crate::c::C;"),
+        ];
+        check(&files, &["a.rs -> b.rs (B) -> a.rs (A)", "c.rs -> d.rs (D) -> c.rs (C)"]);
+    }
+
+    #[test]
+    fn parent_that_uses_its_child_is_above_it() {
+        let parent = "mod child; pub use child::Child; struct Own;";
+        check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "struct Child;")], &[]);
+        let circle = "a/child.rs -> a/mod.rs (Own) -> a/child.rs (Child)";
+        check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "use super::Own;")], &[circle]);
+        let circle = "a.rs -> a/child.rs (Child) -> a.rs (Own)";
+        check(&[("lib.rs", ""), ("a.rs", parent), ("a/child.rs", "use super::Own;")], &[circle]);
+        let root = "mod a; use a::A; fn shared() {}";
+        check(&[("lib.rs", root), ("a.rs", "fn f() { crate::shared() }")], &["a.rs -> lib.rs (shared) -> a.rs (A)"]);
+    }
+
+    #[test]
+    fn paths_in_macros_and_attributes_count() {
+        for text in [
+            "fn f() { println!(\"{}\", crate::b::g()) }",
+            "fn f() { html! { @for x in crate::b::g() { p { (x) } } } }",
+            "#[derive(Args)] struct A { #[arg(value_parser = crate::b::g)] a: u8 }",
+            "mod inner { fn f() { super::super::b::g() } }",
+        ] {
+            let files = [("lib.rs", ""), ("a.rs", text), ("b.rs", "use crate::a::A;")];
+            check(&files, &["a.rs -> b.rs (g) -> a.rs (A)"]);
+        }
+    }
+
+    #[test]
+    fn code_for_tests_does_not_count() {
+        for text in [
+            "#[cfg(test)] mod tests { use crate::b::B; }",
+            "#[cfg(all(test, feature = \"x\"))] mod tests { use crate::b::B; }",
+            "#[cfg(test)] use crate::b::B;",
+            "#[cfg(test)] pub(crate) fn made() -> crate::b::B { todo() }",
+            "impl A { #[cfg(test)] fn made() -> crate::b::B { todo() } }",
+            "/// See [`crate::b::B`].\nstruct A; pub(in crate::b) struct C; // crate::b::B",
+        ] {
+            check(&[("lib.rs", ""), ("a.rs", text), ("b.rs", "use crate::a::A;")], &[]);
+        }
+        let files = [
+            ("lib.rs", ""),
+            ("a.rs", "#[cfg(test)] mod tests;"),
+            ("a/tests.rs", "use super::*; use crate::b::B;"),
+            ("b.rs", "use crate::a::A;"),
+        ];
+        check(&files, &[]);
+        let other = "#[cfg(not(test))] use crate::b::B;";
+        check(&[("lib.rs", ""), ("a.rs", other), ("b.rs", "use crate::a::A;")], &["a.rs -> b.rs (B) -> a.rs (A)"]);
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_do_not_count() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("main.rs", "use crate::a::A; mod a {}"),
+            ("a.rs", "use ::b::B; use core::a::A; fn f(b: B) -> u8 { b }"),
+            ("b.rs", "use crate::a::A; pub fn b() {}"),
+        ];
+        check(&files, &[]);
+    }
+
+    #[test]
+    fn file_that_is_no_rust_is_an_error() {
+        assert!(circles(&[("lib.rs", "fn (")]).unwrap_err().contains("lib.rs: cannot be parsed"));
+    }
 }

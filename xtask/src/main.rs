@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod circles;
 mod command;
 mod fuzz;
 mod man;

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use crate::circles::circles;
 use crate::command::{Outcome, cargo, output, program, root};
 
 pub(crate) fn run() -> Outcome {
@@ -35,7 +36,7 @@ pub(crate) fn run() -> Outcome {
 }
 
 const RULES: &[fn(&Tree) -> Vec<String>] =
-    &[documents, story, unsafe_code, no_std, stops, unfinished, whitespace, size, links, promises, map];
+    &[documents, story, unsafe_code, no_std, imports, stops, unfinished, whitespace, size, links, promises, map];
 
 /// The project's files, by path from the root, with slashes.
 #[derive(Default)]
@@ -216,6 +217,27 @@ fn layers(tree: &str) -> Vec<String> {
         }
         if SYS_ONLY.contains(&name) && crate_name != "amped-sys" {
             complaints.push(format!("{crate_name}: depends on {name}; system calls go through amped-sys"));
+        }
+    }
+    complaints
+}
+
+/// Files of a crate import downwards only.
+fn imports(tree: &Tree) -> Vec<String> {
+    let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
+    for (path, text) in tree.rust() {
+        let is_ours = |folder: &str| folder == "xtask" || folder.starts_with("crates/");
+        if let Some((folder, file)) = path.split_once("/src/").filter(|(folder, _)| is_ours(folder)) {
+            crates.entry(folder).or_default().push((file, text));
+        }
+    }
+    let mut complaints = Vec::new();
+    for (folder, files) in crates {
+        match circles(&files) {
+            Ok(circles) => complaints.extend(circles.into_iter().map(|circle| {
+                format!("{folder}: {circle}. Files of a crate import downwards only: move what these share below them")
+            })),
+            Err(text) => complaints.push(format!("{folder}/src/{text}")),
         }
     }
     complaints
@@ -444,6 +466,22 @@ mod tests {
         let fits =
             complaints.len() == expected.len() && complaints.iter().zip(expected).all(|(c, part)| c.contains(part));
         assert!(fits, "complaints {complaints:#?}, expected {expected:?}");
+    }
+
+    #[test]
+    fn files_import_downwards_only() {
+        let files = |a: &'static str| {
+            [
+                ("crates/one/src/lib.rs", "mod a;\nmod b;\n"),
+                ("crates/one/src/a.rs", a),
+                ("crates/one/src/b.rs", "use crate::a::A;\n"),
+                ("crates/two/src/b.rs", "use crate::b::B;\n"),
+                ("tests/one/a.rs", "use crate::b::B;\n"),
+            ]
+        };
+        check(imports, &files("struct A;\n"), &[]);
+        check(imports, &files("use crate::b::B;\n"), &["crates/one: a.rs -> b.rs (B) -> a.rs (A)"]);
+        check(imports, &files("struct\n"), &["crates/one/src/a.rs: cannot be parsed"]);
     }
 
     #[test]
