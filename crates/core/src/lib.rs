@@ -5,6 +5,18 @@
 //!
 //! Pure: no clock, no randomness, no file, no socket. Time is an argument; an opened file is a type parameter that is
 //! passed on and never looked into.
+//!
+//! Files import downwards only, so that each can be read without those that use it. From the ground up:
+//!
+//! 1. `limits`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`, `cache::policy`, `cache::shelf`: they import nothing of the core.
+//! 2. `routes`, `cors`, `pace`; then `site`, which holds all rules of a site.
+//! 3. `file`, `traits`, `resource`, `variants`, `listing`: what the disk side finds, and what heads say of it.
+//! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
+//! 5. `app`, `reply`: what an application is asked, and responses.
+//! 6. `plan`, `pages`, `event`: what a request asks for, what is kept of applications, and what goes in and comes out.
+//! 7. `cache`: all caches of a loop; `desk`, what connections of a loop share.
+//! 8. `decide`: what becomes of a request.
+//! 9. `conn`: a connection.
 #![no_std]
 #![forbid(unsafe_code)]
 
