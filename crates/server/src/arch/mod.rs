@@ -4,6 +4,7 @@
 //! ([`form`](crate::config::settings::form())) says what goes with what.
 
 pub mod amped;
+mod inline;
 pub mod mp;
 pub mod mt;
 pub mod sped;

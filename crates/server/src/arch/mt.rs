@@ -5,7 +5,7 @@
 
 use std::io;
 
-use super::sped::Inline;
+use super::inline::Inline;
 use crate::counters::Snapshot;
 use crate::event_loop::{self, Start};
 

@@ -314,7 +314,8 @@ fn cpu_ns() -> u64 {
     u64::try_from(clock::cpu_time().as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(test)]
+#[cfg(feature = "metrics")]
 mod tests {
     use super::super::Board;
     use super::*;
