@@ -1,16 +1,14 @@
 //! The disk side of a worker that waits for the disk itself: of SPED, MT and MP.
 //!
 //! A loop of SPED has many connections, and all of them wait with the one that asked. A worker of MT or MP has one connection,
-//! so its client waits alone; it may also sleep until a file that is being written holds still.
+//! so its client waits alone. What the workers of a pool share is for each architecture to say ([`Sharing`]).
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use amped_core::cache::{Change, each_spelling};
 use amped_core::desk::Desk;
-use amped_core::event::{Answer, Delay, Found, NameWork, Ticket, Trouble, Work};
+use amped_core::event::{Answer, Delay, Found, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_units::Time;
 
@@ -19,18 +17,53 @@ use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::message::Forget;
 use crate::open_file::OpenFile;
-use crate::shared_cache::{self, SharedCache};
 use crate::token::Token;
 use crate::worker::{Asked, DiskSide, Worker};
 
-/// The disk side of a loop that does the disk's work itself.
-pub(super) struct Inline {
-    disk: Arc<Disk>,
-    /// Whether it also sleeps until a file that is being written holds still. That is no work, and a loop with other
+/// What the workers of an architecture share besides the disk: by default nothing.
+pub(super) trait Sharing {
+    /// Whether a worker also sleeps until a file that is being written holds still. That is no work, and a loop with other
     /// connections has something better to do.
-    sleeps: bool,
-    /// What a pool of processes knows in common.
-    shared: Option<Arc<SharedCache>>,
+    const SLEEPS: bool;
+
+    /// An answer that this worker need not ask the disk for, or not alone.
+    fn answer(&self, _: &Disk, _now: Time, _: &Work, _: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+        None
+    }
+
+    /// What the disk is to be asked.
+    fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
+        Cow::Borrowed(work)
+    }
+
+    /// The caches take note of what the disk has answered to a question about this work.
+    fn learn(
+        &self,
+        disk: &Disk,
+        now: Time,
+        work: &Work,
+        found: Found<OpenFile>,
+        desk: &mut Desk<OpenFile>,
+    ) -> Answer<OpenFile> {
+        disk.learn(now, work, found, desk)
+    }
+
+    /// Names are forgotten.
+    fn forget(&self, _: &Forget, _: &Desk<OpenFile>) {}
+
+    /// Another configuration comes into force.
+    fn renew(&mut self, _: &Generation) {}
+}
+
+/// Does the work, however long it takes.
+pub(super) fn perform(disk: &Disk, work: &Work) -> Found<OpenFile> {
+    disk.perform(work, Effort::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
+}
+
+/// The disk side of a loop that does the disk's work itself.
+pub(super) struct Inline<S> {
+    disk: Arc<Disk>,
+    sharing: S,
     /// The oldest first.
     put_off: Vec<PutOff>,
     probes: ProbeCounts,
@@ -44,16 +77,10 @@ struct PutOff {
     askers: Vec<(Token, Ticket)>,
 }
 
-impl Inline {
-    /// That of a loop with one connection.
-    pub(super) fn of_one(generation: &Generation) -> Inline {
-        let (disk, shared) = (Arc::clone(&generation.disk), generation.shared.clone());
-        Inline { disk, sleeps: true, shared, put_off: Vec::new(), probes: ProbeCounts::default() }
-    }
-
-    /// That of a loop with many.
-    pub(super) fn of_many(generation: &Generation) -> Inline {
-        Inline { sleeps: false, ..Inline::of_one(generation) }
+impl<S: Sharing> Inline<S> {
+    /// With what these workers share.
+    pub(super) fn new(generation: &Generation, sharing: S) -> Inline<S> {
+        Inline { disk: Arc::clone(&generation.disk), sharing, put_off: Vec::new(), probes: ProbeCounts::default() }
     }
 
     /// Does the work, however long the disk takes, and a writer where this may sleep.
@@ -61,77 +88,15 @@ impl Inline {
     /// # Errors
     /// A file is being written, and this may not sleep.
     fn try_perform(&self, work: &Work) -> Result<Found<OpenFile>, Delay> {
-        self.disk.perform(work, if self.sleeps { Effort::Wait } else { Effort::Defer })
+        self.disk.perform(work, if S::SLEEPS { Effort::Wait } else { Effort::Defer })
     }
 
-    /// Does the work, however long it takes.
-    fn perform(&self, work: &Work) -> Found<OpenFile> {
-        self.disk.perform(work, Effort::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
-    }
-
-    /// What the processes of a pool know in common.
-    fn shared<'a>(&'a self, work: &'a Work) -> Option<(&'a SharedCache, &'a NameWork)> {
-        match (&self.shared, work) {
-            (Some(shared), Work::Name(name)) => Some((shared, name)),
-            _ => None,
-        }
-    }
-
-    /// An answer from there that is not too old, if it is enough to answer the request with.
-    fn others_answer(
-        &self,
-        now: Time,
-        work: &Work,
-        fresh_for: Duration,
-        desk: &mut Desk<OpenFile>,
-    ) -> Option<Answer<OpenFile>> {
-        let (shared, name) = self.shared(work)?;
-        let (found, checked) = shared.find(now, name, fresh_for)?;
-        if name.unpack && found.is_packed() {
-            return None;
-        }
-        let lacks = shared_cache::lacks_content(&found, &name.known);
-        let answer = self.disk.learn(checked, work, found, desk);
-        // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
-        (!lacks || desk.caches.holds_name(name.site, &name.path)).then_some(answer)
-    }
-
-    /// How old an answer of others may be.
-    fn fresh_for(now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Duration {
-        let Work::Name(name) = work else { return Duration::ZERO };
-        // What was told there by who had not heard yet that the name is to be forgotten is older than that.
-        desk.caches.budgets.revalidate.min(now.since(desk.caches.forgotten_at(name)))
-    }
-
-    /// What the disk is to be asked: bytes that others have read are not read again only since the name is asked for anew.
-    /// The kernel, which has not seen them used since, may have let go of them.
-    fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
-        match self.shared(work) {
-            Some((shared, name)) if name.missing.is_none() => {
-                let known = [&name.known[..], &shared.bodies_of(name)].concat();
-                Cow::Owned(Work::Name(NameWork { known, ..name.clone() }))
-            }
-            _ => Cow::Borrowed(work),
-        }
-    }
-
-    /// The caches take note of the answer to a question about this work, the common one among them.
     fn learn(&self, now: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
-        if let Some((shared, name)) = self.shared(work) {
-            shared.learn(now, name, &found);
-            if shared_cache::lacks_content(&found, &name.known) {
-                return match self.others_answer(now, work, Duration::MAX, desk) {
-                    Some(answer) => answer,
-                    // Evicted just now.
-                    None => self.learn(now, work, self.perform(work), desk),
-                };
-            }
-        }
-        self.disk.learn(now, work, found, desk)
+        self.sharing.learn(&self.disk, now, work, found, desk)
     }
 }
 
-impl DiskSide for Inline {
+impl<S: Sharing> DiskSide for Inline<S> {
     const PROBES: bool = false;
 
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
@@ -139,18 +104,10 @@ impl DiskSide for Inline {
             waiting.askers.push((asker, ticket));
             return Asked::Later(Delay::Change);
         }
-        if let Some(answer) = self.others_answer(now, work, Self::fresh_for(now, work, desk), desk) {
+        if let Some(answer) = self.sharing.answer(&self.disk, now, work, desk) {
             return Asked::Answered(answer);
         }
-        if let Work::List(list) = work
-            && self.sleeps
-        {
-            // Other threads of the pool may be at the same.
-            let (found, was_anothers) = self.disk.listings.once(list, || self.perform(work));
-            desk.counts.page_collapsed += u64::from(was_anothers);
-            return Asked::Answered(self.learn(now, work, found, desk));
-        }
-        let question = self.question(work);
+        let question = self.sharing.question(work);
         // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
         let found = self.disk.perform(&question, Effort::Now).or_else(|why| {
             self.probes.add(work, why);
@@ -173,16 +130,7 @@ impl DiskSide for Inline {
     }
 
     fn forget(&mut self, what: &Forget, desk: &Desk<OpenFile>) {
-        let Some(shared) = &self.shared else { return };
-        let changes = match what {
-            Forget::Changes(changes) if changes.iter().all(|change| !change.beneath) => changes,
-            Forget::Changes(_) | Forget::All => return shared.clear(),
-        };
-        for Change { site, path, .. } in changes {
-            if let Some(site) = desk.sites.get(*site) {
-                each_spelling(site, path, |path| shared.forget(desk.caches.generation(), site.number, path));
-            }
-        }
+        self.sharing.forget(what, desk);
     }
 
     fn next_due(&self) -> Time {
@@ -213,6 +161,6 @@ impl DiskSide for Inline {
 
     fn renew(&mut self, generation: &Generation) {
         self.disk = Arc::clone(&generation.disk);
-        self.shared.clone_from(&generation.shared);
+        self.sharing.renew(generation);
     }
 }

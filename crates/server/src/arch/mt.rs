@@ -1,19 +1,41 @@
 //! MT: the multi-threaded architecture (Flash, section 3.2).
 //!
 //! A pool of threads, each a loop with one connection: when the disk has to be waited for, its client alone waits. The
-//! threads share one set of caches, in shards behind locks (`locked`), and take connections from the same listeners.
+//! threads share one set of caches, in shards behind locks (`locked`), and take connections from the same listeners. A
+//! directory that several are asked to list at once is listed by one of them (`listings`).
 
 use std::io;
 
-use super::inline::Inline;
+use amped_core::desk::Desk;
+use amped_core::event::{Answer, Work};
+use amped_units::Time;
+
+use super::inline::{Inline, Sharing, perform};
 use crate::counters::Snapshot;
+use crate::disk::Disk;
 use crate::event_loop::{self, Start};
+use crate::open_file::OpenFile;
 
 /// Runs one thread of the pool; returns how things stood at its end.
 ///
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let inline = Inline::of_one(&start.generation);
+    let inline = Inline::new(&start.generation, Threads);
     event_loop::run(start, inline)
+}
+
+/// Threads that share a disk side.
+struct Threads;
+
+impl Sharing for Threads {
+    const SLEEPS: bool = true;
+
+    fn answer(&self, disk: &Disk, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+        let Work::List(list) = work else { return None };
+        // Other threads of the pool may be at the same.
+        let (found, was_anothers) = disk.listings.once(list, || perform(disk, work));
+        desk.counts.page_collapsed += u64::from(was_anothers);
+        Some(disk.learn(now, work, found, desk))
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 
-use super::inline::Inline;
+use super::inline::{Inline, Sharing};
 use crate::counters::Snapshot;
 use crate::event_loop::{self, Start};
 
@@ -14,6 +14,13 @@ use crate::event_loop::{self, Start};
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run(start: Start) -> io::Result<Snapshot> {
-    let inline = Inline::of_many(&start.generation);
+    let inline = Inline::new(&start.generation, Alone);
     event_loop::run(start, inline)
+}
+
+/// Loops that share nothing.
+struct Alone;
+
+impl Sharing for Alone {
+    const SLEEPS: bool = false;
 }
