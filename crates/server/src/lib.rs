@@ -2,6 +2,20 @@
 //!
 //! A request passes `listen`, `arch`, `disk` and `send` here, and is read, planned and answered by `amped-core` in
 //! between. [`config`] runs before all of them: what it hands out is checked and does not change afterwards.
+//!
+//! Files import downwards only, so that each can be read without those that use it. From the ground up:
+//!
+//! 1. `say`, `clock`, `token`, `mailbox`, `counters`: used everywhere; they import nothing of the server but each other.
+//! 2. `config::settings`: the checked values that all others read.
+//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`: parts of a loop that do not know each other.
+//! 4. `disk`, and what carries its results to other processes and threads: `portable`, `shared_cache`, `locked`.
+//! 5. `app`: applications; it finds their scripts by `disk`.
+//! 6. `config_snapshot`: a configuration in force, with everything that was opened for it.
+//! 7. `send`; `helper`, the tasks of helpers; `message`, what a loop is told, by helpers and `watch` too.
+//! 8. `worker`: the connections of a loop.
+//! 9. `event_loop`: the loop.
+//! 10. `arch`: the four architectures.
+//! 11. `config`, which makes settings of flags and file; `front`, `processes`, `serve`, `preload`: the program.
 #![forbid(unsafe_code)]
 
 pub mod access_log;

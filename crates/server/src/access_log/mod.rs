@@ -25,7 +25,8 @@ use amped_units::Time;
 use crate::config::settings::{LogFormat, LogSettings};
 use held::{JSON_CLIENT, JSON_TIME};
 use writer::Batch;
-pub use writer::{Sink, Writer, end_log};
+pub(crate) use writer::end_log;
+pub use writer::{Sink, Writer};
 
 /// A client's address as the log has it, made once for each connection.
 #[derive(Clone, Debug)]

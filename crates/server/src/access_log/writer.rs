@@ -521,7 +521,7 @@ impl Trouble {
 ///
 /// Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one more second in
 /// any case.
-pub fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
+pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
     writer.stop();
     let until = at.max(clock.now() + Duration::from_secs(1));
     while !thread.is_finished() && clock.now() < until {
