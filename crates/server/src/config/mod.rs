@@ -8,7 +8,7 @@
 //! Nothing behind this module sees 1 or 2, so no value has two meanings and none is checked twice. [`print`](print())
 //! goes the other way. Roots are looked at here, but opened by whoever serves them: between the two they may vanish.
 
-pub mod checked;
+mod checked;
 pub mod cli;
 pub mod error;
 pub mod file;
