@@ -14,30 +14,55 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 /// The target of a request line (RFC 9112, 3.2). Paths are as written: see [`clean_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target<'a> {
+pub enum TargetOf<T> {
     /// `/path?query`, the usual one (RFC 9112, 3.2.1).
     Origin {
         /// Begins with `/`.
-        path: &'a [u8],
+        path: T,
         /// What follows the `?`; may be empty.
-        query: Option<&'a [u8]>,
+        query: Option<T>,
     },
     /// `http://host/path?query`, as to a proxy; a server must understand it as well (RFC 9112, 3.2.2).
     Absolute {
         /// Accepted by [`host_of`], with a name that is not empty. It outranks the `Host` field.
-        authority: &'a [u8],
+        authority: T,
         /// Begins with `/`.
-        path: &'a [u8],
+        path: T,
         /// What follows the `?`; may be empty.
-        query: Option<&'a [u8]>,
+        query: Option<T>,
     },
     /// `*`: the server itself (RFC 9112, 3.2.4). Only OPTIONS may say so, which is the caller's to check.
     Asterisk,
     /// `host:port`, accepted by [`host_of`]: what CONNECT asks for (RFC 9112, 3.2.3).
-    Authority(&'a [u8]),
+    Authority(T),
+}
+
+/// A request target, borrowed from a head.
+pub type Target<'a> = TargetOf<&'a [u8]>;
+
+impl<T> TargetOf<T> {
+    /// The same with its parts pointed at in another way.
+    pub(crate) fn map<U>(&self, part: &impl Fn(&T) -> U) -> TargetOf<U> {
+        match self {
+            TargetOf::Origin { path, query } => TargetOf::Origin { path: part(path), query: query.as_ref().map(part) },
+            TargetOf::Absolute { authority, path, query } => {
+                TargetOf::Absolute { authority: part(authority), path: part(path), query: query.as_ref().map(part) }
+            }
+            TargetOf::Asterisk => TargetOf::Asterisk,
+            TargetOf::Authority(authority) => TargetOf::Authority(part(authority)),
+        }
+    }
 }
 
 impl<'a> Target<'a> {
+    /// What follows the `?`, if there is one.
+    pub fn query(&self) -> Option<&'a [u8]> {
+        match self {
+            TargetOf::Origin { query, .. } | TargetOf::Absolute { query, .. } => *query,
+            TargetOf::Asterisk | TargetOf::Authority(_) => None,
+        }
+    }
+
     /// Reads a request target. The method decides whether `host:port` is one and anything else is not (RFC 9112, 3.2).
     pub fn parse(target: &'a [u8], is_connect: bool) -> Option<Target<'a>> {
         if is_connect {

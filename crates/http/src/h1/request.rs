@@ -2,19 +2,20 @@
 //!
 //! httparse splits the head into tokens; this layer is the strict one: where one reading of a message differs from
 //! another's, an attacker finds room between two servers (request smuggling), so whatever is ambiguous is refused. The
-//! text is only borrowed: a request that has to wait keeps its head's bytes and is read again.
+//! text is only borrowed; a request that has to wait is an [`OwnedRequest`].
 //!
 //! Departures from what RFC 9112 would let a server tolerate, all towards strictness: a bare LF is no line end (2.2 says
 //! MAY), two Content-Length fields are refused even when they agree (RFC 9110, 8.6 says MAY), and so is Content-Length
 //! beside Transfer-Encoding (6.3).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 
 use crate::method::Method;
 use crate::status::Status;
 use crate::text::trim_ows;
-use crate::uri::{self, Target};
+use crate::uri::{self, Target, TargetOf};
 
 /// Most header fields that can be read at all; the configured limit may be lower.
 pub const FIELDS_MAX: usize = 256;
@@ -62,11 +63,26 @@ pub enum Expectation {
 }
 
 /// The values of a field that may stand on several lines, which together are one list (RFC 9110, 5.3).
-#[derive(Clone, Debug, Default)]
-pub struct Lines<'a> {
-    first: Option<&'a [u8]>,
+#[derive(Clone, Debug)]
+pub struct LinesOf<T> {
+    first: Option<T>,
     /// Empty, and so without memory of its own, for nearly every request.
-    more: Vec<&'a [u8]>,
+    more: Vec<T>,
+}
+
+/// Those of a head, borrowed from it.
+pub type Lines<'a> = LinesOf<&'a [u8]>;
+
+impl<T> Default for LinesOf<T> {
+    fn default() -> LinesOf<T> {
+        LinesOf { first: None, more: Vec::new() }
+    }
+}
+
+impl<T> LinesOf<T> {
+    fn map<U>(&self, part: &impl Fn(&T) -> U) -> LinesOf<U> {
+        LinesOf { first: self.first.as_ref().map(part), more: self.more.iter().map(part).collect() }
+    }
 }
 
 impl<'a> Lines<'a> {
@@ -93,21 +109,21 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// A request's head, borrowed from the bytes it came in.
+/// What a request's head says. `T`: how a part of it is pointed at.
 #[derive(Clone, Debug)]
-pub struct Request<'a> {
+pub struct RequestOf<T> {
     /// `None` for a method that this implementation does not know.
     pub method: Option<Method>,
     /// The method as it was written, for the log.
-    pub method_text: &'a [u8],
+    pub method_text: T,
     /// The target as it was written, for the log.
-    pub target_text: &'a [u8],
+    pub target_text: T,
     /// What the target says.
-    pub target: Target<'a>,
+    pub target: TargetOf<T>,
     /// The version the client speaks.
     pub version: Version,
     /// The host asked for, without its port: the target's when it has one, else Host's (RFC 9112, 3.2.2); may be empty.
-    pub host: &'a [u8],
+    pub host: T,
     /// Whether the client lets the connection live after the reply (RFC 9112, 9.3).
     pub keep_alive: bool,
     /// Where the body ends.
@@ -115,35 +131,119 @@ pub struct Request<'a> {
     /// What the client waits for.
     pub expectation: Expectation,
     /// RFC 9110, 14.2.
-    pub range: Option<&'a [u8]>,
+    pub range: Option<T>,
     /// RFC 9110, 13.1.5.
-    pub if_range: Option<&'a [u8]>,
+    pub if_range: Option<T>,
     /// RFC 9110, 13.1.1.
-    pub if_match: Lines<'a>,
+    pub if_match: LinesOf<T>,
     /// RFC 9110, 13.1.2.
-    pub if_none_match: Lines<'a>,
+    pub if_none_match: LinesOf<T>,
     /// RFC 9110, 13.1.3.
-    pub if_modified_since: Option<&'a [u8]>,
+    pub if_modified_since: Option<T>,
     /// RFC 9110, 13.1.4.
-    pub if_unmodified_since: Option<&'a [u8]>,
+    pub if_unmodified_since: Option<T>,
     /// RFC 9110, 12.5.3.
-    pub accept_encoding: Lines<'a>,
+    pub accept_encoding: LinesOf<T>,
     /// RFC 9110, 12.5.1.
-    pub accept: Lines<'a>,
+    pub accept: LinesOf<T>,
     /// RFC 9110, 12.5.4.
-    pub accept_language: Lines<'a>,
+    pub accept_language: LinesOf<T>,
     /// RFC 9110, 12.5.2.
-    pub accept_charset: Lines<'a>,
+    pub accept_charset: LinesOf<T>,
     /// RFC 6454, 7.
-    pub origin: Option<&'a [u8]>,
+    pub origin: Option<T>,
     /// Whether it asks for another request, as browsers do (Fetch, 3.2.2): `Access-Control-Request-Method` is there.
     pub is_preflight: bool,
     /// RFC 9110, 11.6.2.
-    pub authorization: Option<&'a [u8]>,
+    pub authorization: Option<T>,
     /// RFC 9110, 10.1.3.
-    pub referer: Option<&'a [u8]>,
+    pub referer: Option<T>,
     /// RFC 9110, 10.1.5.
-    pub user_agent: Option<&'a [u8]>,
+    pub user_agent: Option<T>,
+}
+
+/// A request, borrowed from the bytes it came in.
+pub type Request<'a> = RequestOf<&'a [u8]>;
+
+impl<T> RequestOf<T> {
+    fn map<U>(&self, part: &impl Fn(&T) -> U) -> RequestOf<U> {
+        RequestOf {
+            method: self.method,
+            method_text: part(&self.method_text),
+            target_text: part(&self.target_text),
+            target: self.target.map(part),
+            version: self.version,
+            host: part(&self.host),
+            keep_alive: self.keep_alive,
+            framing: self.framing,
+            expectation: self.expectation,
+            range: self.range.as_ref().map(part),
+            if_range: self.if_range.as_ref().map(part),
+            if_match: self.if_match.map(part),
+            if_none_match: self.if_none_match.map(part),
+            if_modified_since: self.if_modified_since.as_ref().map(part),
+            if_unmodified_since: self.if_unmodified_since.as_ref().map(part),
+            accept_encoding: self.accept_encoding.map(part),
+            accept: self.accept.map(part),
+            accept_language: self.accept_language.map(part),
+            accept_charset: self.accept_charset.map(part),
+            origin: self.origin.as_ref().map(part),
+            is_preflight: self.is_preflight,
+            authorization: self.authorization.as_ref().map(part),
+            referer: self.referer.as_ref().map(part),
+            user_agent: self.user_agent.as_ref().map(part),
+        }
+    }
+}
+
+/// Where a part of a head begins, and how long it is. [`HeadLimits`] are far below 4 GiB.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: u32,
+    length: u32,
+}
+
+impl Span {
+    /// Where `part` lies in `head`; nowhere in particular if it is empty or not of it.
+    fn of(part: &[u8], head: &[u8]) -> Span {
+        let start = part.as_ptr().addr().wrapping_sub(head.as_ptr().addr());
+        match (u32::try_from(start), u32::try_from(part.len())) {
+            (Ok(at), Ok(length)) if start.checked_add(part.len()).is_some_and(|end| end <= head.len()) => {
+                Span { start: at, length }
+            }
+            _ => Span { start: 0, length: 0 },
+        }
+    }
+
+    fn in_head(self, head: &[u8]) -> &[u8] {
+        let (start, length) = (self.start as usize, self.length as usize);
+        head.get(start..start + length).unwrap_or_default()
+    }
+}
+
+/// A request that outlives the bytes it came in: it has a copy of its head and knows where each part is, so that it is not
+/// parsed again.
+#[derive(Debug)]
+pub struct OwnedRequest {
+    head: Box<[u8]>,
+    parts: RequestOf<Span>,
+}
+
+impl OwnedRequest {
+    /// A copy of a request; `head` is what it was parsed from.
+    pub fn new(request: &Request<'_>, head: &[u8]) -> OwnedRequest {
+        OwnedRequest { head: head.into(), parts: request.map(&|part| Span::of(part, head)) }
+    }
+
+    /// What it says.
+    pub fn request(&self) -> Request<'_> {
+        self.parts.map(&|span| span.in_head(&self.head))
+    }
+
+    /// The bytes of its head.
+    pub fn head(&self) -> &[u8] {
+        &self.head
+    }
 }
 
 /// Why a head is refused. The connection cannot be used further: nobody knows where the next request begins.
@@ -608,6 +708,27 @@ mod tests {
         check(&framed("Transfer-Encoding: xchunked"), 400);
         check(&framed("Transfer-Encoding: chunked, identity"), 400);
         check("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400);
+    }
+
+    #[test]
+    fn owned_request_says_what_was_parsed() {
+        let fields = "Host: a:80\r\nAccept: b\r\nAccept: c,d\r\nAccept-Encoding:\r\nIf-None-Match: \"e\"\r\nRange: f\r\n\
+            Authorization: g h\r\nReferer: i\r\nUser-Agent: j\r\nOrigin: null\r\nIf-Modified-Since: k\r\n";
+        let lines = [
+            "GET /a/%20b?c=d HTTP/1.1\r\n",
+            "POST http://l:81/m?n HTTP/1.1\r\nContent-Length: 7\r\n",
+            "OPTIONS * HTTP/1.0\r\n",
+            "CONNECT o:443 HTTP/1.1\r\nExpect: 100-continue\r\n",
+            "BREW / HTTP/1.7\r\n",
+        ];
+        let limits = HeadLimits { fields: 20, ..LIMITS };
+        for line in lines {
+            let head = format!("{line}{fields}\r\n").into_bytes();
+            let (request, length) = parse(&head, &limits).unwrap().unwrap();
+            let owned = OwnedRequest::new(&request, &head[..length]);
+            assert_eq!(format!("{:?}", owned.request()), format!("{request:?}"));
+            assert_eq!(owned.head(), &head[..length]);
+        }
     }
 
     #[test]
