@@ -24,12 +24,12 @@ use crate::event::{Answer, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle, NotUnpacked};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
-use crate::plan::{self, Look, Origin, Plan};
+use crate::plan::{self, CleanPath, Origin, Plan, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, Body, Chosen, ReplyHead, Wall};
 use crate::resource::{Lone, Resource};
 use crate::routes::Routed;
-use crate::site::Site;
+use crate::site::{Site, Sites};
 use crate::variants::Negotiated;
 
 /// A reply but for what depends on the connection.
@@ -75,17 +75,17 @@ pub(crate) fn first_step<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
     origin: Origin,
+    resolved: &mut Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Step<F> {
-    let Desk { sites, caches, scratch, .. } = desk;
+    let Desk { sites, caches, .. } = desk;
     if !sites.have_guards() {
-        return open_step(now, request, origin, desk);
+        return open_step(now, request, origin, resolved, desk);
     }
-    let site = sites.for_host(request.host);
-    let path = plan::rules_path(request, scratch);
+    let (site, path) = (sites.of(resolved.site), &*resolved.asked);
     // An application that names a file for this very purpose has decided who gets it.
     if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
-        return open_step(now, request, origin, desk);
+        return open_step(now, request, origin, resolved, desk);
     }
     // What browsers ask beforehand they ask without a password (Fetch, 3.2.5); what a rule answers tells nothing of what is
     // there.
@@ -98,47 +98,50 @@ pub(crate) fn first_step<F: FileHandle>(
         let (generation, accounts) = (caches.generation(), guard.accounts);
         return Step::Verify(VerifyWork { generation, accounts, credentials });
     }
-    open_step(now, request, origin, desk)
+    open_step(now, request, origin, resolved, desk)
 }
 
 /// The name that a request gives where one is wanted, for the log: of a 401, what was claimed.
-pub(crate) fn claimed_name<F>(request: &Request<'_>, desk: &mut Desk<F>) -> Option<Credentials> {
+pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
-    desk.sites.for_host(request.host).guard(plan::rules_path(request, &mut desk.scratch)).map(|_| credentials)
+    sites.of(resolved.site).guard(&resolved.asked).map(|_| credentials)
 }
 
 /// Whether an application gets the request's body, or may get it once the disk has been asked.
-pub(crate) fn may_be_for_app<F>(request: &Request<'_>, desk: &mut Desk<F>) -> bool {
-    let Desk { sites, caches, scratch, meant, .. } = desk;
-    if !sites.have_apps() {
-        return false;
-    }
-    match plan::plan(request, Origin::Client, sites, &mut caches.uris, (scratch, meant)) {
-        Plan::Run(_) => true,
-        Plan::Look(look) => look.may_lead_to_app(),
-        Plan::Redirect { .. } | Plan::Respond { .. } | Plan::Options { .. } | Plan::Refuse { .. } => false,
-    }
+pub(crate) fn may_be_for_app(request: &Request<'_>, resolved: &mut Resolved<'_>, sites: &Sites) -> bool {
+    sites.have_apps()
+        && match plan::plan(request, Origin::Client, resolved, sites) {
+            Plan::Run(_) => true,
+            Plan::Look => resolved.may_lead_to_app(sites.of(resolved.site)),
+            Plan::Redirect { .. } | Plan::Respond(_) | Plan::Options | Plan::Refuse { .. } => false,
+        }
 }
 
 /// What a request comes to for which no password is wanted any more.
-fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, desk: &mut Desk<F>) -> Step<F> {
-    let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
-    let look = match plan::plan(request, origin, sites, &mut caches.uris, (scratch, meant)) {
+fn open_step<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    origin: Origin,
+    resolved: &mut Resolved<'_>,
+    desk: &mut Desk<F>,
+) -> Step<F> {
+    let Desk { sites, limits, caches, wall, counts, .. } = desk;
+    let plan = plan::plan(request, origin, resolved, sites);
+    let (site, asked) = (sites.of(resolved.site), &*resolved.asked);
+    match plan {
+        Plan::Look => {}
         Plan::Run(claim) => return Step::Run(claim),
-        Plan::Options { site, path } => {
-            return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
-        }
-        Plan::Redirect { site, path, status, location } => {
-            let reply = reply::redirect(site, request, path, status, "what was asked for is elsewhere", &location);
+        Plan::Options => return Step::Reply(Made::new(reply::options(site, request, asked), Outcome::None)),
+        Plan::Redirect { status, location } => {
+            let reply = reply::redirect(site, request, asked, status, "what was asked for is elsewhere", &location);
             return Step::Reply(Made::new(reply, Outcome::None));
         }
-        Plan::Respond { site, path, response } => {
-            return Step::Reply(Made::new(reply::fixed(site, request, path, &response), Outcome::None));
+        Plan::Respond(response) => {
+            return Step::Reply(Made::new(reply::fixed(site, request, asked, &response), Outcome::None));
         }
         Plan::Refuse { status, why } => return Step::Fail(status, why),
-        Plan::Look(look) => look,
-    };
-    let Look { site, path, .. } = look;
+    }
+    let path = resolved.path();
     let known = caches.find(now, site.number, path);
     if let Some(Known { meaning, age }) = &known
         && *age < caches.budgets.revalidate
@@ -156,8 +159,14 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, de
                 }
             },
             no_file => {
-                let step =
-                    step_without_file(now, request, &look, no_file, Outcome::Hit, (caches, limits, wall, counts));
+                let step = step_without_file(
+                    now,
+                    request,
+                    (site, path),
+                    no_file,
+                    Outcome::Hit,
+                    (caches, limits, wall, counts),
+                );
                 counts.hits += u64::from(!matches!(step, Step::Ask(_)));
                 return step;
             }
@@ -181,10 +190,10 @@ fn open_step<F: FileHandle>(now: Time, request: &Request<'_>, origin: Origin, de
             let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
             return Step::Reply(Made::new(reply, Outcome::Hit));
         }
-        let work = Work::Name(caches.content_work(site, path.into(), resource, representation));
+        let work = Work::Name(caches.content_work(site, path.share(), resource, representation));
         return Step::Ask(Question { work, stale: None });
     }
-    let work = Work::Name(caches.name_work(site, path.into(), known.as_ref()));
+    let work = Work::Name(caches.name_work(site, path.share(), known.as_ref()));
     Step::Ask(Question { work, stale: known })
 }
 
@@ -194,23 +203,16 @@ pub(crate) fn step_after<F: FileHandle>(
     request: &Request<'_>,
     (origin, answer): (Origin, Answer<F>),
     outcome: Outcome,
+    resolved: &mut Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Step<F> {
     match answer {
-        Answer::Verified(verdict) => return step_after_verdict(now, request, verdict, origin, desk),
+        Answer::Verified(verdict) => return step_after_verdict(now, request, verdict, origin, resolved, desk),
         Answer::Trouble(trouble) => return step_after_trouble(trouble, desk),
         _ => {}
     }
-    let Desk { sites, limits, caches, wall, counts, scratch, meant, .. } = desk;
-    // The same head under the same rules gives the same plan.
-    let look = match plan::plan(request, origin, sites, &mut caches.uris, (scratch, meant)) {
-        Plan::Look(look) => look,
-        Plan::Refuse { status, why } => return Step::Fail(status, why),
-        Plan::Run(_) | Plan::Options { .. } | Plan::Redirect { .. } | Plan::Respond { .. } => {
-            return Step::Fail(Status::INTERNAL_SERVER_ERROR, "the request was lost");
-        }
-    };
-    let Look { site, path, .. } = look;
+    let Desk { sites, limits, caches, wall, counts, .. } = desk;
+    let (site, path) = (sites.of(resolved.site), resolved.path());
     match answer {
         Answer::Name(meaning @ (Meaning::File(_) | Meaning::Variants(_)), brought) => {
             let resource = match &meaning {
@@ -226,7 +228,14 @@ pub(crate) fn step_after<F: FileHandle>(
                     }
                 },
                 no_file => {
-                    return step_without_file(now, request, &look, no_file, outcome, (caches, limits, wall, counts));
+                    return step_without_file(
+                        now,
+                        request,
+                        (site, path),
+                        no_file,
+                        outcome,
+                        (caches, limits, wall, counts),
+                    );
                 }
             };
             if let Some(step) = step_before_file(request, origin, site, path, resource) {
@@ -246,8 +255,8 @@ pub(crate) fn step_after<F: FileHandle>(
                     // It was known when the question was asked, and has been evicted since, or nobody brought it: ask again, for
                     // it alone, or for everything if even the name is not known any more.
                     let work = match caches.holds_name(site.number, path) {
-                        true => caches.content_work(site, path.into(), &resource, representation),
-                        false => caches.name_work(site, path.into(), None),
+                        true => caches.content_work(site, path.share(), &resource, representation),
+                        false => caches.name_work(site, path.share(), None),
                     };
                     let work = Work::Name(work);
                     return Step::Ask(Question { work, stale: None });
@@ -257,7 +266,7 @@ pub(crate) fn step_after<F: FileHandle>(
             Step::Reply(Made::new(reply, outcome))
         }
         Answer::Name(no_file, _) => {
-            step_without_file(now, request, &look, &no_file, outcome, (caches, limits, wall, counts))
+            step_without_file(now, request, (site, path), &no_file, outcome, (caches, limits, wall, counts))
         }
         Answer::Listing(listing) => {
             let reply = reply::listing(site, request, path, list_form(request), listing, wall.seconds);
@@ -275,10 +284,11 @@ fn step_after_verdict<F: FileHandle>(
     request: &Request<'_>,
     verdict: Verdict,
     origin: Origin,
+    resolved: &mut Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Step<F> {
     match verdict {
-        Verdict::Good => open_step(now, request, origin, desk),
+        Verdict::Good => open_step(now, request, origin, resolved, desk),
         Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
         Verdict::Limited => {
             let why = "too many wrong passwords came from your address; try again in a minute";
@@ -319,10 +329,11 @@ pub(crate) fn fallback_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
     outcome: Outcome,
+    resolved: &Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Step<F> {
     let Desk { sites, limits, caches, wall, .. } = desk;
-    let site = sites.for_host(request.host);
+    let site = sites.of(resolved.site);
     if let Answer::Name(Meaning::File(resource), brought) = &answer
         && resource.lone.is_none()
         && let Some(reply) = fallback(site, request, resource, brought, caches, limits, wall)
@@ -350,8 +361,13 @@ fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
 }
 
 /// Asks the disk side for what a file unpacks to.
-fn ask_to_unpack<F: FileHandle>(site: &Site, path: &[u8], meaning: &Meaning, caches: &mut Caches<F>) -> Step<F> {
-    let work = Work::Name(caches.unpack_work(site, path.into(), meaning));
+fn ask_to_unpack<F: FileHandle>(
+    site: &Site,
+    path: &CleanPath<'_>,
+    meaning: &Meaning,
+    caches: &mut Caches<F>,
+) -> Step<F> {
+    let work = Work::Name(caches.unpack_work(site, path.share(), meaning));
     Step::Ask(Question { work, stale: None })
 }
 
@@ -440,12 +456,12 @@ fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> C
 fn step_without_file<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
-    look: &Look<'_>,
+    (site, path): (&Site, &CleanPath<'_>),
     meaning: &Meaning,
     outcome: Outcome,
     (caches, limits, wall, counts): (&mut Caches<F>, &Limits, &Wall, &mut Counts),
 ) -> Step<F> {
-    let Look { site, path, query } = *look;
+    let query = request.target.query();
     match meaning {
         Meaning::Absent if let Some(file) = site.fallback(path) => {
             if let Some(status) = site.denied(file.as_bytes()) {
@@ -473,7 +489,7 @@ fn step_without_file<F: FileHandle>(
         Meaning::NeedsSlash => Step::Reply(Made::new(reply::add_slash(site, request, path, query), outcome)),
         Meaning::Directory(folder) if site.listing => {
             let (order, form) = (ListOrder::of(query), list_form(request));
-            let work = caches.list_work(site.number, path.into(), order, form);
+            let work = caches.list_work(site.number, path.share(), order, form);
             if let Some(listing) = caches.listing(now, &work, folder.as_ref()) {
                 counts.page_hits += 1;
                 let reply = reply::listing(site, request, path, form, listing, wall.seconds);
@@ -498,14 +514,14 @@ fn list_form(request: &Request<'_>) -> ListForm {
 pub(crate) fn failure<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
-    status: Status,
-    why: &'static str,
+    (status, why): (Status, &'static str),
+    resolved: &Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Failure<F> {
-    let Desk { sites, caches, scratch, .. } = desk;
-    let site = sites.for_host(request.host);
+    let Desk { sites, caches, .. } = desk;
+    let site = sites.of(resolved.site);
     let Some((_, page)) = site.error_pages.iter().find(|(known, _)| *known == status) else {
-        return Failure::Reply(plain_failure(request, status, why, desk));
+        return Failure::Reply(plain_failure(request, (status, why), resolved, desk));
     };
     let known = caches.find(now, site.number, page.as_bytes());
     if let Some(Known { meaning: Meaning::File(resource), age }) = &known
@@ -513,15 +529,14 @@ pub(crate) fn failure<F: FileHandle>(
         && resource.lone.is_none()
         && let Some(content) = caches.content(&resource.representations[0])
     {
-        let path = plan::rules_path(request, scratch);
-        let reply = reply::error_from_page(site, request, path, status, resource, content);
+        let reply = reply::error_from_page(site, request, &resolved.asked, status, resource, content);
         return Failure::Reply(Made::new(reply, Outcome::None));
     }
     let is_missing = matches!(&known, Some(Known { meaning, age })
         if *age < caches.budgets.revalidate && !matches!(meaning, Meaning::File(resource) if resource.lone.is_none()));
     if is_missing || status == Status::SERVICE_UNAVAILABLE {
         // For 503 the disk is the trouble; asking it for a page would make it worse.
-        return Failure::Reply(plain_failure(request, status, why, desk));
+        return Failure::Reply(plain_failure(request, (status, why), resolved, desk));
     }
     let work = Work::Name(caches.name_work(site, page.as_bytes().into(), known.as_ref()));
     Failure::AskForPage(Question { work, stale: None })
@@ -531,32 +546,31 @@ pub(crate) fn failure<F: FileHandle>(
 pub(crate) fn error_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
-    status: Status,
-    why: &'static str,
+    (status, why): (Status, &'static str),
+    resolved: &Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Made<F> {
-    let Desk { sites, caches, scratch, .. } = desk;
+    let Desk { sites, caches, .. } = desk;
     if let Answer::Name(Meaning::File(resource), brought) = answer
         && resource.lone.is_none()
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
-        let site = sites.for_host(request.host);
-        let path = plan::rules_path(request, scratch);
-        let reply = reply::error_from_page(site, request, path, status, &resource, content);
+        let site = sites.of(resolved.site);
+        let reply = reply::error_from_page(site, request, &resolved.asked, status, &resource, content);
         return Made::new(reply, Outcome::None);
     }
-    plain_failure(request, status, why, desk)
+    plain_failure(request, (status, why), resolved, desk)
 }
 
 /// The error with a page of ours.
 pub(crate) fn plain_failure<F>(
     request: &Request<'_>,
-    status: Status,
-    why: &'static str,
+    (status, why): (Status, &'static str),
+    resolved: &Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Made<F> {
-    let Desk { sites, caches, scratch, errors, .. } = desk;
-    let site = sites.for_host(request.host);
+    let Desk { sites, caches, errors, .. } = desk;
+    let site = sites.of(resolved.site);
     let reply = if site.rules.is_empty()
         && site.cors.is_empty()
         && status != Status::UNAUTHORIZED
@@ -564,7 +578,7 @@ pub(crate) fn plain_failure<F>(
     {
         errors.error(request, status, why)
     } else {
-        reply::error(site, request, plan::rules_path(request, scratch), status, why)
+        reply::error(site, request, &resolved.asked, status, why)
     };
     Made::new(reply, Outcome::None)
 }

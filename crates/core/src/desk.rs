@@ -29,8 +29,6 @@ pub struct Desk<F> {
     pub lap: Lap,
     /// Where a path is cleaned that cannot stay as it was sent.
     pub(crate) scratch: Vec<u8>,
-    /// Where a path is put that another one stands for.
-    pub(crate) meant: Vec<u8>,
     /// Errors that are sent again and again.
     pub(crate) errors: ReadyErrors,
 }
@@ -93,7 +91,6 @@ impl<F> Desk<F> {
             counts: Counts::default(),
             lap: Lap::default(),
             scratch: Vec::new(),
-            meant: Vec::new(),
             errors: ReadyErrors::default(),
         }
     }

@@ -1,8 +1,9 @@
 //! Stop 5 of 8: what a request asks for, as far as its head tells.
 //!
-//! Before it, `http/h1/request` has read the head. The order is that of the specification: the path is cleaned, routes apply,
-//! then applications, then files. What comes out is a refusal, an application's request, or a name to look up, in the
-//! caches first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
+//! Before it, `http/h1/request` has read the head. First the target is resolved, to a site and a clean path there
+//! ([`Resolved`]): once for each request, which keeps it while it waits. Then, in the order of the specification, routes apply,
+//! then applications, then files. What comes out is a refusal, an application's request, or a name to look up, in the caches
+//! first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;
@@ -16,41 +17,131 @@ use crate::site::{Site, Sites};
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Deref;
+use core::ptr;
+
+/// A clean path (see [`uri::clean_path`]): of a request in hand it is nearly always part of the head.
+#[derive(Clone, Debug)]
+pub(crate) enum CleanPath<'a> {
+    Borrowed(&'a [u8]),
+    Shared(Arc<[u8]>),
+}
+
+impl CleanPath<'_> {
+    /// One that outlives the head.
+    pub(crate) fn share(&self) -> Arc<[u8]> {
+        match self {
+            CleanPath::Borrowed(path) => (*path).into(),
+            CleanPath::Shared(path) => Arc::clone(path),
+        }
+    }
+}
+
+impl Deref for CleanPath<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            CleanPath::Borrowed(path) => path,
+            CleanPath::Shared(path) => path,
+        }
+    }
+}
+
+/// Where a request's target leads. Holds as long as the configuration under which it was resolved.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved<'a> {
+    /// The site's number.
+    pub(crate) site: u16,
+    /// The path that was asked for, by which rules apply; `/` where there is none.
+    pub(crate) asked: CleanPath<'a>,
+    /// The path that a route has put in its place.
+    rewritten: Option<CleanPath<'a>>,
+    /// What else is known of the path that was asked for.
+    form: PathForm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PathForm {
+    /// It is one that a file may have.
+    Plain,
+    /// One of its names has an encoded slash.
+    EncodedSlash,
+    /// The target has no path.
+    Missing,
+    /// It means nothing.
+    Bad(PathError),
+}
+
+impl<'a> Resolved<'a> {
+    /// The same for a request that waits.
+    pub(crate) fn keep(self) -> Resolved<'static> {
+        let Resolved { site, asked, rewritten, form } = self;
+        let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
+        Resolved { site, asked: keep(asked), rewritten: rewritten.map(keep), form }
+    }
+
+    /// The path that is looked for.
+    pub(crate) fn path(&self) -> &CleanPath<'a> {
+        self.rewritten.as_ref().unwrap_or(&self.asked)
+    }
+
+    /// Whether the name may turn out to be an application's: the index of a folder, a variant, or the file in place of a
+    /// missing one may be a script, which only the disk can tell.
+    pub(crate) fn may_lead_to_app(&self, site: &Site) -> bool {
+        let path = self.path();
+        !site.apps.is_empty()
+            && (path.ends_with(b"/") || site.fallback(path).is_some() || site.negotiation(path).is_some())
+    }
+}
+
+/// Resolves a request's target. `scratch`: where a path is cleaned that cannot stay as it was sent.
+pub(crate) fn resolve<'a>(
+    request: &Request<'a>,
+    sites: &Sites,
+    uris: &mut UriCache,
+    scratch: &mut Vec<u8>,
+) -> Resolved<'a> {
+    let resolved = |site, asked, form| Resolved { site, asked, rewritten: None, form };
+    let site = |sites: &Sites| sites.for_host(request.host).number;
+    let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {
+        return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Missing);
+    };
+    if let Some(Translated { site, path }) = uris.find(request.host, sent) {
+        return resolved(*site, CleanPath::Shared(Arc::clone(path)), PathForm::Plain);
+    }
+    let (asked, has_slash) = match uri::clean_path_with_slashes(sent, scratch) {
+        // It is clean as it was sent.
+        Ok((path, has_slash)) if ptr::eq(path, sent) => (CleanPath::Borrowed(sent), has_slash),
+        Ok((path, has_slash)) => (CleanPath::Shared(path.into()), has_slash),
+        Err(error) => return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Bad(error)),
+    };
+    let site = site(sites);
+    if has_slash {
+        return resolved(site, asked, PathForm::EncodedSlash);
+    }
+    uris.learn(request.host, sent, || Translated { site, path: asked.share() });
+    resolved(site, asked, PathForm::Plain)
+}
 
 /// What is to be done for a request.
 #[derive(Debug)]
-pub(crate) enum Plan<'a> {
-    /// Look this name up and send what it means.
-    Look(Look<'a>),
+pub(crate) enum Plan {
+    /// Look the path up, which is [`Resolved::path`], and send what it means.
+    Look,
     /// Give it to an application.
     Run(Claim),
     /// Send the client elsewhere.
     Redirect {
-        /// Where the rule is.
-        site: &'a Site,
-        /// What was asked for.
-        path: &'a [u8],
         /// The answer.
         status: Status,
         /// Where to, with the query.
         location: Vec<u8>,
     },
     /// Send this response.
-    Respond {
-        /// Where the rule is.
-        site: &'a Site,
-        /// What was asked for.
-        path: &'a [u8],
-        /// The response.
-        response: Arc<FixedResponse>,
-    },
+    Respond(Arc<FixedResponse>),
     /// Say which methods there are.
-    Options {
-        /// Where.
-        site: &'a Site,
-        /// By which path's rules about headers.
-        path: &'a [u8],
-    },
+    Options,
     /// Refuse.
     Refuse {
         /// The answer.
@@ -58,27 +149,6 @@ pub(crate) enum Plan<'a> {
         /// The reason, for people.
         why: &'static str,
     },
-}
-
-/// A name to look up.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Look<'a> {
-    /// Where.
-    pub(crate) site: &'a Site,
-    /// The clean path (see [`uri::clean_path`]).
-    pub(crate) path: &'a [u8],
-    /// What followed the question mark.
-    pub(crate) query: Option<&'a [u8]>,
-}
-
-impl Look<'_> {
-    /// Whether the name may turn out to be an application's: the index of a folder, a variant, or the file in place of a
-    /// missing one may be a script, which only the disk can tell.
-    pub(crate) fn may_lead_to_app(&self) -> bool {
-        let Look { site, path, .. } = *self;
-        !site.apps.is_empty()
-            && (path.ends_with(b"/") || site.fallback(path).is_some() || site.negotiation(path).is_some())
-    }
 }
 
 /// Whether a file answers a request with this method.
@@ -95,97 +165,73 @@ pub(crate) fn refuse_method(method: Option<Method>) -> (Status, &'static str) {
     }
 }
 
-/// Decides what a request asks for: routes go first, then applications, then files. `scratch` holds the clean path where it
-/// is not part of the head, `meant` the one that it stands for, if that is another. `origin`: who asks.
-pub(crate) fn plan<'a>(
-    request: &Request<'a>,
-    origin: Origin,
-    sites: &'a Sites,
-    uris: &mut UriCache,
-    (scratch, meant): (&'a mut Vec<u8>, &'a mut Vec<u8>),
-) -> Plan<'a> {
+/// Decides what a request asks for: routes go first, then applications, then files. `origin`: who asks.
+pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
     let refuse = |(status, why)| Plan::Refuse { status, why };
-    let (Target::Origin { path: sent, query } | Target::Absolute { path: sent, query, .. }) = request.target else {
+    let site = sites.of(resolved.site);
+    resolved.rewritten = None;
+    if resolved.form == PathForm::Missing {
         return match request.method {
-            Some(Method::Options) => Plan::Options { site: sites.for_host(request.host), path: b"/" },
+            Some(Method::Options) => Plan::Options,
             method if is_read(method) => refuse((Status::BAD_REQUEST, "the target names no path")),
             method => refuse(refuse_method(method)),
         };
-    };
+    }
     // RFC 9110, 9.3.6 and 9.3.8: these two are about connections.
     if let Some(Method::Connect | Method::Trace) = request.method {
         return refuse(refuse_method(request.method));
     }
-    let known = uris.find(request.host, sent).and_then(|known| Some((sites.get(known.site)?, &known.path)));
-    let (site, path, has_slash) = match known {
-        Some((site, path)) => {
-            scratch.clear();
-            scratch.extend_from_slice(path);
-            (site, &**scratch, false)
-        }
-        None => {
-            let site = sites.for_host(request.host);
-            match uri::clean_path_with_slashes(sent, scratch) {
-                Ok((path, has_slash)) => {
-                    if !has_slash {
-                        uris.learn(request.host, sent, || Translated { site: site.number, path: path.into() });
-                    }
-                    (site, path, has_slash)
-                }
-                Err(_) if request.method == Some(Method::Options) => return Plan::Options { site, path: b"/" },
-                Err(error) => return refuse(refuse_path(error)),
-            }
-        }
-    };
-    if site.preflight(path, request).is_some() {
-        return Plan::Options { site, path };
+    match resolved.form {
+        PathForm::Bad(_) if request.method == Some(Method::Options) => return Plan::Options,
+        PathForm::Bad(error) => return refuse(refuse_path(error)),
+        PathForm::Plain | PathForm::EncodedSlash | PathForm::Missing => {}
     }
-    let asked = path;
-    let path = match site.routed(path) {
-        None => path,
-        Some(Routed::Internal) if origin == Origin::Site => path,
+    if site.preflight(&resolved.asked, request).is_some() {
+        return Plan::Options;
+    }
+    match site.routed(&resolved.asked) {
+        None => {}
+        Some(Routed::Internal) if origin == Origin::Site => {}
         Some(Routed::Internal | Routed::Nowhere) => return refuse((Status::NOT_FOUND, NOT_FOUND)),
         Some(Routed::Deny(status)) => return refuse((status, DENIED)),
-        Some(Routed::Respond(response)) => return Plan::Respond { site, path, response },
+        Some(Routed::Respond(response)) => return Plan::Respond(response),
         Some(Routed::Redirect(status, mut location)) => {
-            if let Some(query) = query.filter(|_| !location.contains(&b'?')) {
+            if let Some(query) = request.target.query().filter(|_| !location.contains(&b'?')) {
                 location.push(b'?');
                 location.extend_from_slice(query);
             }
-            return Plan::Redirect { site, path, status, location };
+            return Plan::Redirect { status, location };
         }
         Some(Routed::Rewrite(other)) => {
             if let Some(status) = site.denied(&other) {
                 return refuse((status, DENIED));
             }
-            *meant = other;
-            &**meant
+            resolved.rewritten = Some(CleanPath::Shared(other.into()));
         }
-    };
-    match app::claim_of(site, path) {
+    }
+    match app::claim_of(site, resolved.path()) {
         Ok(Some(claim)) => return Plan::Run(claim),
         Ok(None) => {}
         Err(status) => return refuse((status, DENIED)),
     }
-    let look = Look { site, path, query };
-    if !is_read(request.method) && !look.may_lead_to_app() {
+    if !is_read(request.method) && !resolved.may_lead_to_app(site) {
         return match request.method {
-            Some(Method::Options) => Plan::Options { site, path: asked },
+            Some(Method::Options) => Plan::Options,
             method => refuse(refuse_method(method)),
         };
     }
-    // RFC 9110, 10.1.1. An application is asked with it: `conn` judges it there.
+    // RFC 9110, 10.1.1. An application is asked with it, and the expectation judged there.
     if request.expectation == Expectation::Unknown && is_read(request.method) {
         return refuse((Status::EXPECTATION_FAILED, "the only expectation known is 100-continue"));
     }
-    if has_slash {
+    if resolved.form == PathForm::EncodedSlash {
         return refuse(refuse_path(PathError::EncodedSlash));
     }
-    if !site.dotfiles && uri::hidden(path) {
+    if !site.dotfiles && uri::hidden(resolved.path()) {
         // Not 403, which would tell that something is there.
         return refuse((Status::NOT_FOUND, NOT_FOUND));
     }
-    Plan::Look(look)
+    Plan::Look
 }
 
 /// Who asks for a name.
@@ -219,17 +265,6 @@ pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Res
         return Err((Status::NOT_FOUND, NOT_FOUND));
     }
     Ok(path)
-}
-
-/// The path by which rules for headers find a reply that is no file's: clean, as for every other; `/` where there is none.
-pub fn rules_path<'a>(request: &Request<'a>, scratch: &'a mut Vec<u8>) -> &'a [u8] {
-    match request.target {
-        // As `plan` reads it: what is guarded is what is served.
-        Target::Origin { path, .. } | Target::Absolute { path, .. } => {
-            uri::clean_path_with_slashes(path, scratch).map_or(b"/", |(path, _)| path)
-        }
-        Target::Asterisk | Target::Authority(_) => b"/",
-    }
 }
 
 /// The reason given for a name that a route denies.
@@ -270,22 +305,27 @@ mod tests {
         let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
         let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
-        let (mut scratch, mut uris, mut meant) = (Vec::new(), UriCache::new(8), Vec::new());
+        let (mut scratch, mut uris) = (Vec::new(), UriCache::new(8));
         // The second time the path comes from the cache.
         for _ in 0..2 {
-            let came_out = match plan(&request, origin, sites, &mut uris, (&mut scratch, &mut meant)) {
-                Plan::Redirect { status, location, .. } => {
+            let mut resolved = resolve(&request, sites, &mut uris, &mut scratch);
+            let came_out = match plan(&request, origin, &mut resolved, sites) {
+                Plan::Redirect { status, location } => {
                     format!("{} {}", status.0, String::from_utf8_lossy(&location))
                 }
-                Plan::Respond { response, .. } => {
+                Plan::Respond(response) => {
                     format!("{} {}", response.status.0, String::from_utf8_lossy(&response.body))
                 }
-                Plan::Options { path, .. } => format!("OPTIONS {}", String::from_utf8_lossy(path)),
+                Plan::Options => format!("OPTIONS {}", String::from_utf8_lossy(&resolved.asked)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
                 Plan::Run(claim) => format!("APP {}", String::from_utf8_lossy(claim.path())),
-                Plan::Look(Look { site, path, query }) => {
-                    let query = query.map_or(String::new(), |query| format!(" ?{}", String::from_utf8_lossy(query)));
-                    format!("{} {}{query}", site.number, String::from_utf8_lossy(path))
+                Plan::Look => {
+                    let (site, path) = (resolved.site, resolved.path());
+                    let query = request
+                        .target
+                        .query()
+                        .map_or(String::new(), |query| format!(" ?{}", String::from_utf8_lossy(query)));
+                    format!("{site} {}{query}", String::from_utf8_lossy(path))
                 }
             };
             assert_eq!(came_out, expected, "{text}");

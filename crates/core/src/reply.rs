@@ -35,6 +35,15 @@ use crate::site::Site;
 use crate::variants::{Negotiated, VariantFile, Variants};
 use crate::vary::Vary;
 
+/// What a request is answered with, but for what only the protocol knows.
+#[derive(Debug)]
+pub(crate) struct Response<F> {
+    pub(crate) head: ReplyHead,
+    /// Empty for HEAD.
+    pub(crate) body: Body<F>,
+    pub(crate) record: Box<Record>,
+}
+
 /// A reply, ready to be sent.
 #[derive(Debug)]
 pub struct Reply<F> {

@@ -316,6 +316,11 @@ impl Sites {
         self.sites.get(usize::from(number))
     }
 
+    /// The site with a number that is one of theirs.
+    pub fn of(&self, number: u16) -> &Site {
+        self.get(number).unwrap_or(self.first())
+    }
+
     /// The site that answers to `host` (any case, no port): an exact name, else the longest `*.` pattern, else the first.
     pub fn for_host(&self, host: &[u8]) -> &Site {
         if self.sites.len() > 1 {

@@ -7,6 +7,7 @@
 use core::hash::{Hash, Hasher};
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 use hashbrown::Equivalent;
 
@@ -23,7 +24,7 @@ pub struct Translated {
     /// The site's number.
     pub site: u16,
     /// The clean path; it may be served as far as that can be told from the name.
-    pub path: Box<[u8]>,
+    pub path: Arc<[u8]>,
 }
 
 /// The key: a host and a path as they were sent.

@@ -1,0 +1,772 @@
+//! Stop 3 of 8: one request, from its head until its response is complete.
+//!
+//! `decide` says what becomes of it: a response at once, or a question that somebody else answers, the disk, whoever verifies
+//! passwords, an application. Until then the exchange waits, and keeps what the request said and where its target leads, so
+//! that nothing of that is worked out twice. One that need not wait never comes to be: [`Exchange::begin`] gives its response
+//! and returns nothing, without an allocation.
+//!
+//! How requests and responses travel is the business of a [`Protocol`], which may have any number of exchanges side by side.
+
+mod asked;
+mod context;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::mem;
+
+use amped_http::cgi::{self, BadScript};
+use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, OwnedRequest, Request};
+use amped_http::method::Method;
+use amped_http::status::Status;
+use amped_units::Time;
+
+use crate::app::{self, AppTrouble, Claim, Output};
+use crate::cache::path::Known;
+use crate::decide::{self, Failure, Made, Question, Step};
+use crate::event::{Action, Answer, Delay, Ticket};
+use crate::exchange::asked::{Asked, Begun, Stage, Weighed};
+use crate::file::FileHandle;
+use crate::limits::Limits;
+use crate::pace::Pace;
+use crate::plan::{self, Origin, Resolved};
+use crate::record::Outcome;
+use crate::reply::{self, Response, ScriptFraming};
+
+pub(crate) use crate::exchange::context::{Context, Progress, Protocol};
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    request: OwnedRequest,
+    /// When the first byte of its head came.
+    began: Time,
+    resolved: Resolved<'static>,
+    detour: Detour,
+    /// When it last got on.
+    since: Time,
+    state: State,
+}
+
+/// What it waits for.
+#[derive(Debug)]
+enum State {
+    /// The end of its body, which is thrown away.
+    Body(Unread),
+    /// The disk, or whoever verifies passwords.
+    Disk(Waiting),
+    /// An application, which perhaps answers already.
+    App(Box<Asked>),
+}
+
+#[derive(Debug)]
+struct Unread {
+    /// Bytes of data that may still come: the limit less what has come.
+    left: u64,
+    pace: Pace,
+    /// What the request is refused with when it is gone, and why, where that is known.
+    refusal: Option<(Status, &'static str)>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    /// When the question was asked, and under which configuration.
+    asked: Time,
+    generation: u32,
+    purpose: Purpose,
+    /// What was known of the name, should the answer take long.
+    stale: Option<Known>,
+    /// Whether the answer is a helper's.
+    late: bool,
+}
+
+/// What the disk was asked for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// The request's target.
+    Target,
+    /// The file that serves in place of the target.
+    Fallback,
+    /// The page that goes with an error.
+    ErrorPage(Status, &'static str),
+}
+
+/// What applications have put in place of the request.
+#[derive(Debug, Default)]
+struct Detour {
+    /// How often one has named another path in place of an answer.
+    count: u8,
+    /// What one said beside the file that it has the server send.
+    beside_file: Option<Box<BesideFile>>,
+}
+
+/// Names and values of fields.
+type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
+
+/// A request as a protocol has read it.
+pub(crate) struct Incoming<'a> {
+    pub(crate) request: Request<'a>,
+    /// What it was parsed from.
+    pub(crate) head: &'a [u8],
+    /// When the first byte of that came.
+    pub(crate) began: Time,
+    /// Whether some of what follows it is there.
+    pub(crate) has_more: bool,
+}
+
+impl Exchange {
+    /// Takes a request up. `None`: it is over already.
+    pub(crate) fn begin<F: FileHandle, P: Protocol<F>>(
+        cx: &mut Context<'_, F>,
+        incoming: Incoming<'_>,
+        protocol: &mut P,
+    ) -> Option<Exchange> {
+        let Incoming { request, head, began, has_more } = incoming;
+        let (mut resolved, mut detour) = (resolve(&request, cx), Detour::default());
+        let mut steps = Steps { cx, protocol, request, head, began, resolved: &mut resolved, detour: &mut detour };
+        let state = steps.begin(has_more)?;
+        let (request, since) = (OwnedRequest::new(&steps.request, head), steps.cx.now);
+        Some(Exchange { request, began, resolved: resolved.keep(), detour, since, state })
+    }
+
+    /// Nobody wants its response any more.
+    pub(crate) fn cancel<F>(&self, cx: &mut Context<'_, F>) {
+        // The disk's answer will find nobody.
+        if let State::App(asked) = &self.state {
+            asked.leave(cx, "");
+        }
+    }
+
+    /// The moment at which it is [overdue](Exchange::overdue), if that did not get on after `since` that carries it.
+    pub(crate) fn due(&self, since: Time, limits: &Limits) -> Time {
+        let since = self.since.max(since);
+        match &self.state {
+            State::Body(unread) => unread.pace.due(),
+            State::Disk(_) => since + limits.disk_time,
+            State::App(asked) if asked.waits_for_client() => asked.pace.due(),
+            State::App(asked) => since + asked.time,
+        }
+    }
+
+    /// The same, as far as it does not depend on what the client has taken.
+    pub(crate) fn body_due(&self) -> Time {
+        match &self.state {
+            State::App(asked) if asked.waits_for_client() => asked.pace.due(),
+            State::App(_) | State::Body(_) | State::Disk(_) => Time::NEVER,
+        }
+    }
+
+    /// Whether it throws its body away.
+    pub(crate) fn discards_body(&self) -> bool {
+        matches!(self.state, State::Body(_))
+    }
+
+    /// Whether more of its body is taken now.
+    pub(crate) fn wants_body(&self) -> bool {
+        match &self.state {
+            State::Body(_) => true,
+            State::Disk(_) => false,
+            State::App(asked) => asked.wants_body(),
+        }
+    }
+
+    /// Whether an application has it.
+    pub(crate) fn is_at_app(&self) -> bool {
+        matches!(self.state, State::App(_))
+    }
+
+    /// Whether what an application says is of use though the client has not taken what was said before.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        matches!(&self.state, State::App(asked) if asked.reads_ahead())
+    }
+
+    /// Whether a response has begun of whose body some is missing.
+    pub(crate) fn is_in_body(&self) -> bool {
+        matches!(&self.state, State::App(asked)
+            if matches!(asked.stage, Stage::Body(framing) if framing != ScriptFraming::None))
+    }
+
+    /// Whether it waits for the answer to this question of the disk's.
+    pub(crate) fn waits_for(&self, ticket: Ticket) -> bool {
+        matches!(&self.state, State::Disk(waiting) if waiting.ticket == ticket)
+    }
+
+    /// Bytes of memory that it holds beside itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let state = match &self.state {
+            State::App(asked) => asked.heap_bytes(),
+            State::Body(_) | State::Disk(_) => 0,
+        };
+        self.request.head().len() + state
+    }
+
+    /// Part of its body has come; `is_last`: the end of it.
+    pub(crate) fn take_body<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        data: &[u8],
+        is_last: bool,
+        protocol: &mut P,
+    ) -> Progress {
+        self.since = cx.now;
+        match &mut self.state {
+            State::Body(unread) => {
+                let refusal = unread.refusal;
+                let Some(left) = unread.left.checked_sub(data.len() as u64) else {
+                    // One that is told what it was refused for is told at once: so much is not waited for.
+                    protocol.forgo_body();
+                    return self.step(cx, protocol, |steps| match refusal {
+                        Some((status, why)) => steps.fail(status, why),
+                        None => steps.refuse_body(Status::CONTENT_TOO_LARGE, asked::BODY_TOO_LONG),
+                    });
+                };
+                unread.left = left;
+                unread.pace.note(cx.now, data.len(), &cx.desk.limits);
+                if !is_last {
+                    return Progress::Open;
+                }
+                self.step(cx, protocol, |steps| match refusal {
+                    Some((status, why)) => steps.fail(status, why),
+                    None => steps.answer(),
+                })
+            }
+            State::App(asked) => match asked.take_body(cx, data, is_last) {
+                Ok(()) => Progress::Open,
+                Err((status, why)) => self.give_up_on_app(cx, status, why, protocol),
+            },
+            State::Disk(_) => Progress::Open,
+        }
+    }
+
+    /// What comes is no body.
+    pub(crate) fn take_bad_body<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        protocol: &mut P,
+    ) -> Progress {
+        let (status, why) = (Status::BAD_REQUEST, "the chunks of the body are malformed");
+        protocol.forgo_body();
+        match self.state {
+            State::App(_) => self.give_up_on_app(cx, status, why, protocol),
+            State::Body(_) | State::Disk(_) => self.step(cx, protocol, |steps| steps.refuse_body(status, why)),
+        }
+    }
+
+    /// The disk, or whoever verifies passwords, has answered.
+    pub(crate) fn take_answer<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        answer: Answer<F>,
+        protocol: &mut P,
+    ) -> Progress {
+        let State::Disk(Waiting { generation, purpose, late, .. }) = self.state else {
+            return Progress::Open;
+        };
+        let outcome = if late { Outcome::Helper } else { Outcome::Probe };
+        // An answer from under another configuration may be another site's file, with another media type; and a head made
+        // of it would be kept. The question is put anew.
+        let holds = generation == cx.desk.caches.generation();
+        self.step(cx, protocol, |steps| match purpose {
+            _ if !holds || matches!(answer, Answer::Outdated) => {
+                *steps.resolved = resolve(&steps.request, steps.cx).keep();
+                steps.begin(false)
+            }
+            Purpose::Target => {
+                let answer = (steps.origin(), answer);
+                let step =
+                    decide::step_after(steps.cx.now, &steps.request, answer, outcome, steps.resolved, steps.cx.desk);
+                steps.take(step)
+            }
+            Purpose::Fallback => {
+                let step = decide::fallback_after(&steps.request, answer, outcome, steps.resolved, steps.cx.desk);
+                steps.take(step)
+            }
+            Purpose::ErrorPage(status, why) => {
+                let made = decide::error_after(&steps.request, answer, (status, why), steps.resolved, steps.cx.desk);
+                steps.respond(made)
+            }
+        })
+    }
+
+    /// The disk's answer will take a while. What is known of the name, if it is not too old, serves in the meantime.
+    pub(crate) fn take_delay<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        delay: Delay,
+        protocol: &mut P,
+    ) -> Progress {
+        let State::Disk(waiting) = &mut self.state else {
+            return Progress::Open;
+        };
+        waiting.late = true;
+        match delay {
+            Delay::Disk => {}
+            Delay::Change => waiting.stale = None,
+        }
+        let holds = waiting.generation == cx.desk.caches.generation();
+        // Its age was taken with the question, which may have been some time ago.
+        let (stale_max, since) = (cx.desk.caches.budgets.stale_max, cx.now.since(waiting.asked));
+        let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < stale_max) else {
+            return Progress::Open;
+        };
+        let (mut steps, _) = self.parts(cx, protocol);
+        let answer = (steps.origin(), Answer::Name(known.meaning, Vec::new()));
+        match decide::step_after(steps.cx.now, &steps.request, answer, Outcome::Stale, steps.resolved, steps.cx.desk) {
+            Step::Reply(made) => {
+                steps.cx.desk.counts.stale_hits += 1;
+                let _ = steps.respond(made);
+                Progress::Over
+            }
+            _ => Progress::Open,
+        }
+    }
+
+    /// It has waited for too long.
+    pub(crate) fn overdue<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        protocol: &mut P,
+    ) -> Progress {
+        match &self.state {
+            State::Body(_) => {
+                protocol.forgo_body();
+                let why = "the request's body took too long to arrive";
+                self.step(cx, protocol, |steps| steps.refuse_body(Status::REQUEST_TIMEOUT, why))
+            }
+            // Its answer, should it come, is nobody's any more.
+            State::Disk(_) => {
+                cx.desk.counts.shed += 1;
+                let why = "the disk does not answer; try again in a while";
+                self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
+            }
+            State::App(asked) if asked.follows() => self.run_alone(cx, protocol),
+            State::App(asked) => {
+                let (status, why) = asked.overdue();
+                self.give_up_on_app(cx, status, why, protocol)
+            }
+        }
+    }
+
+    /// Takes the next step.
+    fn step<'c, F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'c, F>,
+        protocol: &mut P,
+        then: impl FnOnce(&mut Steps<'_, 'c, 'static, F, P>) -> Option<State>,
+    ) -> Progress {
+        self.since = cx.now;
+        let (mut steps, state) = self.parts(cx, protocol);
+        match then(&mut steps) {
+            Some(next) => {
+                *state = next;
+                Progress::Open
+            }
+            None => Progress::Over,
+        }
+    }
+
+    fn parts<'e, 'c, F, P: Protocol<F>>(
+        &'e mut self,
+        cx: &'e mut Context<'c, F>,
+        protocol: &'e mut P,
+    ) -> (Steps<'e, 'c, 'static, F, P>, &'e mut State) {
+        let Exchange { request, began, resolved, detour, state, .. } = self;
+        let (head, request) = (request.head(), request.request());
+        (Steps { cx, protocol, request, head, began: *began, resolved, detour }, state)
+    }
+}
+
+/// What an application says, and what comes of it.
+impl Exchange {
+    /// The application that was asked with this ticket says something.
+    pub(crate) fn take_output<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        (ticket, output): (Ticket, Output<'_>),
+        protocol: &mut P,
+    ) -> Progress {
+        let State::App(asked) = &mut self.state else {
+            return Progress::Open;
+        };
+        if asked.ticket != ticket {
+            return Progress::Open;
+        }
+        self.since = cx.now;
+        match output {
+            Output::Begun => asked.begun = true,
+            Output::First => return self.begin_page(cx, protocol),
+            Output::Follows => asked.note_followed(cx),
+            // Who has made the page for which this one waited has done so, or gone.
+            Output::Again => return self.step(cx, protocol, |steps| steps.answer()),
+            Output::Room => asked.note_room(cx.now),
+            Output::Bytes(bytes) => return self.take_output_bytes(cx, bytes, false, protocol),
+            Output::Last(bytes) => match self.take_output_bytes(cx, bytes, true, protocol) {
+                Progress::Open => return self.end_app(cx, None, protocol),
+                Progress::Over => return Progress::Over,
+            },
+            Output::Ended => return self.end_app(cx, None, protocol),
+            Output::Failed(trouble) => return self.end_app(cx, Some(trouble), protocol),
+        }
+        Progress::Open
+    }
+
+    /// It is this request for which the page is made.
+    fn begin_page<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
+        let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
+            return Progress::Open;
+        };
+        match asked.begin_page(steps.cx, &steps.request, steps.head) {
+            None => Progress::Open,
+            Some(made) => {
+                let _ = steps.respond(made);
+                Progress::Over
+            }
+        }
+    }
+
+    /// It has waited for another's answer for as long as for one of its own, and asks for that now.
+    fn run_alone<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
+        self.since = cx.now;
+        let ticket = protocol.next_ticket();
+        if let (steps, State::App(asked)) = self.parts(cx, protocol) {
+            asked.run_alone(steps.cx, &steps.request, steps.head, ticket);
+        }
+        Progress::Open
+    }
+
+    /// `is_last`: its answer is complete with these.
+    fn take_output_bytes<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        bytes: &[u8],
+        is_last: bool,
+        protocol: &mut P,
+    ) -> Progress {
+        let State::App(asked) = &mut self.state else {
+            return Progress::Open;
+        };
+        let Some(left) = asked.output_left.checked_sub(bytes.len() as u64) else {
+            let why = "the application says more than it may";
+            return self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol);
+        };
+        asked.output_left = left;
+        match &mut asked.stage {
+            Stage::Rest(_) => Progress::Open,
+            Stage::Body(_) => {
+                asked.pass_body(cx, bytes, protocol);
+                Progress::Open
+            }
+            Stage::Head(known) => {
+                known.extend_from_slice(bytes);
+                let said = mem::take(known);
+                match cgi::parse(&said) {
+                    Ok(None) => {
+                        *known = said;
+                        Progress::Open
+                    }
+                    Ok(Some((head, length))) => self.take_script_head(cx, &head, (&said[length..], is_last), protocol),
+                    Err(BadScript(why)) => self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol),
+                }
+            }
+        }
+    }
+
+    /// The head of an application's answer is there, and `rest` has come behind it. `is_last`: nothing follows.
+    fn take_script_head<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        said: &cgi::ScriptHead<'_>,
+        (rest, is_last): (&[u8], bool),
+        protocol: &mut P,
+    ) -> Progress {
+        let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
+            return Progress::Open;
+        };
+        match asked.weigh(steps.cx, steps.head, said, steps.detour.count < DETOURS_MAX) {
+            Weighed::Reply(status) => {
+                let length = is_last.then_some(rest.len());
+                let open_ended = steps.protocol.open_ended(steps.request.version);
+                let (made, framing) =
+                    asked.reply(steps.cx, (&steps.request, steps.head), said, (status, length, open_ended));
+                steps.begin_response(made, framing);
+                asked.pass_body(steps.cx, rest, steps.protocol);
+                Progress::Open
+            }
+            Weighed::Instead => {
+                if said.send.is_some() {
+                    steps.detour.beside_file = Some(Box::new(app::fields_beside_file(said)));
+                }
+                Progress::Open
+            }
+            Weighed::Bad(why) => self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol),
+        }
+    }
+
+    /// The application has come to its end, well or not.
+    fn end_app<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        trouble: Option<AppTrouble>,
+        protocol: &mut P,
+    ) -> Progress {
+        let State::App(asked) = &mut self.state else {
+            return Progress::Open;
+        };
+        // If it wants no more of the body, that may still be on its way.
+        protocol.forgo_body();
+        match (asked.end(cx, self.request.head(), trouble), trouble) {
+            (Stage::Head(_), trouble) => {
+                let (status, why) = asked.failure(cx, trouble);
+                self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)))
+            }
+            (Stage::Rest(instead), _) => self.take_instead(cx, &instead, protocol),
+            (Stage::Body(ScriptFraming::Length(1..)), _) => {
+                // The client must see that what it has is not all.
+                asked.leave(cx, CUT_SHORT);
+                protocol.abort();
+                Progress::Over
+            }
+            (Stage::Body(framing), Some(_)) if framing != ScriptFraming::None => {
+                asked.leave(cx, CUT_SHORT);
+                protocol.abort();
+                Progress::Over
+            }
+            (Stage::Body(_), _) => {
+                protocol.finish(cx);
+                Progress::Over
+            }
+        }
+    }
+
+    /// Goes on with the request that an application has put in place of its own.
+    fn take_instead<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        head: &[u8],
+        protocol: &mut P,
+    ) -> Progress {
+        let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX };
+        let Ok(Some((request, _))) = request::parse(head, &whole) else {
+            let why = "the application leads nowhere";
+            return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));
+        };
+        self.detour.count += 1;
+        self.resolved = resolve(&request, cx).keep();
+        self.request = OwnedRequest::new(&request, head);
+        self.step(cx, protocol, |steps| steps.answer())
+    }
+
+    /// There is no answer, or no end of one, and the application is to go.
+    fn give_up_on_app<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        status: Status,
+        why: &'static str,
+        protocol: &mut P,
+    ) -> Progress {
+        let State::App(asked) = &mut self.state else {
+            return Progress::Open;
+        };
+        asked.give_up(cx, status, why);
+        protocol.forgo_body();
+        match asked.stage {
+            Stage::Body(ScriptFraming::None) => protocol.finish(cx),
+            Stage::Body(_) => protocol.abort(),
+            Stage::Head(_) | Stage::Rest(_) => {
+                return self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)));
+            }
+        }
+        Progress::Over
+    }
+}
+
+/// A request while the next step is taken. Each step returns what the request then waits for; `None`: it is over.
+struct Steps<'e, 'c, 'r, F, P> {
+    cx: &'e mut Context<'c, F>,
+    protocol: &'e mut P,
+    request: Request<'e>,
+    head: &'e [u8],
+    began: Time,
+    resolved: &'e mut Resolved<'r>,
+    detour: &'e mut Detour,
+}
+
+impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
+    /// The head is there. `has_more`: some of what follows it, too.
+    fn begin(&mut self, has_more: bool) -> Option<State> {
+        // An application's body stays where it is until nothing stands between the two: a password may have to be verified,
+        // and whether a folder's index is a script only the disk knows.
+        let is_for_files =
+            self.protocol.awaits_body() && !decide::may_be_for_app(&self.request, self.resolved, &self.cx.desk.sites);
+        if is_for_files { self.discard_body(has_more) } else { self.answer() }
+    }
+
+    /// Answers the request, or asks first.
+    fn answer(&mut self) -> Option<State> {
+        let step = decide::first_step(self.cx.now, &self.request, self.origin(), self.resolved, self.cx.desk);
+        self.take(step)
+    }
+
+    fn take(&mut self, step: Step<F>) -> Option<State> {
+        match step {
+            // No application's after all: its body is thrown away first, then it is answered.
+            Step::Reply(_) if self.protocol.awaits_body() => self.discard_body(false),
+            Step::Reply(made) => self.respond(made),
+            Step::Ask(question) => self.ask(question, Purpose::Target),
+            Step::Verify(work) => {
+                let (ticket, state) = self.wait(work.generation, None, Purpose::Target);
+                self.cx.actions.push(Action::Verify(ticket, work));
+                state
+            }
+            Step::AskForFallback(question) => self.ask(question, Purpose::Fallback),
+            Step::Run(claim) => self.run(claim),
+            Step::Fail(status, why) if self.protocol.awaits_body() => self.fail_before_body(status, why),
+            Step::Fail(status, why) => self.fail(status, why),
+        }
+    }
+
+    /// Who asks for what the request names.
+    fn origin(&self) -> Origin {
+        if self.detour.beside_file.is_some() { Origin::Site } else { Origin::Client }
+    }
+
+    /// A request with a body that no application gets: no file takes one. `has_more`: some of it is there already.
+    fn discard_body(&mut self, has_more: bool) -> Option<State> {
+        if self.has_long_body() {
+            return self.refuse_body(Status::CONTENT_TOO_LARGE, asked::BODY_TOO_LONG);
+        }
+        if self.request.expectation == Expectation::Continue && !has_more {
+            // RFC 9110, 10.1.1: a client that is refused at once need not send its body, so whether one comes is not
+            // known, and the connection ends with the refusal.
+            if !matches!(self.request.method, Some(Method::Get | Method::Head | Method::Options)) {
+                self.protocol.forgo_body();
+                return self.answer();
+            }
+            self.protocol.proceed(self.cx);
+        }
+        self.unread(None)
+    }
+
+    fn has_long_body(&self) -> bool {
+        matches!(self.request.framing, Framing::Length(length) if length > self.cx.desk.limits.body.0)
+    }
+
+    /// Throws the body away, within a limit.
+    fn unread(&self, refusal: Option<(Status, &'static str)>) -> Option<State> {
+        let limits = &self.cx.desk.limits;
+        Some(State::Body(Unread { left: limits.body.0, pace: Pace::start(self.cx.now, limits), refusal }))
+    }
+
+    /// A body that is not read to its end.
+    fn refuse_body(&mut self, status: Status, why: &'static str) -> Option<State> {
+        self.cx.desk.counts.bad_requests += 1;
+        self.protocol.forgo_body();
+        self.fail_plainly(status, why)
+    }
+
+    /// An error in place of an application that was to get the body. A client that is sending it may not listen until it has
+    /// sent it all, so it is thrown away first, as that of any other request; but one that waits to be asked for it, or is
+    /// about to send more than is thrown away, is told at once.
+    fn fail_before_body(&mut self, status: Status, why: &'static str) -> Option<State> {
+        if self.has_long_body() || self.request.expectation == Expectation::Continue {
+            return self.fail(status, why);
+        }
+        self.unread(Some((status, why)))
+    }
+
+    fn fail(&mut self, status: Status, why: &'static str) -> Option<State> {
+        let Steps { cx, request, resolved, .. } = self;
+        match decide::failure(cx.now, request, (status, why), resolved, cx.desk) {
+            Failure::Reply(made) => self.respond(made),
+            Failure::AskForPage(question) => self.ask(question, Purpose::ErrorPage(status, why)),
+        }
+    }
+
+    /// An error without a page of the site's.
+    fn fail_plainly(&mut self, status: Status, why: &'static str) -> Option<State> {
+        let made = decide::plain_failure(&self.request, (status, why), self.resolved, self.cx.desk);
+        self.respond(made)
+    }
+
+    fn ask(&mut self, Question { work, stale }: Question, purpose: Purpose) -> Option<State> {
+        self.cx.desk.counts.disk_questions += 1;
+        let (ticket, state) = self.wait(work.generation(), stale, purpose);
+        self.cx.actions.push(Action::Disk(ticket, work));
+        state
+    }
+
+    /// The state in which an answer is waited for, and the ticket of the question.
+    fn wait(&mut self, generation: u32, stale: Option<Known>, purpose: Purpose) -> (Ticket, Option<State>) {
+        let (ticket, asked) = (self.protocol.next_ticket(), self.cx.now);
+        (ticket, Some(State::Disk(Waiting { ticket, asked, generation, purpose, stale, late: false })))
+    }
+
+    /// Has an application answer.
+    fn run(&mut self, claim: Claim) -> Option<State> {
+        if self.protocol.has_left() {
+            // Nobody waits for what it would say.
+            return None;
+        }
+        // This application answers for itself, also where another one has named it as a file to send.
+        self.detour.beside_file = None;
+        let ticket = self.protocol.next_ticket();
+        let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
+        match Asked::begin(self.cx, (&self.request, self.head), self.resolved, (claim, ticket, framing)) {
+            Begun::Asked(asked) => {
+                if framing != Framing::None && self.request.expectation == Expectation::Continue {
+                    self.protocol.proceed(self.cx);
+                }
+                Some(State::App(asked))
+            }
+            Begun::Kept(made) => self.respond(made),
+            Begun::Refused(status, why) => {
+                // What comes behind a head that is refused here is its body, which nobody will read.
+                self.protocol.forgo_body();
+                self.fail(status, why)
+            }
+        }
+    }
+
+    /// The response is this one, and the request over.
+    fn respond(&mut self, made: Made<F>) -> Option<State> {
+        let Made { mut head, body, outcome } = made;
+        if let Some(fields) = self.detour.beside_file.take()
+            && matches!(head.get().status(), Status::OK | Status::PARTIAL_CONTENT | Status::NOT_MODIFIED)
+        {
+            head = reply::beside_file(&head, &fields);
+        }
+        let response = self.response(Made { head, body, outcome });
+        self.protocol.respond(self.cx, &self.request, response);
+        None
+    }
+
+    /// The response begins like this, and its body follows.
+    fn begin_response(&mut self, made: Made<F>, framing: ScriptFraming) {
+        let response = self.response(made);
+        self.protocol.begin_response(self.cx, &self.request, response, framing);
+    }
+
+    /// With what the access log is told of it.
+    fn response(&mut self, Made { head, body, outcome }: Made<F>) -> Response<F> {
+        let Steps { cx, request, resolved, .. } = self;
+        let mut record = cx.desk.records.take();
+        record.note(request, self.began);
+        if let Some(credentials) = decide::claimed_name(request, resolved, &cx.desk.sites) {
+            record.note_user(credentials.name());
+        }
+        record.set(head.get().status(), outcome);
+        record.site = resolved.site;
+        body.note_in(&mut record);
+        Response { head, body, record }
+    }
+}
+
+fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a> {
+    let desk = &mut *cx.desk;
+    plan::resolve(request, &desk.sites, &mut desk.caches.uris, &mut desk.scratch)
+}
+
+/// Applications that may send one request on from one to the next.
+const DETOURS_MAX: u8 = 10;
+
+const CUT_SHORT: &str = "the application has ended before its answer was complete";
