@@ -1,6 +1,6 @@
 //! Everything in one seeded thread: server core, link, disk and client together, on simulated time.
 //!
-//! [`world`] drives connections as a server would, [`files`] is the file system that its disk looks at, [`client`] reads
+//! [`world`] drives connections as a server would, [`exchanges`] requests without one, [`files`] is the file system that its disk looks at, [`client`] reads
 //! what comes back and believes nothing, [`asked`] makes requests and knows what may be answered, [`application`] has
 //! applications and what is to come of them. The other files are the tests, by what they doubt. Ten minutes of a connection pass in a millisecond.
 //!
@@ -11,6 +11,7 @@ mod apps;
 mod asked;
 mod client;
 mod endings;
+mod exchanges;
 mod files;
 mod freshness;
 mod limits;

@@ -32,11 +32,11 @@ use crate::plan::{self, Origin, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, Response, ScriptFraming};
 
-pub(crate) use crate::exchange::context::{Context, Progress, Protocol};
+pub use crate::exchange::context::{Context, Progress, Protocol};
 
 /// A request that waits.
 #[derive(Debug)]
-pub(crate) struct Exchange {
+pub struct Exchange {
     request: OwnedRequest,
     /// When the first byte of its head came.
     began: Time,
@@ -104,19 +104,20 @@ struct Detour {
 type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
 
 /// A request as a protocol has read it.
-pub(crate) struct Incoming<'a> {
-    pub(crate) request: Request<'a>,
+pub struct Incoming<'a> {
+    /// What it says.
+    pub request: Request<'a>,
     /// What it was parsed from.
-    pub(crate) head: &'a [u8],
+    pub head: &'a [u8],
     /// When the first byte of that came.
-    pub(crate) began: Time,
+    pub began: Time,
     /// Whether some of what follows it is there.
-    pub(crate) has_more: bool,
+    pub has_more: bool,
 }
 
 impl Exchange {
     /// Takes a request up. `None`: it is over already.
-    pub(crate) fn begin<F: FileHandle, P: Protocol<F>>(
+    pub fn begin<F: FileHandle, P: Protocol<F>>(
         cx: &mut Context<'_, F>,
         incoming: Incoming<'_>,
         protocol: &mut P,
@@ -130,7 +131,7 @@ impl Exchange {
     }
 
     /// Nobody wants its response any more.
-    pub(crate) fn cancel<F>(&self, cx: &mut Context<'_, F>) {
+    pub fn cancel<F>(&self, cx: &mut Context<'_, F>) {
         // The disk's answer will find nobody.
         if let State::App(asked) = &self.state {
             asked.leave(cx, "");
@@ -138,7 +139,7 @@ impl Exchange {
     }
 
     /// The moment at which it is [overdue](Exchange::overdue), if that did not get on after `since` that carries it.
-    pub(crate) fn due(&self, since: Time, limits: &Limits) -> Time {
+    pub fn due(&self, since: Time, limits: &Limits) -> Time {
         let since = self.since.max(since);
         match &self.state {
             State::Body(unread) => unread.pace.due(),
@@ -149,7 +150,7 @@ impl Exchange {
     }
 
     /// The same, as far as it does not depend on what the client has taken.
-    pub(crate) fn body_due(&self) -> Time {
+    pub fn body_due(&self) -> Time {
         match &self.state {
             State::App(asked) if asked.waits_for_client() => asked.pace.due(),
             State::App(_) | State::Body(_) | State::Disk(_) => Time::NEVER,
@@ -157,12 +158,12 @@ impl Exchange {
     }
 
     /// Whether it throws its body away.
-    pub(crate) fn discards_body(&self) -> bool {
+    pub fn discards_body(&self) -> bool {
         matches!(self.state, State::Body(_))
     }
 
     /// Whether more of its body is taken now.
-    pub(crate) fn wants_body(&self) -> bool {
+    pub fn wants_body(&self) -> bool {
         match &self.state {
             State::Body(_) => true,
             State::Disk(_) => false,
@@ -171,28 +172,28 @@ impl Exchange {
     }
 
     /// Whether an application has it.
-    pub(crate) fn is_at_app(&self) -> bool {
+    pub fn is_at_app(&self) -> bool {
         matches!(self.state, State::App(_))
     }
 
     /// Whether what an application says is of use though the client has not taken what was said before.
-    pub(crate) fn reads_ahead(&self) -> bool {
+    pub fn reads_ahead(&self) -> bool {
         matches!(&self.state, State::App(asked) if asked.reads_ahead())
     }
 
     /// Whether a response has begun of whose body some is missing.
-    pub(crate) fn is_in_body(&self) -> bool {
+    pub fn is_in_body(&self) -> bool {
         matches!(&self.state, State::App(asked)
             if matches!(asked.stage, Stage::Body(framing) if framing != ScriptFraming::None))
     }
 
     /// Whether it waits for the answer to this question of the disk's.
-    pub(crate) fn waits_for(&self, ticket: Ticket) -> bool {
+    pub fn waits_for(&self, ticket: Ticket) -> bool {
         matches!(&self.state, State::Disk(waiting) if waiting.ticket == ticket)
     }
 
     /// Bytes of memory that it holds beside itself.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::App(asked) => asked.heap_bytes(),
             State::Body(_) | State::Disk(_) => 0,
@@ -201,7 +202,7 @@ impl Exchange {
     }
 
     /// Part of its body has come; `is_last`: the end of it.
-    pub(crate) fn take_body<F: FileHandle, P: Protocol<F>>(
+    pub fn take_body<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
         data: &[u8],
@@ -239,7 +240,7 @@ impl Exchange {
     }
 
     /// What comes is no body.
-    pub(crate) fn take_bad_body<F: FileHandle, P: Protocol<F>>(
+    pub fn take_bad_body<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
         protocol: &mut P,
@@ -253,7 +254,7 @@ impl Exchange {
     }
 
     /// The disk, or whoever verifies passwords, has answered.
-    pub(crate) fn take_answer<F: FileHandle, P: Protocol<F>>(
+    pub fn take_answer<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
         answer: Answer<F>,
@@ -289,7 +290,7 @@ impl Exchange {
     }
 
     /// The disk's answer will take a while. What is known of the name, if it is not too old, serves in the meantime.
-    pub(crate) fn take_delay<F: FileHandle, P: Protocol<F>>(
+    pub fn take_delay<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
         delay: Delay,
@@ -322,11 +323,7 @@ impl Exchange {
     }
 
     /// It has waited for too long.
-    pub(crate) fn overdue<F: FileHandle, P: Protocol<F>>(
-        &mut self,
-        cx: &mut Context<'_, F>,
-        protocol: &mut P,
-    ) -> Progress {
+    pub fn overdue<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         match &self.state {
             State::Body(_) => {
                 protocol.forgo_body();
@@ -379,7 +376,7 @@ impl Exchange {
 /// What an application says, and what comes of it.
 impl Exchange {
     /// The application that was asked with this ticket says something.
-    pub(crate) fn take_output<F: FileHandle, P: Protocol<F>>(
+    pub fn take_output<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
         (ticket, output): (Ticket, Output<'_>),

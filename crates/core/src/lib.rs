@@ -33,7 +33,7 @@ pub mod deadline;
 mod decide;
 pub mod desk;
 pub mod event;
-mod exchange;
+pub mod exchange;
 pub mod file;
 pub mod glob;
 pub mod json;

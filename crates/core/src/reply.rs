@@ -37,11 +37,13 @@ use crate::vary::Vary;
 
 /// What a request is answered with, but for what only the protocol knows.
 #[derive(Debug)]
-pub(crate) struct Response<F> {
-    pub(crate) head: ReplyHead,
-    /// Empty for HEAD.
-    pub(crate) body: Body<F>,
-    pub(crate) record: Box<Record>,
+pub struct Response<F> {
+    /// Its head.
+    pub head: ReplyHead,
+    /// What follows the head; empty for HEAD.
+    pub body: Body<F>,
+    /// What the log is told of it.
+    pub record: Box<Record>,
 }
 
 /// A reply, ready to be sent.

@@ -10,19 +10,20 @@ use crate::event::{Action, Ticket};
 use crate::reply::{Response, ScriptFraming};
 
 /// What all steps share that one event leads to.
-pub(crate) struct Context<'a, F> {
-    pub(crate) now: Time,
+pub struct Context<'a, F> {
+    /// The moment.
+    pub now: Time,
     /// What the loop shares.
-    pub(crate) desk: &'a mut Desk<F>,
+    pub desk: &'a mut Desk<F>,
     /// What is to be done, in this order.
-    pub(crate) actions: &'a mut Vec<Action<F>>,
+    pub actions: &'a mut Vec<Action<F>>,
 }
 
 /// The protocol that carries an exchange: how its response reaches the client, and what is known of that client.
 ///
 /// A response is whole ([`respond`](Protocol::respond)), or it begins, and its body follows in pieces until it is finished.
 /// An exchange that says neither, or aborts one that has begun, is over without a complete response.
-pub(crate) trait Protocol<F> {
+pub trait Protocol<F> {
     /// The ticket of the next question: no other's of this connection.
     fn next_ticket(&mut self) -> Ticket;
 
@@ -66,7 +67,7 @@ pub(crate) trait Protocol<F> {
 /// Whether an exchange goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Progress {
+pub enum Progress {
     /// It waits for something.
     Open,
     /// It is over.
