@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
-use amped_core::conn::Conn;
+use amped_core::http1::Conn;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Work};
 use amped_core::file::{FileHandle, FileVersion};

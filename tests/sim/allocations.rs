@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
-use amped_core::conn::Conn;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::glob::Glob;
+use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::reply::Wall;
 use amped_core::site::{NegotiationRule, Site, Sites};

@@ -74,7 +74,7 @@ fn late_answers_find_nobody() {
         world.pass(Duration::from_nanos(0));
         // The driver found the connection broken, and drops it; its tickets come up all the same.
         let now = world.now;
-        world.sessions[n].conn = amped_core::conn::Conn::new(now);
+        world.sessions[n].conn = amped_core::http1::Conn::new(now);
         world.sessions[n].closed = Some(now);
         world.settle();
         assert!(world.sessions[n].received.is_empty());

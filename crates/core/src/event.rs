@@ -39,7 +39,7 @@ pub enum Event<'a, F> {
         /// Whether nothing is left to send.
         all: bool,
     },
-    /// The moment of [`next_due`](crate::conn::Conn::next_due) has come.
+    /// The moment of [`next_due`](crate::http1::Conn::next_due) has come.
     Deadline,
     /// The server is about to stop: finish what is under way, begin nothing new.
     Finish,

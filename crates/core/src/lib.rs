@@ -27,7 +27,7 @@ extern crate std;
 pub mod app;
 pub mod auth;
 pub mod cache;
-pub mod conn;
+
 pub mod cors;
 pub mod deadline;
 mod decide;
@@ -36,6 +36,7 @@ pub mod event;
 pub mod exchange;
 pub mod file;
 pub mod glob;
+pub mod http1;
 pub mod json;
 pub mod limits;
 pub mod listing;

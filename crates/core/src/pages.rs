@@ -1,7 +1,7 @@
 //! Pages of applications that are kept: which answers are, for whom, and for how long.
 //!
 //! Where a rule says so (`AppRule::cache`) this server is a shared cache (RFC 9111) in front of its own applications. Before it,
-//! `app` has found whose a request is; `conn/asked` asks here whether a page is kept that answers it, and what of the answer
+//! `app` has found whose a request is; `exchange/asked` asks here whether a page is kept that answers it, and what of the answer
 //! may be kept. The cache itself is that of contents (`cache/page`).
 //!
 //! In two things less is kept than RFC 9111 allows: by a rule's own time, where the application says nothing, no request with
