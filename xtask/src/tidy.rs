@@ -243,11 +243,11 @@ fn imports(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// The eight stops of a request: `grep -rn "Stop . of 8" crates` prints the path of one through the sources.
+/// The ten stops of a request: `grep -rn "Stop [0-9]* of 10" crates` prints the path of one through the sources.
 fn stops(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
-    for stop in 1..=8 {
-        let marker = format!("Stop {stop} of 8");
+    for stop in 1..=10 {
+        let marker = format!("Stop {stop} of 10");
         let mut places = Vec::new();
         for (path, text) in tree.rust().filter(|(path, _)| path.starts_with("crates/")) {
             for (number, line) in numbered(text).filter(|(_, line)| line.contains(&marker)) {
@@ -537,13 +537,13 @@ mod tests {
 
     #[test]
     fn each_stop_is_marked_once() {
-        let marked: String = (1..=8).map(|stop| format!("//! Stop {stop} of 8.\n")).collect();
+        let marked: String = (1..=10).map(|stop| format!("//! Stop {stop} of 10.\n")).collect();
         check(stops, &[("crates/a.rs", &marked), ("xtask/a.rs", &marked)], &[]);
         let without = marked.replace("Stop 3", "Then");
-        check(stops, &[("crates/a.rs", &without)], &["`Stop 3 of 8` is to be found once, but is nowhere"]);
+        check(stops, &[("crates/a.rs", &without)], &["`Stop 3 of 10` is to be found once, but is nowhere"]);
         check(
             stops,
-            &[("crates/a.rs", &marked), ("crates/b.rs", "//! Stop 3 of 8\n")],
+            &[("crates/a.rs", &marked), ("crates/b.rs", "//! Stop 3 of 10\n")],
             &["crates/a.rs:3, crates/b.rs:1"],
         );
         let late = marked.replace("//! Stop 3", "/// Stop 3");

@@ -1,7 +1,7 @@
-//! What becomes of a request: a reply, a question for the disk, or an error and the page that goes with it.
+//! Stop 7 of 10: what becomes of a request: a reply, a question for the disk, or an error and the page that goes with it.
 //!
-//! `conn` has a request in hand and asks here, once before the disk has been asked and once after. Stops 5 (`plan`) and 7
-//! (`reply`) are called from here, with what the caches know in between. Nothing here knows of connections.
+//! The exchange (stop 5) asks here, once before the disk has been asked and once after. Stops 6 (`plan`) and 9 (`reply`) are
+//! called from here, with what the caches know in between. Nothing here knows of connections.
 
 use alloc::borrow::Cow;
 use alloc::sync::Arc;

@@ -1,4 +1,4 @@
-//! Stop 3 of 8: one request, from its head until its response is complete.
+//! Stop 5 of 10: one request, from its head until its response is complete.
 //!
 //! `decide` says what becomes of it: a response at once, or a question that somebody else answers, the disk, whoever verifies
 //! passwords, an application. Until then the exchange waits, and keeps what the request said and where its target leads, so

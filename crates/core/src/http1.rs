@@ -1,4 +1,4 @@
-//! Stop 2 of 8: HTTP/1 on one connection, from its first byte to its close (RFC 9112).
+//! Stop 3 of 10: HTTP/1 on one connection, from its first byte to its close (RFC 9112).
 //!
 //! Events go in, actions come out (see [`crate::event`]). Bytes become requests, each an [`Exchange`], and responses become
 //! bytes in the order of the requests. Requests that a client sends ahead are answered one behind another: as long as the

@@ -27,7 +27,6 @@ extern crate std;
 pub mod app;
 pub mod auth;
 pub mod cache;
-
 pub mod cors;
 pub mod deadline;
 mod decide;

@@ -1,4 +1,4 @@
-//! Stop 5 of 8: what a request asks for, as far as its head tells.
+//! Stop 6 of 10: what a request asks for, as far as its head tells.
 //!
 //! Before it, `http/h1/request` has read the head. First the target is resolved, to a site and a clean path there
 //! ([`Resolved`]): once for each request, which keeps it while it waits. Then, in the order of the specification, routes apply,

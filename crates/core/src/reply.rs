@@ -1,4 +1,4 @@
-//! Stop 7 of 8: which status, which head, which bytes.
+//! Stop 9 of 10: which status, which head, which bytes.
 //!
 //! Before it, `plan` and the caches have found what the name means. After it, `server/send` sends. Nothing here looks
 //! anything up: all that a reply is made of has been found already, and the same input makes the same reply.

@@ -1,4 +1,4 @@
-//! Stop 6 of 8: the disk's answer to a question, in the loop if it can be had without waiting, in a helper if not.
+//! Stop 8 of 10: the disk's answer to a question, in the loop if it can be had without waiting, in a helper if not.
 //!
 //! One function for both, told apart by [`Effort`]: with [`Effort::Now`] every step asks the kernel in a way that
 //! fails rather than waits, and the first that would wait ends the attempt. A helper then does the whole step from the

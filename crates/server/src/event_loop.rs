@@ -1,4 +1,4 @@
-//! Stop 2 of 8: the loop that hears that bytes are there.
+//! Stop 1 of 10: the loop that waits for socket events.
 //!
 //! It waits for everything at once, in epoll: listeners, connections, and the mailbox through which other threads reach
 //! it. All architectures run it; what differs is how many there are, whether in threads or processes, and the

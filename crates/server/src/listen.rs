@@ -1,4 +1,4 @@
-//! Stop 1 of 8: sockets that listen, and the connections that come in on them.
+//! Sockets that listen, and the connections that come in on them.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Stop 8 of 8: bytes to the client.
+//! Stop 10 of 10: bytes to the client.
 //!
 //! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
 //! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a

@@ -1,11 +1,11 @@
-//! A loop's connections: what every architecture does alike.
+//! Stop 2 of 10: a loop's connections, and the turn of each. Every architecture does this alike.
 //!
 //! A worker owns its connections, its caches and its timers, and takes one connection at a time through its turn: receive
 //! once, let `core` decide, do what it says, send. When to call it, and how the disk is asked, is the architecture's
 //! business ([`crate::arch`]), which lends it a [`DiskSide`].
 //!
 //! Turns are short, so that everybody gets one: a turn receives one buffer, answers a bounded batch, sends a bounded
-//! number of windows. Whoever is not finished then comes again, behind the others.
+//! number of windows. Connections that are not finished then are requeued, behind the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

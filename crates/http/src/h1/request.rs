@@ -1,4 +1,4 @@
-//! Stop 4 of 8: the head of a request, from bytes to meaning.
+//! Stop 4 of 10: the head of a request, from bytes to meaning.
 //!
 //! httparse splits the head into tokens; this layer is the strict one: where one reading of a message differs from
 //! another's, an attacker finds room between two servers (request smuggling), so whatever is ambiguous is refused. The
