@@ -38,7 +38,7 @@ pub use budget::Budget;
 pub use endpoint::Endpoint;
 pub use figure::{Figure, Figures};
 pub use published::{Class, Module, Phase, Published};
-pub use rates::{ClassRate, CpuShare, GroupRate, ModuleRate, Name, PhaseTime, ServerUse, Tick};
+pub use rates::{ClassRate, CpuShare, ModuleRate, Name, PhaseTime, ServerUse, Tick};
 pub use sample::{Census, CensusLimits, Listener, Next, Own, Sample, Sampler, Settings, Unit};
 pub use server::{Backend, Server, Target, group_of, groups_of};
 pub use stop::Stop;

@@ -13,7 +13,7 @@ use crate::figure::{Figures, figures};
 use crate::published::{Class, Module};
 use crate::sample::{Census, Listener, Own, Sample};
 use crate::source::{
-    Cpu, Disk, DiskCount, DiskLimit, Group, Interface, Memory, Paging, Pressure, Process, SOFTIRQS, System, Tcp, Thread,
+    Cpu, Disk, Group, GroupDisk, Interface, Memory, Paging, Pressure, Process, SOFTIRQS, System, Tcp, Thread,
 };
 
 /// One step of time.
@@ -54,7 +54,9 @@ pub struct Tick {
     /// Its threads, the busiest first.
     pub threads: Vec<Thread<f64>>,
     /// Control groups that limit the server.
-    pub groups: Vec<GroupRate>,
+    pub groups: Vec<Group<f64>>,
+    /// The disks that these limit.
+    pub group_disks: Vec<GroupDisk<f64>>,
     /// The server's listeners.
     pub listeners: Vec<Listener<f64>>,
     /// Its connections, as they were counted last.
@@ -99,27 +101,6 @@ figures! {
     processes: N => Gauge Things,
     /// Threads of the server.
     threads: N => Gauge Things,
-}
-
-/// A control group that limits the server.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct GroupRate {
-    /// Its folder.
-    pub path: String,
-    /// Processors' worth of time that its members may use.
-    pub cores_max: Option<f64>,
-    /// Periods of the quota in which a member wanted to run.
-    pub periods: u64,
-    /// Of those, in which they had used up what they may.
-    pub throttled_periods: u64,
-    /// What they may have of disks.
-    pub disks: Vec<DiskLimit>,
-    /// What they had of these, a second: in the same order, `None` where the kernel does not count it.
-    pub disk_use: Vec<DiskCount<f64>>,
-    /// Bytes of memory that they may have.
-    pub memory_max_bytes: Option<u64>,
-    /// Bytes of memory that they have.
-    pub memory_bytes: Option<u64>,
 }
 
 /// What a server tells of itself.
@@ -234,7 +215,12 @@ impl Tick {
         let process = |to: &Process| to.since(from.processes.iter().find(|from| from.pid == to.pid), seconds);
         self.processes = to.processes.iter().map(process).collect();
         (self.server.processes, self.server.threads) = (self.processes.len() as f64, self.threads.len() as f64);
-        self.groups = to.groups.iter().map(|to| GroupRate::between(&from.groups, to, seconds)).collect();
+        let group = |to: &Group| to.since(from.groups.iter().find(|from| from.path == to.path), seconds);
+        self.groups = to.groups.iter().map(group).collect();
+        self.group_disks = Vec::from_iter(to.group_disks.iter().map(|to| {
+            let is_same = |from: &&GroupDisk| (&from.path, &from.device) == (&to.path, &to.device);
+            to.since(from.group_disks.iter().find(is_same), seconds)
+        }));
         for to in &to.listeners {
             let from = from.listeners.iter().find(|from| from.inode == to.inode);
             self.listeners.push(Listener { drops_total: to.drops, ..to.since(from, seconds) });
@@ -288,27 +274,6 @@ impl Tick {
     /// How many connections were in this state, by the last census.
     pub fn connections(&self, state: &str) -> Option<u32> {
         Some(self.census.as_ref()?.states.get(state).copied().unwrap_or(0))
-    }
-}
-
-impl GroupRate {
-    fn between(from: &[Group], to: &Group, seconds: f64) -> GroupRate {
-        let from = from.iter().find(|from| from.path == to.path);
-        let since = |of: fn(&Group) -> u64| of(to).saturating_sub(from.map_or(of(to), of));
-        let disk_use = |disk: &DiskLimit| {
-            let before = from.and_then(|from| from.disks.iter().find(|one| one.device == disk.device));
-            disk.had.since(before.map(|before| &before.had), seconds)
-        };
-        GroupRate {
-            path: to.path.clone(),
-            cores_max: to.cores_max(),
-            periods: since(|group| group.periods),
-            throttled_periods: since(|group| group.throttled_periods),
-            disk_use: to.disks.iter().map(disk_use).collect(),
-            disks: to.disks.clone(),
-            memory_max_bytes: to.memory_max_bytes,
-            memory_bytes: to.memory_bytes,
-        }
     }
 }
 

@@ -23,8 +23,8 @@ use crate::figure::{Number, figures};
 use crate::published::{Module, Published};
 use crate::server::{Backend, Server, Target};
 use crate::source::{
-    Disk, GROUP_FILES, Group, Host, Interface, Memory, Paging, Pressure, Process, Reader, Scheduled, Tcp, Thread,
-    group_folders, stat_of,
+    Disk, GROUP_FILES, Group, GroupDisk, Host, Interface, Limits, Memory, Paging, Pressure, Process, Reader, Scheduled,
+    Tcp, Thread, group_folders, stat_of,
 };
 use crate::stop::Stop;
 
@@ -73,6 +73,9 @@ pub struct Sample {
     /// Control groups that limit the server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<Group>,
+    /// The disks that these limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub group_disks: Vec<GroupDisk>,
     /// The server's listeners.
     pub listeners: Vec<Listener>,
     /// Its connections, as they were counted last.
@@ -418,7 +421,7 @@ impl Sampler {
         sample.module = self.published.as_ref().map(Published::read);
         let was_seen = !self.threads.is_empty();
         self.read_threads(&mut sample);
-        sample.groups = self.read_groups();
+        self.read_groups(&mut sample);
         if sample.threads.is_empty() && was_seen {
             // All that was known is gone: others may have taken over.
             self.server.look_again()?;
@@ -579,17 +582,17 @@ impl Sampler {
     }
 
     /// What limits there are now.
-    fn read_groups(&mut self) -> Vec<Group> {
-        let read = |(folder, files): (&PathBuf, &mut Vec<(usize, Reader)>)| {
-            let mut group = Group { path: folder.display().to_string(), ..Group::default() };
+    fn read_groups(&mut self, sample: &mut Sample) {
+        for (folder, files) in &mut self.groups {
+            let mut limits = Limits::of(folder);
             for (at, file) in files {
-                if let Ok(text) = file.read() {
-                    GROUP_FILES[*at].1(&mut group, &text);
-                }
+                GROUP_FILES[*at].1(&mut limits, &text_of(file));
             }
-            group
-        };
-        self.groups.iter_mut().map(read).filter(Group::is_limited).collect()
+            if limits.is_limited() {
+                sample.groups.push(limits.group);
+                sample.group_disks.append(&mut limits.disks);
+            }
+        }
     }
 
     fn count(&mut self) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use amped_measure::Failure;
 use amped_sys::sock_diag::{Family, Question, SockDiag, Socket, TcpState};
 use serde::{Deserialize, Serialize};
 
-use crate::source::{GROUP_FILES, Group, group_folder_of, group_folders, stat_of};
+use crate::source::{GROUP_FILES, Limits, group_folder_of, group_folders, stat_of};
 
 /// What the user named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,19 +224,19 @@ impl Server {
 }
 
 /// The control groups that limit a process, as they are now; none where they cannot be seen.
-pub fn groups_of(pid: u32) -> Vec<Group> {
+pub fn groups_of(pid: u32) -> Vec<Limits> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let folders = group_folders(&text(&format!("/proc/{pid}/cgroup")), &text("/proc/mounts"));
     let read = |folder: PathBuf| {
-        let mut group = Group { path: folder.display().to_string(), ..Group::default() };
+        let mut limits = Limits::of(&folder);
         for (name, take) in GROUP_FILES {
             if let Ok(text) = fs::read_to_string(folder.join(name)) {
-                take(&mut group, &text);
+                take(&mut limits, &text);
             }
         }
-        group
+        limits
     };
-    folders.into_iter().map(read).filter(Group::is_limited).collect()
+    folders.into_iter().map(read).filter(Limits::is_limited).collect()
 }
 
 /// The control group of a process in the tree that has this controller: the tree's root, and the group's folder; `None` where

@@ -15,6 +15,7 @@ pub(crate) mod use_of;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ammeter_load::knee::{Bend, bend};
+use ammeter_monitor::source::Group;
 use ammeter_monitor::{Census, Tick};
 use amped_measure::stats::median;
 use demand::{Demand, demand};
@@ -362,12 +363,16 @@ fn means(run: &Observed, rest: &Rest, labels: &Labels, light: &Waits) -> BTreeMa
     }
     let windows = run.under.len() as f64;
     for group in run.under.first().map_or(&[][..], |tick| &tick.groups) {
-        let of = |count: fn(&ammeter_monitor::GroupRate) -> u64| -> u64 {
-            run.under.iter().flat_map(|tick| &tick.groups).filter(|one| one.path == group.path).map(count).sum()
+        let of = |rate: fn(&Group<f64>) -> Option<f64>| -> f64 {
+            let of_tick = |tick: &Tick| {
+                let group = tick.groups.iter().find(|one| one.path == group.path);
+                group.and_then(rate).unwrap_or(0.0) * tick.interval_s
+            };
+            run.under.iter().map(of_tick).sum()
         };
         let (periods, throttled) = (of(|group| group.periods), of(|group| group.throttled_periods));
         if let Some(mean) = means.get_mut(&(Kind::Quota, group_name(&group.path).to_owned())) {
-            mean.full = windows * throttled as f64 / periods.max(1) as f64;
+            mean.full = windows * throttled / periods.max(1.0);
         }
     }
     means

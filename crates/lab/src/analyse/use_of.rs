@@ -183,27 +183,26 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
     let read: f64 = tick.processes.iter().filter_map(|process| process.read).sum();
     let written: f64 = tick.processes.iter().filter_map(|process| process.written).sum();
     for group in &tick.groups {
-        if let Some(cores) = group.cores_max {
-            let full = group.throttled_periods as f64 / group.periods.max(1) as f64;
+        if let Some(cores) = group.cores_max() {
+            let full = group.throttled_periods.unwrap_or(0.0) / group.periods.unwrap_or(0.0).max(1e-9);
             add(Kind::Quota, group_name(&group.path), Some(tick.server_cpu() / cores.max(1e-9)), full.min(1.0));
         }
-        for (at, disk) in group.disks.iter().enumerate() {
-            let had = group.disk_use.get(at).cloned().unwrap_or_default();
-            // What the group had is counted where it is throttled; the processes' own count is for kernels that do not.
-            let limits = [
-                ("reads", disk.read_bytes_per_s, had.read.or(Some(read))),
-                ("writes", disk.write_bytes_per_s, had.written.or(Some(written))),
-                ("the number of reads", disk.reads_per_s, had.reads),
-                ("the number of writes", disk.writes_per_s, had.writes),
-            ];
-            for (what, limit, had) in limits {
-                let (Some(limit), Some(had)) = (limit.filter(|limit| *limit > 0), had) else { continue };
-                let share = had / limit as f64;
-                let name = format!("{what} of {} in {}", disk.device, group_name(&group.path));
-                // A large read is let through once in several windows; meanwhile threads wait for it and nothing is read. That
-                // it is the limit and no slow disk is said by the mean share.
-                add(Kind::DiskLimit, &name, Some(share), is(share >= FULL || on_disk > 0));
-            }
+    }
+    for disk in &tick.group_disks {
+        // What the group had is counted where it is throttled; the processes' own count is for kernels that do not.
+        let limits = [
+            ("reads", disk.read_max, disk.read.or(Some(read))),
+            ("writes", disk.written_max, disk.written.or(Some(written))),
+            ("the number of reads", disk.reads_max, disk.reads),
+            ("the number of writes", disk.writes_max, disk.writes),
+        ];
+        for (what, limit, had) in limits {
+            let (Some(limit), Some(had)) = (limit.filter(|limit| *limit > 0.0), had) else { continue };
+            let share = had / limit;
+            let name = format!("{what} of {} in {}", disk.device, group_name(&disk.path));
+            // A large read is let through once in several windows; meanwhile threads wait for it and nothing is read. That
+            // it is the limit and no slow disk is said by the mean share.
+            add(Kind::DiskLimit, &name, Some(share), is(share >= FULL || on_disk > 0));
         }
     }
     for disk in &tick.disks {
@@ -254,8 +253,8 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ammeter_monitor::source::Process;
-    use ammeter_monitor::{Census, CensusLimits, CpuShare, GroupRate, Listener, ServerUse};
+    use ammeter_monitor::source::{Group, GroupDisk, Process};
+    use ammeter_monitor::{Census, CensusLimits, CpuShare, Listener, ServerUse};
 
     pub(crate) fn thread(name: &str, tid: u32, state: char, place: Option<&str>, run: f64) -> Thread<f64> {
         let sleeps_in = place.map(str::to_owned);
@@ -335,12 +334,12 @@ mod tests {
             0.0,
         );
         check(Kind::Lock, threads(vec![asleep(2, "nanosleep"), resting()]), 0.0);
-        let group = GroupRate {
-            path: "/g".into(),
-            cores_max: Some(0.2),
-            periods: 4,
-            throttled_periods: 3,
-            ..GroupRate::default()
+        let group = Group {
+            quota: Some(0.02),
+            period: Some(0.1),
+            periods: Some(4.0),
+            throttled_periods: Some(3.0),
+            ..Group::default()
         };
         check(Kind::Quota, Tick { groups: vec![group], ..Tick::default() }, 0.75);
         let core = |system, idle| CpuShare { system, idle, ..CpuShare::default() };
@@ -375,13 +374,10 @@ mod tests {
 
     #[test]
     fn a_limit_of_a_disk_is_full_where_its_bytes_are_or_somebody_waits() {
-        let disk = ammeter_monitor::source::DiskLimit {
-            device: "8:0".into(),
-            read_bytes_per_s: Some(1000),
-            ..Default::default()
-        };
+        let disk =
+            GroupDisk { path: "/g".into(), device: "8:0".into(), read_max: Some(1000.0), ..GroupDisk::default() };
         let tick = |bytes, state| Tick {
-            groups: vec![GroupRate { path: "/g".into(), disks: vec![disk.clone()], ..GroupRate::default() }],
+            group_disks: vec![disk.clone()],
             processes: vec![Process { pid: 1, read: Some(bytes), ..Process::default() }],
             threads: vec![thread("w", 1, state, None, 0.0)],
             ..Tick::default()

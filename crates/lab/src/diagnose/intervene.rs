@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
-use ammeter_monitor::source::stat_of;
+use ammeter_monitor::source::{GroupDisk, Limits, stat_of};
 use ammeter_monitor::{Server, Target, group_of, groups_of};
 use amped_measure::Failure;
 use amped_measure::stats::Summary;
@@ -292,35 +292,38 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
     Ok(match kind {
         Kind::Quota => {
             let name = diagnosis.resource.clone().unwrap_or_default();
-            let group = limits()?.into_iter().find(|group| group_name(&group.path) == name && group.quota_us.is_some());
-            let group = group.ok_or_else(gone)?;
-            let quota = (group.quota_us.unwrap_or(0) as f64 * MORE).round();
+            let groups = limits()?.into_iter().map(|limits| limits.group);
+            let mut groups = groups.filter(|group| group_name(&group.path) == name);
+            let group = groups.find(|group| group.quota.is_some()).ok_or_else(gone)?;
+            // The files have microseconds.
+            let quota = (group.quota.unwrap_or(0) as f64 / 1e3 * MORE).round();
+            let period = group.period.unwrap_or(100_000_000) / 1000;
             let first = Path::new(&group.path).join("cpu.cfs_quota_us");
             let line = if first.exists() {
                 (first, quota.to_string())
             } else {
-                (Path::new(&group.path).join("cpu.max"), format!("{quota} {}", group.period_us.unwrap_or(100_000)))
+                (Path::new(&group.path).join("cpu.max"), format!("{quota} {period}"))
             };
             Some((format!("a CPU quota of {MORE:.2} times"), MORE, Lever::Files(vec![line])))
         }
         Kind::DiskLimit => {
             let name = diagnosis.resource.clone().unwrap_or_default();
-            let is_it = |group: &ammeter_monitor::source::Group| {
-                name.ends_with(&format!(" in {}", group_name(&group.path))) && !group.disks.is_empty()
+            let is_it = |limits: &Limits| {
+                name.ends_with(&format!(" in {}", group_name(&limits.group.path))) && !limits.disks.is_empty()
             };
-            let group = limits()?.into_iter().find(is_it).ok_or_else(gone)?;
-            type Limit = fn(&ammeter_monitor::source::DiskLimit) -> Option<u64>;
+            let Limits { group, disks } = limits()?.into_iter().find(is_it).ok_or_else(gone)?;
+            type Limit = fn(&GroupDisk) -> Option<u64>;
             let kinds: [(&str, &str, &str, Limit); 4] = [
-                ("reads of", "blkio.throttle.read_bps_device", "rbps", |disk| disk.read_bytes_per_s),
-                ("writes of", "blkio.throttle.write_bps_device", "wbps", |disk| disk.write_bytes_per_s),
-                ("the number of reads of", "blkio.throttle.read_iops_device", "riops", |disk| disk.reads_per_s),
-                ("the number of writes of", "blkio.throttle.write_iops_device", "wiops", |disk| disk.writes_per_s),
+                ("reads of", "blkio.throttle.read_bps_device", "rbps", |disk| disk.read_max),
+                ("writes of", "blkio.throttle.write_bps_device", "wbps", |disk| disk.written_max),
+                ("the number of reads of", "blkio.throttle.read_iops_device", "riops", |disk| disk.reads_max),
+                ("the number of writes of", "blkio.throttle.write_iops_device", "wiops", |disk| disk.writes_max),
             ];
             let kind = kinds.into_iter().find(|(prefix, ..)| name.starts_with(prefix));
             let (what, first, second, limit_of) = kind.ok_or_else(gone)?;
             let what = what.trim_end_matches(" of");
             let folder = Path::new(&group.path);
-            let line = |disk: &ammeter_monitor::source::DiskLimit| {
+            let line = |disk: &GroupDisk| {
                 let limit = (limit_of(disk)? as f64 * MORE).round();
                 Some(if folder.join(first).exists() {
                     (folder.join(first), format!("{} {limit}", disk.device))
@@ -328,7 +331,7 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
                     (folder.join("io.max"), format!("{} {second}={limit}", disk.device))
                 })
             };
-            let lines = group.disks.iter().filter_map(line).collect();
+            let lines = disks.iter().filter_map(line).collect();
             Some((format!("{MORE:.2} times the limit on {what}"), MORE, Lever::Files(lines)))
         }
         Kind::Network => {

@@ -345,8 +345,11 @@ impl Drop for Watch {
 /// Periods of the CPU quotas that this process is under, and those that were used up.
 fn throttled() -> (u64, u64) {
     let groups = groups_of(std::process::id());
-    let groups = groups.iter().filter(|group| group.quota_us.is_some());
-    groups.fold((0, 0), |(periods, used), group| (periods + group.periods, used + group.throttled_periods))
+    let groups = groups.iter().filter(|limits| limits.group.quota.is_some());
+    groups.fold((0, 0), |(periods, used), limits| {
+        let (more, also) = (limits.group.periods, limits.group.throttled_periods);
+        (periods + more.unwrap_or(0), used + also.unwrap_or(0))
+    })
 }
 
 fn own_program() -> Result<PathBuf, Failure> {

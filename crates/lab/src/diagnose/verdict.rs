@@ -571,8 +571,8 @@ mod tests {
     use super::*;
     use crate::analyse::tests::ladder;
     use crate::analyse::{Bound, Observed, analyse};
-    use ammeter_monitor::source::{Interface, Process, Thread};
-    use ammeter_monitor::{Backend, Census, CensusLimits, GroupRate, Listener, Tick};
+    use ammeter_monitor::source::{Group, Interface, Process, Thread};
+    use ammeter_monitor::{Backend, Census, CensusLimits, Listener, Tick};
     use std::collections::BTreeMap;
 
     /// Changes every window of a ladder; `load` is what is asked, as a part of what the server bears.
@@ -681,13 +681,13 @@ mod tests {
     #[test]
     fn a_quota() {
         let runs = with(unseen(), |tick, load| {
-            let throttled_periods = u64::from(load > 1.05);
-            tick.groups = vec![GroupRate {
+            tick.groups = vec![Group {
                 path: "/g".into(),
-                cores_max: Some(0.2),
-                periods: 1,
-                throttled_periods,
-                ..GroupRate::default()
+                quota: Some(0.02),
+                period: Some(0.1),
+                periods: Some(10.0),
+                throttled_periods: Some(if load > 1.05 { 10.0 } else { 0.0 }),
+                ..Group::default()
             }];
         });
         check(&runs, Answer::Bottleneck, Some(Kind::Quota), "quota of the control group /g");

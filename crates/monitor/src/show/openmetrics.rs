@@ -63,6 +63,8 @@ pub fn openmetrics(totals: &Totals, sample: Option<&Sample>) -> String {
         page.one(&totals.server);
         page.all(&sample.processes);
         page.all(&sample.threads);
+        page.all(&sample.groups);
+        page.all(&sample.group_disks);
         page.all(&sample.listeners);
         sample.census.iter().for_each(|census| page.census(sample, census));
     }

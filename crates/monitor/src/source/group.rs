@@ -1,198 +1,172 @@
 //! Control groups (cgroups(7)): what an administrator lets a server have, and how often it was made to wait for more.
 //!
 //! A limit of a group holds for all below it, so those above count as well. In version 1 each controller is a tree of its
-//! own, in version 2 there is one; a [`Group`] is one folder of one tree, with what its files say. Which files those are is
+//! own, in version 2 there is one; [`Limits`] are of one folder of one tree, with what its files say. Which files those are is
 //! in [`FILES`], by both versions' names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use crate::figure::figures;
 
-/// A group that limits something.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Group {
-    /// Its folder.
-    pub path: String,
-    /// Microseconds of CPU time that its members may use in a period; `None`: as much as there is.
-    pub quota_us: Option<u64>,
-    /// How long a period is, in microseconds.
-    pub period_us: Option<u64>,
-    /// Periods in which a member wanted to run.
-    pub periods: u64,
-    /// Of those, in which the quota was used up.
-    pub throttled_periods: u64,
-    /// Nanoseconds for which members were kept from running, all processors together.
-    pub throttled_ns: u64,
-    /// What its members may have of disks.
-    pub disks: Vec<DiskLimit>,
-    /// Bytes of memory that they may have, page cache included; `None`: as much as there is.
-    pub memory_max_bytes: Option<u64>,
-    /// Bytes of memory that they have.
-    pub memory_bytes: Option<u64>,
-}
-
-/// What a group may have of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct DiskLimit {
-    /// The disk's numbers, `major:minor`.
-    pub device: String,
-    /// Bytes read a second.
-    pub read_bytes_per_s: Option<u64>,
-    /// Bytes written a second.
-    pub write_bytes_per_s: Option<u64>,
-    /// Reads a second.
-    #[serde(default)]
-    pub reads_per_s: Option<u64>,
-    /// Writes a second.
-    #[serde(default)]
-    pub writes_per_s: Option<u64>,
-    /// What its members had so far, where the kernel counts it.
-    #[serde(default)]
-    pub had: DiskCount,
+figures! {
+    /// A group, since it was made.
+    Group "group" {
+        /// Its folder.
+        path: String,
+    }
+    /// CPU time that members of a control group may use in a period; without it as much as there is.
+    quota: Option<N> => Gauge Seconds,
+    /// How long a period of a control group is.
+    period: Option<N> => Gauge Seconds,
+    /// Periods in which a member of a control group wanted to run.
+    periods: Option<N> => Counter Things "nr_periods",
+    /// Periods in which the quota of a control group was used up.
+    throttled_periods: Option<N> => Counter Things "nr_throttled",
+    /// Time for which members of a control group were kept from running, all processors together.
+    throttled: Option<N> => Counter Seconds "throttled_time",
+    /// Memory that members of a control group may have, page cache included; without it as much as there is.
+    memory_max: Option<N> => Gauge Bytes,
+    /// Memory that members of a control group have.
+    memory: Option<N> => Gauge Bytes,
 }
 
 figures! {
-    /// What a group had of a disk so far, where the kernel counts it.
-    DiskCount "group_disk"
-    /// Bytes read.
+    /// What a group may have of a disk a second, and what it had so far, where the kernel counts it.
+    GroupDisk "group_disk" {
+        /// The folder of the group.
+        path: String,
+        /// The disk's numbers, `major:minor`.
+        device: String,
+    }
+    /// Bytes that a control group may read a second.
+    read_max: Option<N> => Gauge Bytes "rbps",
+    /// Bytes that a control group may write a second.
+    written_max: Option<N> => Gauge Bytes "wbps",
+    /// Reads that a control group may make a second.
+    reads_max: Option<N> => Gauge Things "riops",
+    /// Writes that a control group may make a second.
+    writes_max: Option<N> => Gauge Things "wiops",
+    /// Bytes that a control group has read.
     read: Option<N> => Counter Bytes "rbytes",
-    /// Bytes written.
+    /// Bytes that a control group has written.
     written: Option<N> => Counter Bytes "wbytes",
-    /// Reads.
+    /// Reads that a control group has made.
     reads: Option<N> => Counter Things "rios",
-    /// Writes.
+    /// Writes that a control group has made.
     writes: Option<N> => Counter Things "wios",
 }
 
-impl DiskLimit {
-    /// Whether it limits anything; else the kernel only counts.
-    fn is_limited(&self) -> bool {
-        let limits = [self.read_bytes_per_s, self.write_bytes_per_s, self.reads_per_s, self.writes_per_s];
-        limits.iter().any(Option::is_some)
-    }
+/// What the files of a group say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// The group itself.
+    pub group: Group,
+    /// The disks that it does not have for itself.
+    pub disks: Vec<GroupDisk>,
 }
 
 /// Takes what a file says.
-type Take = fn(&mut Group, &str);
+type Take = fn(&mut Limits, &str);
 
 /// What is read of a group, where it is there.
 pub(crate) const FILES: [(&str, Take); 16] = [
-    ("cpu.stat", Group::take_cpu_stat),
-    ("cpu.cfs_quota_us", |group, text| group.quota_us = number(text)),
-    ("cpu.cfs_period_us", |group, text| group.period_us = number(text)),
-    ("cpu.max", |group, text| {
-        let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
-        group.quota_us = words.next().flatten();
-        group.period_us = words.next().flatten();
+    ("cpu.stat", Limits::take_cpu_stat),
+    ("cpu.cfs_quota_us", |limits, text| limits.group.quota = ns(text)),
+    ("cpu.cfs_period_us", |limits, text| limits.group.period = ns(text)),
+    ("cpu.max", |limits, text| {
+        let mut words = text.split_ascii_whitespace().map(ns);
+        limits.group.quota = words.next().flatten();
+        limits.group.period = words.next().flatten();
     }),
-    ("blkio.throttle.read_bps_device", |group, text| group.take_devices(text, |disk| &mut disk.read_bytes_per_s)),
-    ("blkio.throttle.write_bps_device", |group, text| group.take_devices(text, |disk| &mut disk.write_bytes_per_s)),
-    ("blkio.throttle.read_iops_device", |group, text| group.take_devices(text, |disk| &mut disk.reads_per_s)),
-    ("blkio.throttle.write_iops_device", |group, text| group.take_devices(text, |disk| &mut disk.writes_per_s)),
-    ("io.max", Group::take_io_max),
+    ("blkio.throttle.read_bps_device", |limits, text| limits.take_devices(text, "rbps")),
+    ("blkio.throttle.write_bps_device", |limits, text| limits.take_devices(text, "wbps")),
+    ("blkio.throttle.read_iops_device", |limits, text| limits.take_devices(text, "riops")),
+    ("blkio.throttle.write_iops_device", |limits, text| limits.take_devices(text, "wiops")),
+    ("io.max", |limits, text| limits.take_words(text, true)),
     // Behind the limits: disks without one are not counted.
-    ("blkio.throttle.io_service_bytes", |group, text| {
-        group.take_counts(text, |had| &mut had.read, |had| &mut had.written);
-    }),
-    ("blkio.throttle.io_serviced", |group, text| {
-        group.take_counts(text, |had| &mut had.reads, |had| &mut had.writes);
-    }),
-    ("io.stat", Group::take_io_stat),
+    ("blkio.throttle.io_service_bytes", |limits, text| limits.take_counts(text, "rbytes", "wbytes")),
+    ("blkio.throttle.io_serviced", |limits, text| limits.take_counts(text, "rios", "wios")),
+    ("io.stat", |limits, text| limits.take_words(text, false)),
     // Version 1 says "none" as the largest number of pages.
-    ("memory.limit_in_bytes", |group, text| group.memory_max_bytes = number(text).filter(|bytes| *bytes < 1 << 60)),
-    ("memory.usage_in_bytes", |group, text| group.memory_bytes = number(text)),
-    ("memory.max", |group, text| group.memory_max_bytes = number(text)),
-    ("memory.current", |group, text| group.memory_bytes = number(text)),
+    ("memory.limit_in_bytes", |limits, text| {
+        limits.group.memory_max = number(text).filter(|bytes| *bytes < 1 << 60);
+    }),
+    ("memory.usage_in_bytes", |limits, text| limits.group.memory = number(text)),
+    ("memory.max", |limits, text| limits.group.memory_max = number(text)),
+    ("memory.current", |limits, text| limits.group.memory = number(text)),
 ];
 
-impl Group {
+impl Group<f64> {
     /// Cores' worth of CPU time that its members may use; `None`: as much as there is.
     pub fn cores_max(&self) -> Option<f64> {
-        Some(self.quota_us? as f64 / self.period_us.filter(|period| *period > 0)? as f64)
+        Some(self.quota? / self.period.filter(|period| *period > 0.0)?)
+    }
+}
+
+impl Limits {
+    /// Of the group in this folder; its files are to be read.
+    pub(crate) fn of(folder: &Path) -> Limits {
+        let group = Group { path: folder.display().to_string(), ..Group::default() };
+        Limits { group, disks: Vec::new() }
     }
 
-    /// Whether it limits anything.
+    /// Whether anything is limited.
     pub fn is_limited(&self) -> bool {
-        self.quota_us.is_some() || self.disks.iter().any(DiskLimit::is_limited) || self.memory_max_bytes.is_some()
+        // Of other disks the kernel only counts.
+        let is_limited = |disk: &GroupDisk| {
+            [disk.read_max, disk.written_max, disk.reads_max, disk.writes_max].iter().any(Option::is_some)
+        };
+        self.group.quota.is_some() || self.group.memory_max.is_some() || self.disks.iter().any(is_limited)
     }
 
     fn take_cpu_stat(&mut self, text: &str) {
-        for line in text.lines() {
-            let Some((name, figure)) = line.split_once(' ') else { continue };
-            let Some(figure) = number(figure) else { continue };
-            match name {
-                "nr_periods" => self.periods = figure,
-                "nr_throttled" => self.throttled_periods = figure,
-                "throttled_time" => self.throttled_ns = figure,
-                "throttled_usec" => self.throttled_ns = figure.saturating_mul(1000),
-                _ => {}
+        for (name, figure) in text.lines().filter_map(|line| line.split_once(' ')) {
+            match (name, number(figure)) {
+                ("throttled_usec", Some(_)) => self.group.throttled = ns(figure),
+                (name, figure) => figure.into_iter().for_each(|figure| self.group.take(name, figure)),
             }
         }
     }
 
-    fn take_devices(&mut self, text: &str, of: fn(&mut DiskLimit) -> &mut Option<u64>) {
-        for line in text.lines() {
-            let Some((device, bytes)) = line.split_once(' ') else { continue };
-            if let Some(bytes) = number(bytes) {
-                *of(self.disk(device)) = Some(bytes);
-            }
+    /// Lines such as `254:0 4096`.
+    fn take_devices(&mut self, text: &str, name: &str) {
+        for (device, limit) in text.lines().filter_map(|line| line.split_once(' ')) {
+            number(limit).into_iter().for_each(|limit| self.disk(device).take(name, limit));
         }
     }
 
-    fn take_io_max(&mut self, text: &str) {
-        for line in text.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let Some(device) = words.next() else { continue };
-            for (name, bytes) in words.filter_map(|word| word.split_once('=')) {
-                let Some(bytes) = number(bytes) else { continue };
-                match name {
-                    "rbps" => self.disk(device).read_bytes_per_s = Some(bytes),
-                    "wbps" => self.disk(device).write_bytes_per_s = Some(bytes),
-                    "riops" => self.disk(device).reads_per_s = Some(bytes),
-                    "wiops" => self.disk(device).writes_per_s = Some(bytes),
-                    _ => {}
+    /// Lines such as `254:0 rbps=4096 wbps=max` and `254:0 rbytes=4096 rios=1`.
+    fn take_words(&mut self, text: &str, are_limits: bool) {
+        for (device, words) in text.lines().filter_map(|line| line.split_once(' ')) {
+            let numbers = words.split(' ').filter_map(|word| word.split_once('='));
+            for (name, number) in numbers.filter_map(|(name, text)| Some((name, number(text)?))) {
+                if are_limits || self.disks.iter().any(|disk| disk.device == device) {
+                    self.disk(device).take(name, number);
                 }
             }
         }
     }
 
     /// Lines such as `254:0 Read 4096`, with totals among them.
-    fn take_counts(
-        &mut self,
-        text: &str,
-        reads: fn(&mut DiskCount) -> &mut Option<u64>,
-        writes: fn(&mut DiskCount) -> &mut Option<u64>,
-    ) {
+    fn take_counts(&mut self, text: &str, read: &str, written: &str) {
         for line in text.lines() {
             let mut words = line.split_ascii_whitespace();
             let (Some(device), Some(what), Some(count)) = (words.next(), words.next(), words.next()) else { continue };
             let Some(disk) = self.disks.iter_mut().find(|disk| disk.device == device) else { continue };
-            match what {
-                "Read" => *reads(&mut disk.had) = number(count),
-                "Write" => *writes(&mut disk.had) = number(count),
-                _ => {}
-            }
+            let name = match what {
+                "Read" => read,
+                "Write" => written,
+                _ => continue,
+            };
+            number(count).into_iter().for_each(|count| disk.take(name, count));
         }
     }
 
-    /// Lines such as `254:0 rbytes=4096 wbytes=0 rios=1 wios=0`.
-    fn take_io_stat(&mut self, text: &str) {
-        for line in text.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let Some(device) = words.next() else { continue };
-            let Some(disk) = self.disks.iter_mut().find(|disk| disk.device == device) else { continue };
-            for (name, count) in words.filter_map(|word| word.split_once('=')) {
-                number(count).into_iter().for_each(|count| disk.had.take(name, count));
-            }
-        }
-    }
-
-    fn disk(&mut self, device: &str) -> &mut DiskLimit {
+    fn disk(&mut self, device: &str) -> &mut GroupDisk {
         let at = self.disks.iter().position(|disk| disk.device == device).unwrap_or_else(|| {
-            self.disks.push(DiskLimit { device: device.to_owned(), ..DiskLimit::default() });
+            let (path, device) = (self.group.path.clone(), device.to_owned());
+            self.disks.push(GroupDisk { path, device, ..GroupDisk::default() });
             self.disks.len() - 1
         });
         &mut self.disks[at]
@@ -243,40 +217,47 @@ fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
+/// Microseconds as nanoseconds.
+fn ns(text: &str) -> Option<u64> {
+    number(text).map(|us| us.saturating_mul(1000))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn group(files: &[(&str, &str)]) -> Group {
-        let mut group = Group::default();
+    fn limits(files: &[(&str, &str)]) -> Limits {
+        let mut limits = Limits::default();
         for (name, text) in files {
-            FILES.iter().find(|(known, _)| known == name).unwrap().1(&mut group, text);
+            FILES.iter().find(|(known, _)| known == name).unwrap().1(&mut limits, text);
         }
-        group
+        limits
     }
 
     #[test]
     fn both_versions_say_the_same() {
-        let disk = |write| DiskLimit {
+        let disk = GroupDisk {
             device: "254:0".into(),
-            read_bytes_per_s: Some(16_384),
-            write_bytes_per_s: write,
-            reads_per_s: Some(100),
-            had: DiskCount { read: Some(8192), written: Some(0), reads: Some(2), writes: Some(0) },
-            ..DiskLimit::default()
+            read_max: Some(16_384),
+            reads_max: Some(100),
+            read: Some(8192),
+            written: Some(0),
+            reads: Some(2),
+            writes: Some(0),
+            ..GroupDisk::default()
         };
-        let expected = Group {
-            quota_us: Some(20_000),
-            period_us: Some(100_000),
-            periods: 7,
-            throttled_periods: 3,
-            throttled_ns: 5_000_000,
-            disks: vec![disk(None)],
-            memory_max_bytes: Some(1 << 20),
-            memory_bytes: Some(4096),
+        let group = Group {
+            quota: Some(20_000_000),
+            period: Some(100_000_000),
+            periods: Some(7),
+            throttled_periods: Some(3),
+            throttled: Some(5_000_000),
+            memory_max: Some(1 << 20),
+            memory: Some(4096),
             ..Group::default()
         };
-        let first = group(&[
+        let expected = Limits { group, disks: vec![disk] };
+        let first = limits(&[
             ("cpu.stat", "nr_periods 7\nnr_throttled 3\nthrottled_time 5000000\nnr_bursts 0\n"),
             ("cpu.cfs_quota_us", "20000\n"),
             ("cpu.cfs_period_us", "100000\n"),
@@ -292,7 +273,7 @@ mod tests {
             ("memory.usage_in_bytes", "4096\n"),
         ]);
         assert_eq!(first, expected);
-        let second = group(&[
+        let second = limits(&[
             ("cpu.stat", "usage_usec 9\nnr_periods 7\nnr_throttled 3\nthrottled_usec 5000\n"),
             ("cpu.max", "20000 100000\n"),
             ("io.max", "254:0 rbps=16384 wbps=max riops=100 wiops=max\n"),
@@ -301,7 +282,7 @@ mod tests {
             ("memory.current", "4096\n"),
         ]);
         assert_eq!(second, expected);
-        assert!(first.is_limited() && (first.cores_max().unwrap() - 0.2).abs() < 1e-12);
+        assert!(first.is_limited() && (first.group.since(None, 1.0).cores_max().unwrap() - 0.2).abs() < 1e-12);
     }
 
     #[test]
@@ -315,10 +296,10 @@ mod tests {
             &[("cpu.max", "max 100000\n"), ("memory.max", "max\n"), ("io.max", "")],
             &[("cpu.max", ""), ("cpu.stat", "x\ny z\n"), ("io.max", "254:0\nnoise")],
         ] {
-            let group = group(files);
-            assert!(!group.is_limited() && group.cores_max().is_none(), "{group:?}");
+            let limits = limits(files);
+            assert!(!limits.is_limited() && limits.group.quota.is_none(), "{limits:?}");
         }
-        assert_eq!(group(&[("cpu.max", "5 0\n")]).cores_max(), None);
+        assert_eq!(limits(&[("cpu.max", "5 0\n")]).group.since(None, 1.0).cores_max(), None);
     }
 
     #[test]
@@ -345,7 +326,7 @@ cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
         #[test]
         fn no_text_makes_it_stop(text in "([a-z0-9:=,/ -]{0,30}\n?){0,6}") {
             for (_, take) in FILES {
-                take(&mut Group::default(), &text);
+                take(&mut Limits::default(), &text);
             }
             folders(&text, &text);
         }

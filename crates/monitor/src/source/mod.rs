@@ -20,8 +20,8 @@ use std::path::Path;
 
 pub use amped_measure::host::Cpu;
 pub use disk::Disk;
-pub use group::{DiskCount, DiskLimit, Group};
 pub(crate) use group::{FILES as GROUP_FILES, folder_of as group_folder_of, folders as group_folders};
+pub use group::{Group, GroupDisk, Limits};
 pub use memory::{Memory, Paging};
 pub use network::{Interface, Tcp};
 pub use pressure::Pressure;
