@@ -31,8 +31,6 @@ use amped_measure::{Failure, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::hosts::clock::Offset;
-
 /// The form of an archive that this program writes and reads.
 pub(crate) const FORM: u32 = 1;
 
@@ -540,6 +538,21 @@ impl Run {
             checks: Vec::new(),
             summary: None,
         }
+    }
+}
+
+/// How far a clock is ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Offset {
+    /// The host's clock less this machine's, in seconds.
+    pub(crate) offset_s: f64,
+    /// The true value is no farther away than this.
+    pub(crate) bound_s: f64,
+}
+
+impl std::fmt::Display for Offset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:+.3} ms, to within {:.3} ms", self.offset_s * 1e3, self.bound_s * 1e3)
     }
 }
 

@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn of_several_hosts_the_worst_counts() {
-        use crate::hosts::clock::Offset;
+        use crate::archive::Offset;
         let host = |name: &str, others: Option<f64>, bound_s: f64| HostRun {
             host: name.to_owned(),
             others,

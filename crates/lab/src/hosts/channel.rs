@@ -22,9 +22,9 @@ use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 use serde::de::DeserializeOwned;
 
-use super::clock::{Exchange, Offset};
+use super::clock::Exchange;
 use super::words::{self, Ask, Say};
-use crate::archive::Program;
+use crate::archive::{Offset, Program};
 use crate::bed::{Running, Streams, interrupted};
 use crate::run::now_s;
 

@@ -8,7 +8,7 @@
 //!
 //! Pure: the moments are arguments.
 
-use serde::{Deserialize, Serialize};
+use crate::archive::Offset;
 
 /// A question and its answer, in seconds since 1970.
 #[derive(Clone, Copy, Debug)]
@@ -19,15 +19,6 @@ pub(crate) struct Exchange {
     pub(crate) answered_s: f64,
     /// When the answer came, by this machine's.
     pub(crate) received_s: f64,
-}
-
-/// How far a clock is ahead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Offset {
-    /// The host's clock less this machine's, in seconds.
-    pub(crate) offset_s: f64,
-    /// The true value is no farther away than this.
-    pub(crate) bound_s: f64,
 }
 
 impl Offset {
@@ -45,12 +36,6 @@ impl Offset {
         let low = (self.offset_s - self.bound_s).min(other.offset_s - other.bound_s);
         let high = (self.offset_s + self.bound_s).max(other.offset_s + other.bound_s);
         Offset { offset_s: f64::midpoint(low, high), bound_s: (high - low) / 2.0 }
-    }
-}
-
-impl std::fmt::Display for Offset {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:+.3} ms, to within {:.3} ms", self.offset_s * 1e3, self.bound_s * 1e3)
     }
 }
 

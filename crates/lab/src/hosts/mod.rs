@@ -31,9 +31,8 @@ use serde_json::Value;
 
 use self::agent::takes_root;
 use self::channel::{Channel, decoded};
-use self::clock::Offset;
 use self::words::{Ask, Began, Begin, Ended, LoadOrder, Loaded, Programs, Who};
-use crate::archive::{self, Block, Host, HostRun, Hosts, Program, Rules, Run, SliceRun, Step, name};
+use crate::archive::{self, Block, Host, HostRun, Hosts, Offset, Program, Rules, Run, SliceRun, Step, name};
 use crate::bed::{Site, interrupted};
 use crate::command::load::hlog;
 use crate::experiment::Settings;
