@@ -16,7 +16,7 @@
 //! 6. `plan`, `pages`, `event`: what a request asks for, what is kept of applications, and what goes in and comes out.
 //! 7. `cache`: all caches of a loop; `desk`, what connections of a loop share.
 //! 8. `decide`: what becomes of a request.
-//! 9. `conn`: a connection.
+//! 9. `exchange`: one request until its response is complete; `http1`: a connection, which has them one after another.
 #![no_std]
 #![forbid(unsafe_code)]
 
