@@ -814,7 +814,8 @@ impl Disk {
                 }
             }
         }
-        Ok(Opened { coding, version, content: Some(Stored::File(OpenFile::new(opened))) })
+        let (file, version) = OpenFile::new(opened, version);
+        Ok(Opened { coding, version, content: Some(Stored::File(file)) })
     }
 
     /// Whether a file in this state is one that is never served. A hard link, or a link out of the root where those are

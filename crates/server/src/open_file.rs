@@ -64,7 +64,11 @@ struct Traits {
 
 impl Traits {
     fn of(file: impl AsFd, status: &file::Status) -> Traits {
-        Traits { links: status.links, owner: status.owner, mode: status.mode, path: file::path(file) }
+        Traits { path: file::path(file), ..Traits::without_path(status) }
+    }
+
+    fn without_path(status: &file::Status) -> Traits {
+        Traits { links: status.links, owner: status.owner, mode: status.mode, path: None }
     }
 }
 
@@ -72,12 +76,23 @@ impl Traits {
 const SEEN_MAX: u64 = 64;
 
 impl OpenFile {
-    /// The file behind this descriptor.
-    pub fn new(descriptor: OwnedFd) -> OpenFile {
-        let (ctime_ns, traits) = file::status(&descriptor)
-            .map_or_else(|_| (0, Traits::default()), |status| (status.ctime_ns, Traits::of(&descriptor, &status)));
-        let known = Box::new(Mutex::new(KnownInode { ctime_ns, traits, is_later: false }));
-        OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }
+    /// The file behind this descriptor, which was found in this version, and the version that it has now. If that is another,
+    /// it was replaced, renamed or written to since, and nobody knows which: then it counts as one that is being changed.
+    pub fn new(descriptor: OwnedFd, version: FileVersion) -> (OpenFile, FileVersion) {
+        // Before the status: a rename between the two makes the status another one.
+        let path = file::path(&descriptor);
+        let (known, version) = match file::status(&descriptor) {
+            Ok(status) => {
+                let now = version_of(&status);
+                let is_same = now == FileVersion { is_changing: false, ..version };
+                let version = if is_same { version } else { FileVersion { is_changing: true, ..now } };
+                let traits = Traits { path, ..Traits::without_path(&status) };
+                (KnownInode { ctime_ns: status.ctime_ns, traits, is_later: false }, version)
+            }
+            Err(_) => (KnownInode { ctime_ns: 0, traits: Traits::default(), is_later: false }, version),
+        };
+        let known = Box::new(Mutex::new(known));
+        (OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }, version)
     }
 
     /// Whether the bytes are still those of this version, while a reply is being sent. Never waits.
@@ -285,7 +300,7 @@ mod tests {
         let open = || {
             let opened: OwnedFd = fs::File::open(&path).unwrap().into();
             let version = version_of(&file::status(&opened).unwrap());
-            (OpenFile::new(opened), version)
+            OpenFile::new(opened, version)
         };
         let (file, version) = open();
         let check = |expected: bool| assert_eq!(file.still_has_bytes_of(&version).unwrap(), expected);
@@ -315,8 +330,30 @@ mod tests {
     }
 
     #[test]
+    fn file_replaced_while_it_is_opened_is_whole_and_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+        let replace: [&dyn Fn(); 3] =
+            [&|| fs::rename(&other, &path).unwrap(), &|| fs::rename(&path, &other).unwrap(), &|| {
+                fs::remove_file(&path).unwrap()
+            }];
+        for replace in replace {
+            fs::write(&path, "text").unwrap();
+            fs::write(&other, "next").unwrap();
+            let descriptor: OwnedFd = fs::File::open(&path).unwrap().into();
+            let found = version_of(&file::status(&descriptor).unwrap());
+            // Past the grain of the clock.
+            thread::sleep(Duration::from_millis(20));
+            replace();
+            let (file, version) = OpenFile::new(descriptor, found);
+            assert!(version.is_changing && version.size == found.size && version.ctime_ns != found.ctime_ns);
+            assert!(file.has_bytes_of(&version) && file.still_has_bytes_of(&version).unwrap());
+        }
+    }
+
+    #[test]
     fn it_is_remembered_when_a_window_was_seen() {
-        let file = OpenFile::new(tempfile::tempfile().unwrap().into());
+        let (file, _) = OpenFile::new(tempfile::tempfile().unwrap().into(), FileVersion::default());
         let at = Time::from_millis;
         let size = 5 * WINDOW + 1;
         let seen = || [0, 1, 5, 6].map(|window| file.last_seen(window));
@@ -336,8 +373,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap().join("large");
         fs::write(&path, vec![1; 2 << 20]).unwrap();
-        let file = OpenFile::new(fs::File::open(&path).unwrap().into());
-        let version = version_of(&file::status(&file).unwrap());
+        let (file, version) = opened(&path);
         assert!(file.has_bytes_of(&version));
         fs::remove_file(&path).unwrap();
         assert_eq!(removed_and_open(folder.path()), 1);
@@ -350,9 +386,9 @@ mod tests {
     }
 
     fn opened(path: &Path) -> (OpenFile, FileVersion) {
-        let file = OpenFile::new(fs::File::open(path).unwrap().into());
-        let version = version_of(&file::status(&file).unwrap());
-        (file, version)
+        let descriptor: OwnedFd = fs::File::open(path).unwrap().into();
+        let version = version_of(&file::status(&descriptor).unwrap());
+        OpenFile::new(descriptor, version)
     }
 
     #[test]

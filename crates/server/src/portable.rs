@@ -162,21 +162,22 @@ pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opene
     out
 }
 
-/// The answer whose outline [`write_outline`] wrote; `fetch` brings the content of a file of this version from its place,
-/// and is asked in the order of the files.
+/// The answer whose outline [`write_outline`] wrote; `fetch` brings the content of a file of this version from its place, or
+/// of another that it puts in its place, and is asked in the order of the files.
 ///
 /// # Errors
 /// When it is none, or `fetch` says so.
 pub fn read_outline<F>(
     bytes: &[u8],
-    mut fetch: impl FnMut(&FileVersion, Place) -> Result<Option<Stored<F>>, Malformed>,
+    mut fetch: impl FnMut(&mut FileVersion, Place) -> Result<Option<Stored<F>>, Malformed>,
 ) -> Result<Found<F>, Malformed> {
     let mut from = Reader::of(bytes)?;
     let mut opened = |from: &mut Reader<'_>| {
         let coding = from.coding()?;
         let place = from.one_of(&[Place::Nowhere, Place::Body, Place::Descriptor])?;
-        let version = from.version()?;
-        Ok(Opened { coding, version, content: fetch(&version, place)? })
+        let mut version = from.version()?;
+        let content = fetch(&mut version, place)?;
+        Ok(Opened { coding, version, content })
     };
     let found = match from.byte()? {
         0 => {
@@ -232,13 +233,18 @@ pub fn pack<F>(found: &Found<F>) -> (Vec<u8>, Vec<&F>) {
     (out, files)
 }
 
-/// The answer that [`pack`] packed, with the files that came with it.
+/// The answer that [`pack`] packed, with the descriptors that came with it; `open` makes a file of one that was found in this
+/// version, and tells which it has now.
 ///
 /// # Errors
 /// When it is none, or files are missing or left over.
-pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Found<F>, Malformed> {
+pub fn unpack<D, F>(
+    bytes: &[u8],
+    descriptors: impl IntoIterator<Item = D>,
+    open: impl Fn(D, FileVersion) -> (F, FileVersion),
+) -> Result<Found<F>, Malformed> {
     let mut bodies = Reader(bytes);
-    let mut files = files.into_iter();
+    let mut descriptors = descriptors.into_iter();
     let found = read_outline(bodies.text()?, |version, place| {
         Ok(match place {
             Place::Nowhere => None,
@@ -246,10 +252,14 @@ pub fn unpack<F>(bytes: &[u8], files: impl IntoIterator<Item = F>) -> Result<Fou
                 let size = usize::try_from(version.size).map_err(|_| Malformed)?;
                 Some(Stored::Memory(bodies.take(size)?.into()))
             }
-            Place::Descriptor => Some(Stored::File(files.next().ok_or(Malformed)?)),
+            Place::Descriptor => {
+                let (file, now) = open(descriptors.next().ok_or(Malformed)?, *version);
+                *version = now;
+                Some(Stored::File(file))
+            }
         })
     })?;
-    match files.next() {
+    match descriptors.next() {
         None => bodies.end().map(|()| found),
         Some(_) => Err(Malformed),
     }
@@ -472,6 +482,10 @@ pub(crate) mod tests {
         )
     }
 
+    fn as_found(number: u32, version: FileVersion) -> (u32, FileVersion) {
+        (number, version)
+    }
+
     fn found() -> impl Strategy<Value = Found<u32>> {
         let not_unpacked = prop::sample::select(vec![None, Some(NotUnpacked::TooLarge), Some(NotUnpacked::Damaged)]);
         let troubles = prop::sample::select(vec![Trouble::Busy, Trouble::Exhausted, Trouble::Failed]);
@@ -504,7 +518,7 @@ pub(crate) mod tests {
         #[test]
         fn an_answer_comes_back_as_it_was(found in found()) {
             let (bytes, files) = pack(&found);
-            let back = unpack(&bytes, files.iter().map(|&&number| number));
+            let back = unpack(&bytes, files.iter().map(|&&number| number), as_found);
             prop_assert_eq!(format!("{back:?}"), format!("{:?}", Ok::<_, Malformed>(found)));
         }
 
@@ -523,10 +537,10 @@ pub(crate) mod tests {
 
             let (mut answer, files) = pack(&found);
             let files = || files.iter().map(|&&number| number);
-            prop_assert!(unpack(&answer[..cut.index(answer.len())], files()).is_err());
-            prop_assert!(unpack(&answer, files().chain([0])).is_err());
+            prop_assert!(unpack(&answer[..cut.index(answer.len())], files(), as_found).is_err());
+            prop_assert!(unpack(&answer, files().chain([0]), as_found).is_err());
             answer.push(0);
-            prop_assert!(unpack(&answer, files()).is_err());
+            prop_assert!(unpack(&answer, files(), as_found).is_err());
 
             for (at, byte) in damage {
                 let (in_question, in_answer) = (at.index(question.len()), at.index(answer.len()));
@@ -534,7 +548,7 @@ pub(crate) mod tests {
                 answer[in_answer] = byte;
             }
             let _ = read_work(&question);
-            let _ = unpack(&answer, files());
+            let _ = unpack(&answer, files(), as_found);
         }
     }
 
@@ -569,8 +583,8 @@ pub(crate) mod tests {
     #[test]
     fn another_form_is_refused() {
         let (mut bytes, _) = pack(&Found::<u32>::Absent);
-        assert!(unpack(&bytes, [0u32; 0]).is_ok());
+        assert!(unpack(&bytes, [0u32; 0], as_found).is_ok());
         bytes[4] += 1;
-        assert!(unpack(&bytes, [0u32; 0]).is_err());
+        assert!(unpack(&bytes, [0u32; 0], as_found).is_err());
     }
 }

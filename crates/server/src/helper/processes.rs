@@ -209,17 +209,14 @@ impl Processes {
         };
         let job = helper.job.take();
         let came = match (&job, frame.kind) {
-            (Some(Job { task: Task::Work(disk, work), .. }), Some(Kind::Answer)) => {
-                let files = frame.descriptors.into_iter().map(OpenFile::new);
-                match frame.incomplete {
-                    true => Ok(Found::Trouble(Trouble::Exhausted)),
-                    false => portable::unpack(&frame.bytes, files),
-                }
-                .map(|found| {
-                    disk.was_brought(&found);
-                    Done::Work(work.clone(), found)
-                })
+            (Some(Job { task: Task::Work(disk, work), .. }), Some(Kind::Answer)) => match frame.incomplete {
+                true => Ok(Found::Trouble(Trouble::Exhausted)),
+                false => portable::unpack(&frame.bytes, frame.descriptors, OpenFile::new),
             }
+            .map(|found| {
+                disk.was_brought(&found);
+                Done::Work(work.clone(), found)
+            }),
             (Some(Job { task: Task::Warm(token, ..), .. }), Some(Kind::Warmed)) => Ok(Done::Warm(*token)),
             _ => Err(portable::Malformed),
         };
