@@ -259,13 +259,6 @@ impl Tick {
         to.one(&self.own);
     }
 
-    /// The figure of this name, as [`each_figure`](Tick::each_figure) has it; `None` where it is not known.
-    pub fn figure(&self, name: &str) -> Option<f64> {
-        let mut found = None;
-        self.each_figure(|other, value| found = if other.is(name) { value } else { found });
-        found
-    }
-
     /// Processors' worth of what the server used, user and system.
     pub fn server_cpu(&self) -> f64 {
         self.server.user + self.server.system

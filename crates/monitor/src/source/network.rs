@@ -26,6 +26,8 @@ figures! {
     listen_overflows: Option<N> => Counter Things "ListenOverflows",
     /// Connections that any listener dropped, for this or another reason.
     listen_drops: Option<N> => Counter Things "ListenDrops",
+    /// SYN cookies sent, as the queue of connections that only begin was full.
+    syn_cookies_sent: Option<N> => Counter Things "SyncookiesSent",
     /// Retransmission timeouts.
     timeouts: Option<N> => Counter Things "TCPTimeouts",
     /// Sockets in TIME_WAIT.
@@ -118,6 +120,7 @@ mod tests {
             retransmits: Some(248_986),
             listen_overflows: Some(7),
             listen_drops: Some(9),
+            syn_cookies_sent: Some(0),
             timeouts: Some(11),
             time_wait: Some(12),
             orphans: Some(4),
