@@ -12,8 +12,10 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
     Memory::parse(text);
     Paging::parse(text);
     assert!(Disk::parse(text, |name| !name.is_empty()).len() <= text.lines().count());
-    Pressure::parse(text, text, text);
-    Tcp::parse(text, text, text);
+    Pressure::default().take_file("io", text);
+    let mut tcp = Tcp::default();
+    tcp.take_table("Tcp:", text);
+    tcp.take_sockets(text);
     assert!(Interface::parse(text).len() <= text.lines().count());
     Scheduled::parse(text);
     if let Some(stat) = stat_of(text) {

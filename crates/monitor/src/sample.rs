@@ -263,11 +263,8 @@ impl Moments {
 #[derive(Debug)]
 struct Files {
     stat: Reader,
-    memory: Option<Reader>,
-    paging: Option<Reader>,
-    disks: Option<Reader>,
-    pressure: Option<[Reader; 3]>,
-    network: Option<[Reader; 4]>,
+    /// Those of [`FILES`] that can be read.
+    others: Vec<(Reader, Take)>,
     /// Names in `/sys/block`; `None` where it cannot be read, and every device is taken for whole.
     whole_disks: Option<Vec<String>>,
 }
@@ -624,29 +621,47 @@ impl Sampler {
     }
 }
 
+/// Takes what a file says.
+type Take = fn(&mut Sample, &str);
+
+/// Files that a kernel may lack: path, from the folder of the network namespace unless absolute; what is missing without it, and
+/// the way to it; what it says.
+const FILES: [(&str, &str, &str, Take); 10] = [
+    ("/proc/meminfo", "memory", "", |sample, text| sample.memory = Memory::parse(text)),
+    ("/proc/vmstat", "paging", "", |sample, text| sample.paging = Paging::parse(text)),
+    ("/proc/diskstats", "disks", "", |sample, text| sample.disks = Disk::parse(text, |_| true)),
+    ("/proc/pressure/cpu", "pressure", PRESSURE, |sample, text| sample.pressure.take_file("cpu", text)),
+    ("/proc/pressure/memory", "pressure", PRESSURE, |sample, text| sample.pressure.take_file("memory", text)),
+    ("/proc/pressure/io", "pressure", PRESSURE, |sample, text| sample.pressure.take_file("io", text)),
+    ("snmp", "network", "", |sample, text| sample.tcp.take_table("Tcp:", text)),
+    ("netstat", "network", "", |sample, text| sample.tcp.take_table("TcpExt:", text)),
+    ("sockstat", "network", "", |sample, text| sample.tcp.take_sockets(text)),
+    ("dev", "network", "", |sample, text| sample.interfaces = Interface::parse(text)),
+];
+const PRESSURE: &str = " (CONFIG_PSI, or psi=1 on the kernel's command line)";
+
 impl Files {
     fn open(network: &Path, missing: &mut Vec<String>) -> Result<Files, Failure> {
         let stat = Reader::open("/proc/stat").map_err(|error| {
             Failure::failed(format!("cannot open /proc/stat: {error}; is /proc mounted (mount -t proc proc /proc)?"))
         })?;
-        let mut open = |path: String, what: &str, way: &str| {
-            let reader = Reader::open(&path);
-            reader.map_err(|error| missing.push(format!("no {what}: {path}: {error}{way}"))).ok()
-        };
-        let memory = open("/proc/meminfo".into(), "memory", "");
-        let paging = open("/proc/vmstat".into(), "paging", "");
-        let disks = open("/proc/diskstats".into(), "disks", "");
-        let mut pressure = |name: &str| {
-            open(format!("/proc/pressure/{name}"), "pressure", " (CONFIG_PSI, or psi=1 on the kernel's command line)")
-        };
-        let pressure = pressure("cpu").and_then(|cpu| Some([cpu, pressure("memory")?, pressure("io")?]));
-        let mut counters = |name: &str| open(network.join(name).display().to_string(), "network", "");
-        let network = counters("snmp")
-            .and_then(|snmp| Some([snmp, counters("netstat")?, counters("sockstat")?, counters("dev")?]));
+        let (mut others, mut lacks) = (Vec::new(), "");
+        for (path, what, way, take) in FILES {
+            let path = network.join(path);
+            match Reader::open(&path) {
+                Ok(reader) => others.push((reader, take)),
+                // One line for several of a kind.
+                Err(_) if lacks == what => {}
+                Err(error) => {
+                    lacks = what;
+                    missing.push(format!("no {what}: {}: {error}{way}", path.display()));
+                }
+            }
+        }
         let blocks = fs::read_dir("/sys/block").ok();
         let whole_disks =
             blocks.map(|names| names.filter_map(|name| name.ok()?.file_name().into_string().ok()).collect());
-        Ok(Files { stat, memory, paging, disks, pressure, network, whole_disks })
+        Ok(Files { stat, others, whole_disks })
     }
 
     fn read(&mut self, sample: &mut Sample) -> Result<(), Failure> {
@@ -654,22 +669,9 @@ impl Files {
         sample.host = Host::parse(&text).ok_or_else(|| {
             Failure::failed("/proc/stat has another form than proc_stat(5) says; is it a container's?")
         })?;
-        if let Some(file) = &mut self.memory {
-            sample.memory = Memory::parse(&text_of(file));
-        }
-        if let Some(file) = &mut self.paging {
-            sample.paging = Paging::parse(&text_of(file));
-        }
-        let whole = |name: &str| self.whole_disks.as_ref().is_none_or(|names| names.iter().any(|one| one == name));
-        if let Some(Ok(text)) = self.disks.as_mut().map(Reader::read) {
-            sample.disks = Disk::parse(&text, whole);
-        }
-        if let Some([cpu, memory, io]) = &mut self.pressure {
-            sample.pressure = Pressure::parse(&text_of(cpu), &text_of(memory), &text_of(io));
-        }
-        if let Some([snmp, netstat, sockstat, devices]) = &mut self.network {
-            sample.tcp = Tcp::parse(&text_of(snmp), &text_of(netstat), &text_of(sockstat));
-            sample.interfaces = Interface::parse(&text_of(devices));
+        self.others.iter_mut().for_each(|(file, take)| take(sample, &text_of(file)));
+        if let Some(names) = &self.whole_disks {
+            sample.disks.retain(|disk| names.contains(&disk.device));
         }
         Ok(())
     }

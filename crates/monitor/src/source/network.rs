@@ -37,25 +37,22 @@ figures! {
 }
 
 impl Tcp {
-    /// Reads the three files.
-    pub fn parse(snmp: &str, netstat: &str, sockstat: &str) -> Tcp {
-        let mut tcp = Tcp::default();
-        let mut take = |name: &str, number: &str| number.parse().into_iter().for_each(|number| tcp.take(name, number));
-        for table in ["Tcp:", "TcpExt:"] {
-            let text = if table == "Tcp:" { snmp } else { netstat };
-            let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
-            let (names, numbers) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-            names
-                .split_ascii_whitespace()
-                .zip(numbers.split_ascii_whitespace())
-                .for_each(|(name, number)| take(name, number));
+    /// Takes the table that begins so of `/proc/net/snmp` or `netstat`: a line of names, and one of numbers.
+    pub fn take_table(&mut self, table: &str, text: &str) {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
+        let (names, numbers) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        for (name, number) in names.split_ascii_whitespace().zip(numbers.split_ascii_whitespace()) {
+            number.parse().into_iter().for_each(|number| self.take(name, number));
         }
-        let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:")).unwrap_or_default();
-        let mut words = line.split_ascii_whitespace();
-        while let (Some(name), Some(number)) = (words.next(), words.next()) {
-            take(name, number);
+    }
+
+    /// Takes what `/proc/net/sockstat` says: names and numbers by turns.
+    pub fn take_sockets(&mut self, text: &str) {
+        let line = text.lines().find_map(|line| line.strip_prefix("TCP:")).unwrap_or_default();
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        for [name, number] in words.as_chunks().0 {
+            number.parse().into_iter().for_each(|number| self.take(name, number));
         }
-        tcp
     }
 }
 
@@ -108,6 +105,14 @@ mod tests {
         IpExt: InNoRoutes\nIpExt: 0\n";
     const SOCKSTAT: &str = "sockets: used 13\nTCP: inuse 1 orphan 4 tw 12 alloc 1 mem 212\nUDP: inuse 0 mem 0\n";
 
+    fn tcp(snmp: &str, netstat: &str, sockstat: &str) -> Tcp {
+        let mut tcp = Tcp::default();
+        tcp.take_table("Tcp:", snmp);
+        tcp.take_table("TcpExt:", netstat);
+        tcp.take_sockets(sockstat);
+        tcp
+    }
+
     #[test]
     fn tcp_by_name() {
         let expected = Tcp {
@@ -125,12 +130,12 @@ mod tests {
             time_wait: Some(12),
             orphans: Some(4),
         };
-        assert_eq!(Tcp::parse(SNMP, NETSTAT, SOCKSTAT), expected);
+        assert_eq!(tcp(SNMP, NETSTAT, SOCKSTAT), expected);
         // A field that a later kernel puts between.
         let more = NETSTAT.replace("ListenDrops", "New ListenDrops").replace(" 9 ", " 5 9 ");
-        assert_eq!(Tcp::parse(SNMP, &more, SOCKSTAT), expected);
+        assert_eq!(tcp(SNMP, &more, SOCKSTAT), expected);
         // What is not told is not known, and the rest is.
-        let less = Tcp::parse(SNMP, "", "TCP: inuse 1 tw");
+        let less = tcp(SNMP, "", "TCP: inuse 1 tw");
         assert_eq!((less.listen_drops, less.time_wait, less.retransmits), (None, None, expected.retransmits));
     }
 
@@ -155,8 +160,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_stop(text in "\\PC{0,100}", cut in 0..SNMP.len()) {
             Interface::parse(&text);
-            Tcp::parse(&SNMP[..cut], NETSTAT, SOCKSTAT);
-            Tcp::parse(SNMP, NETSTAT, &text);
+            tcp(&SNMP[..cut], NETSTAT, &text);
         }
     }
 }

@@ -8,34 +8,25 @@ figures! {
     /// What was waited for, since the start.
     Pressure "pressure"
     /// Time in which some task waited for a processor.
-    cpu_some: Option<N> => Counter Seconds as "cpu",
+    cpu_some: Option<N> => Counter Seconds "cpu some" as "cpu",
     /// Time in which all tasks waited for a processor.
-    cpu_full: Option<N> => Counter Seconds,
+    cpu_full: Option<N> => Counter Seconds "cpu full",
     /// Time in which some task waited for memory: reclaim, swapping in, refaults.
-    memory_some: Option<N> => Counter Seconds as "memory",
+    memory_some: Option<N> => Counter Seconds "memory some" as "memory",
     /// Time in which all tasks that had something to do waited for memory.
-    memory_full: Option<N> => Counter Seconds,
+    memory_full: Option<N> => Counter Seconds "memory full",
     /// Time in which some task waited for a disk.
-    io_some: Option<N> => Counter Seconds as "disk",
+    io_some: Option<N> => Counter Seconds "io some" as "disk",
     /// Time in which all tasks that had something to do waited for a disk.
-    io_full: Option<N> => Counter Seconds,
+    io_full: Option<N> => Counter Seconds "io full",
 }
 
 impl Pressure {
-    /// Reads the three files.
-    pub fn parse(cpu: &str, memory: &str, io: &str) -> Pressure {
-        let total = |text: &str, kind: &str| -> Option<u64> {
-            let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
-            let us: u64 = line.rsplit_once("total=")?.1.trim().parse().ok()?;
-            Some(us.saturating_mul(1000))
-        };
-        Pressure {
-            cpu_some: total(cpu, "some "),
-            cpu_full: total(cpu, "full "),
-            memory_some: total(memory, "some "),
-            memory_full: total(memory, "full "),
-            io_some: total(io, "some "),
-            io_full: total(io, "full "),
+    /// Takes what the file of a resource says, with lines such as `some avg10=0.00 avg60=0.00 avg300=0.00 total=1094126844`.
+    pub fn take_file(&mut self, resource: &str, text: &str) {
+        for (kind, rest) in text.lines().filter_map(|line| line.split_once(' ')) {
+            let us = rest.rsplit_once("total=").and_then(|(_, us)| us.trim().parse::<u64>().ok());
+            us.into_iter().for_each(|us| self.take(&format!("{resource} {kind}"), us.saturating_mul(1000)));
         }
     }
 }
@@ -48,7 +39,10 @@ mod tests {
     fn totals() {
         let some = "some avg10=2.76 avg60=5.63 avg300=23.89 total=8213874431\n";
         let both = format!("{some}full avg10=0.00 avg60=0.57 avg300=3.56 total=1094126844\n");
-        let found = Pressure::parse(some, &both, "some avg10=1\nfull total=1");
+        let mut found = Pressure::default();
+        found.take_file("cpu", some);
+        found.take_file("memory", &both);
+        found.take_file("io", "some avg10=1\nfull total=1");
         let expected = Pressure {
             cpu_some: Some(8_213_874_431_000),
             // That of the processors has no second line before 5.13.
