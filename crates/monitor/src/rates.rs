@@ -331,8 +331,9 @@ impl<F: FnMut(Name, Option<f64>)> Each<F> {
 
     /// Their sums, where all of them are known.
     fn all<T: Figures<f64>>(&mut self, of: &[T]) {
-        for (at, figure) in T::FIGURES.iter().enumerate() {
-            let sum = of.iter().map(|one| one.values().nth(at).flatten()).sum::<Option<f64>>();
+        let mut values: Vec<_> = of.iter().map(T::values).collect();
+        for figure in T::FIGURES {
+            let sum = values.iter_mut().map(|values| values.next().flatten()).sum::<Option<f64>>();
             self.named(T::PREFIX, figure.tick_name, figure.help, sum.filter(|_| !of.is_empty()));
         }
     }
