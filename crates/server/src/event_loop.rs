@@ -86,7 +86,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     loop {
         let now = worker.tick();
         if let Some(woke) = woke {
-            worker.meter.loops.add(now.since(woke));
+            worker.context.meter.loops.add(now.since(woke));
         }
         worker.publish(now, false, &disk);
         door.open(&epoll, &mut worker, now)?;
@@ -113,7 +113,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             match ready.token {
                 MAILBOX => mailbox.take(&mut messages),
                 DISK => disk.ready(now, &mut worker),
-                APPS => worker.apps.reap(),
+                APPS => worker.context.apps.reap(),
                 token if token >= LISTENERS => {
                     if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
                         match worker.accept(listener, now) {
@@ -172,7 +172,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             worker.helper_is_free(now, &mut disk);
         }
         if is_told || worker.open() != open {
-            worker.meter.note_change(now);
+            worker.context.meter.note_change(now);
         }
         // Some may have been answered and gone by now.
         if accept == Accepted::Exhausted || accept == Accepted::Full && worker.is_full() {

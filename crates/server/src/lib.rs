@@ -1,18 +1,18 @@
 //! The web server: an event loop that never waits for the disk, and what stands around it.
 //!
-//! A request passes `listen`, `arch`, `disk` and `send` here, and is read, planned and answered by `amped-core` in
+//! A request passes `event_loop`, `turn`, `disk` and `send` here, and is read, planned and answered by `amped-core` in
 //! between. [`config`] runs before all of them: what it hands out is checked and does not change afterwards.
 //!
 //! Files import downwards only, so that each can be read without those that use it. From the ground up:
 //!
-//! 1. `say`, `clock`, `token`, `mailbox`, `counters`: used everywhere; they import nothing of the server but each other.
+//! 1. `say`, `clock`, `token`, `slots`, `mailbox`, `counters`: used everywhere; they import nothing of the server but each other.
 //! 2. `config::settings`: the checked values that all others read.
 //! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`: parts of a loop that do not know each other.
 //! 4. `disk`, and what carries its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications; it finds their scripts by `disk`.
 //! 6. `config_snapshot`: a configuration in force, with everything that was opened for it.
 //! 7. `send`; `helper`, the tasks of helpers; `message`, what a loop is told, by helpers and `watch` too.
-//! 8. `worker`: the connections of a loop.
+//! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
 //! 11. `config`, which makes settings of flags and file; `front`, `processes`, `serve`, `preload`: the program.
@@ -48,7 +48,9 @@ pub mod say;
 pub mod send;
 pub mod serve;
 pub mod shared_cache;
+pub mod slots;
 pub mod token;
+pub mod turn;
 pub mod unpack;
 pub mod watch;
 pub mod worker;

@@ -27,7 +27,8 @@ use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::worker::{Asked, DiskSide, Worker};
+use crate::turn::{Asked, DiskAccess};
+use crate::worker::{DiskSide, Worker};
 
 /// Runs a loop of this architecture; returns how things stood at its end.
 ///
@@ -72,7 +73,7 @@ struct Waiting {
 /// Most who wait for one answer. A disk may hang for hours, and clients come, ask, and go.
 const ASKERS_MAX: usize = 64 * 1024;
 
-impl<H: Helpers> DiskSide for Helped<H> {
+impl<H: Helpers> DiskAccess for Helped<H> {
     const PROBES: bool = true;
 
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
@@ -111,7 +112,9 @@ impl<H: Helpers> DiskSide for Helped<H> {
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
         self.helpers.ask(Task::Warm(asker, content, range)).is_ok()
     }
+}
 
+impl<H: Helpers> DiskSide for Helped<H> {
     fn done(&mut self, done: Done, now: Time, worker: &mut Worker) {
         match done {
             Done::Work(work, found) => self.learn(work, found, now, worker),
@@ -172,7 +175,7 @@ impl<H: Helpers> Helped<H> {
         };
         cause.add(now.since(since));
         // What was found is as old as the question: nobody knows when in between the helper looked.
-        let answer = self.disk.learn(since, &work, found, &mut worker.desk);
+        let answer = self.disk.learn(since, &work, found, &mut worker.context.desk);
         for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
         }

@@ -18,7 +18,8 @@ use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::message::Forget;
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::worker::{Asked, DiskSide, Worker};
+use crate::turn::{Asked, DiskAccess};
+use crate::worker::{DiskSide, Worker};
 
 /// What the workers of an architecture share besides the disk: by default nothing.
 pub(super) trait Sharing {
@@ -96,7 +97,7 @@ impl<S: Sharing> Inline<S> {
     }
 }
 
-impl<S: Sharing> DiskSide for Inline<S> {
+impl<S: Sharing> DiskAccess for Inline<S> {
     const PROBES: bool = false;
 
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
@@ -128,7 +129,9 @@ impl<S: Sharing> DiskSide for Inline<S> {
     fn warm(&mut self, _: Token, _: Arc<Content<OpenFile>>, _: Range<u64>) -> bool {
         false
     }
+}
 
+impl<S: Sharing> DiskSide for Inline<S> {
     fn forget(&mut self, what: &Forget, desk: &Desk<OpenFile>) {
         self.sharing.forget(what, desk);
     }
@@ -148,7 +151,7 @@ impl<S: Sharing> DiskSide for Inline<S> {
                     continue;
                 }
             };
-            let answer = self.learn(now, &work, found, &mut worker.desk);
+            let answer = self.learn(now, &work, found, &mut worker.context.desk);
             for (token, ticket) in askers {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }
