@@ -185,11 +185,6 @@ impl PathCache {
                 (Meaning::File(old), Meaning::File(new)) => new.says_no_less_than(old) && !old.says_no_less_than(new),
                 _ => false,
             };
-            if entry.checked > asked && !says_more {
-                // A later question was answered earlier.
-                return (entry.meaning.clone(), None);
-            }
-            entry.checked = entry.checked.max(asked);
             let is_same = match (&entry.meaning, &meaning) {
                 // What a file unpacks to stays known as long as it is in the same state.
                 (Meaning::File(old), Meaning::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
@@ -197,6 +192,12 @@ impl PathCache {
                 (Meaning::Variants(old), Meaning::Variants(new)) => old.is_same_as(new),
                 _ => false,
             };
+            if entry.checked > asked && !says_more {
+                // A later question was answered earlier. Who asked this one gets its answer all the same: with the other
+                // meaning, whose contents were not brought, it would have to ask again, at the same moment.
+                return (if is_same { entry.meaning.clone() } else { meaning }, None);
+            }
+            entry.checked = entry.checked.max(asked);
             if is_same {
                 return (entry.meaning.clone(), None);
             }
@@ -248,17 +249,19 @@ mod tests {
 
     #[test]
     fn what_a_file_unpacks_to_is_known_until_it_changes() {
-        // What is known of it, what is found then, asked later or earlier, and what is to be believed.
-        let check = |old: &Meaning, new: &Meaning, asked_ms: u64, expected: &Meaning| {
+        let shown = |meaning: &Meaning| alloc::format!("{meaning:?}");
+        // What is known of it, what is found then, asked later or earlier; and what is used and kept.
+        let learn = |old: &Meaning, new: &Meaning, asked_ms: u64| {
             let mut cache = PathCache::new(10);
             let path = b"/a"[..].into();
             cache.learn((Time::from_millis(5), 0), 0, &path, old.clone());
             let (used, _) = cache.learn((Time::from_millis(asked_ms), 0), 0, &path, new.clone());
             let kept = cache.find(Time::from_millis(9), 0, &path).expect("learnt");
-            let shown = |meaning: &Meaning| alloc::format!("{meaning:?}");
-            assert_eq!(shown(&used), shown(expected), "{old:?} {new:?} {asked_ms}");
-            assert_eq!(shown(&kept.meaning), shown(expected));
             assert_eq!(kept.age, Duration::from_millis(9 - asked_ms.max(5)));
+            (shown(&used), shown(&kept.meaning))
+        };
+        let check = |old: &Meaning, new: &Meaning, asked_ms: u64, expected: &Meaning| {
+            assert_eq!(learn(old, new, asked_ms), (shown(expected), shown(expected)), "{old:?} {new:?} {asked_ms}");
         };
         let (packed, unpacked) = (lone(1, None, false), lone(1, Some(Ok(100)), false));
         let too_large = lone(1, Some(Err(NotUnpacked::TooLarge)), false);
@@ -270,7 +273,8 @@ mod tests {
             }
             let changed = lone(2, None, false);
             check(known, &changed, 6, &changed);
-            check(known, &changed, 4, known);
+            // An earlier question: whoever asked it gets what was found, whose content was brought with it.
+            assert_eq!(learn(known, &changed, 4), (shown(&changed), shown(known)));
             check(known, &Meaning::Absent, 6, &Meaning::Absent);
         }
         // Of a file that keeps changing the state says nothing.
