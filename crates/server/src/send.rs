@@ -5,7 +5,8 @@
 //! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
 //! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
 //! behind its head, or goes out with it in one call, copied through a buffer or from a mapping: as the key `send.content` says.
-//! Where windows are probed, a head goes out once the first window behind it is in memory: so a disk that fails there is a 500.
+//! A head goes out once the first window behind it is in memory, or, where windows are not probed, its first byte was read: so
+//! a disk that fails there is a 500.
 //!
 //! A file may change while it is sent. Before each call and after the last its size and times must be those of the head, but
 //! for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]), else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
@@ -484,7 +485,7 @@ impl Outbox {
             if windows_max > 0 {
                 let must_look = self.looked_at != Some(sender.now);
                 let windows = (range.clone(), windows_max, must_look);
-                let is_undecided = probes != Probes::None && self.is_undecided();
+                let is_undecided = self.is_undecided();
                 match send_windows(socket, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
                     Window::Unread if is_undecided => return Ok(Front::Unread),
@@ -845,6 +846,11 @@ fn send_windows(
             }
         };
         return Ok(Window::Sent(1, sent as u64));
+    }
+    // Where windows are not probed the disk is waited for in any case, so the first byte may be, before the head is out.
+    let is_first = probes == Probes::None && !before.is_empty();
+    if is_first && file::read_at(file, &mut [0], window.start, Patience::Wait).is_err() {
+        return Ok(Window::Unread);
     }
     let probe = probes == Probes::All { fetched: 0 };
     if matches!(way, Way::Lent) && !before.is_empty() {
