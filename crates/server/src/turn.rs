@@ -24,7 +24,7 @@ use amped_sys::{clock, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::app::{AppSide, Ends, Exchange, Heard};
+use crate::app::{AppRequest, AppSide, Ends, Heard};
 use crate::clock::Clock;
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::Generation;
@@ -91,7 +91,7 @@ pub struct Connection {
     /// Its request is timed.
     pub(crate) timing: Option<Box<Timing>>,
     /// The application that has its request.
-    pub(crate) app: Option<Box<Exchange>>,
+    pub(crate) app: Option<Box<AppRequest>>,
     /// Its addresses, once an application has been told.
     pub(crate) ends: Option<Arc<Ends>>,
     /// It waits for the verdict on a password, since this moment.

@@ -1,25 +1,25 @@
 //! Applications: what a loop does with them, whoever they are.
 //!
-//! A connection whose request is an application's has an [`Exchange`] beside its socket. Its descriptors are in the loop's
+//! A connection whose request is an application's has an [`AppRequest`] beside its socket. Its descriptors are in the loop's
 //! epoll as the socket is, never block, and have their turn with the connection; so an application that computes, or takes
 //! nothing, or says nothing, keeps its client waiting and nobody else. What is gathered is bounded on both sides: `core` gives
 //! no more of a body than so much ahead, and here nothing is read that the client has no room for.
 //!
 //! `cgi` starts a process for a request (`process`), `fastcgi` asks an application that lives on over a connection to it
 //! (`backend`), and `manager` starts these; `scripts` knows which names are scripts, and what of all this may wait is done in a
-//! thread where the loop must not (`threads`). `exchange` moves the bytes, `spool` keeps those that one side is too slow for,
+//! thread where the loop must not (`threads`). `request` moves the bytes, `spool` keeps those that one side is too slow for,
 //! and `output` is what an application writes. The `gate` limits how many there are at a time; further requests wait here, in
 //! their order. Requests for a page that is being made for another wait for that (`fills`).
 
 pub mod backend;
 pub mod cgi;
-mod exchange;
 pub mod fastcgi;
 pub mod fills;
 pub mod gate;
 pub mod manager;
 mod output;
 pub mod process;
+mod request;
 mod scripts;
 pub mod spool;
 mod threads;
@@ -42,14 +42,14 @@ use amped_units::Time;
 use self::backend::{At, Backend, NotBegun};
 pub use self::cgi::Ends;
 use self::cgi::{Begun, Job, Place, Running, Started};
-pub use self::exchange::Exchange;
-use self::exchange::Stage;
 use self::fastcgi::{Abandoned, Question, Talk};
 use self::fills::{Filling, Fills, Settled};
 use self::gate::{Gate, Pass};
 use self::manager::ProcessManager;
 use self::output::{Came, Complaints};
 use self::process::Process;
+pub use self::request::AppRequest;
+use self::request::Stage;
 use self::scripts::{Found, Scripts};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
@@ -217,7 +217,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Applications that live on are looked after as often: whether one has died, or is needed no more.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What an exchange has come to in its turn.
+/// What a request has come to in its turn.
 pub enum Heard<'a> {
     /// Nothing: something has to happen first.
     Nothing,
@@ -281,7 +281,7 @@ impl AppSide {
     /// A connection has something for an application; what comes of it at once.
     pub fn take(
         &mut self,
-        exchange: &mut Option<Box<Exchange>>,
+        request: &mut Option<Box<AppRequest>>,
         token: Token,
         (ticket, input): (Ticket, Input),
         (socket, ends): (BorrowedFd<'_>, &mut Option<Arc<Ends>>),
@@ -294,61 +294,61 @@ impl AppSide {
                     Ok(filling) => (Some(filling), Stage::Joins, Output::First),
                     Err(following) => (None, Stage::Follows(following), Output::Follows),
                 };
-                *exchange = Some(Box::new(Exchange { stage, filling, ..Exchange::new(ticket) }));
+                *request = Some(Box::new(AppRequest { stage, filling, ..AppRequest::new(ticket) }));
                 Some(output)
             }
             Input::Start(work) => {
-                let joined = exchange.take().filter(|exchange| exchange.ticket == ticket);
+                let joined = request.take().filter(|request| request.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
                 let ends = Arc::clone(ends.get_or_insert_with(|| Arc::new(Ends::of(socket))));
                 let (made, output) = self.start((token, ticket, filling), work, ends, context);
-                *exchange = made;
+                *request = made;
                 Some(output?)
             }
             Input::Settled => {
-                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
-                exchange.filling = None;
+                let request = request.as_mut().filter(|request| request.ticket == ticket)?;
+                request.filling = None;
                 None
             }
             Input::Body(bytes) => {
-                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
-                exchange.put(&bytes);
-                exchange.feed(token, &mut self.spooler);
-                if let Some(trouble) = exchange.trouble() {
-                    return Some(self.give_up(exchange, trouble));
+                let request = request.as_mut().filter(|request| request.ticket == ticket)?;
+                request.put(&bytes);
+                request.feed(token, &mut self.spooler);
+                if let Some(trouble) = request.trouble() {
+                    return Some(self.give_up(request, trouble));
                 }
-                exchange.has_room().then_some(Output::Room)
+                request.has_room().then_some(Output::Room)
             }
             Input::End => {
-                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
-                exchange.input_ended = true;
-                match std::mem::replace(&mut exchange.stage, Stage::Over) {
+                let request = request.as_mut().filter(|request| request.ticket == ticket)?;
+                request.input_ended = true;
+                match std::mem::replace(&mut request.stage, Stage::Over) {
                     Stage::Gathers(mut work, mut place, gate) => {
                         // It comes behind the requests that were whole before it.
                         self.count += 1;
                         place.number = self.count;
                         if !says_length(&work) {
-                            let length = decimal(exchange.input.total());
+                            let length = decimal(request.input.total());
                             work.variables.push((CONTENT_LENGTH.to_vec(), length));
                         }
-                        self.look_first(exchange, token, (work, place), &gate)
+                        self.look_first(request, token, (work, place), &gate)
                     }
                     stage => {
-                        exchange.stage = stage;
-                        exchange.feed(token, &mut self.spooler);
+                        request.stage = stage;
+                        request.feed(token, &mut self.spooler);
                         None
                     }
                 }
             }
             Input::Unbuffered => {
-                let exchange = exchange.as_mut().filter(|exchange| exchange.ticket == ticket)?;
-                exchange.reads_ahead = false;
+                let request = request.as_mut().filter(|request| request.ticket == ticket)?;
+                request.reads_ahead = false;
                 None
             }
             Input::Leave(why) => {
-                if let Some(mut exchange) = exchange.take_if(|exchange| exchange.ticket == ticket) {
-                    exchange.complaints.note(why);
-                    self.abandon(Some(exchange));
+                if let Some(mut request) = request.take_if(|request| request.ticket == ticket) {
+                    request.complaints.note(why);
+                    self.abandon(Some(request));
                 }
                 None
             }
@@ -361,10 +361,10 @@ impl AppSide {
         work: Box<AppWork>,
         ends: Arc<Ends>,
         context: &AppContext<'_>,
-    ) -> (Option<Box<Exchange>>, Option<Output<'static>>) {
+    ) -> (Option<Box<AppRequest>>, Option<Output<'static>>) {
         let rule = context.sites.get(work.site).and_then(|site| site.apps.get(usize::from(work.rule)));
         let (Some(app), Some(rule)) = (context.apps.find(&work), rule) else {
-            let over = Exchange { stage: Stage::Over, filling, ..Exchange::new(ticket) };
+            let over = AppRequest { stage: Stage::Over, filling, ..AppRequest::new(ticket) };
             return (Some(Box::new(over)), Some(Output::Failed(AppTrouble::Failed)));
         };
         self.count += 1;
@@ -378,7 +378,7 @@ impl AppSide {
             files: app.settings.files,
             is_told: false,
         };
-        let mut exchange = Box::new(Exchange {
+        let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
             // The length of a body in chunks is known when it is whole.
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
@@ -387,21 +387,21 @@ impl AppSide {
             complaints: Complaints::new(&place.id, &work.path),
             time: rule.time,
             filling,
-            ..Exchange::new(ticket)
+            ..AppRequest::new(ticket)
         });
-        if exchange.gathers {
-            exchange.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.room)));
-            exchange.stage = Stage::Gathers(work, place, Arc::clone(&app.gate));
-            return (Some(exchange), None);
+        if request.gathers {
+            request.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.room)));
+            request.stage = Stage::Gathers(work, place, Arc::clone(&app.gate));
+            return (Some(request), None);
         }
-        let output = self.look_first(&mut exchange, token, (work, place), &app.gate);
-        (Some(exchange), output)
+        let output = self.look_first(&mut request, token, (work, place), &app.gate);
+        (Some(request), output)
     }
 
     /// A request is whole: it gets a place, or waits for one.
     fn look_first(
         &mut self,
-        exchange: &mut Exchange,
+        request: &mut AppRequest,
         token: Token,
         (work, place): Question,
         gate: &Arc<Gate>,
@@ -410,19 +410,19 @@ impl AppSide {
         let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, gate));
         let entered = if others { None } else { enter(gate, &place) };
         let output = match entered {
-            Some(entered) => self.begin(exchange, token, (work, place), entered),
-            None => self.put_off(exchange, token, (work, place), gate),
+            Some(entered) => self.begin(request, token, (work, place), entered),
+            None => self.put_off(request, token, (work, place), gate),
         };
         // It stays for as long as the connection's turn, as what others wait for.
         if matches!(output, Some(Output::Failed(_))) {
-            exchange.stage = Stage::Over;
+            request.stage = Stage::Over;
         }
         output
     }
 
     /// The body of a request is lost: no application gets it, or no more of it.
-    fn give_up(&mut self, exchange: &mut Exchange, trouble: AppTrouble) -> Output<'static> {
-        let stage = std::mem::replace(&mut exchange.stage, Stage::Over);
+    fn give_up(&mut self, request: &mut AppRequest, trouble: AppTrouble) -> Output<'static> {
+        let stage = std::mem::replace(&mut request.stage, Stage::Over);
         self.leave_stage(stage);
         Output::Failed(trouble)
     }
@@ -430,7 +430,7 @@ impl AppSide {
     /// Has a request wait for a place, or for room in the application's own queue.
     fn put_off(
         &mut self,
-        exchange: &mut Exchange,
+        request: &mut AppRequest,
         token: Token,
         (work, place): Question,
         gate: &Arc<Gate>,
@@ -442,32 +442,32 @@ impl AppSide {
         if self.look_again == Time::NEVER {
             self.look_again = Time::START;
         }
-        exchange.stage = Stage::Queued(work, place, waits);
+        request.stage = Stage::Queued(work, place, waits);
         None
     }
 
     /// Has it started; what is known of that at once.
     fn begin(
         &mut self,
-        exchange: &mut Exchange,
+        request: &mut AppRequest,
         token: Token,
         (work, place): (Box<AppWork>, Place),
         (pass, kept): (Pass, Option<OwnedFd>),
     ) -> Option<Output<'static>> {
-        exchange.stage = Stage::Starting;
+        request.stage = Stage::Starting;
         if let Some(backend) = &place.backend
             && (kept.is_some() || backend.is_at_hand())
             && let Some(found) = self.script_of(&work, &place)
         {
-            return self.ask(exchange, token, (work, place), (pass, kept), found);
+            return self.ask(request, token, (work, place), (pass, kept), found);
         }
-        let job = Box::new(Job { token, ticket: exchange.ticket, work, place, pass, kept, asked: Instant::now() });
+        let job = Box::new(Job { token, ticket: request.ticket, work, place, pass, kept, asked: Instant::now() });
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
         };
         // Where no thread can be had, the loop has to wait.
-        job.and_then(|job| self.take_started(exchange, Job::perform(*job)))
+        job.and_then(|job| self.take_started(request, Job::perform(*job)))
     }
 
     /// Bytes of bodies that were written to files.
@@ -491,7 +491,7 @@ impl AppSide {
     }
 
     /// A process has been started, or a script found, or not.
-    pub fn take_started(&mut self, exchange: &mut Exchange, started: Started) -> Option<Output<'static>> {
+    pub fn take_started(&mut self, request: &mut AppRequest, started: Started) -> Option<Output<'static>> {
         let running = match started.result {
             Ok(Begun::Runs(running)) => running,
             Ok(Begun::Found(job, found)) => {
@@ -499,7 +499,7 @@ impl AppSide {
                 if place.files {
                     self.scripts.learn(&place.disk, &work, &found, asked);
                 }
-                return self.ask(exchange, token, (work, place), (pass, kept), found);
+                return self.ask(request, token, (work, place), (pass, kept), found);
             }
             Err(trouble) => {
                 self.look_again = Time::START;
@@ -510,15 +510,15 @@ impl AppSide {
             self.end(Begun::Runs(running));
             return Some(Output::Failed(AppTrouble::Busy));
         }
-        exchange.stage = Stage::Runs { running, ended: None };
-        exchange.is_ready = true;
+        request.stage = Stage::Runs { running, ended: None };
+        request.is_ready = true;
         Some(Output::Begun)
     }
 
     /// Asks an application that lives on.
     fn ask(
         &mut self,
-        exchange: &mut Exchange,
+        request: &mut AppRequest,
         token: Token,
         question: Question,
         (pass, kept): (Pass, Option<OwnedFd>),
@@ -533,9 +533,9 @@ impl AppSide {
                 if self.epoll.add(&talk.socket, token.to_app_number(), interest).is_err() {
                     return Some(Output::Failed(AppTrouble::Busy));
                 }
-                exchange.stage = Stage::Talks(talk);
+                request.stage = Stage::Talks(talk);
                 // Nothing has come yet; epoll tells when something does.
-                exchange.is_ready = false;
+                request.is_ready = false;
                 (!is_told).then_some(Output::Begun)
             }
             Err((NotBegun::Failed(trouble), _)) => {
@@ -545,7 +545,7 @@ impl AppSide {
             Err((NotBegun::Waits, (work, mut place))) => {
                 // It is the application that it waits for now, so its time runs.
                 place.is_told = true;
-                let refused = self.put_off(exchange, token, (work, place), &gate);
+                let refused = self.put_off(request, token, (work, place), &gate);
                 refused.or((!is_told).then_some(Output::Begun))
             }
         }
@@ -560,9 +560,9 @@ impl AppSide {
     }
 
     /// Nobody wants the answer any more.
-    pub fn abandon(&mut self, exchange: Option<Box<Exchange>>) {
-        if let Some(exchange) = exchange {
-            self.leave_stage(exchange.stage);
+    pub fn abandon(&mut self, request: Option<Box<AppRequest>>) {
+        if let Some(request) = request {
+            self.leave_stage(request.stage);
         }
     }
 
@@ -662,44 +662,44 @@ impl AppSide {
         due
     }
 
-    /// Looks after an exchange. `wants_output`: what the application says is of use.
+    /// Looks after a request. `wants_output`: what the application says is of use.
     pub fn turn<'a>(
         &mut self,
-        slot: &mut Option<Box<Exchange>>,
+        slot: &mut Option<Box<AppRequest>>,
         token: Token,
         now: Time,
         wants_output: bool,
         buffer: &'a mut [u8],
     ) -> Heard<'a> {
-        let Some(exchange) = slot.as_mut() else { return Heard::Nothing };
-        let ticket = exchange.ticket;
-        if let Some(trouble) = exchange.trouble() {
-            return Heard::Said(ticket, self.give_up(exchange, trouble));
+        let Some(request) = slot.as_mut() else { return Heard::Nothing };
+        let ticket = request.ticket;
+        if let Some(trouble) = request.trouble() {
+            return Heard::Said(ticket, self.give_up(request, trouble));
         }
-        if let Stage::Queued(..) = &exchange.stage {
-            let Some(output) = self.look_for_place(exchange, token) else { return Heard::Nothing };
+        if let Stage::Queued(..) = &request.stage {
+            let Some(output) = self.look_for_place(request, token) else { return Heard::Nothing };
             if matches!(output, Output::Failed(_)) {
-                exchange.stage = Stage::Over;
+                request.stage = Stage::Over;
             }
             return Heard::Said(ticket, output);
         }
         let wake = |when| self.ending.push_back((when, token));
-        let came = exchange.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
+        let came = request.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
         let output = match came {
             Came::Nothing => return Heard::Nothing,
             Came::Again => return Heard::Again,
             Came::Room => Output::Room,
             Came::Bytes(count) => Output::Bytes(&buffer[..count]),
             Came::Last(count) => {
-                exchange.complaints.say_line();
-                if let Stage::Talks(talk) = std::mem::replace(&mut exchange.stage, Stage::Over) {
+                request.complaints.say_line();
+                if let Stage::Talks(talk) = std::mem::replace(&mut request.stage, Stage::Over) {
                     self.finish(talk, now);
                 }
                 Output::Last(&buffer[..count])
             }
             Came::Ended | Came::Failed(_) => {
                 let trouble = if let Came::Failed(trouble) = came { Some(trouble) } else { None };
-                return self.take_end(exchange, token, now, trouble);
+                return self.take_end(request, token, now, trouble);
             }
         };
         Heard::Said(ticket, output)
@@ -708,29 +708,29 @@ impl AppSide {
     /// An application has come to its end, or the client has all of its response.
     fn take_end(
         &mut self,
-        exchange: &mut Exchange,
+        request: &mut AppRequest,
         token: Token,
         now: Time,
         trouble: Option<AppTrouble>,
     ) -> Heard<'static> {
-        let until = now + exchange.time;
-        match std::mem::replace(&mut exchange.stage, Stage::Drains(trouble)) {
+        let until = now + request.time;
+        match std::mem::replace(&mut request.stage, Stage::Drains(trouble)) {
             Stage::Runs { running, .. } => self.leave(running.process, until),
             Stage::Talks(talk) => match talk.into_again() {
                 Ok((again, pass)) => {
-                    let output = self.begin(exchange, token, again, (pass, None));
+                    let output = self.begin(request, token, again, (pass, None));
                     if matches!(output, Some(Output::Failed(_))) {
-                        exchange.stage = Stage::Over;
+                        request.stage = Stage::Over;
                     }
-                    return output.map_or(Heard::Nothing, |output| Heard::Said(exchange.ticket, output));
+                    return output.map_or(Heard::Nothing, |output| Heard::Said(request.ticket, output));
                 }
                 Err(talk) => self.finish(talk, now),
             },
             // It stays for as long as the connection's turn: that may have something to say of it.
             Stage::Drains(_) => {
-                exchange.stage = Stage::Over;
+                request.stage = Stage::Over;
                 let output = trouble.map_or(Output::Ended, Output::Failed);
-                return Heard::Said(exchange.ticket, output);
+                return Heard::Said(request.ticket, output);
             }
             Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => {}
             Stage::Starting | Stage::Over => {}
@@ -755,14 +755,14 @@ impl AppSide {
     }
 
     /// One that waits for a place looks whether there is one.
-    fn look_for_place(&mut self, exchange: &mut Exchange, token: Token) -> Option<Output<'static>> {
-        let Stage::Queued(work, place, waits) = std::mem::replace(&mut exchange.stage, Stage::Over) else {
+    fn look_for_place(&mut self, request: &mut AppRequest, token: Token) -> Option<Output<'static>> {
+        let Stage::Queued(work, place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
         };
         if let Some(entered) = enter(waits.gate(), &place) {
             drop(waits);
-            let output = self.begin(exchange, token, (work, place), entered);
-            if !matches!(exchange.stage, Stage::Queued(..)) {
+            let output = self.begin(request, token, (work, place), entered);
+            if !matches!(request.stage, Stage::Queued(..)) {
                 // Where this one found room, the next may.
                 self.look_again = Time::START;
             }
@@ -770,7 +770,7 @@ impl AppSide {
         }
         // Another loop may have been faster. It keeps its turn.
         self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.gate())));
-        exchange.stage = Stage::Queued(work, place, waits);
+        request.stage = Stage::Queued(work, place, waits);
         None
     }
 }

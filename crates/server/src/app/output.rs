@@ -1,6 +1,6 @@
 //! What an application writes: pieces of its response ([`Came`]), and messages on standard error ([`Complaints`]).
 //!
-//! Both come from a script by pipes (`exchange`), or in records of a connection (`fastcgi`).
+//! Both come from a script by pipes (`request`), or in records of a connection (`fastcgi`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use amped_sys::process::Ending;
 
 use crate::say;
 
-/// What came of looking after an exchange.
+/// What came of looking after a request.
 pub(super) enum Came {
     /// Nothing that the connection has to know.
     Nothing,

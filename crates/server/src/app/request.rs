@@ -1,6 +1,6 @@
-//! The exchange of one request with its application: what moves the bytes of both.
+//! A request at an application: what moves its bytes and those of the response.
 //!
-//! `mod` says which exchange has its turn, and which process or connection it gets. Here the request's body goes to that, and
+//! `mod` says which one has its turn, and which process or connection it gets. Here the request's body goes to that, and
 //! the response comes from it, by way of two spools, so that an application need not wait for a client:
 //!
 //! 1. The body is gathered until it is whole (`buffer_request`); only then a place is taken. A body in chunks is gathered in
@@ -28,7 +28,7 @@ use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
 use crate::token::Token;
 
 /// What a request has of an application.
-pub struct Exchange {
+pub struct AppRequest {
     pub(super) ticket: Ticket,
     pub(super) stage: Stage,
     /// What of the body the application has not taken yet.
@@ -77,10 +77,10 @@ pub(super) enum Stage {
 /// answer is taken for whole.
 const LAST_MOMENT: Duration = Duration::from_millis(100);
 
-impl Exchange {
+impl AppRequest {
     /// One that nobody has begun yet.
-    pub(super) fn new(ticket: Ticket) -> Exchange {
-        Exchange {
+    pub(super) fn new(ticket: Ticket) -> AppRequest {
+        AppRequest {
             ticket,
             stage: Stage::Starting,
             input: Spool::new(Side::Request, None),
@@ -126,7 +126,7 @@ impl Exchange {
 
     /// Bytes of memory that it is.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<Exchange>() + self.input.heap_bytes() + self.output.heap_bytes()
+        size_of::<AppRequest>() + self.input.heap_bytes() + self.output.heap_bytes()
     }
 
     /// Part of the body, or its end, has come.
