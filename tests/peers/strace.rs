@@ -164,7 +164,7 @@ fn who_asks_once_is_answered_without_being_waited_for() {
     let server = tampered(
         (calls.to_str().unwrap(), "epoll_ctl,epoll_pwait2,close"),
         "epoll_pwait2:delay_exit=300ms",
-        &[site.path().to_str().unwrap()],
+        &[site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"],
     );
     // What has to be read from the disk is waited for.
     server.get("/small.txt");
@@ -309,7 +309,7 @@ fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
     let server = tampered(
         (calls.to_str().unwrap(), "accept4,epoll_pwait2"),
         "epoll_pwait2:delay_exit=300ms",
-        &[site.path().to_str().unwrap()],
+        &[site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"],
     );
     let crowd: Vec<_> = (0..CROWD).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();

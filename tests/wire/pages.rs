@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 use super::harness::*;
 
@@ -34,7 +35,9 @@ fn pages(server: &Server) -> [u64; 2] {
 fn a_listing_is_kept_in_each_form() {
     let site = Site::new();
     site.file("folder/b", "bb");
-    site.file("folder/a", "a");
+    // Older than the other, so that the order by time is not that by name.
+    let a = fs::File::options().write(true).open(site.file("folder/a", "a")).unwrap();
+    a.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
     let_files_settle();
     let server = serve_listings(&site, NEVER);
     let mut client = server.connect();
