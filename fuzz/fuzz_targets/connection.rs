@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
-use amped_core::http1::Conn;
 use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Work};
 use amped_core::file::{FileHandle, FileVersion};
+use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::reply::{Body, Wall};
 use amped_core::site::{Site, Sites};
