@@ -97,6 +97,16 @@ pub enum AppTrouble {
     NoRoom,
 }
 
+/// A request's head, for an application.
+#[derive(Clone, Copy)]
+pub(crate) struct AppHead<'a> {
+    pub(crate) request: &'a Request<'a>,
+    /// What the request was parsed from.
+    pub(crate) bytes: &'a [u8],
+    /// The clean path of its target.
+    pub(crate) asked: &'a [u8],
+}
+
 /// A request that is an application's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
@@ -123,15 +133,14 @@ impl Claim {
         &self,
         sites: &Sites,
         generation: u32,
-        (request, head): (&Request<'_>, &[u8]),
+        head: AppHead<'_>,
         framing: Framing,
         user: Option<&[u8]>,
         for_others: bool,
     ) -> AppWork {
-        let mut variables = variables((request, head), &self.path, framing, user, for_others);
-        if let Target::Origin { path, query } | Target::Absolute { path, query, .. } = request.target
-            && let Ok((asked, _)) = uri::clean_path_with_slashes(path, &mut Vec::new())
-            && let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(asked, query))
+        let mut variables = variables(head, &self.path, framing, user, for_others);
+        let query = head.request.target.query();
+        if let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(head.asked, query))
             && let Some((_, value)) = variables.iter_mut().find(|(name, _)| name == b"QUERY_STRING")
         {
             *value = own;
@@ -191,22 +200,19 @@ const SCRIPT_ENDS_MAX: usize = 64;
 /// Apache and nginx read. `served`: the path of script and PATH_INFO, which a route, a fallback or an index may have put in
 /// place of the one in the request.
 fn variables(
-    (request, head): (&Request<'_>, &[u8]),
+    AppHead { request, bytes, asked }: AppHead<'_>,
     served: &[u8],
     framing: Framing,
     user: Option<&[u8]>,
     for_others: bool,
 ) -> Variables {
     let is_told = |name: &[u8]| !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
-    let mut variables = cgi::field_variables(fields(request.target, head).filter(|(name, _)| is_told(name)));
+    let mut variables = cgi::field_variables(fields(request.target, bytes).filter(|(name, _)| is_told(name)));
     if user.is_some() {
         // 4.1.18: what the server has verified it keeps, with the password.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
     }
-    let query = match request.target {
-        Target::Origin { query, .. } | Target::Absolute { query, .. } => query,
-        Target::Asterisk | Target::Authority(_) => None,
-    };
+    let query = request.target.query();
     let protocol = match request.version {
         Version::Http10 => "HTTP/1.0",
         Version::Http11 => "HTTP/1.1",
@@ -226,10 +232,7 @@ fn variables(
     put("DOCUMENT_URI", served);
     // PHP's CGI program runs nothing without it: it takes the request for one to its own address.
     put("REDIRECT_STATUS", b"200");
-    if let Target::Origin { path, .. } | Target::Absolute { path, .. } = request.target
-        && let Ok((asked, _)) = uri::clean_path_with_slashes(path, &mut Vec::new())
-        && asked != served
-    {
+    if asked != served {
         put("REDIRECT_URL", asked);
     }
     // 4.1.7: there even if empty.
@@ -390,6 +393,10 @@ mod tests {
         }
     }
 
+    fn whole<'a>(request: &'a Request<'a>, bytes: &'a [u8]) -> AppHead<'a> {
+        AppHead { request, bytes, asked: b"/x" }
+    }
+
     #[test]
     fn variables_of_a_head() {
         let head = b"POST /x?a=b HTTP/1.1\r\nHost: h:8080\r\nContent-Length: 7\r\nContent-Type: t/u\r\nProxy: p\r\n\
@@ -415,12 +422,12 @@ mod tests {
                 "SERVER_NAME=h",
                 "CONTENT_LENGTH=7",
             ];
-            let found = variables((&request, head), b"/x", request.framing, user, false);
+            let found = variables(whole(&request, head), b"/x", request.framing, user, false);
             let mut found: Vec<String> = found.iter().map(text).collect();
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
         };
-        let found = variables((&request, head), b"/index.php", request.framing, None, false);
+        let found = variables(whole(&request, head), b"/index.php", request.framing, None, false);
         assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
         // Who is verified here is told to the application, and his password is not; else that is its own business.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
@@ -433,7 +440,7 @@ mod tests {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
-        let found = variables((&request, head), b"/x", request.framing, None, false);
+        let found = variables(whole(&request, head), b"/x", request.framing, None, false);
         let values = |wanted: &str| -> Vec<&[u8]> {
             found.iter().filter(|(name, _)| name == wanted.as_bytes()).map(|(_, value)| &**value).collect()
         };
@@ -450,7 +457,7 @@ mod tests {
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         for (for_others, expected) in [(false, 6), (true, 2)] {
-            let found = variables((&request, head), b"/x", request.framing, None, for_others);
+            let found = variables(whole(&request, head), b"/x", request.framing, None, for_others);
             assert_eq!(found.iter().filter(|(name, _)| name.starts_with(b"HTTP_")).count(), expected);
         }
     }

@@ -20,7 +20,7 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::{self, AppTrouble, Claim, Output};
+use crate::app::{self, AppHead, AppTrouble, Claim, Output};
 use crate::cache::path::Known;
 use crate::decide::{self, Failure, Made, Question, Step};
 use crate::event::{Action, Answer, Delay, Ticket};
@@ -412,7 +412,8 @@ impl Exchange {
         let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        match asked.begin_page(steps.cx, &steps.request, steps.head) {
+        let head = AppHead { request: &steps.request, bytes: steps.head, asked: &steps.resolved.asked };
+        match asked.begin_page(steps.cx, head) {
             None => Progress::Open,
             Some(made) => {
                 let _ = steps.respond(made);
@@ -426,7 +427,8 @@ impl Exchange {
         self.since = cx.now;
         let ticket = protocol.next_ticket();
         if let (steps, State::App(asked)) = self.parts(cx, protocol) {
-            asked.run_alone(steps.cx, &steps.request, steps.head, ticket);
+            let head = AppHead { request: &steps.request, bytes: steps.head, asked: &steps.resolved.asked };
+            asked.run_alone(steps.cx, head, ticket);
         }
         Progress::Open
     }
@@ -708,7 +710,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.detour.beside_file = None;
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
-        match Asked::begin(self.cx, (&self.request, self.head), self.resolved, (claim, ticket, framing)) {
+        let head = AppHead { request: &self.request, bytes: self.head, asked: &self.resolved.asked };
+        match Asked::begin(self.cx, head, self.resolved, (claim, ticket, framing)) {
             Begun::Asked(asked) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
                     self.protocol.proceed(self.cx);

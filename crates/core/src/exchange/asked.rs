@@ -24,7 +24,7 @@ use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use super::context::{Context, Protocol};
-use crate::app::{self, AppTrouble, Claim, Input};
+use crate::app::{self, AppHead, AppTrouble, Claim, Input};
 use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
 use crate::decide::{self, Made};
 use crate::event::{Action, Ticket};
@@ -111,10 +111,11 @@ impl Asked {
     /// Gives a request to an application; its body, if it has one of this framing, follows.
     pub(super) fn begin<F: FileHandle>(
         cx: &mut Context<'_, F>,
-        (request, head): (&Request<'_>, &[u8]),
+        head: AppHead<'_>,
         resolved: &Resolved<'_>,
         (claim, ticket, framing): (Claim, Ticket, Framing),
     ) -> Begun<F> {
+        let request = head.request;
         if request.expectation == Expectation::Unknown {
             return Begun::Refused(Status::EXPECTATION_FAILED, "the only expectation known is 100-continue");
         }
@@ -126,7 +127,7 @@ impl Asked {
             cx.actions.push(Action::Log(too_long(&claim, body)));
             return Begun::Refused(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
         }
-        let fill = match cache.map(|time| look_for_page(cx, (request, head), &claim, framing, time)) {
+        let fill = match cache.map(|time| look_for_page(cx, (request, head.bytes), &claim, framing, time)) {
             Some(Ok(made)) => return Begun::Kept(made),
             Some(Err(fill)) => fill,
             None => None,
@@ -137,7 +138,7 @@ impl Asked {
                 let user = decide::claimed_name(request, resolved, &cx.desk.sites);
                 let user = user.as_ref().map(Credentials::name);
                 let generation = cx.desk.caches.generation();
-                Input::Start(Box::new(claim.work(&cx.desk.sites, generation, (request, head), framing, user, false)))
+                Input::Start(Box::new(claim.work(&cx.desk.sites, generation, head, framing, user, false)))
             }
         };
         cx.actions.push(Action::App(ticket, input));
@@ -229,40 +230,35 @@ impl Asked {
     }
 
     /// Has the application begin, for a request without a body.
-    fn start<F>(&self, cx: &mut Context<'_, F>, request: (&Request<'_>, &[u8]), for_others: bool) {
+    fn start<F>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>, for_others: bool) {
         let generation = cx.desk.caches.generation();
-        let work = self.claim.work(&cx.desk.sites, generation, request, Framing::None, None, for_others);
+        let work = self.claim.work(&cx.desk.sites, generation, head, Framing::None, None, for_others);
         cx.actions.push(Action::App(self.ticket, Input::Start(Box::new(work))));
     }
 
     /// It is this request for which the page is made. Returns the reply if the page is kept by now.
-    pub(super) fn begin_page<F: FileHandle>(
-        &self,
-        cx: &mut Context<'_, F>,
-        request: &Request<'_>,
-        head: &[u8],
-    ) -> Option<Made<F>> {
+    pub(super) fn begin_page<F: FileHandle>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>) -> Option<Made<F>> {
         let fill = self.fill.as_ref()?;
         // Another thread may have kept it since we looked.
-        if let Lookup::Kept(page) = cx.desk.caches.app_page(cx.now, &fill.wanted.name, head)
+        if let Lookup::Kept(page) = cx.desk.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
             && fill.wanted.may_have(&page)
         {
-            let made = kept(cx, request, &self.claim, &page);
+            let made = kept(cx, head.request, &self.claim, &page);
             self.leave(cx, "");
             return Some(made);
         }
-        self.start(cx, (request, head), true);
+        self.start(cx, head, true);
         None
     }
 
     /// Has waited for another's answer for as long as for one of its own, and asks for that now.
-    pub(super) fn run_alone<F>(&mut self, cx: &mut Context<'_, F>, request: &Request<'_>, head: &[u8], ticket: Ticket) {
+    pub(super) fn run_alone<F>(&mut self, cx: &mut Context<'_, F>, head: AppHead<'_>, ticket: Ticket) {
         self.leave(cx, "");
         self.ticket = ticket;
         if let Some(fill) = &mut self.fill {
             (fill.shared, fill.follows, fill.began) = (None, false, cx.now);
         }
-        self.start(cx, (request, head), false);
+        self.start(cx, head, false);
     }
 
     /// What the head of its answer comes to. `may_lead_on`: it may still name another path in place of an answer.
