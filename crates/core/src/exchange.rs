@@ -1,9 +1,8 @@
 //! Stop 5 of 10: one request, from its head until its response is complete.
 //!
-//! `decide` says what becomes of it: a response at once, or a question that somebody else answers, the disk, whoever verifies
-//! passwords, an application. Until then the exchange waits, and keeps what the request said and where its target leads, so
-//! that nothing of that is worked out twice. One that need not wait never comes to be: [`Exchange::begin`] gives its response
-//! and returns nothing, without an allocation.
+//! `decide` determines the next step: a response, or a question for the disk, the password verifier or an application. While
+//! the answer is pending, the exchange keeps the parsed request and its resolved target, so that neither is computed twice. A
+//! request that need not wait allocates nothing: [`Exchange::begin`] sends its response and returns `None`.
 //!
 //! How requests and responses travel is the business of a [`Protocol`], which may have any number of exchanges side by side.
 
@@ -52,7 +51,7 @@ pub struct Exchange {
 enum State {
     /// The end of its body, which is thrown away.
     Body(Unread),
-    /// The disk, or whoever verifies passwords.
+    /// The disk, or the password verifier.
     Disk(Waiting),
     /// An application, which perhaps answers already.
     App(Box<Asked>),
@@ -105,7 +104,7 @@ type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
 
 /// A request as a protocol has read it.
 pub struct Incoming<'a> {
-    /// What it says.
+    /// The parsed request.
     pub request: Request<'a>,
     /// What it was parsed from.
     pub head: &'a [u8],
@@ -116,7 +115,7 @@ pub struct Incoming<'a> {
 }
 
 impl Exchange {
-    /// Takes a request up. `None`: it is over already.
+    /// Starts processing a request. `None`: its response is complete.
     pub fn begin<F: FileHandle, P: Protocol<F>>(
         cx: &mut Context<'_, F>,
         incoming: Incoming<'_>,
@@ -130,15 +129,15 @@ impl Exchange {
         Some(Exchange { request, began, resolved: resolved.keep(), detour, since, state })
     }
 
-    /// Nobody wants its response any more.
+    /// Cancels it: the client has closed the connection or the stream.
     pub fn cancel<F>(&self, cx: &mut Context<'_, F>) {
-        // The disk's answer will find nobody.
+        // The disk's answer will be discarded.
         if let State::App(asked) = &self.state {
             asked.leave(cx, "");
         }
     }
 
-    /// The moment at which it is [overdue](Exchange::overdue), if that did not get on after `since` that carries it.
+    /// When it [times out](Exchange::overdue). `since`: the last progress of the connection that carries it.
     pub fn due(&self, since: Time, limits: &Limits) -> Time {
         let since = self.since.max(since);
         match &self.state {
@@ -176,7 +175,7 @@ impl Exchange {
         matches!(self.state, State::App(_))
     }
 
-    /// Whether what an application says is of use though the client has not taken what was said before.
+    /// Whether the application's output is read before the client has received what came before.
     pub fn reads_ahead(&self) -> bool {
         matches!(&self.state, State::App(asked) if asked.reads_ahead())
     }
@@ -214,7 +213,7 @@ impl Exchange {
             State::Body(unread) => {
                 let refusal = unread.refusal;
                 let Some(left) = unread.left.checked_sub(data.len() as u64) else {
-                    // One that is told what it was refused for is told at once: so much is not waited for.
+                    // Over the limit: the refusal is sent without waiting for the rest of the body.
                     protocol.forgo_body();
                     return self.step(cx, protocol, |steps| match refusal {
                         Some((status, why)) => steps.fail(status, why),
@@ -239,7 +238,7 @@ impl Exchange {
         }
     }
 
-    /// What comes is no body.
+    /// The request's body is malformed.
     pub fn take_bad_body<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -253,7 +252,7 @@ impl Exchange {
         }
     }
 
-    /// The disk, or whoever verifies passwords, has answered.
+    /// The disk or the password verifier has answered.
     pub fn take_answer<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -322,7 +321,7 @@ impl Exchange {
         }
     }
 
-    /// It has waited for too long.
+    /// A timeout has expired.
     pub fn overdue<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         match &self.state {
             State::Body(_) => {
@@ -330,7 +329,7 @@ impl Exchange {
                 let why = "the request's body took too long to arrive";
                 self.step(cx, protocol, |steps| steps.refuse_body(Status::REQUEST_TIMEOUT, why))
             }
-            // Its answer, should it come, is nobody's any more.
+            // A late answer will be discarded.
             State::Disk(_) => {
                 cx.desk.counts.shed += 1;
                 let why = "the disk does not answer; try again in a while";
@@ -373,9 +372,9 @@ impl Exchange {
     }
 }
 
-/// What an application says, and what comes of it.
+/// Output of applications.
 impl Exchange {
-    /// The application that was asked with this ticket says something.
+    /// The application that was asked with this ticket has sent output, or its state has changed.
     pub fn take_output<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -393,7 +392,7 @@ impl Exchange {
             Output::Begun => asked.begun = true,
             Output::First => return self.begin_page(cx, protocol),
             Output::Follows => asked.note_followed(cx),
-            // Who has made the page for which this one waited has done so, or gone.
+            // The request that this one waited for has filled the cache, or failed.
             Output::Again => return self.step(cx, protocol, |steps| steps.answer()),
             Output::Room => asked.note_room(cx.now),
             Output::Bytes(bytes) => return self.take_output_bytes(cx, bytes, false, protocol),
@@ -624,7 +623,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         }
     }
 
-    /// Who asks for what the request names.
+    /// Whether the path comes from the client or from an application.
     fn origin(&self) -> Origin {
         if self.detour.beside_file.is_some() { Origin::Site } else { Origin::Client }
     }
@@ -664,8 +663,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     /// An error in place of an application that was to get the body. A client that is sending it may not listen until it has
-    /// sent it all, so it is thrown away first, as that of any other request; but one that waits to be asked for it, or is
-    /// about to send more than is thrown away, is told at once.
+    /// sent it all, so the body is discarded first; but a client that expects 100 (Continue), or announces a body over the
+    /// limit, gets the error at once.
     fn fail_before_body(&mut self, status: Status, why: &'static str) -> Option<State> {
         if self.has_long_body() || self.request.expectation == Expectation::Continue {
             return self.fail(status, why);
@@ -703,7 +702,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// Has an application answer.
     fn run(&mut self, claim: Claim) -> Option<State> {
         if self.protocol.has_left() {
-            // Nobody waits for what it would say.
+            // The client has closed its side: the application is not started.
             return None;
         }
         // This application answers for itself, also where another one has named it as a file to send.
@@ -720,7 +719,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             }
             Begun::Kept(made) => self.respond(made),
             Begun::Refused(status, why) => {
-                // What comes behind a head that is refused here is its body, which nobody will read.
+                // What follows on the connection is the body, which will not be read.
                 self.protocol.forgo_body();
                 self.fail(status, why)
             }
@@ -746,7 +745,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.protocol.begin_response(self.cx, &self.request, response, framing);
     }
 
-    /// With what the access log is told of it.
+    /// With its record for the access log.
     fn response(&mut self, Made { head, body, outcome }: Made<F>) -> Response<F> {
         let Steps { cx, request, resolved, .. } = self;
         let mut record = cx.desk.records.take();

@@ -84,7 +84,7 @@ struct Wire {
     finishing: bool,
     /// Whether the rest of a request's body is still to come.
     body_left: bool,
-    /// Whether the next reply is the last, since a body may follow that nobody will read.
+    /// Whether the next response is the last, since an unread body may follow.
     last: bool,
     /// The reply that has begun.
     open: Open,
@@ -154,7 +154,7 @@ impl Conn {
             Event::Disk(ticket, answer) if self.waits_for(ticket) => {
                 self.advance(cx, |exchange, cx, wire| exchange.take_answer(cx, answer, wire));
             }
-            // Nobody waits for it any more: the request was answered from what was known, or given up.
+            // The request was answered from a stale entry meanwhile, or has timed out.
             Event::Disk(..) => {}
             Event::Late(ticket, delay) if self.waits_for(ticket) => {
                 self.advance(cx, |exchange, cx, wire| exchange.take_delay(cx, delay, wire));
@@ -374,7 +374,7 @@ impl Conn {
         let framing = request.framing;
         self.wire.requests += 1;
         self.wire.body_left = framing != Framing::None;
-        // Where it is over without a response, nobody waits for one.
+        // What follows if the exchange ends without a response.
         self.wire.after = After::Close { linger: false };
         cx.desk.counts.requests += 1;
         cx.desk.lap.note_head();
@@ -384,8 +384,7 @@ impl Conn {
         }
     }
 
-    /// Has the exchange take something in, and goes on with what is pending behind it where it is over, or takes more of its
-    /// body.
+    /// Passes an event to the exchange, then continues with pending bytes: the rest of its body, or the next request.
     fn advance<'c, F: FileHandle>(
         &mut self,
         cx: &mut Context<'c, F>,
@@ -406,7 +405,7 @@ impl Conn {
         }
     }
 
-    /// Is in the state that follows.
+    /// Enters the next state once the exchange is over.
     fn go_on<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, progress: Progress) {
         if progress == Progress::Open {
             return;
@@ -516,7 +515,7 @@ impl Wire {
         self.since = cx.now;
     }
 
-    /// What follows the next reply, and what that says of it.
+    /// What follows the next response, and its Connection field.
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
         let requests_max = cx.desk.limits.requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
@@ -562,7 +561,7 @@ impl<F> Protocol<F> for Wire {
     }
 
     fn respond(&mut self, cx: &mut Context<'_, F>, request: &Request<'_>, response: Response<F>) {
-        // What follows is its body, which nobody will read.
+        // What follows is the request's body, which will not be read.
         self.last |= self.body_left;
         let (after, connection) = self.outlook(cx, request);
         self.after = after;

@@ -77,7 +77,7 @@ const SEEN_MAX: u64 = 64;
 
 impl OpenFile {
     /// The file behind this descriptor, which was found in this version, and the version that it has now. If that is another,
-    /// it was replaced, renamed or written to since, and nobody knows which: then it counts as one that is being changed.
+    /// it was replaced, renamed or written to since; which is unknown, so it counts as one that is being changed.
     pub fn new(descriptor: OwnedFd, version: FileVersion) -> (OpenFile, FileVersion) {
         // Before the status: a rename between the two makes the status another one.
         let path = file::path(&descriptor);

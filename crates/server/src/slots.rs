@@ -1,4 +1,4 @@
-//! A table whose places are used again, for connections: a [`Token`] finds one, and nobody who had its place before or after.
+//! A slot table for connections: a [`Token`] finds its own entry, and never another one that used or uses the same slot.
 
 use crate::token::Token;
 
@@ -20,7 +20,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Puts something in, and tells its token.
+    /// Inserts a value and returns its token.
     pub fn insert(&mut self, value: T) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push((0, None));
@@ -32,7 +32,7 @@ impl<T> Slots<T> {
         Token { index, generation: *generation }
     }
 
-    /// What has this token, if it is still there.
+    /// The value with this token, if it is still there.
     pub fn get(&mut self, token: Token) -> Option<&mut T> {
         match self.slots.get_mut(token.index as usize) {
             Some((generation, slot)) if *generation == token.generation => slot.as_mut(),
@@ -40,7 +40,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Takes out what has this token.
+    /// Removes the value with this token.
     pub fn remove(&mut self, token: Token) -> Option<T> {
         let (generation, slot) = self.slots.get_mut(token.index as usize)?;
         let value = slot.take_if(|_| *generation == token.generation)?;
@@ -51,24 +51,24 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    /// How many are in it.
+    /// Number of values.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// The tokens of all that are in it.
+    /// The tokens of all values.
     pub fn tokens(&self) -> Vec<Token> {
         let all = (0..).zip(&self.slots).filter(|(_, (_, slot))| slot.is_some());
         all.map(|(index, (generation, _))| Token { index, generation: *generation }).collect()
     }
 
-    /// All that are in it.
+    /// All values.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|(_, slot)| slot.as_ref())
     }
 
-    /// The next one of which this holds. Looks at a few places at a time, going round, so that a full table does not cost
-    /// its owner a look at all of it.
+    /// The next value that matches. Inspects a bounded number of slots, continuing where the last call stopped, so that a full
+    /// table is not scanned as a whole.
     pub fn find(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<Token> {
         for _ in 0..self.slots.len().min(PLACES_A_LOOK) {
             self.hand = (self.hand + 1) % self.slots.len();

@@ -47,10 +47,10 @@ pub trait DiskAccess {
     /// A connection's question.
     fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked;
 
-    /// The connection does not wait any more for what it was told would come later.
+    /// The connection no longer waits for the answer to this question.
     fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
 
-    /// Bring this range of a file into memory, and tell the worker. `false`: that cannot be had now. Never called without
+    /// Bring this range of a file into memory, and notify the worker. `false`: no helper is available. Never called without
     /// [`PROBES`](DiskAccess::PROBES).
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
@@ -92,7 +92,7 @@ pub struct Connection {
     pub(crate) timing: Option<Box<Timing>>,
     /// The application that has its request.
     pub(crate) app: Option<Box<AppRequest>>,
-    /// Its addresses, once an application has been told.
+    /// Its addresses; set when an application first needs them.
     pub(crate) ends: Option<Arc<Ends>>,
     /// It waits for the verdict on a password, since this moment.
     pub(crate) asker: Option<(Time, Arc<Asker>)>,
@@ -142,7 +142,7 @@ pub struct LoopContext {
     pub(crate) sender: Sender,
     /// What it has of applications.
     pub apps: AppSide,
-    /// What is told to whoever watches.
+    /// Metrics of the loop.
     pub meter: Meter,
     pub(crate) clock: Clock,
     pub(crate) buffer: Vec<u8>,
@@ -182,7 +182,7 @@ pub(crate) struct Turn<'a, D> {
     pub(crate) connection: &'a mut Connection,
     pub(crate) context: &'a mut LoopContext,
     pub(crate) disk: &'a mut D,
-    /// What the connection has said. Empty before and after.
+    /// The connection's actions. Empty before and after.
     pub(crate) actions: &'a mut Vec<Action<OpenFile>>,
 }
 
@@ -222,7 +222,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
     }
 
-    /// Tells the connection, which says what is to be done.
+    /// Passes an event to the connection, which appends its actions.
     fn handle(&mut self, event: Event<'_, OpenFile>) {
         self.connection.conn.handle(self.now, event, &mut self.context.desk, self.actions);
     }
@@ -257,7 +257,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         Ok(())
     }
 
-    /// Does what the connection has said, short of sending. The list is empty afterwards.
+    /// Executes the connection's actions, except sending. The list is empty afterwards.
     fn carry_out(&mut self) -> Result<(), Dead> {
         let mut at = 0;
         // The list grows while it is worked off: an answer of the disk brings further actions.
@@ -309,7 +309,7 @@ impl<D: DiskAccess> Turn<'_, D> {
                 }
             }
             Asked::Refused => {
-                // What is known of the name may serve; then the refusal finds nobody who waits for it.
+                // A stale entry may be used; the refusal is discarded then.
                 self.handle(Event::Late(ticket, Delay::Disk));
                 self.handle(Event::Disk(ticket, Answer::Trouble(Trouble::Busy)));
             }
@@ -346,7 +346,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             return false;
         }
         if self.connection.ending && !self.connection.conn.wants_bytes() {
-            // The client has left, with bytes before its end that nobody would read.
+            // The client has closed the connection, with unread bytes before the end.
             self.handle(Event::Ended);
             return true;
         }
@@ -362,7 +362,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         true
     }
 
-    /// Sends what is in the outbox, and tells the connection.
+    /// Sends what is in the outbox, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
         let Turn { connection, context, now, .. } = self;
         // One that is empty waits for an application to go on.
@@ -420,7 +420,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         context.cold_windows += 1;
         connection.cold = *now;
         if !disk.warm(*token, content, range) {
-            // No helper can be had. Whoever was promised a reply gets it, when the queue has become shorter.
+            // The helpers' queue is full. The response has been promised: try again when the queue is shorter.
             context.turned_away.push_back(*token);
             context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
         }
@@ -458,7 +458,7 @@ impl<D> Turn<'_, D> {
 
     fn note_answered(&mut self) {
         let Turn { connection, context, .. } = self;
-        // Before it is sent: who has an answer has been counted.
+        // Before sending, so that a request is counted when its client has the response.
         context.meter.heard(context.desk.counts.requests);
         if let (Some(timing), Some(outbox)) = (&mut connection.timing, &connection.outbox)
             && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
@@ -481,6 +481,6 @@ pub(crate) const BUFFER: usize = 64 * 1024;
 /// Batches of one turn.
 const BATCHES_A_TURN: usize = 4;
 
-/// Connections that were turned away by the helpers ask anew when one becomes free, and after this time at the latest:
-/// that none could be started at all is not followed by one becoming free.
+/// Retry interval of connections that found the helpers' queue full. They also retry when a helper becomes free, which never
+/// happens if none could be started.
 pub(crate) const ASK_ANEW: Duration = Duration::from_millis(100);

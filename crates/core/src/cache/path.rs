@@ -193,8 +193,8 @@ impl PathCache {
                 _ => false,
             };
             if entry.checked > asked && !says_more {
-                // A later question was answered earlier. Who asked this one gets its answer all the same: with the other
-                // meaning, whose contents were not brought, it would have to ask again, at the same moment.
+                // A later question was answered earlier. This answer is returned to its asker, but not kept: with the other
+                // meaning, whose contents were not brought, the asker would ask again and again.
                 return (if is_same { entry.meaning.clone() } else { meaning }, None);
             }
             entry.checked = entry.checked.max(asked);

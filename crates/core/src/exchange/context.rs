@@ -22,24 +22,24 @@ pub struct Context<'a, F> {
 /// The protocol that carries an exchange: how its response reaches the client, and what is known of that client.
 ///
 /// A response is whole ([`respond`](Protocol::respond)), or it begins, and its body follows in pieces until it is finished.
-/// An exchange that says neither, or aborts one that has begun, is over without a complete response.
+/// An exchange that sends neither, or aborts a response that has begun, ends without a complete response.
 pub trait Protocol<F> {
     /// The ticket of the next question: no other's of this connection.
     fn next_ticket(&mut self) -> Ticket;
 
-    /// Whether the client has gone, as far as can be told.
+    /// Whether the client is known to have closed its side.
     fn has_left(&self) -> bool;
 
     /// Whether the rest of the request's body is still to come, and is waited for.
     fn awaits_body(&self) -> bool;
 
-    /// Nobody is going to take the rest of the request's body.
+    /// The rest of the request's body will not be read.
     fn forgo_body(&mut self);
 
     /// Asks the client for the body, which waits to be asked (RFC 9110, 10.1.1).
     fn proceed(&mut self, cx: &mut Context<'_, F>);
 
-    /// How a client of this version is told the end of a body whose length is not known.
+    /// How the end of a body of unknown length is marked for a client of this version.
     fn open_ended(&self, version: Version) -> ScriptFraming;
 
     /// The response, with all of its body.
@@ -60,7 +60,7 @@ pub trait Protocol<F> {
     /// The response that has begun is complete.
     fn finish(&mut self, cx: &mut Context<'_, F>);
 
-    /// It never will be, which the client is to see.
+    /// It will not be completed; the client must be able to detect that.
     fn abort(&mut self);
 }
 
