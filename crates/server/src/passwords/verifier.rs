@@ -271,6 +271,8 @@ impl Shared {
             let one_at_a_time = self.ledger.verifying();
             let verdict = job.is_wanted().then(|| self.verify(&job));
             drop(one_at_a_time);
+            // Before the loop hears of it: its client's next password does not wait behind this one.
+            self.lock().busy = false;
             job.tell(verdict);
         }
     }
@@ -299,7 +301,6 @@ impl Shared {
     /// Waits for a job. `None`: none has come for long, and the thread is not needed.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.lock();
-        state.busy = false;
         loop {
             if let Some(job) = state.next() {
                 state.busy = true;
@@ -447,6 +448,48 @@ mod tests {
         drop(stalled);
         let verdicts = set.verdicts(3);
         assert_eq!(verdicts, [(0, Some(Verdict::Good)), (1, None), (2, None)]);
+    }
+
+    /// A client that has closed its side, and whose next password is asked for as soon as there is a verdict on this one.
+    #[derive(Debug)]
+    struct Pipelining {
+        verifier: Verifier,
+        mailbox: Arc<Mailbox<Verified>>,
+        passwords: Mutex<Vec<&'static str>>,
+        askers: Mutex<Vec<Arc<Asker>>>,
+    }
+
+    impl Post<Verified> for Arc<Pipelining> {
+        fn post(&self, message: Verified) {
+            let next = self.passwords.lock().unwrap().pop();
+            if let Some(password) = next {
+                let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
+                let work = VerifyWork { generation: 0, accounts: 0, credentials };
+                let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, message.token, message.ticket);
+                match self.verifier.ask(work, Client::new(None), address) {
+                    Asked::Later(asker) => {
+                        asker.leaves();
+                        self.askers.lock().unwrap().push(asker);
+                    }
+                    Asked::Answered(verdict) => panic!("{password} was answered {verdict:?}"),
+                }
+            }
+            self.mailbox.post(message);
+        }
+    }
+
+    #[test]
+    fn client_that_waits_behind_nobody_but_itself_is_verified_for() {
+        let set = set(Waiting::Loops, 0);
+        let client = Arc::new(Pipelining {
+            verifier: Verifier { shared: Arc::clone(&set.verifier.shared) },
+            mailbox: Arc::clone(&set.mailbox),
+            passwords: Mutex::new(vec!["secret", "b", "a"]),
+            askers: Mutex::default(),
+        });
+        client.post(Verified { token: Token::from_number(0), ticket: Ticket(0), verdict: None });
+        let verdicts = set.verdicts(4).into_iter().map(|(_, verdict)| verdict).collect::<Vec<_>>();
+        assert_eq!(verdicts, [None, Some(Verdict::Wrong), Some(Verdict::Wrong), Some(Verdict::Good)]);
     }
 
     #[test]
