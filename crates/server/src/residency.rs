@@ -1,5 +1,5 @@
 //! Whether content is in memory: the test that keeps the loop off the disk, in the forms that Flash had and in today's
-//! (Flash, section 5.7; ARCHITECTURE.md has a table of what each asks when).
+//! (Flash, section 5.7; docs/decisions/0011-switches-of-the-papers.md has the table).
 //!
 //! | test | what the loop does |
 //! |---|---|
