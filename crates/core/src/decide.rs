@@ -27,7 +27,7 @@ use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, CleanPath, Origin, Plan, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, Body, Chosen, ReplyHead, Wall};
-use crate::resource::{Lone, Resource};
+use crate::resource::{Lone, Representation, Resource};
 use crate::routes::Routed;
 use crate::site::{Site, Sites};
 use crate::variants::Negotiated;
@@ -125,7 +125,7 @@ fn open_step<F: FileHandle>(
     resolved: &mut Resolved<'_>,
     desk: &mut Desk<F>,
 ) -> Step<F> {
-    let Desk { sites, limits, caches, wall, counts, .. } = desk;
+    let Desk { sites, caches, .. } = desk;
     let plan = plan::plan(request, origin, resolved, sites);
     let (site, asked) = (sites.of(resolved.site), &*resolved.asked);
     match plan {
@@ -143,58 +143,18 @@ fn open_step<F: FileHandle>(
     }
     let path = resolved.path();
     let known = caches.find(now, site.number, path);
-    if let Some(Known { meaning, age }) = &known
-        && *age < caches.budgets.revalidate
-    {
-        let resource = match meaning {
-            Meaning::File(resource) => resource,
-            Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
-                Negotiated::Variant(at) => &variants.list[at].resource,
-                Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
-                    return step_without_app(request, site, path);
-                }
-                told @ (Negotiated::List | Negotiated::Refused) => {
-                    counts.hits += 1;
-                    return Step::Reply(Made::new(reply::variants(site, request, path, variants, told), Outcome::Hit));
-                }
-            },
-            no_file => {
-                let step = step_without_file(
-                    now,
-                    request,
-                    (site, path),
-                    no_file,
-                    Outcome::Hit,
-                    (caches, limits, wall, counts),
-                );
-                counts.hits += u64::from(!matches!(step, Step::Ask(_)));
-                return step;
-            }
-        };
-        if let Some(step) = step_before_file(request, origin, site, path, resource) {
-            return step;
+    match &known {
+        Some(Known { meaning, age }) if *age < caches.budgets.revalidate => {
+            let found = Found { meaning, brought: &[], outcome: Outcome::Hit };
+            let step = step_for_name(now, request, origin, found, resolved, desk);
+            desk.counts.hits += u64::from(!matches!(step, Step::Ask(_)));
+            step
         }
-        let resource = &*ready(resource, site, caches.budgets.ready_headers);
-        let representation = match reply::choose(request, resource) {
-            Chosen::One(representation) => representation,
-            Chosen::Unpacked => return ask_to_unpack(site, path, meaning, caches),
-            Chosen::NotUnpacked(why) => return step_not_unpacked(why),
-        };
-        let verdict = reply::judge(request, representation, limits, wall.seconds);
-        let content = match reply::needs_content(&verdict, request) {
-            true => caches.content(representation).map(Some),
-            false => Some(None),
-        };
-        if let Some(content) = content {
-            counts.hits += 1;
-            let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
-            return Step::Reply(Made::new(reply, Outcome::Hit));
+        _ => {
+            let work = Work::Name(caches.name_work(site, path.share(), known.as_ref()));
+            Step::Ask(Question { work, stale: known })
         }
-        let work = Work::Name(caches.content_work(site, path.share(), resource, representation));
-        return Step::Ask(Question { work, stale: None });
     }
-    let work = Work::Name(caches.name_work(site, path.share(), known.as_ref()));
-    Step::Ask(Question { work, stale: known })
 }
 
 /// What a request comes to after the disk's answer.
@@ -207,75 +167,90 @@ pub(crate) fn step_after<F: FileHandle>(
     desk: &mut Desk<F>,
 ) -> Step<F> {
     match answer {
-        Answer::Verified(verdict) => return step_after_verdict(now, request, verdict, origin, resolved, desk),
-        Answer::Trouble(trouble) => return step_after_trouble(trouble, desk),
-        _ => {}
-    }
-    let Desk { sites, limits, caches, wall, counts, .. } = desk;
-    let (site, path) = (sites.of(resolved.site), resolved.path());
-    match answer {
-        Answer::Name(meaning @ (Meaning::File(_) | Meaning::Variants(_)), brought) => {
-            let resource = match &meaning {
-                Meaning::File(resource) => resource,
-                Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
-                    Negotiated::Variant(at) => &variants.list[at].resource,
-                    Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
-                        return step_without_app(request, site, path);
-                    }
-                    told @ (Negotiated::List | Negotiated::Refused) => {
-                        let reply = reply::variants(site, request, path, variants, told);
-                        return Step::Reply(Made::new(reply, outcome));
-                    }
-                },
-                no_file => {
-                    return step_without_file(
-                        now,
-                        request,
-                        (site, path),
-                        no_file,
-                        outcome,
-                        (caches, limits, wall, counts),
-                    );
-                }
-            };
-            if let Some(step) = step_before_file(request, origin, site, path, resource) {
-                return step;
-            }
-            let resource = ready(resource, site, caches.budgets.ready_headers);
-            let representation = match reply::choose(request, &resource) {
-                Chosen::One(representation) => representation,
-                Chosen::Unpacked => return ask_to_unpack(site, path, &meaning, caches),
-                Chosen::NotUnpacked(why) => return step_not_unpacked(why),
-            };
-            let verdict = reply::judge(request, representation, limits, wall.seconds);
-            let mut content = None;
-            if reply::needs_content(&verdict, request) {
-                content = caches.content_among(&brought, representation);
-                if content.is_none() {
-                    // It was known when the question was asked, and has been evicted since, or nobody brought it: ask again, for
-                    // it alone, or for everything if even the name is not known any more.
-                    let work = match caches.holds_name(site.number, path) {
-                        true => caches.content_work(site, path.share(), &resource, representation),
-                        false => caches.name_work(site, path.share(), None),
-                    };
-                    let work = Work::Name(work);
-                    return Step::Ask(Question { work, stale: None });
-                }
-            }
-            let reply = reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads);
-            Step::Reply(Made::new(reply, outcome))
-        }
-        Answer::Name(no_file, _) => {
-            step_without_file(now, request, (site, path), &no_file, outcome, (caches, limits, wall, counts))
+        Answer::Verified(verdict) => step_after_verdict(now, request, verdict, origin, resolved, desk),
+        Answer::Trouble(trouble) => step_after_trouble(trouble, desk),
+        Answer::Name(meaning, brought) => {
+            let found = Found { meaning: &meaning, brought: &brought, outcome };
+            step_for_name(now, request, origin, found, resolved, desk)
         }
         Answer::Listing(listing) => {
-            let reply = reply::listing(site, request, path, list_form(request), listing, wall.seconds);
+            let (site, path) = (desk.sites.of(resolved.site), resolved.path());
+            let reply = reply::listing(site, request, path, list_form(request), listing, desk.wall.seconds);
             Step::Reply(Made::new(reply, outcome))
         }
-        Answer::Trouble(_) | Answer::Outdated | Answer::Verified(_) => {
-            Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read")
-        }
+        Answer::Outdated => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
     }
+}
+
+/// What a name means, and how that was found out.
+struct Found<'a, F> {
+    meaning: &'a Meaning,
+    /// Contents that the disk side has read with it.
+    brought: &'a [Arc<Content<F>>],
+    outcome: Outcome,
+}
+
+/// The next step for a request whose name has this meaning.
+fn step_for_name<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    origin: Origin,
+    Found { meaning, brought, outcome }: Found<'_, F>,
+    resolved: &Resolved<'_>,
+    desk: &mut Desk<F>,
+) -> Step<F> {
+    let Desk { sites, limits, caches, wall, counts, .. } = desk;
+    let (site, path) = (sites.of(resolved.site), resolved.path());
+    let resource = match meaning {
+        Meaning::File(resource) => resource,
+        Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
+            Negotiated::Variant(at) => &variants.list[at].resource,
+            Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
+                return step_without_app(request, site, path);
+            }
+            told @ (Negotiated::List | Negotiated::Refused) => {
+                return Step::Reply(Made::new(reply::variants(site, request, path, variants, told), outcome));
+            }
+        },
+        no_file => {
+            return step_without_file(now, request, (site, path), no_file, outcome, (caches, limits, wall, counts));
+        }
+    };
+    if let Some(step) = step_before_file(request, origin, site, path, resource) {
+        return step;
+    }
+    let resource = &*ready(resource, site, caches.budgets.ready_headers);
+    let representation = match reply::choose(request, resource) {
+        Chosen::One(representation) => representation,
+        Chosen::Unpacked => return ask_to_unpack(site, path, meaning, caches),
+        Chosen::NotUnpacked(why) => return step_not_unpacked(why),
+    };
+    let verdict = reply::judge(request, representation, limits, wall.seconds);
+    let content = match reply::needs_content(&verdict, request) {
+        false => None,
+        true => match caches.content_among(brought, representation) {
+            Some(content) => Some(content),
+            None => return ask_for_content(site, path, resource, representation, caches),
+        },
+    };
+    let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
+    Step::Reply(Made::new(reply, outcome))
+}
+
+/// Asks the disk side for the content of a representation, or for everything if even the name has been evicted since it was
+/// asked for.
+fn ask_for_content<F: FileHandle>(
+    site: &Site,
+    path: &CleanPath<'_>,
+    resource: &Resource,
+    representation: &Representation,
+    caches: &mut Caches<F>,
+) -> Step<F> {
+    let work = match caches.holds_name(site.number, path) {
+        true => caches.content_work(site, path.share(), resource, representation),
+        false => caches.name_work(site, path.share(), None),
+    };
+    Step::Ask(Question { work: Work::Name(work), stale: None })
 }
 
 /// What a request comes to once its password was looked at.
