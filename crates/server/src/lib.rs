@@ -11,7 +11,7 @@
 //! 4. `disk`, and what carries its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications; it finds their scripts by `disk`.
 //! 6. `config_snapshot`: a configuration in force, with everything that was opened for it.
-//! 7. `send`; `helper`, the tasks of helpers; `message`, what a loop is told, by helpers and `watch` too.
+//! 7. `transport`, `send`; `helper`, the tasks of helpers; `message`, what a loop is told, by helpers and `watch` too.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
@@ -50,6 +50,7 @@ pub mod serve;
 pub mod shared_cache;
 pub mod slots;
 pub mod token;
+pub mod transport;
 pub mod turn;
 pub mod unpack;
 pub mod watch;

@@ -18,7 +18,6 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ use amped_http::h1::response::Connection;
 use amped_http::status::Status;
 use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
-use amped_sys::{process, socket};
+use amped_sys::process;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
@@ -40,6 +39,7 @@ use crate::config_snapshot::Generation;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
+use crate::transport::Transport;
 
 /// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
 /// entry in the kernel's vector.
@@ -442,7 +442,13 @@ impl Outbox {
     /// Sends until something is in the way. Replies that are complete are told to the log.
     ///
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
-    pub fn pump(&mut self, socket: &OwnedFd, sender: &mut Sender, probes: Probes, teller: &mut Teller<'_>) -> Progress {
+    pub fn pump(
+        &mut self,
+        transport: &Transport,
+        sender: &mut Sender,
+        probes: Probes,
+        teller: &mut Teller<'_>,
+    ) -> Progress {
         let mut windows = 0;
         (sender.now, sender.wall_seconds) = (teller.now, teller.wall.seconds);
         loop {
@@ -454,7 +460,7 @@ impl Outbox {
                 Probes::All { .. } if windows > 0 => Probes::All { fetched: 0 },
                 probes => probes,
             };
-            match self.send_front(socket, sender, WINDOWS_A_TURN - windows, probes) {
+            match self.send_front(transport, sender, WINDOWS_A_TURN - windows, probes) {
                 Ok(Front::Sent(count)) => self.advance(count, teller),
                 Ok(Front::SentWindows(number, count)) => {
                     windows += number;
@@ -473,10 +479,16 @@ impl Outbox {
     }
 
     /// Sends what is at the front, in one call: what lies in memory, or windows of a file, so many at most, or both.
-    fn send_front(&self, socket: &OwnedFd, sender: &mut Sender, windows_max: u64, probes: Probes) -> io::Result<Front> {
+    fn send_front(
+        &self,
+        transport: &Transport,
+        sender: &mut Sender,
+        windows_max: u64,
+        probes: Probes,
+    ) -> io::Result<Front> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
-            return Ok(Front::Sent(socket::send(socket, &self.text[self.text_at..], false)? as u64));
+            return Ok(Front::Sent(transport.send(&[IoSlice::new(&self.text[self.text_at..])], false)? as u64));
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let (count, next) = self.gather(&mut pieces);
@@ -486,7 +498,7 @@ impl Outbox {
                 let must_look = self.looked_at != Some(sender.now);
                 let windows = (range.clone(), windows_max, must_look);
                 let is_undecided = self.is_undecided();
-                match send_windows(socket, before, content, windows, sender, probes)? {
+                match send_windows(transport, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
                     Window::Unread if is_undecided => return Ok(Front::Unread),
                     Window::Cold(range) if is_undecided => return Ok(Front::Cold(Arc::clone(content), range)),
@@ -502,11 +514,7 @@ impl Outbox {
         }
         // If a file is next, its first window follows at once; without this the head would be a packet of its own.
         let more = next.is_some();
-        let sent = match before {
-            [one] => socket::send(socket, one, more)?,
-            several => socket::send_vectored(socket, several, more)?,
-        };
-        Ok(Front::Sent(sent as u64))
+        Ok(Front::Sent(transport.send(before, more)? as u64))
     }
 
     /// Whether nothing stands at the front but a reply with a file behind its head, of which nothing was sent: then it may
@@ -793,7 +801,7 @@ fn is_whole(window: &Range<u64>, version: &FileVersion) -> bool {
 /// `must_look`: whether it has to be made sure first that the file has not changed.
 /// `before` goes before it: both go in one call, or nothing does.
 fn send_windows(
-    socket: &OwnedFd,
+    transport: &Transport,
     before: &[IoSlice<'_>],
     content: &Content<OpenFile>,
     (range, windows_max, must_look): (Range<u64>, u64, bool),
@@ -837,12 +845,12 @@ fn send_windows(
             return Ok(Window::Changed);
         }
         let sent = match before {
-            [] => socket::send(socket, buffer, more)?,
+            [] => transport.send(&[IoSlice::new(buffer)], more)?,
             _ => {
                 let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
                 pieces[..before.len()].copy_from_slice(before);
                 pieces[before.len()] = IoSlice::new(buffer);
-                socket::send_vectored(socket, &pieces[..=before.len()], more)?
+                transport.send(&pieces[..=before.len()], more)?
             }
         };
         return Ok(Window::Sent(1, sent as u64));
@@ -875,11 +883,9 @@ fn send_windows(
     let sent = sender.residency.watch(version, &window, probe, || match &way {
         Way::Mapped(mapping) => {
             let start = (window.start % WINDOW) as usize;
-            mapping.send(socket, before, start..start + (window.end - window.start) as usize, more)
+            transport.send_mapped(before, mapping, start..start + (window.end - window.start) as usize, more)
         }
-        Way::Lent | Way::Copied => {
-            file::send_file(socket, file, &mut window.start.clone(), (window.end - window.start) as usize)
-        }
+        Way::Lent | Way::Copied => transport.send_file(file, window.clone()),
     })?;
     if begun.elapsed() > SUSPICIOUS && samples {
         sender.wary.suspect(sender.now, blocks_read());

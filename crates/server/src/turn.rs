@@ -1,6 +1,6 @@
 //! Stop 2 of 10: one connection's turn.
 //!
-//! The loop (stop 1) gives a connection its turn when something has happened to it: receive once, let `core` decide (stops 3 to
+//! The loop (stop 1) gives a connection its turn when something has happened to it: receive once from its transport, let `core` decide (stops 3 to
 //! 7), do what it says, send (stop 10). [`Turn::take`] is all of that in order. Measuring, applications and cold files hang
 //! off it at named points.
 //!
@@ -20,7 +20,7 @@ use amped_core::desk::Desk;
 use amped_core::event::{Action, Answer, Delay, Event, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Content;
 use amped_core::http1::Conn;
-use amped_sys::{clock, socket};
+use amped_sys::clock;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
@@ -37,6 +37,7 @@ use crate::passwords::verifier::{self, Asker};
 use crate::say;
 use crate::send::{Outbox, Probes, Progress, Sender, Teller};
 use crate::token::Token;
+use crate::transport::Transport;
 
 /// How a turn has the disk asked.
 pub trait DiskAccess {
@@ -68,7 +69,7 @@ pub enum Asked {
 /// One client's connection and its socket.
 pub struct Connection {
     pub(crate) conn: Conn,
-    pub(crate) socket: OwnedFd,
+    pub(crate) transport: Transport,
     pub(crate) peer: Peer,
     /// `None` when nothing is to be sent.
     pub(crate) outbox: Option<Box<Outbox>>,
@@ -103,7 +104,7 @@ impl Connection {
     pub(crate) fn new(socket: OwnedFd, address: Option<SocketAddr>, now: Time) -> Connection {
         Connection {
             conn: Conn::new(now),
-            socket,
+            transport: Transport::new(socket),
             peer: Peer::new(address),
             outbox: None,
             armed: Time::NEVER,
@@ -233,7 +234,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         if !connection.readable || !connection.conn.wants_bytes() {
             return Ok(());
         }
-        let event = match socket::receive(&connection.socket, &mut context.buffer) {
+        let event = match connection.transport.receive(&mut context.buffer) {
             Ok(0) => {
                 connection.readable = false;
                 Event::Ended
@@ -273,7 +274,7 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::PieceEnd => self.connection.outbox.iter_mut().for_each(|outbox| outbox.put_end()),
                 Action::App(ticket, input) => {
                     let Turn { connection, context, .. } = self;
-                    let socket = (connection.socket.as_fd(), &mut connection.ends);
+                    let socket = (connection.transport.as_fd(), &mut connection.ends);
                     let config = context.generation.app_context();
                     let said = context.apps.take(&mut connection.app, self.token, (ticket, input), socket, &config);
                     if let Some(output) = said {
@@ -283,7 +284,7 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::Verify(ticket, work) => self.verify(ticket, work),
                 Action::Disk(ticket, work) => self.ask_disk(ticket, &work),
                 Action::Log(line) => say!("{line}"),
-                Action::HalfClose => socket::half_close(&self.connection.socket).map_err(|_| Dead)?,
+                Action::HalfClose => self.connection.transport.half_close().map_err(|_| Dead)?,
                 Action::Close => return Err(Dead),
             }
             at += 1;
@@ -385,7 +386,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
         // some file systems cannot tell, but a window must come forward at some time.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
-        let progress = outbox.pump(&connection.socket, &mut context.sender, probes, &mut teller);
+        let progress = outbox.pump(&connection.transport, &mut context.sender, probes, &mut teller);
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
             Progress::Cold(_, range) => connection.fetched = (0, range.start),
@@ -402,7 +403,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             }
             Progress::Full => {
                 connection.writable = false;
-                connection.unacknowledged = socket::unacknowledged(&connection.socket);
+                connection.unacknowledged = connection.transport.unacknowledged();
                 Ok(Sent::Waits)
             }
             Progress::Cold(content, range) => {

@@ -272,7 +272,7 @@ impl Worker {
         for token in fresh.drain(..) {
             self.turn(token, None, now, disk);
             if let Some(connection) = self.connections.get(token)
-                && epoll.add(&connection.socket, token.to_number(), Interest::Connection).is_err()
+                && epoll.add(&connection.transport, token.to_number(), Interest::Connection).is_err()
             {
                 // Out of kernel memory for watches: this client is lost, the others are not.
                 self.remove(token);
@@ -517,7 +517,7 @@ impl Worker {
             && connection.conn.next_due(limits) <= now
         {
             // The socket has been full all the time, but the client may be taking what is in it.
-            let left = socket::unacknowledged(&connection.socket);
+            let left = connection.transport.unacknowledged();
             if left < connection.unacknowledged {
                 connection.unacknowledged = left;
                 event = Event::Sent { all: false };
@@ -667,7 +667,7 @@ impl Worker {
         if let Some(outbox) = &mut connection.outbox {
             self.broken += 1;
             // The client must see that what it has is not all.
-            socket::reset_on_close(&connection.socket);
+            connection.transport.reset_on_close();
             let mut teller = Teller {
                 log: &mut self.context.log,
                 peer: &connection.peer,
