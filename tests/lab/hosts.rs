@@ -217,7 +217,7 @@ fn a_server_and_two_clients_are_one_experiment() {
     let out = net.home.path().join("out");
     let runs = runs(net.home.path());
     let run = &runs["1-a0-201"];
-    assert_ne!(run["standing"], "invalid", "{run}\n{err}");
+    assert_ne!(run["status"], "invalid", "{run}\n{err}");
     // Client, server and network counted the same, and nothing was lost or asked twice: 201 connections in all.
     for name in ["counts", "bytes", "clocks", "server"] {
         assert_eq!(check(run, name), true, "{name}: {run}");
@@ -307,8 +307,8 @@ fn a_host_that_dies_makes_its_run_invalid_and_is_reached_again() {
     let runs = runs(net.home.path());
     let (first, second) = (&runs["1-a0-2"], &runs["2-a0-2"]);
     let why = first["why"].to_string();
-    assert!(first["standing"] == "invalid" && why.contains("hosts: c2 is gone"), "{first}\n{err}");
-    assert!(second["standing"] != "invalid" && second["summary"]["ok"].as_u64() > Some(0), "{second}\n{err}");
+    assert!(first["status"] == "invalid" && why.contains("hosts: c2 is gone"), "{first}\n{err}");
+    assert!(second["status"] != "invalid" && second["summary"]["ok"].as_u64() > Some(0), "{second}\n{err}");
     assert_nothing_is_left(&net, &[]);
 }
 

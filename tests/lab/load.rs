@@ -78,7 +78,7 @@ fn figure(outcome: &Value, path: &str) -> f64 {
 
 /// The exit status that goes with a verdict: a machine that is short of time may have made the client late.
 pub fn status_of(verdict: &Value) -> i32 {
-    let is_bound = ["disturbed", "client-bound", "path-bound"].iter().any(|worth| verdict["worth"] == *worth);
+    let is_bound = ["disturbed", "client-bound", "path-bound"].iter().any(|worth| verdict["validity"] == *worth);
     i32::from(is_bound || verdict["broken"].as_array().is_some_and(|broken| !broken.is_empty()))
 }
 
@@ -111,7 +111,7 @@ fn alone_what_is_asked_is_offered_also_past_capacity() {
         let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
         println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
         // Whom this machine kept from its schedule says so. The server, which bears a thousand, does not: that is not an excuse.
-        if outcome["verdict"]["worth"] != "client-bound" {
+        if outcome["verdict"]["validity"] != "client-bound" {
             assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
         }
         assert!(offered > 2000.0, "asked for {rate}/s, and offered {offered}/s: {}", outcome["verdict"]);

@@ -39,7 +39,7 @@ fn the_log_of_histograms_is_the_result() {
     let words = ["--rate", "200", "--duration", "2s", "--generators", "2", "--hlog", path.to_str().unwrap()];
     let outcome = load(address, &words);
     let text = fs::read_to_string(&path).unwrap();
-    let worth = outcome["verdict"]["worth"].as_str().unwrap();
+    let worth = outcome["verdict"]["validity"].as_str().unwrap();
     let says = |part: &str| text.lines().any(|line| line.starts_with('#') && line.contains(part));
     assert!(says("open loop, poisson") && says(&format!("verdict {worth}")), "{text}");
     let found = logged(text.as_bytes());
@@ -237,9 +237,9 @@ fn parked_connections_are_those_that_the_kernel_sees() {
     let output = child.wait_with_output().unwrap();
     let (text, _) = super::said(&output);
     let outcome: serde_json::Value = serde_json::from_str(&text).unwrap();
-    for (parked, (habit, count)) in outcome["parked"].as_array().unwrap().iter().zip([("idle", 100), ("slow-read", 20)])
+    for (parked, (mode, count)) in outcome["parked"].as_array().unwrap().iter().zip([("idle", 100), ("slow-read", 20)])
     {
-        assert_eq!(parked["habit"], habit);
+        assert_eq!(parked["mode"], mode);
         for figure in ["asked", "open_at_start", "open_least", "open_at_end"] {
             assert_eq!(parked[figure], count, "{figure} of {parked}");
         }

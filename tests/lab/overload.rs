@@ -170,7 +170,7 @@ fn alone_capacity_rests_on_three_valid_runs_of_each_rate_that_decides() {
         let runs = swept["runs"].as_array().unwrap().iter();
         runs.filter(|run| run.pointer("/asked/open/rate").and_then(Value::as_f64) == Some(rate)).collect()
     };
-    let valid = |rate| made(rate).iter().filter(|run| run["verdict"]["worth"] == "valid").count();
+    let valid = |rate| made(rate).iter().filter(|run| run["verdict"]["validity"] == "valid").count();
     let found = ["borne", "not_borne"].map(|name| swept.pointer(&format!("/capacity/{name}")).and_then(Value::as_f64));
     let at_least = swept.pointer("/capacity/at_least").is_some_and(Value::is_string);
     // Where this machine kept the client from its schedule, less is known: never anything else.
@@ -225,7 +225,7 @@ fn alone_result_beside_busy_programs_is_disturbed_and_says_the_way_out() {
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(figure(&outcome, "/others/share") > 0.2, "{outcome}");
     // It may have been late as well: then that counts, and this is told beside it.
-    assert_eq!((output.status.code(), outcome["verdict"]["worth"] != "valid"), (Some(1), true), "{outcome}");
+    assert_eq!((output.status.code(), outcome["verdict"]["validity"] != "valid"), (Some(1), true), "{outcome}");
     let evidence = outcome["verdict"]["evidence"].to_string();
     for part in ["other processes used ", " cores", "the figures may be theirs", "--others-max"] {
         assert!(evidence.contains(part), "no {part:?} in {evidence}");

@@ -140,8 +140,8 @@ fn ten_lines_on_nginx_are_a_whole_experiment() {
         (&Value::from("Both answer"), &Value::from(1))
     );
     // On a busy machine the clients are late, and the rates of their runs lower bounds.
-    let fate = &judged["claims"][0]["fate"];
-    let is_bound = runs.values().any(|run| run["standing"] == "censored");
+    let fate = &judged["claims"][0]["status"];
+    let is_bound = runs.values().any(|run| run["status"] == "censored");
     assert!(fate == "undecided" || is_bound && fate == "cannot-be-told", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
@@ -304,7 +304,7 @@ fn a_server_that_cannot_be_measured_makes_runs_that_say_so() {
     let broken = result["verdict"]["broken"].to_string();
     assert!(broken.contains("no port left") && broken.contains("exit status: 3"), "{broken}");
     let run = &runs(home.path())["1-a0-100"];
-    assert!(run["standing"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
+    assert!(run["status"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
     // It is the server's own doing: that is a result, and stays.
     let again = self::run(home.path(), text, &["--retry"]);
     assert_eq!((again.status.code(), runs(home.path()).len()), (Some(1), 1));
@@ -445,11 +445,15 @@ fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
     let (result, err) = told(&output);
     let run = &runs(home.path())["1-a0-80000"];
     assert_eq!(
-        (&run["standing"], check(run, "clients"), check(run, "client")),
+        (&run["status"], check(run, "clients"), check(run, "client")),
         (&"censored".into(), &false.into(), &false.into()),
         "{run}"
     );
-    assert_eq!((output.status.code(), &result["verdict"]["worth"]), (Some(0), &"at-least".into()), "{result}\n{err}");
+    assert_eq!(
+        (output.status.code(), &result["verdict"]["validity"]),
+        (Some(0), &"at-least".into()),
+        "{result}\n{err}"
+    );
     assert!(err.contains("the clients are the limit themselves"), "{err}");
 }
 

@@ -136,7 +136,7 @@ fn command_status_becomes_own_status() {
         let (_, told, status) = wan(&["--loss", "100%"], command);
         assert_eq!((status, told["exit_status"].as_i64()), (expected, Some(expected.into())), "{command:?}: {told}");
         assert_eq!(told["command"].to_string(), ended, "{command:?}");
-        assert_eq!(told["verdict"]["worth"], "valid", "the path did what it should: {told}");
+        assert_eq!(told["verdict"]["validity"], "valid", "the path did what it should: {told}");
     };
     check(&["true"], 0, r#"{"code":0,"signal":null}"#);
     check(&["sh", "-c", "exit 7"], 7, r#"{"code":7,"signal":null}"#);
@@ -171,7 +171,7 @@ fn path_bound_has_own_status_unless_command_failed() {
         let told: Value = serde_json::from_str(errors.lines().last().unwrap()).unwrap();
         assert_eq!(json.status.code(), Some(expected), "{told}");
         assert_eq!(
-            (told["verdict"]["worth"].as_str(), told["exit_status"].as_i64()),
+            (told["verdict"]["validity"].as_str(), told["exit_status"].as_i64()),
             (Some("path-bound"), Some(expected.into()))
         );
         assert_eq!(told["command"]["code"].to_string(), after);

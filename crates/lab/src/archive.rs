@@ -487,7 +487,7 @@ pub(crate) struct Block {
 /// How far a run can be believed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Standing {
+pub(crate) enum RunStatus {
     /// Nothing speaks against it.
     #[default]
     Valid,
@@ -514,7 +514,7 @@ pub(crate) struct Run {
     /// When all was over.
     pub(crate) ended_s: f64,
     /// What it is worth.
-    pub(crate) standing: Standing,
+    pub(crate) status: RunStatus,
     /// Why it is no better; empty for a valid one.
     pub(crate) why: Vec<String>,
     /// Each check, whether it held or not.
@@ -533,7 +533,7 @@ impl Run {
             load_began_s: began_s,
             load_ended_s: began_s,
             ended_s: began_s,
-            standing: Standing::Invalid,
+            status: RunStatus::Invalid,
             why: Vec::new(),
             checks: Vec::new(),
             summary: None,

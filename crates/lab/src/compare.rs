@@ -23,7 +23,7 @@ use amped_measure::Failure;
 use amped_measure::stats::{COVERAGE_MIN, Random, Summary, median};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Arm, Rules, Standing, Step as Load, without_words};
+use crate::archive::{self, Archive, Arm, Rules, RunStatus, Step as Load, without_words};
 
 /// What is compared if nothing else is asked for, by the names of `archive::Summary::metric`: processor time first, since
 /// rates and latencies of a machine with neighbours are evidence only beside it.
@@ -57,7 +57,7 @@ struct Taken {
     block: u32,
     /// Its name in messages.
     name: String,
-    standing: Standing,
+    status: RunStatus,
     /// Replies a second that the connections which were begun ask for, in an open loop.
     asked: Option<f64>,
     /// By metric.
@@ -403,7 +403,7 @@ fn taken(archive: &Archive, metrics: &[&str], place: impl Fn(&Arm) -> (Side, Str
             load: run.plan.step.value(),
             block: run.plan.block,
             name: run.plan.id.clone(),
-            standing: run.standing,
+            status: run.status,
             asked: summary
                 .filter(|summary| requests > 0 && summary.asked_rate.is_some())
                 .map(|summary| summary.offered_rate * requests as f64),
@@ -510,10 +510,10 @@ const LEVEL: f64 = COVERAGE_MIN;
 fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool) -> Comparison {
     let of_these = || runs.iter().filter(|run| run.side != Side::Other);
     let mut left_out: Vec<String> = of_these()
-        .filter_map(|run| match run.standing {
-            Standing::Valid => None,
-            Standing::Censored => Some(format!("{}: its rate is a lower bound, and is not compared", run.name)),
-            Standing::Invalid => Some(format!("{}: invalid, and not compared", run.name)),
+        .filter_map(|run| match run.status {
+            RunStatus::Valid => None,
+            RunStatus::Censored => Some(format!("{}: its rate is a lower bound, and is not compared", run.name)),
+            RunStatus::Invalid => Some(format!("{}: invalid, and not compared", run.name)),
         })
         .collect();
     let steps = |side| runs.iter().filter(move |run| run.side == side).map(|run| run.step.as_str());
@@ -559,7 +559,7 @@ impl Pair<'_> {
 fn by_place<'a>(metric: &str, side: Side, runs: &'a [Taken]) -> BTreeMap<(&'a str, u32), Vec<f64>> {
     let mut places: BTreeMap<(&str, u32), Vec<f64>> = BTreeMap::new();
     for run in runs.iter().filter(|run| run.side == side) {
-        if run.standing == Standing::Invalid || run.standing == Standing::Censored && LOWER_BOUNDS.contains(&metric) {
+        if run.status == RunStatus::Invalid || run.status == RunStatus::Censored && LOWER_BOUNDS.contains(&metric) {
             continue;
         }
         // A ratio to 0 is none.
@@ -591,7 +591,7 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
 fn is_borne(step: &str, runs: &[Taken]) -> bool {
     const BORNE_MIN: f64 = 0.98;
     [Side::A, Side::B].into_iter().all(|side| {
-        let of_it = runs.iter().filter(|run| run.side == side && run.step == step && run.standing == Standing::Valid);
+        let of_it = runs.iter().filter(|run| run.side == side && run.step == step && run.status == RunStatus::Valid);
         let shares = of_it.filter_map(|run| Some(run.figures.get(RATE)? / run.asked?));
         Summary::of(shares).is_some_and(|share| share.median >= BORNE_MIN)
     })
@@ -814,7 +814,7 @@ mod tests {
                         load: rate,
                         block,
                         name: format!("run {}", runs.len()),
-                        standing: Standing::Valid,
+                        status: RunStatus::Valid,
                         asked: Some(rate),
                         figures,
                     });
@@ -882,8 +882,8 @@ mod tests {
         };
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (15, 15));
         // The second of the nine of a block is its only one of B in this step.
-        runs[1].standing = Standing::Censored;
-        runs[10].standing = Standing::Invalid;
+        runs[1].status = RunStatus::Censored;
+        runs[10].status = RunStatus::Invalid;
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (14, 13));
         let compared = compare("a", "b", METRICS, &runs, true);
         assert_eq!(

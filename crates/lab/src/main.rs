@@ -7,10 +7,11 @@
 
 mod analyse;
 mod archive;
-mod bed;
+
 mod command;
 mod compare;
 mod diagnose;
+mod environment;
 mod exhibits;
 mod experiment;
 mod figure;

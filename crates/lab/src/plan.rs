@@ -117,7 +117,7 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archive::{Arm, Standing};
+    use crate::archive::{Arm, RunStatus};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -176,21 +176,21 @@ mod tests {
     #[test]
     fn what_was_made_is_made_again_where_that_is_wanted_and_under_another_name() {
         let plan = plan(&resolved(2, 1, 1, 1)).runs;
-        let made = |number: usize, standing| Run { standing, ..Run::begun(plan[0].attempt(number), 0.0) };
+        let made = |number: usize, status| Run { status, ..Run::begun(plan[0].attempt(number), 0.0) };
         let ids = |made: &[Run], again: &dyn Fn(usize, &Run) -> bool| {
             left(&plan, made, again).into_iter().map(|run| run.id).collect::<Vec<_>>()
         };
         let (one, other) = (&plan[0].id[..], &plan[1].id[..]);
-        let is_invalid = |_: usize, last: &Run| last.standing == Standing::Invalid;
+        let is_invalid = |_: usize, last: &Run| last.status == RunStatus::Invalid;
         assert_eq!(ids(&[], &is_invalid), [one, other]);
-        assert_eq!(ids(&[made(1, Standing::Valid)], &is_invalid), [other]);
-        let mut all = vec![made(1, Standing::Invalid)];
+        assert_eq!(ids(&[made(1, RunStatus::Valid)], &is_invalid), [other]);
+        let mut all = vec![made(1, RunStatus::Invalid)];
         assert_eq!(ids(&all, &|_, _| false), [other]);
         assert_eq!(ids(&all, &is_invalid), [format!("{one}-2"), other.to_owned()]);
-        all.push(made(2, Standing::Invalid));
+        all.push(made(2, RunStatus::Invalid));
         assert_eq!(ids(&all, &is_invalid), [format!("{one}-3"), other.to_owned()]);
         assert_eq!(ids(&all, &|attempts, last| attempts == 1 && is_invalid(attempts, last)), [other]);
-        all.push(made(3, Standing::Valid));
+        all.push(made(3, RunStatus::Valid));
         assert_eq!(ids(&all, &is_invalid), [other], "the last counts");
         let again = left(&plan, &all[..1], is_invalid);
         assert!(again[0].seed == plan[0].seed && again[0].is_same(&plan[0]) && !again[0].is_same(&plan[1]));

@@ -27,14 +27,14 @@ use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
 use amped_measure::others::{Census, Others};
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
     self, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
     Summary, Times, name,
 };
-use crate::bed::{Bed, Folder, Running, Site, Streams, free_address, interrupted};
+use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
 use crate::experiment::{Load, Settings};
 use crate::group::{CpuTime, Group};
 use crate::plan;
@@ -70,21 +70,21 @@ pub(crate) struct Order {
 /// Does `work` in a thread of its own, in a new network namespace where this machine allows that. Whoever is in there still
 /// when it is done is ended.
 fn apart<T: Send>(
-    bed: &Bed,
+    environment: &TestEnvironment,
     stop: &Stop,
-    work: impl FnOnce(&Bed, &Stop) -> Result<T, Failure> + Send,
+    work: impl FnOnce(&TestEnvironment, &Stop) -> Result<T, Failure> + Send,
 ) -> Result<T, Failure> {
     let mark = Mark::own()?;
     let done = thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            if bed.is_private {
+            if environment.is_private {
                 place::unshare(mark)?;
             }
-            work(bed, stop)
+            work(environment, stop)
         });
         thread.join().unwrap_or_else(|_| Err(Failure::failed("the thread of a run has panicked")))
     });
-    if bed.is_private {
+    if environment.is_private {
         mark.end_all();
     }
     done
@@ -95,17 +95,17 @@ fn apart<T: Send>(
 /// # Errors
 /// When the server cannot be started; an interrupt.
 pub(crate) fn trial(
-    bed: &Bed,
+    environment: &TestEnvironment,
     settings: &Settings,
     step: Step,
     duration: Duration,
     seed: u64,
     stop: &Stop,
 ) -> Result<Result<Told, String>, Failure> {
-    apart(bed, stop, move |bed, stop| {
-        let folder = bed.folder()?;
-        let site = bed.site(&settings.workload, seed)?;
-        let side = Side::begin(bed, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
+    apart(environment, stop, move |environment, stop| {
+        let folder = environment.folder()?;
+        let site = environment.site(&settings.workload, seed)?;
+        let side = Side::begin(environment, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
         let side = side.map_err(Failure::failed)?;
         let mut words = side.prefix.clone();
         words.extend(load_words(settings, &site, step, side.address(), duration, seed));
@@ -122,16 +122,16 @@ pub(crate) fn trial(
 ///
 /// # Errors
 /// When it could not be made at all: no program, no disk, an interrupt.
-pub(crate) fn work(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
-    apart(bed, stop, move |bed, stop| work_inside(bed, order, stop))
+pub(crate) fn work(environment: &TestEnvironment, order: &Order, stop: &Stop) -> Result<Run, Failure> {
+    apart(environment, stop, move |environment, stop| work_inside(environment, order, stop))
 }
 
 /// A run, in its namespace.
-fn work_inside(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
+fn work_inside(environment: &TestEnvironment, order: &Order, stop: &Stop) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
     let mut run = Run::begun(planned.clone(), now_s());
-    let site = bed.site_for(settings, order.seed)?;
-    let mut side = match Side::begin(bed, settings, &site, order.interval, None, into, stop)? {
+    let site = environment.site_for(settings, order.seed)?;
+    let mut side = match Side::begin(environment, settings, &site, order.interval, None, into, stop)? {
         Ok(side) => side,
         // That is a result: this server cannot be run so.
         Err(why) => return Ok(refused(run, "server", &why)),
@@ -161,7 +161,7 @@ fn work_inside(bed: &Bed, order: &Order, stop: &Stop) -> Result<Run, Failure> {
             return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
         }
     };
-    let is_private = bed.is_private || watched.path.is_some();
+    let is_private = environment.is_private || watched.path.is_some();
     judge(run, order, &told, &watched, is_private, &[])
 }
 
@@ -221,7 +221,7 @@ pub(crate) fn judge(
         server_ended: watched.server_ended.as_deref(),
         hosts,
     };
-    (run.checks, run.standing, run.why) = validate::judge(&evidence);
+    (run.checks, run.status, run.why) = validate::judge(&evidence);
     run.summary = Some(summary);
     run.ended_s = now_s();
     Ok(run)
@@ -258,7 +258,7 @@ pub(crate) struct Watched {
     replies: Option<u64>,
     /// How large the set of files is, where it is one.
     set_bytes: Option<u64>,
-    pub(crate) spell: Spell,
+    pub(crate) spell: CpuUsage,
 }
 
 impl Side {
@@ -268,7 +268,7 @@ impl Side {
     /// # Errors
     /// When it is no fault of the server's; an interrupt.
     pub(crate) fn begin(
-        bed: &Bed,
+        environment: &TestEnvironment,
         settings: &Settings,
         site: &Site,
         interval: Duration,
@@ -276,17 +276,19 @@ impl Side {
         into: &Path,
         stop: &Stop,
     ) -> Result<Result<Side, String>, Failure> {
-        let folder = bed.folder()?;
-        let instruments = if bed.has_groups { Some(Group::counter()?) } else { None };
+        let folder = environment.folder()?;
+        let instruments = if environment.has_groups { Some(Group::counter()?) } else { None };
         let joined = instruments.as_ref().map_or(Vec::new(), Group::prefix);
-        let path = settings.path.as_ref().map(|_| PathBetween::up(bed, settings, &folder, &joined)).transpose()?;
-        let server = match Server::start(bed, settings, site, into, &folder, path.as_ref(), address, stop) {
+        let path =
+            settings.path.as_ref().map(|_| PathBetween::up(environment, settings, &folder, &joined)).transpose()?;
+        let server = match Server::start(environment, settings, site, into, &folder, path.as_ref(), address, stop) {
             Ok(server) => server,
             Err(_) if stop.is_stopped() => return Err(interrupted()),
             Err(failure) => return Ok(Err(failure.to_string())),
         };
-        let pin = pinned(bed.cores(&settings.cores).clients.as_deref());
-        let prefix: Vec<String> = joined.into_iter().chain(pin).chain([bed.own.display().to_string()]).collect();
+        let pin = pinned(environment.cores(&settings.cores).clients.as_deref());
+        let prefix: Vec<String> =
+            joined.into_iter().chain(pin).chain([environment.own.display().to_string()]).collect();
         let mut side = Side {
             profile: None,
             monitor: None,
@@ -481,7 +483,7 @@ struct Server {
 impl Server {
     #[allow(clippy::too_many_arguments, reason = "it is called once, and all of them are of different kinds")]
     fn start(
-        bed: &Bed,
+        environment: &TestEnvironment,
         settings: &Settings,
         site: &Site,
         into: &Path,
@@ -500,7 +502,7 @@ impl Server {
             site: site.folder.clone(),
             run: folder.path.clone(),
             metrics: folder.metrics.clone(),
-            is_root: bed.is_root,
+            is_root: environment.is_root,
         };
         let start = settings.subject.start(&place)?;
         if !start.config.is_empty() {
@@ -508,14 +510,14 @@ impl Server {
                 archive::write_bytes(&to, start.config.as_bytes())?;
             }
         }
-        let group = bed.group(&settings.limits)?;
+        let group = environment.group(&settings.limits)?;
         let mut words = group.as_ref().map_or(Vec::new(), Group::prefix);
-        words.extend(pinned(bed.cores(&settings.cores).server.as_deref()));
+        words.extend(pinned(environment.cores(&settings.cores).server.as_deref()));
         if let Some(count) = settings.limits.descriptors {
             words.extend(["prlimit".to_owned(), format!("--nofile={count}:{count}"), "--".to_owned()]);
         }
         if let Some(path) = path {
-            words.extend(path.exec(bed, testbed::SERVER));
+            words.extend(path.exec(environment, testbed::SERVER));
         }
         words.extend(start.words);
         let log = into.join(name::SERVER_LOG);
@@ -601,9 +603,14 @@ impl PathBetween {
     const CLIENTS: &'static str = "clients";
 
     /// Makes it, and moves the calling thread to the clients.
-    fn up(bed: &Bed, settings: &Settings, folder: &Folder, joined: &[String]) -> Result<PathBetween, Failure> {
+    fn up(
+        environment: &TestEnvironment,
+        settings: &Settings,
+        folder: &Folder,
+        joined: &[String],
+    ) -> Result<PathBetween, Failure> {
         let Some(texts) = &settings.path else { return Err(Failure::failed("there is no path")) };
-        if !bed.is_root {
+        if !environment.is_root {
             return Err(Failure::failed(format!("a path between client and server: {}", place::NEEDS_ROOT)));
         }
         let mut net = String::new();
@@ -621,7 +628,7 @@ impl PathBetween {
         let (file, socket) = (folder.path.join("net.toml"), folder.path.join("wan.sock"));
         archive::write_bytes(&file, net.as_bytes())?;
         let words = [
-            &bed.own,
+            &environment.own,
             Path::new("wan"),
             Path::new("up"),
             &file,
@@ -647,8 +654,8 @@ impl PathBetween {
     }
 
     /// Words before a program's own that have it run in the namespace of a class.
-    fn exec(&self, bed: &Bed, class: &str) -> Vec<String> {
-        let (own, socket) = (bed.own.display().to_string(), self.socket.display().to_string());
+    fn exec(&self, environment: &TestEnvironment, class: &str) -> Vec<String> {
+        let (own, socket) = (environment.own.display().to_string(), self.socket.display().to_string());
         [&own, "wan", "exec", "--control", &socket, class, "--"].map(str::to_owned).to_vec()
     }
 
@@ -690,12 +697,12 @@ impl Snapshot {
     }
 
     /// What was used from here to a later moment.
-    pub(crate) fn until(&self, later: &Snapshot) -> Spell {
+    pub(crate) fn until(&self, later: &Snapshot) -> CpuUsage {
         let used = |(before, after): (CpuTime, CpuTime)| CpuTime {
             all_ns: after.all_ns.saturating_sub(before.all_ns),
             user_ns: before.user_ns.zip(after.user_ns).map(|(before, after)| after.saturating_sub(before)),
         };
-        Spell {
+        CpuUsage {
             elapsed_s: (later.at - self.at).as_secs_f64(),
             server: self.cpu.zip(later.cpu).map(used),
             instruments_ns: self.instruments.zip(later.instruments).map(|both| used(both).all_ns),
@@ -707,7 +714,7 @@ impl Snapshot {
 
 /// What a machine did between two moments.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Spell {
+pub(crate) struct CpuUsage {
     elapsed_s: f64,
     /// CPU time of the server, in its group.
     server: Option<CpuTime>,
@@ -717,7 +724,7 @@ pub(crate) struct Spell {
     stolen_ns: u64,
 }
 
-impl Spell {
+impl CpuUsage {
     /// The share of all CPU time of so many cores that was used, and that others used than server, load and instruments, where
     /// that is known; `server_s` is what the server used, in seconds.
     pub(crate) fn shares(&self, cores: usize, server_s: Option<f64>) -> (f64, Option<f64>) {
@@ -763,7 +770,7 @@ impl Told {
         if lack * 100 > self.ok {
             why.push(format!("{lack} of {} came to nothing", self.ok + lack));
         }
-        let is_kept = self.verdict.worth == Worth::Valid && lack * 100 <= self.ok;
+        let is_kept = self.verdict.validity == Validity::Valid && lack * 100 <= self.ok;
         let (offered_rate, rate) = (self.window.offered_rate, self.window.completed_rate);
         let lateness_p99_ms = self.lateness.p99_ms;
         let own_ms = (self.latency.mean_ms - self.connected.mean_ms).max(0.0);
@@ -939,7 +946,7 @@ impl Seen {
     }
 
     /// What the machine did.
-    pub(crate) fn host(&self, spell: &Spell, summary: &Summary) -> HostUse {
+    pub(crate) fn host(&self, spell: &CpuUsage, summary: &Summary) -> HostUse {
         let cores = self.last.host.cores.len().max(1);
         let (busy, others) = spell.shares(cores, summary.server.cpu_s);
         HostUse { busy, others, stolen: spell.stolen_ns as f64 / 1e9 / (spell.elapsed_s.max(1e-9) * cores as f64) }

@@ -12,7 +12,7 @@ use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 
 use crate::archive::{self, Block, ClientStep, Clients, Planned, Resolved, Run, Step, name};
-use crate::bed::Bed;
+use crate::environment::TestEnvironment;
 use crate::experiment::{Limits, Settings, Workload};
 use crate::hosts::Fleet;
 use crate::plan;
@@ -22,7 +22,7 @@ use crate::subject::{Kind, Subject};
 /// What all runs of an experiment have in common.
 pub(crate) struct Lab<'a> {
     /// The place.
-    pub(crate) bed: &'a Bed,
+    pub(crate) environment: &'a TestEnvironment,
     /// The hosts, where it is several.
     pub(crate) fleet: Option<&'a RefCell<Fleet>>,
     /// The archive.
@@ -54,7 +54,7 @@ impl Lab<'_> {
 /// # Errors
 /// When it could not be made at all: no program, no disk, an interrupt. A server that fails is a result, and no error.
 pub(crate) fn make(
-    Lab { bed, fleet, dir, resolved, clients, stop }: &Lab<'_>,
+    Lab { environment, fleet, dir, resolved, clients, stop }: &Lab<'_>,
     settings: &Settings,
     planned: &Planned,
     block: &Block,
@@ -75,7 +75,7 @@ pub(crate) fn make(
     };
     let run = match fleet {
         Some(fleet) => fleet.borrow_mut().work(&order, stop)?,
-        None => run::work(bed, &order, stop)?,
+        None => run::work(environment, &order, stop)?,
     };
     archive::write(&into.join(name::RUN), &run)?;
     let to = runs.join(&planned.id);
@@ -88,7 +88,7 @@ pub(crate) fn make(
 /// # Errors
 /// When such a server cannot be started; an interrupt.
 pub(crate) fn try_clients(
-    bed: &Bed,
+    environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
     settings: &Settings,
     resolved: &Resolved,
@@ -118,13 +118,13 @@ pub(crate) fn try_clients(
     settings.profile = false;
     let mut clients = Clients::default();
     for step in steps {
-        let mut tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
+        let mut tried = try_step(environment, fleet, &settings, step, resolved.seed, stop)?;
         // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
         for _ in 1..ATTEMPTS {
             if tried.is_kept {
                 break;
             }
-            tried = try_step(bed, fleet, &settings, step, resolved.seed, stop)?;
+            tried = try_step(environment, fleet, &settings, step, resolved.seed, stop)?;
         }
         clients.steps.push(tried);
     }
@@ -135,7 +135,7 @@ pub(crate) fn try_clients(
 const ATTEMPTS: usize = 3;
 
 fn try_step(
-    bed: &Bed,
+    environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
     settings: &Settings,
     step: Step,
@@ -145,7 +145,7 @@ fn try_step(
     let duration = Duration::from_secs_f64(plan::CLIENTS_S);
     let tried = match fleet {
         Some(fleet) => fleet.borrow_mut().trial(settings, step, duration, seed, stop)?,
-        None => run::trial(bed, settings, step, duration, seed, stop)?,
+        None => run::trial(environment, settings, step, duration, seed, stop)?,
     };
     Ok(match tried {
         Ok(told) => told.client_step(step),

@@ -1,7 +1,7 @@
 //! What a run is worth (Arlitt and Williamson, 4.4, made into checks): could the clients make the load, did somebody else use
 //! the machine, was the run stationary, does Little's law hold, and do client, server and network count the same.
 //!
-//! Pure: figures come in, checks and a standing go out. A check that cannot be made says why; it weighs nothing. What the
+//! Pure: figures come in, checks and a status go out. A check that cannot be made says why; it weighs nothing. What the
 //! clients could not do makes a run a lower bound ("censored"); all else that does not hold makes it invalid. That the machine
 //! was not at rest before a block is told and weighs nothing by itself, since what others do during a run is seen in it.
 //!
@@ -10,9 +10,9 @@
 //! ([`is_disturbed`]): it does not depend on what was measured.
 
 use amped_measure::stats::median;
-use amped_measure::{Verdict, Worth};
+use amped_measure::{Validity, Verdict};
 
-use crate::archive::{Check, ClientStep, HostRun, Rules, Run, Standing, Step, Summary};
+use crate::archive::{Check, ClientStep, HostRun, Rules, Run, RunStatus, Step, Summary};
 
 /// All that is known of a run.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Evidence<'a> {
 }
 
 /// The checks, what they come to, and why.
-pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<String>) {
+pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<String>) {
     let mut checks = vec![
         clients(evidence),
         client(evidence),
@@ -63,24 +63,24 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, Standing, Vec<Strin
     if !evidence.hosts.is_empty() {
         checks.push(clocks(evidence.hosts));
     }
-    let (mut standing, mut why) = (Standing::Valid, Vec::new());
+    let (mut status, mut why) = (RunStatus::Valid, Vec::new());
     for check in checks.iter().filter(|check| check.holds == Some(false)) {
         let found = match check.name.as_str() {
-            "clients" | "client" => Standing::Censored,
+            "clients" | "client" => RunStatus::Censored,
             "idle" => continue,
-            _ => Standing::Invalid,
+            _ => RunStatus::Invalid,
         };
-        if found as u8 > standing as u8 {
-            standing = found;
+        if found as u8 > status as u8 {
+            status = found;
         }
         why.push(format!("{}: {}", check.name, check.says));
     }
-    (checks, standing, why)
+    (checks, status, why)
 }
 
 /// Whether a run is invalid, and not by the server's own doing: it ended, or gave no right reply.
 pub(crate) fn is_worth_another(run: &Run) -> bool {
-    run.standing == Standing::Invalid && !is_broken(run, "server")
+    run.status == RunStatus::Invalid && !is_broken(run, "server")
 }
 
 /// Whether others, a hypervisor among them, had the machine while it was measured.
@@ -116,12 +116,14 @@ fn clients(evidence: &Evidence<'_>) -> Check {
 
 fn client(evidence: &Evidence<'_>) -> Check {
     let says = evidence.client.evidence.join("; ");
-    match evidence.client.worth {
-        Worth::Valid => {
+    match evidence.client.validity {
+        Validity::Valid => {
             let late = evidence.summary.lateness.p99_ms;
             check("client", true, format!("the schedule was kept, 99 % within {late} ms"))
         }
-        Worth::AtLeast | Worth::Disturbed | Worth::ClientBound | Worth::PathBound => check("client", false, says),
+        Validity::AtLeast | Validity::Disturbed | Validity::ClientBound | Validity::PathBound => {
+            check("client", false, says)
+        }
     }
 }
 
@@ -362,7 +364,7 @@ mod tests {
     }
 
     /// What comes of it when one thing is changed.
-    fn with(change: impl FnOnce(&mut Evidence<'_>, &mut Summary)) -> (Vec<Check>, Standing, Vec<String>) {
+    fn with(change: impl FnOnce(&mut Evidence<'_>, &mut Summary)) -> (Vec<Check>, RunStatus, Vec<String>) {
         let mut figures = summary();
         let valid = Verdict::valid();
         let (ticks, in_flight): (Vec<f64>, Vec<(f64, f64)>) = (
@@ -391,8 +393,8 @@ mod tests {
 
     #[test]
     fn a_sound_run_is_valid() {
-        let (checks, standing, why) = with(|_, _| {});
-        assert_eq!((standing, why), (Standing::Valid, Vec::new()), "{checks:?}");
+        let (checks, status, why) = with(|_, _| {});
+        assert_eq!((status, why), (RunStatus::Valid, Vec::new()), "{checks:?}");
         let made: Vec<&str> =
             checks.iter().filter(|check| check.holds == Some(true)).map(|check| check.name.as_str()).collect();
         assert_eq!(made, ["client", "idle", "stationary", "little", "counts", "bytes", "server"]);
@@ -400,15 +402,15 @@ mod tests {
 
     #[test]
     fn each_thing_that_is_wrong_is_found_by_its_check() {
-        let check = |change: &dyn Fn(&mut Evidence<'_>, &mut Summary), expected: Standing, names: &[&str]| {
-            let (checks, standing, why) = with(change);
+        let check = |change: &dyn Fn(&mut Evidence<'_>, &mut Summary), expected: RunStatus, names: &[&str]| {
+            let (checks, status, why) = with(change);
             let broken: Vec<&str> =
                 checks.iter().filter(|check| check.holds == Some(false)).map(|check| check.name.as_str()).collect();
-            assert_eq!((standing, &broken[..]), (expected, names), "{why:?}");
+            assert_eq!((status, &broken[..]), (expected, names), "{why:?}");
         };
-        use Standing::{Censored, Invalid, Valid};
+        use RunStatus::{Censored, Invalid, Valid};
         let mut late = Verdict::valid();
-        late.weaken(Worth::ClientBound, "late");
+        late.weaken(Validity::ClientBound, "late");
         check(&|evidence, _| evidence.client = Box::leak(Box::new(late.clone())), Censored, &["client"]);
         let weak = ClientStep {
             step: Step::Rate(1.0),
@@ -435,7 +437,7 @@ mod tests {
         check(&|_, figures| figures.network.out_bytes = Some(90_000_000), Invalid, &["bytes"]);
         check(&|evidence, _| evidence.server_ended = Some("by SIGSEGV"), Invalid, &["server"]);
         let mut slow = Verdict::valid();
-        slow.weaken(Worth::PathBound, "late packets");
+        slow.weaken(Validity::PathBound, "late packets");
         check(&|evidence, _| evidence.path = Some(Box::leak(Box::new(slow.clone()))), Invalid, &["path"]);
         // The worst counts.
         check(
@@ -470,21 +472,21 @@ mod tests {
 
     #[test]
     fn what_may_be_measured_again() {
-        let check = |broken: &[&str], standing, expected: (bool, bool)| {
+        let check = |broken: &[&str], status, expected: (bool, bool)| {
             let planned = Planned { id: "1-a0-1".into(), block: 1, arm: "a0".into(), step: Step::Rate(1.0), seed: 1 };
             let checks = ["others", "counts", "server"].map(|name| check(name, !broken.contains(&name), ""));
-            let run = Run { standing, checks: checks.to_vec(), ..Run::begun(planned, 0.0) };
+            let run = Run { status, checks: checks.to_vec(), ..Run::begun(planned, 0.0) };
             assert_eq!((is_worth_another(&run), is_disturbed(&run)), expected, "{broken:?}");
         };
-        check(&[], Standing::Valid, (false, false));
-        check(&[], Standing::Censored, (false, false));
-        check(&["counts"], Standing::Invalid, (true, false));
-        check(&["others"], Standing::Invalid, (true, true));
-        check(&["others", "counts"], Standing::Invalid, (true, true));
-        check(&["server"], Standing::Invalid, (false, false));
-        check(&["server", "others"], Standing::Invalid, (false, false));
+        check(&[], RunStatus::Valid, (false, false));
+        check(&[], RunStatus::Censored, (false, false));
+        check(&["counts"], RunStatus::Invalid, (true, false));
+        check(&["others"], RunStatus::Invalid, (true, true));
+        check(&["others", "counts"], RunStatus::Invalid, (true, true));
+        check(&["server"], RunStatus::Invalid, (false, false));
+        check(&["server", "others"], RunStatus::Invalid, (false, false));
         // A program of the lab's own that failed.
-        check(&[], Standing::Invalid, (true, false));
+        check(&[], RunStatus::Invalid, (true, false));
     }
 
     #[test]
@@ -497,18 +499,18 @@ mod tests {
             ..HostRun::default()
         };
         let of = |hosts: Vec<HostRun>| {
-            let (checks, standing, _) = with(|evidence, _| evidence.hosts = &*Box::leak(hosts.into_boxed_slice()));
+            let (checks, status, _) = with(|evidence, _| evidence.hosts = &*Box::leak(hosts.into_boxed_slice()));
             let of = |name: &str| checks.iter().find(|check| check.name == name).cloned().unwrap();
-            (standing, of("others"), of("clocks"))
+            (status, of("others"), of("clocks"))
         };
-        let (standing, others, clocks) = of(vec![host("s", None, 1e-4), host("a", Some(0.05), 1e-4)]);
-        assert_eq!((standing, others.holds, clocks.holds), (Standing::Valid, Some(true), Some(true)));
+        let (status, others, clocks) = of(vec![host("s", None, 1e-4), host("a", Some(0.05), 1e-4)]);
+        assert_eq!((status, others.holds, clocks.holds), (RunStatus::Valid, Some(true), Some(true)));
         assert!(clocks.says.contains("s +3000.000 ms, to within 0.100 ms"), "{}", clocks.says);
-        let (standing, others, _) =
+        let (status, others, _) =
             of(vec![host("s", None, 1e-4), host("a", Some(0.5), 1e-4), host("b", Some(0.01), 1e-4)]);
-        assert!(standing == Standing::Invalid && others.says.contains("50.0 % of the CPU time of a"), "{others:?}");
-        let (standing, _, clocks) = of(vec![host("s", None, 1e-4), host("a", None, 0.2)]);
-        assert_eq!((standing, clocks.holds), (Standing::Invalid, Some(false)));
+        assert!(status == RunStatus::Invalid && others.says.contains("50.0 % of the CPU time of a"), "{others:?}");
+        let (status, _, clocks) = of(vec![host("s", None, 1e-4), host("a", None, 0.2)]);
+        assert_eq!((status, clocks.holds), (RunStatus::Invalid, Some(false)));
     }
 
     #[test]

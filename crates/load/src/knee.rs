@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use amped_measure::Worth;
+use amped_measure::Validity;
 use amped_measure::stats::student;
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> 
     };
     let count = |rate: f64| {
         let made = || runs.iter().filter(move |run| rate_of(run) == Some(rate));
-        let valid = || made().filter(|run| matches!(run.verdict.worth, Worth::Valid | Worth::AtLeast));
+        let valid = || made().filter(|run| matches!(run.verdict.validity, Validity::Valid | Validity::AtLeast));
         (rate, Runs { borne: valid().filter(bears).count(), valid: valid().count(), made: made().count() })
     };
     rates.into_iter().map(count).collect()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use amped_measure::host::Machine;
 use amped_measure::others::Others;
-use amped_measure::{Verdict, Worth};
+use amped_measure::{Validity, Verdict};
 use amped_units::Time;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -240,7 +240,7 @@ impl Outcome {
         for one in parked.iter().filter(|one| one.open_at_start < one.asked) {
             self.verdict.broken.push(format!(
                 "of {} parked connections ({}) {} were open when the run began; does the server bear as many?",
-                one.asked, one.habit, one.open_at_start
+                one.asked, one.mode, one.open_at_start
             ));
         }
         self.parked = parked;
@@ -254,7 +254,7 @@ impl Outcome {
                  more with --others-max",
                 max * 100.0
             );
-            self.verdict.weaken(Worth::Disturbed, text);
+            self.verdict.weaken(Validity::Disturbed, text);
         }
         self.others = Some(others);
     }
@@ -307,13 +307,13 @@ impl Outcome {
             };
             let text =
                 format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed{stolen}");
-            verdict.weaken(Worth::ClientBound, text);
+            verdict.weaken(Validity::ClientBound, text);
         }
         for (fault, what) in
             [(Fault::Local, "found no port, descriptor or way"), (Fault::Unsent, "came too late to begin")]
         {
             if self.failed_by(fault) > 0 {
-                verdict.weaken(Worth::ClientBound, format!("{} connections {what}", self.failed_by(fault)));
+                verdict.weaken(Validity::ClientBound, format!("{} connections {what}", self.failed_by(fault)));
             }
         }
         for (used, who) in [(self.establisher, "begins connections"), (self.handler, "handles connections")] {
@@ -321,15 +321,17 @@ impl Outcome {
             let (busy, queued) = ((used.cpu_s - used.spun_s) / elapsed, used.queued_s / elapsed);
             let lanes = if lanes > 1 { format!(" (mean of {lanes})") } else { String::new() };
             if busy > BUSY {
-                let worth = if open { Worth::ClientBound } else { Worth::AtLeast };
-                verdict
-                    .weaken(worth, format!("the thread that {who}{lanes} was busy {:.0} % of the time", busy * 100.0));
+                let validity = if open { Validity::ClientBound } else { Validity::AtLeast };
+                verdict.weaken(
+                    validity,
+                    format!("the thread that {who}{lanes} was busy {:.0} % of the time", busy * 100.0),
+                );
             }
             if queued > QUEUED {
-                let worth = if open { Worth::ClientBound } else { Worth::AtLeast };
+                let validity = if open { Validity::ClientBound } else { Validity::AtLeast };
                 let text =
                     format!("the thread that {who}{lanes} waited for a core {:.0} % of the time", queued * 100.0);
-                verdict.weaken(worth, text);
+                verdict.weaken(validity, text);
             }
         }
         verdict
@@ -455,34 +457,40 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_the_clients_own_is_said() {
-        let check = |rate: f64, late: Duration, change: fn(&mut Tally, &mut Ran), worth: Worth, says: &str| {
+        let check = |rate: f64, late: Duration, change: fn(&mut Tally, &mut Ran), validity: Validity, says: &str| {
             let (mut tally, mut ran) = (Tally::new(1), ran(rate));
             (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
             change(&mut tally, &mut ran);
             let verdict = finished(tally, ran).verdict;
-            assert!(verdict.worth == worth && verdict.to_string().contains(says), "{verdict}");
+            assert!(verdict.validity == worth && verdict.to_string().contains(says), "{verdict}");
         };
         let ms = Duration::from_millis;
-        check(1000.0, Duration::from_micros(900), |_, _| {}, Worth::Valid, "valid");
-        check(1000.0, ms(2), |_, _| {}, Worth::ClientBound, "and 1.0 ms are allowed");
+        check(1000.0, Duration::from_micros(900), |_, _| {}, Validity::Valid, "valid");
+        check(1000.0, ms(2), |_, _| {}, Validity::ClientBound, "and 1.0 ms are allowed");
         check(
             1000.0,
             ms(2),
             |_, ran| ran.stolen_s = 0.03,
-            Worth::ClientBound,
+            Validity::ClientBound,
             "the hypervisor took 30 ms of CPU time away",
         );
         // 5 % of a gap of 100 ms.
-        check(10.0, ms(4), |_, _| {}, Worth::Valid, "valid");
-        check(10.0, ms(6), |_, _| {}, Worth::ClientBound, "5.0 ms are allowed");
-        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Worth::ClientBound, "no port");
-        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent), Worth::ClientBound, "too late");
-        check(1.0, ms(1), |_, ran| ran.handler.cpu_s = 1.96, Worth::ClientBound, "handles connections was busy 98 %");
-        check(1.0, ms(1), |_, ran| ran.establisher.queued_s = 0.6, Worth::ClientBound, "waited for a core 30 %");
+        check(10.0, ms(4), |_, _| {}, Validity::Valid, "valid");
+        check(10.0, ms(6), |_, _| {}, Validity::ClientBound, "5.0 ms are allowed");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Validity::ClientBound, "no port");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent), Validity::ClientBound, "too late");
+        check(
+            1.0,
+            ms(1),
+            |_, ran| ran.handler.cpu_s = 1.96,
+            Validity::ClientBound,
+            "handles connections was busy 98 %",
+        );
+        check(1.0, ms(1), |_, ran| ran.establisher.queued_s = 0.6, Validity::ClientBound, "waited for a core 30 %");
         let closed = |_: &mut Tally, ran: &mut Ran| {
             ran.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
             ran.handler.cpu_s = 1.96;
         };
-        check(1.0, ms(500), closed, Worth::AtLeast, "busy 98 %");
+        check(1.0, ms(500), closed, Validity::AtLeast, "busy 98 %");
     }
 }

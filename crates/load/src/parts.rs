@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use amped_measure::{Verdict, Worth};
+use amped_measure::{Validity, Verdict};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -135,7 +135,7 @@ impl Parts {
         let apart_s = began_last_s - began_first_s;
         if !(0.0..=APART_MAX_S).contains(&apart_s) {
             let apart = format!("the generators began {apart_s:.3} s apart, so their seconds are not the same");
-            all.verdict.weaken(Worth::ClientBound, apart);
+            all.verdict.weaken(Validity::ClientBound, apart);
         }
         for (at, class) in all.classes.iter_mut().enumerate() {
             // Known of all or of none: the number of classes decides, and that is the same.
@@ -207,10 +207,10 @@ fn asked(mine: &Loop, theirs: &Loop) -> Option<Loop> {
 
 /// The whole is worth what the worst of its parts is.
 fn judge(all: &mut Verdict, name: &str, part: &Verdict) {
-    if part.worth != Worth::Valid && part.evidence.is_empty() {
-        all.weaken(part.worth, format!("{name}: {}", part.worth));
+    if part.validity != Validity::Valid && part.evidence.is_empty() {
+        all.weaken(part.validity, format!("{name}: {}", part.validity));
     }
-    part.evidence.iter().for_each(|line| all.weaken(part.worth, format!("{name}: {line}")));
+    part.evidence.iter().for_each(|line| all.weaken(part.validity, format!("{name}: {line}")));
     all.broken.extend(part.broken.iter().map(|line| format!("{name}: {line}")));
 }
 
@@ -320,7 +320,7 @@ mod tests {
     fn the_worst_part_is_what_the_whole_is_worth() {
         let good = tallied(&[(0, 0, Some(10))], 1);
         let mut late = good.clone();
-        late.outcome.verdict.weaken(Worth::ClientBound, "1 % began late");
+        late.outcome.verdict.weaken(Validity::ClientBound, "1 % began late");
         let named = |name: &str, parts: &Parts| (name.to_owned(), parts.clone());
         let merged = Parts::merge(&[named("one", &good), named("two", &late)]).unwrap();
         assert_eq!(merged.verdict.to_string(), "client-bound: two: 1 % began late");

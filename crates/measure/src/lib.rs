@@ -11,4 +11,4 @@ pub mod stats;
 mod verdict;
 
 pub use failure::Failure;
-pub use verdict::{Verdict, Worth};
+pub use verdict::{Validity, Verdict};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// How far the figures of a run can be believed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Worth {
+pub enum Validity {
     /// The instrument did what was asked of it: the figures are the server's.
     #[default]
     Valid,
@@ -25,14 +25,14 @@ pub enum Worth {
     PathBound,
 }
 
-impl fmt::Display for Worth {
+impl fmt::Display for Validity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Worth::Valid => "valid",
-            Worth::AtLeast => "at-least",
-            Worth::Disturbed => "disturbed",
-            Worth::ClientBound => "client-bound",
-            Worth::PathBound => "path-bound",
+            Validity::Valid => "valid",
+            Validity::AtLeast => "at-least",
+            Validity::Disturbed => "disturbed",
+            Validity::ClientBound => "client-bound",
+            Validity::PathBound => "path-bound",
         })
     }
 }
@@ -41,8 +41,8 @@ impl fmt::Display for Worth {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// How far the figures can be believed.
-    pub worth: Worth,
-    /// Why they are no better than that, a line each; empty for [`Worth::Valid`].
+    pub validity: Validity,
+    /// Why they are no better than that, a line each; empty for [`Validity::Valid`].
     pub evidence: Vec<String>,
     /// What was demanded of the result and did not hold, a line each.
     pub broken: Vec<String>,
@@ -55,9 +55,9 @@ impl Verdict {
     }
 
     /// Something speaks against it. The worst worth counts, and all evidence is kept.
-    pub fn weaken(&mut self, worth: Worth, evidence: impl Into<String>) {
-        if worth as u8 > self.worth as u8 {
-            self.worth = worth;
+    pub fn weaken(&mut self, validity: Validity, evidence: impl Into<String>) {
+        if validity as u8 > self.validity as u8 {
+            self.validity = validity;
         }
         self.evidence.push(evidence.into());
     }
@@ -65,14 +65,15 @@ impl Verdict {
     /// What the program ends with: 0, or 1 for a run that is an instrument's own or may be others', or a check that did not hold.
     pub fn exit_status(&self) -> u8 {
         u8::from(
-            matches!(self.worth, Worth::Disturbed | Worth::ClientBound | Worth::PathBound) || !self.broken.is_empty(),
+            matches!(self.validity, Validity::Disturbed | Validity::ClientBound | Validity::PathBound)
+                || !self.broken.is_empty(),
         )
     }
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.worth)?;
+        write!(f, "{}", self.validity)?;
         for (at, line) in self.evidence.iter().enumerate() {
             write!(f, "{}{line}", if at == 0 { ": " } else { "; " })?;
         }
@@ -88,10 +89,10 @@ mod tests {
     fn the_worst_counts_and_all_is_told() {
         let mut verdict = Verdict::valid();
         assert_eq!((verdict.exit_status(), verdict.to_string()), (0, "valid".to_owned()));
-        verdict.weaken(Worth::AtLeast, "a");
+        verdict.weaken(Validity::AtLeast, "a");
         assert_eq!((verdict.exit_status(), verdict.to_string()), (0, "at-least: a".to_owned()));
-        verdict.weaken(Worth::ClientBound, "b");
-        verdict.weaken(Worth::AtLeast, "c");
+        verdict.weaken(Validity::ClientBound, "b");
+        verdict.weaken(Validity::AtLeast, "c");
         assert_eq!((verdict.exit_status(), verdict.to_string()), (1, "client-bound: a; b; c".to_owned()));
         let broken = Verdict { broken: vec!["p99>1ms".to_owned()], ..Verdict::valid() };
         assert_eq!((broken.exit_status(), broken.to_string()), (1, "valid\nnot as it must be: p99>1ms".to_owned()));

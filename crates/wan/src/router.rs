@@ -23,7 +23,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use amped_measure::host::stolen_ns;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use amped_sys::clock::{self, Clock};
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::eventfd::EventFd;
@@ -236,7 +236,7 @@ impl Report {
         let bound_us = bound.as_secs_f64() * 1e6;
         if self.lateness.p99_us > bound_us {
             verdict.weaken(
-                Worth::PathBound,
+                Validity::PathBound,
                 format!(
                     "packets left {:.1} us late at p99, more than {bound_us:.0} us{}",
                     self.lateness.p99_us,
@@ -250,7 +250,7 @@ impl Report {
             (self.refused, "were refused by a device that was down"),
         ] {
             if count > 0 {
-                verdict.weaken(Worth::PathBound, format!("{count} packets {what}"));
+                verdict.weaken(Validity::PathBound, format!("{count} packets {what}"));
             }
         }
         verdict

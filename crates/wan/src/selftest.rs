@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use amped_measure::stats::median;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use amped_sys::clock::{self, Clock};
 use amped_sys::netns::NetNs;
 use amped_sys::{datagram, socket};
@@ -154,7 +154,7 @@ impl Trial {
     /// Whether it speaks of the machine and not of the router: not all is as asked, and there was a stall, or a hypervisor
     /// took time.
     pub fn is_disturbed(&self) -> bool {
-        self.verdict.worth != Worth::Valid && (self.stalls.count > 0 || self.stolen_s > 0.0)
+        self.verdict.validity != Validity::Valid && (self.stalls.count > 0 || self.stolen_s > 0.0)
     }
 }
 
@@ -206,7 +206,7 @@ fn judge(trial: &mut Trial, path: &PathSettings, settings: &TrialSettings, repor
         last.push_str(&report.machine());
     }
     for text in broken {
-        trial.verdict.weaken(Worth::PathBound, text);
+        trial.verdict.weaken(Validity::PathBound, text);
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) mod tests {
     /// What it says of so many replies, half of which took 1 ms, the longest 3.
     pub(in super::super) fn said(planned: u64, ok: u64, failures: &str, statuses: &str) -> Said {
         let text = format!(
-            r#"{{"planned":{planned},"ok":{ok},"failures":{failures},"statuses":{statuses},"seconds":1.0,"offered_rate":2.0,"received_bytes":3,"verdict":{{"worth":"valid","evidence":[],"broken":[]}},"series":[{{"at_s":0.0,"ok":1,"failed":0}}],
+            r#"{{"planned":{planned},"ok":{ok},"failures":{failures},"statuses":{statuses},"seconds":1.0,"offered_rate":2.0,"received_bytes":3,"verdict":{{"validity":"valid","evidence":[],"broken":[]}},"series":[{{"at_s":0.0,"ok":1,"failed":0}}],
             "latency":{{"count":{ok},"mean_ms":1.0,"p50_ms":1.0,"p99_ms":2.0,"max_ms":3.0}},"rate":1.0}}"#
         );
         serde_json::from_str(&text).unwrap()

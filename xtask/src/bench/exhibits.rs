@@ -82,7 +82,7 @@ struct Claim {
     here: Option<[f64; 3]>,
     unit: String,
     blocks: usize,
-    fate: String,
+    status: String,
 }
 
 /// What an archive is good for.
@@ -280,7 +280,7 @@ fn machine(archive: &Path) -> Option<String> {
 /// The table: a line for each claim, under the exhibits whose experiment holds it.
 fn table(experiments: &[Experiment]) -> String {
     let claims = || experiments.iter().filter_map(|one| one.told.as_ref()).flat_map(|told| &told.claims);
-    let count = |fate: &str| claims().filter(|claim| claim.fate == fate).count();
+    let count = |status: &str| claims().filter(|claim| claim.status == status).count();
     let mut text = format!(
         "Of {} claims {} still hold, {} no longer do, {} were not applied, {} are undecided and {} cannot be told. A figure is the \
          median over the blocks of an experiment, each of which measured what is compared within minutes, with its interval; it \
@@ -334,7 +334,7 @@ impl Claim {
                 format!("**{median}**{unit} ({low} to {high}; {blocks}), {}", self.compared)
             },
         );
-        let fate = match self.fate.as_str() {
+        let status = match self.status.as_str() {
             "still-holds" => "still holds",
             "no-longer" => "**no longer** holds",
             "not-applied" => "not applied",
@@ -342,7 +342,7 @@ impl Claim {
             _ => "cannot be told",
         };
         let paper = self.paper.map_or(String::new(), |paper| format!("{}{unit}", number(paper)));
-        [&self.says, &paper, &here, &self.holds, fate].map(cell).join(" | ")
+        [&self.says, &paper, &here, &self.holds, status].map(cell).join(" | ")
     }
 }
 
@@ -385,11 +385,11 @@ mod tests {
         let mut experiments = experiments(LIST, &[]).unwrap();
         let told = r#"{"runs": {"planned": 4, "there": 4, "valid": 3, "censored": 1, "invalid": 0}, "figures": ["figure-5-a"], "claims": [
             {"says": "A log takes a|tenth", "compared": "on / off", "holds": "below 0.98", "paper": 0.912, "here": [0.9, 0.923456, 0.95],
-             "unit": "", "blocks": 6, "coverage": 0.96875, "fate": "still-holds"},
+             "unit": "", "blocks": 6, "coverage": 0.96875, "status": "still-holds"},
             {"says": "It is lost", "compared": "x", "holds": "above 1", "paper": null, "here": [0, 1, 2], "unit": "", "blocks": 2,
-             "coverage": 0.5, "fate": "undecided"},
+             "coverage": 0.5, "status": "undecided"},
             {"says": "It is slow", "compared": "x", "holds": "above 5 ms", "paper": null, "here": null, "unit": "ms", "blocks": 0,
-             "coverage": 0, "fate": "cannot-be-told"}]}"#;
+             "coverage": 0, "status": "cannot-be-told"}]}"#;
         experiments[1].told = Some(serde_json::from_str(told).unwrap());
         let text = table(&experiments);
         let lines: Vec<&str> = text.lines().collect();

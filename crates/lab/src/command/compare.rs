@@ -162,7 +162,7 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
 
 /// As JSON.
 #[derive(Serialize)]
-struct Told<'a> {
+struct ComparisonReport<'a> {
     #[serde(flatten)]
     comparison: &'a Comparison,
     demands: &'a [Checked],
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     let demands: Vec<Checked> = args.fail_if.iter().map(|demand| check(demand, &comparison)).collect();
     let status = exit_status(&comparison, &demands);
     if args.json {
-        say::json(&Told { comparison: &comparison, demands: &demands, exit_status: status })?;
+        say::json(&ComparisonReport { comparison: &comparison, demands: &demands, exit_status: status })?;
     } else {
         let lines: Vec<String> = demands.iter().map(|checked| format!("{checked}\n")).collect();
         let gap = if lines.is_empty() { "" } else { "\n" };

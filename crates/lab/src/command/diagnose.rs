@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ammeter_load::drive::Stop;
 use ammeter_load::url::Url;
 use ammeter_monitor::Target;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use serde::Serialize;
 
 use super::duration;
@@ -226,7 +226,7 @@ fn settings(args: &Args, target: Target, steps: Vec<Step>, now: Duration) -> Set
 
 /// As JSON.
 #[derive(Serialize)]
-struct Told<'a> {
+struct DiagnosisReport<'a> {
     archive: &'a Path,
     /// Why it is not whole, if it is not.
     interrupted: &'a Option<String>,
@@ -240,13 +240,18 @@ fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option
     for one in &found {
         match one.answer {
             Answer::Bottleneck => {}
-            Answer::Borne => verdict.weaken(Worth::AtLeast, one.sentence.clone()),
-            Answer::ClientBound => verdict.weaken(Worth::ClientBound, one.sentence.clone()),
+            Answer::Borne => verdict.weaken(Validity::AtLeast, one.sentence.clone()),
+            Answer::ClientBound => verdict.weaken(Validity::ClientBound, one.sentence.clone()),
             Answer::NotFound => verdict.broken.push(format!("a bottleneck is found ({})", one.sentence)),
         }
     }
     if args.json {
-        say::json(&Told { archive: &archive.dir, interrupted: &cut_short, diagnoses: &found, verdict: &verdict })?;
+        say::json(&DiagnosisReport {
+            archive: &archive.dir,
+            interrupted: &cut_short,
+            diagnoses: &found,
+            verdict: &verdict,
+        })?;
     } else {
         if let Some(line) = &cut_short {
             say::out(&format!("{line}\n"))?;

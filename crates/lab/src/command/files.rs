@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use ammeter_load::workload::fileset::{self, Gleaned, Scale, Written};
+use ammeter_load::workload::fileset::{self, LogFileSet, Scale, Written};
 use ammeter_load::workload::log::{Log, Tally};
 use ammeter_load::workload::manifest::{self, Manifest};
 use amped_measure::{Failure, Verdict};
@@ -91,7 +91,7 @@ fn ops(text: &str) -> Result<NonZeroU32, String> {
 
 /// What is told of a set.
 #[derive(Serialize)]
-struct Told<'a> {
+struct FileSetReport<'a> {
     set: &'a str,
     seed: u64,
     files: u64,
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let mut classes: Vec<Class> = manifest.classes().into_iter().map(class).collect();
     // By average size; of a log they would come in the order in which their first files were asked for.
     classes.sort_by_key(|class| class.bytes / class.files);
-    let told = Told {
+    let told = FileSetReport {
         set: &manifest.head.set,
         seed: common.seed,
         files: manifest.head.files,
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-fn source(log: &Log, gleaned: &Gleaned) -> Source {
+fn source(log: &Log, gleaned: &LogFileSet) -> Source {
     let Tally { lines, odd, cut, .. } = log.tally();
     Source {
         lines: *lines,
@@ -209,7 +209,7 @@ fn write(manifest: &Manifest, folder: &Path) -> Result<Written, Failure> {
 
 const MIB: f64 = (1 << 20) as f64;
 
-impl Told<'_> {
+impl FileSetReport<'_> {
     fn text(&self) -> String {
         let mut text = format!(
             "{}: {} files, {:.2} MiB, average reply {:.2} KiB, seed {}\n",

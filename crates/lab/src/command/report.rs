@@ -6,7 +6,7 @@ use amped_measure::{Failure, Verdict};
 
 use crate::archive::{Archive, name};
 use crate::experiment::{self, Wish};
-use crate::report::{self, Told};
+use crate::report::{self, ReportSummary};
 use crate::{exhibits, say};
 
 /// The flags.
@@ -74,7 +74,7 @@ fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn text(told: &Told) -> String {
+fn text(told: &ReportSummary) -> String {
     let mut lines = told.verdict.clone();
     lines.push(report::overview_text(&told.overview));
     lines.extend(report::open_claims(&told.claims));

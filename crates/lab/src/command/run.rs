@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use ammeter_load::drive::Stop;
 use ammeter_load::window::Pace;
 use amped_measure::stats::Summary as Spread;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Block, Clients, Planned, Resolved, Run, Standing, Step, block_path, name};
-use crate::bed::{self, Bed};
+use crate::archive::{self, Archive, Block, Clients, Planned, Resolved, Run, RunStatus, Step, block_path, name};
+use crate::environment::{self, TestEnvironment};
 use crate::experiment::{self, Experiment, Settings, Wish};
 use crate::hosts::Fleet;
 use crate::report::{self, Judged};
@@ -92,16 +92,16 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let dir = args.out.clone().unwrap_or_else(usual);
     // Before the first thread.
     let stop = Stop::on_signals(terminal::restore)?;
-    let bed = Bed::new()?;
+    let environment = TestEnvironment::new()?;
     // Whoever cannot be reached is told before anything is made.
     let hosts = experiment.resolved.hosts.as_ref();
-    let fleet = hosts.map(|hosts| Fleet::reach(hosts, &bed.own, &experiment.settings, &stop)).transpose()?;
+    let fleet = hosts.map(|hosts| Fleet::reach(hosts, &environment.own, &experiment.settings, &stop)).transpose()?;
     let fleet = fleet.map(RefCell::new);
     let _lock = take(&dir)?;
-    begin(&bed, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
-    let measured = measure(&bed, fleet.as_ref(), &dir, &experiment, args, &stop);
+    begin(&environment, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
+    let measured = measure(&environment, fleet.as_ref(), &dir, &experiment, args, &stop);
     drop(fleet);
-    drop(bed);
+    drop(environment);
     // Of what there is, also where it was stopped; why it was is told first.
     let reported = Archive::open(&dir).and_then(|archive| report::write(&archive, &dir.join(name::REPORT), None));
     measured.and(reported)?;
@@ -122,14 +122,14 @@ fn take(dir: &Path) -> Result<File, Failure> {
 
 /// Writes what is known before the first run; or finds that the same was begun here, and goes on.
 fn begin(
-    bed: &Bed,
+    environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
     dir: &Path,
     text: &str,
     mut resolved: Resolved,
     settings: &[Settings],
 ) -> Result<(), Failure> {
-    let mut programs = BTreeMap::from([("ammeter".to_owned(), subject::identity(&bed.own, "--version"))]);
+    let mut programs = BTreeMap::from([("ammeter".to_owned(), subject::identity(&environment.own, "--version"))]);
     if let Some(fleet) = fleet {
         programs.extend(fleet.borrow_mut().programs(settings)?);
     }
@@ -155,8 +155,8 @@ fn begin(
     for folder in [name::RUNS, name::BLOCKS] {
         fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("make {}", dir.join(folder).display())))?;
     }
-    let cores = settings.first().map(|arm| bed.words(&arm.cores)).unwrap_or_default();
-    let host = fleet.map_or_else(|| bed::host(cores), |fleet| Ok(fleet.borrow().host()))?;
+    let cores = settings.first().map(|arm| environment.words(&arm.cores)).unwrap_or_default();
+    let host = fleet.map_or_else(|| environment::host(cores), |fleet| Ok(fleet.borrow().host()))?;
     archive::write_bytes(&dir.join(name::EXPERIMENT), text.as_bytes())?;
     archive::write(&dir.join(name::HOST), &host)?;
     archive::write(&dir.join(name::PLAN), &plan::plan(&resolved))?;
@@ -166,7 +166,7 @@ fn begin(
 
 /// Makes the runs that are not there yet; and with `retry` again those that are invalid for no fault of the server.
 fn measure(
-    bed: &Bed,
+    environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
     dir: &Path,
     experiment: &Experiment,
@@ -205,13 +205,13 @@ fn measure(
         Some(clients) => clients,
         None => {
             progress.say("trying the clients against a server that does nothing");
-            let clients = runner::try_clients(bed, fleet, baseline, &resolved, stop)?;
+            let clients = runner::try_clients(environment, fleet, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
             warn(&clients, &resolved.steps, &progress);
             clients
         }
     };
-    let lab = runner::Lab { bed, fleet, dir, resolved: &resolved, clients: &clients, stop };
+    let lab = runner::Lab { environment, fleet, dir, resolved: &resolved, clients: &clients, stop };
     for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
         make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
         let disturbed = plan::left(block, &made, is_disturbed);
@@ -246,7 +246,7 @@ fn make(
     }
     for planned in runs {
         if stop.is_stopped() {
-            return Err(bed::interrupted());
+            return Err(environment::interrupted());
         }
         let at = resolved.arms.iter().position(|arm| arm.id == planned.arm);
         let (Some(arm), Some(settings)) =
@@ -353,7 +353,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
-        let standing = standing(run.standing);
+        let status = status_name(run.status);
         let why = if run.why.is_empty() { String::new() } else { format!(": {}", run.why.join("; ")) };
         let figures = run.summary.as_ref().map(|summary| {
             let cpu =
@@ -365,14 +365,14 @@ impl Progress {
             format!("  {:.0} completed/s{behind}{cpu}", summary.completed_rate().unwrap_or_default())
         });
         let line = format!(
-            "{:>3}/{}  {:<24} {arm}{}  {standing}{why}",
+            "{:>3}/{}  {:<24} {arm}{}  {status}{why}",
             self.at.get(),
             self.count.get(),
             run.plan.id,
             figures.unwrap_or_default()
         );
         // In a terminal the bar tells how far it is, and only what is odd is worth a line.
-        if self.bar.is_none() || run.standing != Standing::Valid {
+        if self.bar.is_none() || run.status != RunStatus::Valid {
             self.say(&line);
         }
     }
@@ -384,11 +384,11 @@ impl Progress {
     }
 }
 
-fn standing(standing: Standing) -> &'static str {
-    match standing {
-        Standing::Valid => "valid",
-        Standing::Censored => "at least",
-        Standing::Invalid => "INVALID",
+fn status_name(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Valid => "valid",
+        RunStatus::Censored => "at least",
+        RunStatus::Invalid => "INVALID",
     }
 }
 
@@ -398,7 +398,7 @@ struct Point {
     arm: String,
     label: String,
     step: Step,
-    /// Runs of each standing, by their last attempts.
+    /// Runs of each status, by their last attempts.
     valid: usize,
     censored: usize,
     invalid: usize,
@@ -412,7 +412,7 @@ struct Point {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct ExperimentReport {
     directory: PathBuf,
     points: Vec<Point>,
     /// What became of what the experiment claims.
@@ -430,9 +430,9 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
         for step in &resolved.steps {
             let is_of_point = |run: &&Run| run.plan.arm == arm.id && run.plan.step == *step;
             let of_point: Vec<&Run> = runs.iter().copied().filter(is_of_point).collect();
-            let count = |standing: Standing| of_point.iter().filter(|run| run.standing == standing).count();
+            let count = |status: RunStatus| of_point.iter().filter(|run| run.status == status).count();
             let median = |metric: &str| {
-                let counted = of_point.iter().filter(|run| run.standing != Standing::Invalid);
+                let counted = of_point.iter().filter(|run| run.status != RunStatus::Invalid);
                 let values = counted.filter_map(|run| run.summary.as_ref()?.metric(metric));
                 Spread::of(values).map(|spread| spread.median)
             };
@@ -440,9 +440,9 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
                 arm: arm.id.clone(),
                 label: arm.label.clone(),
                 step: *step,
-                valid: count(Standing::Valid),
-                censored: count(Standing::Censored),
-                invalid: count(Standing::Invalid),
+                valid: count(RunStatus::Valid),
+                censored: count(RunStatus::Censored),
+                invalid: count(RunStatus::Invalid),
                 again: archive.runs.iter().filter(is_of_point).count() - of_point.len(),
                 offered_rate: median("offered-rate"),
                 rate: median("rate"),
@@ -454,14 +454,14 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     let mut verdict = Verdict::valid();
     let censored: usize = points.iter().map(|point| point.censored).sum();
     if censored > 0 {
-        verdict.weaken(Worth::AtLeast, format!("{censored} of {} runs are lower bounds (\"at least\")", runs.len()));
+        verdict.weaken(Validity::AtLeast, format!("{censored} of {} runs are lower bounds (\"at least\")", runs.len()));
     }
     for point in points.iter().filter(|point| point.valid + point.censored == 0) {
         let of_point = runs.iter().find(|run| run.plan.arm == point.arm && run.plan.step == point.step);
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
         verdict.broken.push(format!("no run of {} at {} counts: {why}", point.label, point.step.value()));
     }
-    let told = Told { directory: dir.to_owned(), points, claims, verdict };
+    let told = ExperimentReport { directory: dir.to_owned(), points, claims, verdict };
     if args.json {
         say::json(&told)?;
     } else {
@@ -470,7 +470,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     Ok(told.verdict)
 }
 
-fn table(resolved: &Resolved, told: &Told) -> String {
+fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
     let width = told.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
     let axis = resolved.steps.first().map_or("", |step| step.axis());
     let mut text = format!(
@@ -497,7 +497,7 @@ fn table(resolved: &Resolved, told: &Told) -> String {
     if again > 0 {
         text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");
     }
-    let claims = [report::fates(&told.claims), report::open_claims(&told.claims)].concat();
+    let claims = [report::claim_summaries(&told.claims), report::open_claims(&told.claims)].concat();
     claims.iter().for_each(|line| text += &format!("{line}\n"));
     let report = told.directory.join(name::REPORT);
     text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());

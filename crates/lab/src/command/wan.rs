@@ -290,7 +290,7 @@ fn behind_path(args: &Args) -> Result<u8, Failure> {
     let status = exit_status(outcome.status, &verdict);
     if args.json {
         let command = Ended { code: outcome.status.code(), signal: outcome.status.signal() };
-        let told = Told { report: &outcome.report, verdict: &verdict, command, exit_status: status };
+        let told = PathReport { report: &outcome.report, verdict: &verdict, command, exit_status: status };
         say::plain(&say::as_json(&told)?);
     } else {
         say::plain(&summary(&outcome.report));
@@ -303,7 +303,7 @@ fn behind_path(args: &Args) -> Result<u8, Failure> {
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct PathReport<'a> {
     report: &'a Report,
     verdict: &'a Verdict,
     command: Ended,
@@ -438,7 +438,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
             trial = selftest::trial(name, path, &settings)?;
         }
         for evidence in &trial.verdict.evidence {
-            verdict.weaken(trial.verdict.worth, format!("{name}: {evidence}"));
+            verdict.weaken(trial.verdict.validity, format!("{name}: {evidence}"));
         }
         if !args.json {
             // Each as it comes, since all of them take a while.

@@ -15,7 +15,7 @@ use ammeter_load::drive::Stop;
 use ammeter_monitor::groups_of;
 use ammeter_monitor::source::Memory;
 use amped_measure::host::{Machine, load_average};
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use amped_sys::process;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use super::PATH;
 use super::observe::CLIENT_LIMITS;
 use crate::archive::{
-    self, Archive, Arm, Check, FORM, Figure, Host, HostUse, Plan, Planned, Program, Resolved, Rules, Run, Standing,
+    self, Archive, Arm, Check, FORM, Figure, Host, HostUse, Plan, Planned, Program, Resolved, Rules, Run, RunStatus,
     Step, name,
 };
 use crate::run::{Seen, Snapshot, Told, now_s};
@@ -178,11 +178,11 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let others = said.others.as_ref().map(|others| others.share);
     summary.host = HostUse { others, ..seen.host(&before.until(&after), &summary) };
     let own = said.verdict.evidence.join("; ");
-    let is_path = path.worth == Worth::Valid;
+    let is_path = path.validity == Validity::Valid;
     let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
     let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
     // That others used the machine is told of all runs together (`diagnose`).
-    let is_kept = matches!(said.verdict.worth, Worth::Valid | Worth::Disturbed);
+    let is_kept = matches!(said.verdict.validity, Validity::Valid | Validity::Disturbed);
     let check = |name: &str, holds: bool, says: String| Check { name: name.to_owned(), holds: Some(holds), says };
     let run = Run {
         form: FORM,
@@ -191,7 +191,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
         load_began_s: said.began_s,
         load_ended_s: said.began_s + said.seconds,
         ended_s,
-        standing: if is_path && is_kept && is_free { Standing::Valid } else { Standing::Censored },
+        status: if is_path && is_kept && is_free { RunStatus::Valid } else { RunStatus::Censored },
         why: [
             (is_path, path.to_string()),
             (is_kept, said.verdict.to_string()),
@@ -217,7 +217,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     archive::write(&part.join(name::RUN), &run)?;
     fs::rename(&part, &folder).map_err(Failure::io(format_args!("name {}", folder.display())))?;
     let mut verdict = said.verdict;
-    path.evidence.into_iter().for_each(|line| verdict.weaken(path.worth, line));
+    path.evidence.into_iter().for_each(|line| verdict.weaken(path.validity, line));
     Ok(Made { run, verdict })
 }
 
@@ -273,7 +273,7 @@ fn verdict_of_path(errors: &str) -> Verdict {
 /// When it cannot be made, or the path in between was not the one asked for.
 pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f64, Failure> {
     let Loaded { text, path } = load(settings, step, seed)?;
-    if path.worth != Worth::Valid {
+    if path.validity != Validity::Valid {
         return Err(Failure::failed(format!("the run says nothing of the server: {path}")));
     }
     Ok(read_load::<Told>(&text)?.window.completed_rate)
@@ -426,7 +426,7 @@ mod tests {
             |errors: &str, expected: &str| assert_eq!(verdict_of_path(errors).to_string(), expected, "{errors}");
         check("", "valid");
         check("ammeter: 80 begun\n{}\n{\"verdict\":1}\n", "valid");
-        let line = r#"{"report":{},"verdict":{"worth":"path-bound","evidence":["9 packets were late"],"broken":[]},"exit_status":125}"#;
+        let line = r#"{"report":{},"verdict":{"validity":"path-bound","evidence":["9 packets were late"],"broken":[]},"exit_status":125}"#;
         check(&format!("ammeter: 80 begun\n{line}\nlast\n"), "path-bound: 9 packets were late");
     }
 }

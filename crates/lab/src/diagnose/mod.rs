@@ -19,7 +19,7 @@ pub(crate) mod verdict;
 use amped_measure::Failure;
 
 use crate::analyse::analyse;
-use crate::archive::{self, Archive, Run, Standing};
+use crate::archive::{self, Archive, Run, RunStatus};
 use verdict::{Diagnosis, Trial, judge};
 
 /// Runs that are needed to tell where throughput stops to follow what is offered.
@@ -42,11 +42,11 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
             id == arm.id || archive.arm(id).is_some_and(|other| other.is_again && other.levels == arm.levels)
         };
         let all = || archive.runs.iter().filter(|run| is_of(&run.plan.arm) && run.summary.is_some());
-        let valid = || all().filter(|run| run.standing != Standing::Invalid);
+        let valid = || all().filter(|run| run.status != RunStatus::Invalid);
         // Where too few are left, what was disturbed is looked at too, and that is told.
         let has_enough = valid().count() >= RUNS_MIN;
         let observed: Result<Vec<_>, _> = all()
-            .filter(|run| !has_enough || run.standing != Standing::Invalid)
+            .filter(|run| !has_enough || run.status != RunStatus::Invalid)
             .map(|run| observe::observe(archive, run))
             .collect();
         let observed = observed?;
@@ -108,7 +108,7 @@ mod tests {
             load_began_s: 0.0,
             load_ended_s: 0.0,
             ended_s: 0.0,
-            standing: Standing::Valid,
+            status: RunStatus::Valid,
             why: Vec::new(),
             checks: vec![Check { name: PATH.to_owned(), holds: Some(holds), says: "9 packets were late".to_owned() }],
             summary: None,

@@ -5,7 +5,7 @@ use ammeter_monitor::{Sample, Tick};
 use amped_measure::Failure;
 
 use crate::analyse::{Bound, Observed};
-use crate::archive::{self, Archive, LoadRecord, LoadSecond, Run, Standing, Summary, name};
+use crate::archive::{self, Archive, LoadRecord, LoadSecond, Run, RunStatus, Summary, name};
 
 /// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
 const MARGIN_S: f64 = 0.05;
@@ -91,7 +91,7 @@ fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Optio
     if let Some(why) = certain {
         return Some(Bound { why, is_certain: true });
     }
-    let late = (run.standing != Standing::Valid).then(|| broken(&["client", "clients"])).flatten();
+    let late = (run.status != RunStatus::Valid).then(|| broken(&["client", "clients"])).flatten();
     late.map(|why| Bound { why, is_certain: false })
 }
 
@@ -123,7 +123,7 @@ mod tests {
             load_began_s: 1.0,
             load_ended_s: 2.0,
             ended_s: 2.0,
-            standing: Standing::Censored,
+            status: RunStatus::Censored,
             why: Vec::new(),
             checks: checks
                 .iter()

@@ -3,7 +3,7 @@
 //! It lives as long as the ssh that started it. When its standard input ends, when nothing is heard for a minute (whoever asks is
 //! heard every two seconds), or at a signal, what is under way is given up, and server, load, groups and folders are gone before
 //! it is. What it started ends with it also where it is killed; groups and folders are then removed by the next who comes
-//! (`bed.rs`).
+//! (`environment.rs`).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, TcpStream};
@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use super::words::{self, Ask, Began, Begin, LoadOrder, Loaded, Programs, Say, Who};
 use crate::archive;
-use crate::bed::{self, Bed, Folder, Running, Streams, interrupted};
 use crate::command::load::READY;
+use crate::environment::{self, Folder, Running, Streams, TestEnvironment, interrupted};
 use crate::experiment::{Cores, Limits};
 use crate::group::Group;
 use crate::run::{Side, Snapshot, look_at_rest, now_s, pinned};
@@ -39,8 +39,8 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 pub(crate) fn run() -> Result<(), Failure> {
     // Before the first thread.
     let signals = Stop::on_signals(|| ())?;
-    let mut bed = Bed::new()?;
-    bed.is_shared = false;
+    let mut environment = TestEnvironment::new()?;
+    environment.is_shared = false;
     let out = Arc::new(Mutex::new(io::stdout()));
     let under_way = Arc::new(Mutex::new(Stop::default()));
     let heard = Arc::new(Mutex::new(Instant::now()));
@@ -80,7 +80,7 @@ pub(crate) fn run() -> Result<(), Failure> {
             }
         });
     }
-    let mut agent = Agent { side: None, loading: None, folder: None, out, bed };
+    let mut agent = Agent { side: None, loading: None, folder: None, out, environment };
     while !signals.is_stopped() {
         let (ask, stop) = match asks.recv_timeout(Duration::from_millis(200)) {
             Ok(next) => next,
@@ -107,7 +107,7 @@ struct Agent {
     /// Of the server's side, for its files.
     folder: Option<Folder>,
     out: Arc<Mutex<io::Stdout>>,
-    bed: Bed,
+    environment: TestEnvironment,
 }
 
 /// A generator that is ready.
@@ -179,18 +179,18 @@ impl Agent {
         let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
         let address: Option<IpAddr> = connection.split(' ').nth(2).and_then(|address| address.parse().ok());
         Ok(Who {
-            host: bed::host(self.bed.words(&Cores::default()))?,
-            is_root: self.bed.is_root,
+            host: environment::host(self.environment.words(&Cores::default()))?,
+            is_root: self.environment.is_root,
             address,
-            program: subject::identity(&self.bed.own, "--version"),
+            program: subject::identity(&self.environment.own, "--version"),
         })
     }
 
     fn begin(&mut self, Begin { settings, seed, interval, address }: &Begin, stop: &Stop) -> Result<Began, Failure> {
         self.clear();
-        let site = self.bed.site_for(settings, *seed)?;
-        let folder = self.folder.insert(self.bed.folder()?);
-        let side = Side::begin(&self.bed, settings, &site, *interval, Some(*address), &folder.path, stop)?;
+        let site = self.environment.site_for(settings, *seed)?;
+        let folder = self.folder.insert(self.environment.folder()?);
+        let side = Side::begin(&self.environment, settings, &site, *interval, Some(*address), &folder.path, stop)?;
         let side = match side {
             Ok(side) => self.side.insert(side),
             Err(why) => return Ok(Began::Refused(why)),
@@ -232,11 +232,11 @@ impl Agent {
                 order.server
             ))
         })?;
-        let folder = self.bed.folder()?;
-        let group = if self.bed.has_groups { Some(Group::counter()?) } else { None };
+        let folder = self.environment.folder()?;
+        let group = if self.environment.has_groups { Some(Group::counter()?) } else { None };
         let mut words = group.as_ref().map_or(Vec::new(), Group::prefix);
         words.extend(pinned(order.cores.as_deref()));
-        words.push(self.bed.own.display().to_string());
+        words.push(self.environment.own.display().to_string());
         words.extend(order.words.iter().cloned());
         if let Some(manifest) = &order.manifest {
             let path = folder.path.join("manifest.jsonl");

@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use super::clock::Exchange;
 use super::words::{self, Ask, Say};
 use crate::archive::{Offset, Program};
-use crate::bed::{Running, Streams, interrupted};
+use crate::environment::{Running, Streams, interrupted};
 use crate::run::now_s;
 
 /// How long a host may take until its shell says something.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::archive::{Host, Program, Rules};
 use crate::experiment::Settings;
-use crate::run::{Spell, Watched};
+use crate::run::{CpuUsage, Watched};
 use crate::subject::Subject;
 
 /// The longest line: a manifest of a large file set is in one.
@@ -105,7 +105,7 @@ pub(super) struct Loaded {
     /// What it printed besides.
     pub(super) said: String,
     /// What the host did meanwhile.
-    pub(super) spell: Spell,
+    pub(super) spell: CpuUsage,
 }
 
 /// What a host says of itself.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use amped_measure::stats::Summary;
 
-use crate::archive::{self, Archive, Arm, At, Run, Standing, Step};
+use crate::archive::{self, Archive, Arm, At, Run, RunStatus, Step};
 use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale, number};
 
 /// Of a figure's values, the name, the unit and the meaning of the metric.
@@ -40,21 +40,21 @@ pub(super) fn value(run: &Run, metric: &str) -> Option<f64> {
 
 /// The median of what the valid runs come to, else of the lower bounds; of neither there is none.
 pub(super) fn median(archive: &Archive, arm: &str, step: Step, metric: &str) -> Option<Summary> {
-    let of = |standing| {
-        let runs = cell(archive, arm, step).filter(move |run| run.standing == standing);
+    let of = |status| {
+        let runs = cell(archive, arm, step).filter(move |run| run.status == status);
         Summary::of(runs.filter_map(|run| value(run, metric)))
     };
-    of(Standing::Valid).or_else(|| of(Standing::Censored))
+    of(RunStatus::Valid).or_else(|| of(RunStatus::Censored))
 }
 
 /// The points of these runs at one x.
 fn points<'a>(runs: impl Iterator<Item = &'a Run>, x: f64, metric: &str) -> Vec<Point> {
     let mut by_standing: BTreeMap<Mark, Vec<f64>> = BTreeMap::new();
     for run in runs {
-        let mark = match run.standing {
-            Standing::Valid => Mark::Kept,
-            Standing::Censored => Mark::AtLeast,
-            Standing::Invalid => Mark::Invalid,
+        let mark = match run.status {
+            RunStatus::Valid => Mark::Kept,
+            RunStatus::Censored => Mark::AtLeast,
+            RunStatus::Invalid => Mark::Invalid,
         };
         by_standing.entry(mark).or_default().extend(value(run, metric));
     }

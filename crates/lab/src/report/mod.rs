@@ -34,8 +34,8 @@ use serde_json::json;
 use self::figures::percent;
 use self::overview::Overview;
 use self::verdict::Counts;
-pub(crate) use self::verdict::{Judged, fates, open_claims};
-use crate::archive::{Archive, Arm, Check, Run, SUBJECT, Standing, name};
+pub(crate) use self::verdict::{Judged, claim_summaries, open_claims};
+use crate::archive::{Archive, Arm, Check, Run, RunStatus, SUBJECT, name};
 use crate::compare::{self, Comparison};
 use crate::diagnose::verdict::{Answer, Diagnosis};
 use crate::figure::{Legend, number};
@@ -51,12 +51,12 @@ pub(crate) struct Report {
     /// Each figure's name, and the SVG of it.
     pub(crate) figures: Vec<(String, String)>,
     /// What it says.
-    pub(crate) told: Told,
+    pub(crate) told: ReportSummary,
 }
 
 /// What a report says, without its pictures.
 #[derive(Debug, Serialize)]
-pub(crate) struct Told {
+pub(crate) struct ReportSummary {
     /// The experiment's name.
     pub(crate) experiment: String,
     /// What stands first.
@@ -83,7 +83,7 @@ pub(crate) struct Told {
 ///
 /// # Errors
 /// When a file cannot be written.
-pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Result<Told, Failure> {
+pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Result<ReportSummary, Failure> {
     let Report { html, figures, mut told } = report(archive);
     let mut write = |path: PathBuf, text: &str| {
         fs::write(&path, text).map_err(Failure::io(format_args!("write {}", path.display())))?;
@@ -147,10 +147,10 @@ pub(crate) fn report(archive: &Archive) -> Report {
         others.map(|arm| compare::arms(archive, counterpart(&arms, arm), arm)).collect();
     let counts = verdict::counts(archive);
     let mut verdict = verdict::sentences(archive, &arms);
-    verdict.extend(fates(&claims));
+    verdict.extend(claim_summaries(&claims));
 
     // What is worth nothing is no evidence either.
-    let is_sound = |run: &&Run| run.standing != Standing::Invalid;
+    let is_sound = |run: &&Run| run.status != RunStatus::Invalid;
     let sound = Archive { runs: archive.runs.iter().filter(is_sound).cloned().collect(), ..archive.clone() };
     let (diagnoses, unknown) = match diagnose::diagnose(&sound) {
         Ok(found) => (found, None),
@@ -225,7 +225,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let below = format!("{}, begun {}", resolved.name, ammeter_load::date(resolved.began_s));
     let data = json!({ "runs": timelines });
     let html = page::page(&format!("{heading} - ammeter"), heading, &below, &body, &data, SCRIPT);
-    let told = Told {
+    let told = ReportSummary {
         experiment: resolved.name.clone(),
         verdict,
         overview,
@@ -339,7 +339,7 @@ fn counterpart<'a>(arms: &[&'a Arm], arm: &'a Arm) -> &'a Arm {
 fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     let peak = arms.first().and_then(|arm| {
         let step = figures::step_at(archive, arm, "rate", crate::archive::At::Peak)?;
-        figures::cell(archive, &arm.id, step).min_by_key(|run| run.standing as u8)
+        figures::cell(archive, &arm.id, step).min_by_key(|run| run.status as u8)
     });
     peak.or(archive.runs.first()).map(|run| run.plan.id.clone())
 }
@@ -415,7 +415,7 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
 /// Which checks invalid runs did not pass, and how many of them.
 fn reasons(archive: &Archive) -> String {
     let mut reasons: Vec<(&str, usize)> = Vec::new();
-    let invalid = archive.last_attempts().filter(|run| run.standing == Standing::Invalid);
+    let invalid = archive.last_attempts().filter(|run| run.status == RunStatus::Invalid);
     for check in invalid.flat_map(|run| &run.checks).filter(|check| check.holds == Some(false)) {
         match reasons.iter_mut().find(|(name, _)| *name == check.name) {
             Some((_, count)) => *count += 1,
@@ -463,7 +463,7 @@ fn judged(claims: &[Judged]) -> Markup {
                         Some([low, median, high]) => { td { (number(median)) } td { (number(low)) " to " (number(high)) } }
                         None => { td { "–" } td { "–" } }
                     }
-                    td { (claim.blocks) } td { (percent(claim.coverage)) } td.text { (claim.fate.ends()) }
+                    td { (claim.blocks) } td { (percent(claim.coverage)) } td.text { (claim.status.ends()) }
                 }
             }
         }
@@ -543,7 +543,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
 
 /// What was checked before, during and after.
 fn validation(archive: &Archive) -> Markup {
-    let bad: Vec<&Run> = archive.runs.iter().filter(|run| run.standing != Standing::Valid).collect();
+    let bad: Vec<&Run> = archive.runs.iter().filter(|run| run.status != RunStatus::Valid).collect();
     let is_last = |run: &Run| archive.last_attempts().any(|last| last.plan.id == run.plan.id);
     let mut names: Vec<&str> = Vec::new();
     for check in archive.runs.iter().flat_map(|run| &run.checks) {
@@ -574,7 +574,7 @@ fn validation(archive: &Archive) -> Markup {
         @if !bad.is_empty() {
             details open[bad.len() <= 12] {
                 summary { (bad.len()) " runs that are not valid, and why" }
-                ul { @for run in bad { li { (run.plan.id) ": " (standing(run.standing)) @if !is_last(run) { ", made again" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
+                ul { @for run in bad { li { (run.plan.id) ": " (status_name(run.status)) @if !is_last(run) { ", made again" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
             }
         }
         @if let Some(clients) = &archive.clients {
@@ -620,7 +620,7 @@ fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timelin
     html! {
         details.run id=(format!("run-{at}")) open[is_open] {
             summary {
-                (label) ", " (step) ", block " (run.plan.block) ": " (standing(run.standing))
+                (label) ", " (step) ", block " (run.plan.block) ": " (status_name(run.status))
                 @if let Some(figures) = figures { span.faint { " " (figures) } }
             }
             @for line in &run.why { p.bad { (line) } }
@@ -632,11 +632,11 @@ fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timelin
     }
 }
 
-fn standing(standing: Standing) -> &'static str {
-    match standing {
-        Standing::Valid => "valid",
-        Standing::Censored => "at least",
-        Standing::Invalid => "invalid",
+fn status_name(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Valid => "valid",
+        RunStatus::Censored => "at least",
+        RunStatus::Invalid => "invalid",
     }
 }
 
@@ -667,9 +667,9 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
         format!("{}{spread}", column(name, median))
     };
     let stand = |arm: &Arm, step| {
-        let of = |standing| figures::cell(archive, &arm.id, step).filter(|run| run.standing == standing).count();
-        let counts = [(Standing::Valid, "valid"), (Standing::Censored, "at least"), (Standing::Invalid, "invalid")];
-        let told = counts.into_iter().map(|(standing, name)| (of(standing), name)).filter(|(count, _)| *count > 0);
+        let of = |status| figures::cell(archive, &arm.id, step).filter(|run| run.status == status).count();
+        let counts = [(RunStatus::Valid, "valid"), (RunStatus::Censored, "at least"), (RunStatus::Invalid, "invalid")];
+        let told = counts.into_iter().map(|(status, name)| (of(status), name)).filter(|(count, _)| *count > 0);
         told.map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
     };
     html! {
@@ -691,7 +691,7 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
 fn all_runs(archive: &Archive) -> Markup {
     html! {
         table {
-            tr { th.text { "run" } th.text { "arm" } @for (_, heading) in COLUMNS { th { (heading) } } th.text { "failures" } th.text { "standing" } }
+            tr { th.text { "run" } th.text { "arm" } @for (_, heading) in COLUMNS { th { (heading) } } th.text { "failures" } th.text { "status" } }
             @for run in &archive.runs {
                 tr {
                     td.text.word { (run.plan.id) }
@@ -700,7 +700,7 @@ fn all_runs(archive: &Archive) -> Markup {
                         td { (figures::value(run, name).map_or_else(|| "–".to_owned(), |value| column(name, value))) }
                     }
                     td.text { @if let Some(summary) = &run.summary { (summary.failures.iter().map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", ")) } }
-                    td.text.word { (standing(run.standing)) }
+                    td.text.word { (status_name(run.status)) }
                 }
             }
         }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::figures::{arm_label, cell, median, percent, step_at, step_name};
 use super::verdict;
-use crate::archive::{Archive, Arm, At, Run, SUBJECT, Standing, Step};
+use crate::archive::{Archive, Arm, At, Run, RunStatus, SUBJECT, Step};
 use crate::figure::{number, sign};
 
 /// The table.
@@ -121,9 +121,9 @@ fn row(archive: &Archive, arm: &Arm, at: Option<Step>) -> Row {
         p99_ms: of("p99").map(Interval::of),
         failed_share: of("failed-share").map(|share| share.median),
         cpu_us: of("cpu-per-reply").map(Interval::of),
-        valid: archive.last_attempts().filter(is_it).filter(|run| run.standing == Standing::Valid).count(),
+        valid: archive.last_attempts().filter(is_it).filter(|run| run.status == RunStatus::Valid).count(),
         runs: archive.last_attempts().filter(is_it).count(),
-        is_at_least: peak.is_some_and(|step| cell(archive, &arm.id, step).all(|run| run.standing != Standing::Valid)),
+        is_at_least: peak.is_some_and(|step| cell(archive, &arm.id, step).all(|run| run.status != RunStatus::Valid)),
     }
 }
 

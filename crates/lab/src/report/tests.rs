@@ -8,7 +8,7 @@ use amped_measure::host::Machine;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::verdict::Fate;
+use super::verdict::ClaimStatus;
 use super::*;
 use crate::archive::{
     self, At, Block, Claim, ClientStep, Clients, Factor, Figure, Host, HostUse, PaperCurve, Plan, Planned, Program,
@@ -123,10 +123,10 @@ fn run(at: usize, planned: &Planned) -> Run {
     let cpu_us = 400.0 * noise * if planned.arm == "a1" { 1.1 } else { 1.0 };
     let (ok, failed) = ((rate * 5.0) as u64, ((asked - rate) * 5.0) as u64);
     let cpu_s = ok as f64 * cpu_us * 1e-6;
-    let standing = match planned.id.as_str() {
-        "1-a1-1000" => Standing::Invalid,
-        "1-a0-1500" => Standing::Censored,
-        _ => Standing::Valid,
+    let status = match planned.id.as_str() {
+        "1-a1-1000" => RunStatus::Invalid,
+        "1-a0-1500" => RunStatus::Censored,
+        _ => RunStatus::Valid,
     };
     let ms = if asked > 1100.0 { 80.0 } else { 1.0 };
     let latency = Times {
@@ -147,11 +147,11 @@ fn run(at: usize, planned: &Planned) -> Run {
         load_began_s: began_s + 2.0,
         load_ended_s: began_s + 7.0,
         ended_s: began_s + 8.0,
-        standing,
-        why: if standing == Standing::Valid { Vec::new() } else { vec!["1 % of connections began late".to_owned()] },
+        status,
+        why: if status == RunStatus::Valid { Vec::new() } else { vec!["1 % of connections began late".to_owned()] },
         checks: vec![Check {
             name: "client".to_owned(),
-            holds: Some(standing == Standing::Valid),
+            holds: Some(status == RunStatus::Valid),
             says: "3 ms late".to_owned(),
         }],
         summary: Some(RunSummary {
@@ -244,7 +244,7 @@ fn what_was_made_again_is_told_and_drawn_and_its_last_attempt_counts() {
     let at = archive.runs.iter().position(|run| run.plan.id == "1-a1-1000").unwrap();
     let (mut second, mut third) = (archive.runs[at].clone(), archive.runs[at].clone());
     (second.plan, third.plan) = (second.plan.attempt(2), third.plan.attempt(3));
-    (third.standing, third.why) = (Standing::Valid, Vec::new());
+    (third.status, third.why) = (RunStatus::Valid, Vec::new());
     set_rate(&mut third, 987.0);
     archive.runs.splice(at + 1..=at, [second, third]);
     store(&archive);
@@ -282,12 +282,12 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
     let open = || Archive::open(folder.path()).unwrap();
     let (one, other) = (report(&open()), report(&open()));
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
-    let Told { verdict, runs, claims, missing, .. } = &one.told;
+    let ReportSummary { verdict, runs, claims, missing, .. } = &one.told;
     assert!(verdict[0].starts_with("log off bears 1000/s and no longer 1500/s; its highest rate: 11"), "{verdict:?}");
     assert_eq!(verdict.len(), 2, "what is not decided does not stand among the verdicts: {verdict:?}");
     assert!(one.html.contains("Undecided: Logging costs a tenth (5.1.2) (1.1"));
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
-    assert_eq!((claims[0].fate, claims[0].blocks, claims[0].coverage), (Fate::Undecided, 4, 0.875));
+    assert_eq!((claims[0].status, claims[0].blocks, claims[0].coverage), (ClaimStatus::Undecided, 4, 0.875));
     assert!(missing.is_empty(), "{missing:?}");
     let place = |part: &str| one.html.find(part).unwrap_or_else(|| panic!("{part} is not in the page"));
     let order = [

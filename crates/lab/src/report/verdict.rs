@@ -12,7 +12,7 @@ use amped_units::parse_duration;
 use serde::Serialize;
 
 use super::figures::{cell, drawn, median, step_at, step_name, value};
-use crate::archive::{Archive, Arm, At, Claim, Run, Standing, Step, Summary as RunSummary, Term, without_words};
+use crate::archive::{Archive, Arm, At, Claim, Run, RunStatus, Step, Summary as RunSummary, Term, without_words};
 use crate::compare::{Band, LOWER_BOUNDS, noise};
 use crate::figure::number;
 
@@ -30,7 +30,7 @@ pub(crate) struct Counts {
     pub(crate) there: usize,
     /// Attempts before these, which were invalid and were made again.
     pub(crate) again: usize,
-    /// Of those that are there, how many have each standing.
+    /// Of those that are there, how many have each status.
     pub(crate) valid: usize,
     /// See there.
     pub(crate) censored: usize,
@@ -39,15 +39,15 @@ pub(crate) struct Counts {
 }
 
 pub(super) fn counts(archive: &Archive) -> Counts {
-    let of = |standing| archive.last_attempts().filter(|run| run.standing == standing).count();
+    let of = |status| archive.last_attempts().filter(|run| run.status == status).count();
     let there = archive.last_attempts().count();
     Counts {
         planned: archive.plan.runs.len(),
         there,
         again: archive.runs.len() - there,
-        valid: of(Standing::Valid),
-        censored: of(Standing::Censored),
-        invalid: of(Standing::Invalid),
+        valid: of(RunStatus::Valid),
+        censored: of(RunStatus::Censored),
+        invalid: of(RunStatus::Invalid),
     }
 }
 
@@ -67,11 +67,11 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
     let mut knee = Knee::default();
     for step in &archive.resolved.steps {
         let Step::Rate(_) = step else { return Knee::default() };
-        let of = |standing| {
-            let runs = cell(archive, &arm.id, *step).filter(move |run| run.standing == standing);
+        let of = |status| {
+            let runs = cell(archive, &arm.id, *step).filter(move |run| run.status == status);
             Summary::of(runs.filter_map(answered)).map(|share| share.median)
         };
-        match (of(Standing::Valid), of(Standing::Censored)) {
+        match (of(RunStatus::Valid), of(RunStatus::Censored)) {
             (Some(share), _) if share >= BORNE_MIN => knee.borne = Some(*step),
             (Some(_), _) => {
                 knee.not_borne = Some(*step);
@@ -140,7 +140,7 @@ fn told(archive: &Archive, arm: &Arm) -> String {
     let peak = step_at(archive, arm, "rate", At::Peak);
     let most = peak.and_then(|step| Some((step, median(archive, &arm.id, step, "rate")?)));
     let Some((peak, most)) = most else { return format!("{label}: no run of it counts") };
-    let is_valid = cell(archive, &arm.id, peak).any(|run| run.standing == Standing::Valid);
+    let is_valid = cell(archive, &arm.id, peak).any(|run| run.status == RunStatus::Valid);
     let at_least = if is_valid { "" } else { "at least " };
     let highest =
         format!("its highest rate: {at_least}{} right replies/s, at {}", number(most.median), step_name(peak));
@@ -170,7 +170,7 @@ fn told(archive: &Archive, arm: &Arm) -> String {
 /// What becomes of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Fate {
+pub(crate) enum ClaimStatus {
     /// The whole interval is within the bound.
     StillHolds,
     /// It is outside of it.
@@ -183,26 +183,26 @@ pub(crate) enum Fate {
     CannotBeTold,
 }
 
-impl Fate {
+impl ClaimStatus {
     /// As it begins a sentence.
     fn told(self) -> &'static str {
         match self {
-            Fate::StillHolds => "Still holds",
-            Fate::NoLonger => "No longer",
-            Fate::NotApplied => "Not applied",
-            Fate::Undecided => "Undecided",
-            Fate::CannotBeTold => "Cannot be told",
+            ClaimStatus::StillHolds => "Still holds",
+            ClaimStatus::NoLonger => "No longer",
+            ClaimStatus::NotApplied => "Not applied",
+            ClaimStatus::Undecided => "Undecided",
+            ClaimStatus::CannotBeTold => "Cannot be told",
         }
     }
 
     /// As it ends one that begins with the claim.
     pub(super) fn ends(self) -> &'static str {
         match self {
-            Fate::StillHolds => "still holds",
-            Fate::NoLonger => "no longer holds",
-            Fate::NotApplied => "not applied",
-            Fate::Undecided => "undecided",
-            Fate::CannotBeTold => "cannot be told",
+            ClaimStatus::StillHolds => "still holds",
+            ClaimStatus::NoLonger => "no longer holds",
+            ClaimStatus::NotApplied => "not applied",
+            ClaimStatus::Undecided => "undecided",
+            ClaimStatus::CannotBeTold => "cannot be told",
         }
     }
 }
@@ -227,7 +227,7 @@ pub(crate) struct Judged {
     /// With which probability such an interval contains the true median.
     pub(crate) coverage: f64,
     /// What follows.
-    pub(crate) fate: Fate,
+    pub(crate) status: ClaimStatus,
     /// Why it is not decided; empty where it is.
     pub(crate) why: String,
 }
@@ -247,24 +247,24 @@ impl Judged {
     }
 }
 
-/// The claims that are decided, a sentence for each fate, as far as there is something to say.
-pub(crate) fn fates(claims: &[Judged]) -> Vec<String> {
-    sentences_of(claims, &[Fate::StillHolds, Fate::NoLonger])
+/// The claims that are decided, a sentence for each status, as far as there is something to say.
+pub(crate) fn claim_summaries(claims: &[Judged]) -> Vec<String> {
+    sentences_of(claims, &[ClaimStatus::StillHolds, ClaimStatus::NoLonger])
 }
 
 /// The claims that are not decided, likewise, with the reasons.
 pub(crate) fn open_claims(claims: &[Judged]) -> Vec<String> {
-    sentences_of(claims, &[Fate::NotApplied, Fate::Undecided, Fate::CannotBeTold])
+    sentences_of(claims, &[ClaimStatus::NotApplied, ClaimStatus::Undecided, ClaimStatus::CannotBeTold])
 }
 
-fn sentences_of(claims: &[Judged], fates: &[Fate]) -> Vec<String> {
-    let of = |fate: &Fate| {
-        let told = claims.iter().filter(|claim| claim.fate == *fate);
+fn sentences_of(claims: &[Judged], statuses: &[ClaimStatus]) -> Vec<String> {
+    let of = |status: &ClaimStatus| {
+        let told = claims.iter().filter(|claim| claim.status == *status);
         let told: Vec<String> =
             told.map(|claim| format!("{} {}", claim.says.trim_end_matches('.'), claim.figures())).collect();
-        (!told.is_empty()).then(|| format!("{}: {}.", fate.told(), told.join("; ")))
+        (!told.is_empty()).then(|| format!("{}: {}.", status.told(), told.join("; ")))
     };
-    fates.iter().filter_map(of).collect()
+    statuses.iter().filter_map(of).collect()
 }
 
 /// What is known of a figure: itself, or one of its ends.
@@ -283,11 +283,13 @@ pub(super) fn judged(archive: &Archive, claim: &Claim) -> Judged {
         Err(why) => (&[][..], without_figure(archive, claim).unwrap_or(why).to_owned()),
     };
     let here = Summary::of(values.iter().copied());
-    let (fate, why) = match (manipulation(archive, claim), here, &measured) {
+    let (status, why) = match (manipulation(archive, claim), here, &measured) {
         (Some(failed), ..) => failed,
-        (None, Some(here), Ok((_, Some(known)))) => fate(archive, claim, &here, *known, values.len()),
-        (None, Some(_), _) => (Fate::CannotBeTold, "some values are lower bounds and others upper ones".to_owned()),
-        (None, None, _) => (Fate::CannotBeTold, missing),
+        (None, Some(here), Ok((_, Some(known)))) => claim_status(archive, claim, &here, *known, values.len()),
+        (None, Some(_), _) => {
+            (ClaimStatus::CannotBeTold, "some values are lower bounds and others upper ones".to_owned())
+        }
+        (None, None, _) => (ClaimStatus::CannotBeTold, missing),
     };
     Judged {
         says: claim.says.clone(),
@@ -298,7 +300,7 @@ pub(super) fn judged(archive: &Archive, claim: &Claim) -> Judged {
         unit: unit(claim),
         blocks: values.len(),
         coverage: here.map_or(0.0, |here| here.coverage),
-        fate,
+        status,
         why,
     }
 }
@@ -347,12 +349,12 @@ fn without_figure(archive: &Archive, claim: &Claim) -> Option<&'static str> {
 /// Why a claim cannot be judged although its figures are there: the treatment did not act, or nobody knows; `None` if it acted
 /// or if nothing shows whether it did. All blocks must agree, but they may be few: a treatment that acted in one of two blocks
 /// is no treatment.
-fn manipulation(archive: &Archive, claim: &Claim) -> Option<(Fate, String)> {
+fn manipulation(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)> {
     if let Some((one, other)) = claim.against.as_ref().and_then(|against| arms_of(archive, &claim.of, against))
         && one.subject == other.subject
         && settings(one).is_some_and(|settings_of_one| Some(settings_of_one) == settings(other))
     {
-        return Some((Fate::NotApplied, format!("{} and {} have the same settings", one.label, other.label)));
+        return Some((ClaimStatus::NotApplied, format!("{} and {} have the same settings", one.label, other.label)));
     }
     claim.acted.iter().cloned().chain(implied(archive, claim)).find_map(|condition| {
         let what = format!("{} must be {}", compared(archive, &condition), holds(&condition));
@@ -360,20 +362,20 @@ fn manipulation(archive: &Archive, claim: &Claim) -> Option<(Fate, String)> {
         let Some((here, known)) = found else {
             let why = without_figure(archive, &condition).map_or_else(String::new, |why| format!("; {why}"));
             return Some((
-                Fate::CannotBeTold,
+                ClaimStatus::CannotBeTold,
                 format!("whether the treatment acted is not known: {what}, and was not measured{why}"),
             ));
         };
         match position(&here, known, condition.above, condition.below) {
             Position::Within => None,
-            Position::Outside => Some((Fate::NotApplied, format!("{what}, and is {}", number(here.median)))),
+            Position::Outside => Some((ClaimStatus::NotApplied, format!("{what}, and is {}", number(here.median)))),
             Position::Neither => {
                 let why = format!(
                     "whether the treatment acted is not known: {what}, and is {} to {}",
                     number(here.low),
                     number(here.high)
                 );
-                Some((Fate::CannotBeTold, why))
+                Some((ClaimStatus::CannotBeTold, why))
             }
         }
     })
@@ -451,19 +453,27 @@ fn position(here: &Summary, known: Known, above: Option<f64>, below: Option<f64>
 
 /// What follows for a claim from its interval, and why nothing does. The rules are those of `compare`: the interval covers 95 %
 /// at least, and a ratio of two arms is further from the bound than the noise is wide.
-fn fate(archive: &Archive, claim: &Claim, here: &Summary, known: Known, blocks: usize) -> (Fate, String) {
+fn claim_status(
+    archive: &Archive,
+    claim: &Claim,
+    here: &Summary,
+    known: Known,
+    blocks: usize,
+) -> (ClaimStatus, String) {
     if here.coverage < COVERAGE_MIN {
         let count = if blocks == 1 { "1 block covers".to_owned() } else { format!("{blocks} blocks cover") };
-        return (Fate::Undecided, format!("{count} {:.0} %, 95 % take {BLOCKS_MIN}", here.coverage * 100.0));
+        return (ClaimStatus::Undecided, format!("{count} {:.0} %, 95 % take {BLOCKS_MIN}", here.coverage * 100.0));
     }
     let found = match position(here, known, claim.above, claim.below) {
-        Position::Within => Fate::StillHolds,
-        Position::Outside => Fate::NoLonger,
+        Position::Within => ClaimStatus::StillHolds,
+        Position::Outside => ClaimStatus::NoLonger,
         Position::Neither if known != Known::Exactly => {
             let bound = if known == Known::AtLeast { "a lower" } else { "an upper" };
-            return (Fate::Undecided, format!("the figure is only {bound} bound"));
+            return (ClaimStatus::Undecided, format!("the figure is only {bound} bound"));
         }
-        Position::Neither => return (Fate::Undecided, format!("the bound, {}, is within the interval", holds(claim))),
+        Position::Neither => {
+            return (ClaimStatus::Undecided, format!("the bound, {}, is within the interval", holds(claim)));
+        }
     };
     let is_of_two = claim.against.as_ref().filter(|against| against.metric == claim.of.metric);
     let is_of_two = is_of_two.and_then(|against| arms_of(archive, &claim.of, against)).is_some();
@@ -474,7 +484,7 @@ fn fate(archive: &Archive, claim: &Claim, here: &Summary, known: Known, blocks: 
     };
     match band {
         Some(band) if [claim.above, claim.below].into_iter().flatten().any(|bound| is_near(&band, bound)) => (
-            Fate::Undecided,
+            ClaimStatus::Undecided,
             format!("the median is no further from the bound than the noise ({:.3} to {:.3})", band.low, band.high),
         ),
         _ => (found, String::new()),
@@ -542,9 +552,9 @@ fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), St
 fn measure(archive: &Archive, claim: &Claim) -> Result<(Vec<f64>, Option<Known>), String> {
     let of_block = |(term, (arm, step)): &(&Term, (&Arm, Step)), block: u32| {
         let mut runs =
-            cell(archive, &arm.id, *step).filter(|run| run.plan.block == block && run.standing != Standing::Invalid);
+            cell(archive, &arm.id, *step).filter(|run| run.plan.block == block && run.status != RunStatus::Invalid);
         runs.find_map(|run| {
-            let is_bound = run.standing == Standing::Censored && LOWER_BOUNDS.contains(&&term.metric[..]);
+            let is_bound = run.status == RunStatus::Censored && LOWER_BOUNDS.contains(&&term.metric[..]);
             Some((value(run, &term.metric)?, is_bound))
         })
     };
@@ -589,7 +599,7 @@ mod tests {
         let mut archive = archive(Path::new("dir"), a0.len().max(a1.len()) as u32);
         archive.runs.retain(|run| run.plan.step.value() == 1500.0 && run.plan.arm != "aa");
         for run in &mut archive.runs {
-            run.standing = Standing::Valid;
+            run.status = RunStatus::Valid;
             let values = if run.plan.arm == "a0" { a0 } else { a1 };
             match values.get(run.plan.block as usize - 1) {
                 Some(rate) => set_rate(run, *rate),
@@ -615,22 +625,28 @@ mod tests {
 
     #[test]
     fn claim_holds_or_not_or_is_undecided() {
-        let check = |a0: &[f64], a1: &[f64], (above, below), expected: Fate, figures: &str| {
+        let check = |a0: &[f64], a1: &[f64], (above, below), expected: ClaimStatus, figures: &str| {
             let found = judged(&made(a0, a1), &claim(above, below));
-            assert_eq!((found.fate, &found.figures()[..]), (expected, figures), "{a0:?} {a1:?} {above:?} {below:?}");
-            let is_open = [Fate::Undecided, Fate::CannotBeTold].contains(&expected);
+            assert_eq!((found.status, &found.figures()[..]), (expected, figures), "{a0:?} {a1:?} {above:?} {below:?}");
+            let is_open = [ClaimStatus::Undecided, ClaimStatus::CannotBeTold].contains(&expected);
             assert_eq!(!found.why.is_empty(), is_open, "the reason stands where nothing is decided");
         };
         let told = |rest: &str| format!("(0.9 [0.89, 0.91], 6 blocks; the paper 0.9{rest})");
-        check(&OFF, &ON, (None, Some(0.98)), Fate::StillHolds, &told(""));
-        check(&OFF, &ON, (Some(0.8), Some(0.98)), Fate::StillHolds, &told(""));
-        check(&OFF, &ON, (None, Some(0.8)), Fate::NoLonger, &told(""));
-        check(&OFF, &ON, (Some(0.95), None), Fate::NoLonger, &told(""));
-        check(&OFF, &ON, (None, Some(0.9)), Fate::Undecided, &told("; the bound, below 0.9, is within the interval"));
+        check(&OFF, &ON, (None, Some(0.98)), ClaimStatus::StillHolds, &told(""));
+        check(&OFF, &ON, (Some(0.8), Some(0.98)), ClaimStatus::StillHolds, &told(""));
+        check(&OFF, &ON, (None, Some(0.8)), ClaimStatus::NoLonger, &told(""));
+        check(&OFF, &ON, (Some(0.95), None), ClaimStatus::NoLonger, &told(""));
+        check(
+            &OFF,
+            &ON,
+            (None, Some(0.9)),
+            ClaimStatus::Undecided,
+            &told("; the bound, below 0.9, is within the interval"),
+        );
         // Five blocks cover 93.75 %, two 50 %, and one nothing.
         let few = |count: usize, rest: &str| {
             let (found, bound) = (judged(&made(&OFF[..count], &ON), &claim(None, Some(0.98))), "95 % take 6");
-            assert_eq!((found.fate, &found.why[..]), (Fate::Undecided, &format!("{rest}, {bound}")[..]));
+            assert_eq!((found.status, &found.why[..]), (ClaimStatus::Undecided, &format!("{rest}, {bound}")[..]));
         };
         few(5, "5 blocks cover 94 %");
         few(2, "2 blocks cover 50 %");
@@ -638,14 +654,14 @@ mod tests {
         // Pairs are those of a block: what moves both does not count.
         let (fast, slow) = ([1000.0, 100.0].repeat(3), [900.0, 90.0].repeat(3));
         let told = "(0.9 [0.9, 0.9], 6 blocks; the paper 0.9)";
-        check(&fast, &slow, (None, Some(0.95)), Fate::StillHolds, told);
+        check(&fast, &slow, (None, Some(0.95)), ClaimStatus::StillHolds, told);
     }
 
     #[test]
     fn missing_step_is_named_and_no_other_speaks_for_it() {
         let why = |archive: &Archive, claim: &Claim| {
             let found = judged(archive, claim);
-            assert_eq!(found.fate, Fate::CannotBeTold, "{found:?}");
+            assert_eq!(found.status, ClaimStatus::CannotBeTold, "{found:?}");
             found.why
         };
         assert_eq!(why(&made(&[], &ON), &claim(None, Some(0.98))), "step 1500/s of log off has no valid run");
@@ -654,7 +670,7 @@ mod tests {
         assert!(why(&old, &claim(None, Some(0.98))).contains("older ammeter"));
         let mut archive = archive(Path::new("dir"), 6);
         let highest = archive.runs.iter_mut().filter(|run| run.plan.step.value() == 1500.0);
-        highest.for_each(|run| run.standing = Standing::Invalid);
+        highest.for_each(|run| run.status = RunStatus::Invalid);
         let at = |of, against| Claim {
             of: term("rate", "on", of),
             against: Some(term("rate", "off", against)),
@@ -665,7 +681,7 @@ mod tests {
         assert_eq!(why(&archive, &at(At::Step(1500.0), At::First)), "step 1500/s of log on has no valid run");
         // The peak of what is left may be no peak.
         assert_eq!(why(&archive, &at(At::Peak, At::First)), "step 1500/s of log on, beside its peak, has no valid run");
-        assert_ne!(judged(&archive, &at(At::First, At::First)).fate, Fate::CannotBeTold);
+        assert_ne!(judged(&archive, &at(At::First, At::First)).status, ClaimStatus::CannotBeTold);
         // Both steps have runs, but no block has both.
         let mut apart = made(&OFF, &ON);
         let odd = |run: &Run| (run.plan.block % 2 == 1) == (run.plan.arm == "a0");
@@ -688,20 +704,20 @@ mod tests {
         let processes =
             |above: f64| Claim { of: term("processes", "on", At::Last), above: Some(above), ..Claim::default() };
         let found = with(vec![processes(3.0)]);
-        assert_eq!((found.fate, &found.why[..]), (Fate::StillHolds, ""), "there are 4 processes");
+        assert_eq!((found.status, &found.why[..]), (ClaimStatus::StillHolds, ""), "there are 4 processes");
         let found = with(vec![processes(3.0), processes(149.0)]);
-        assert_eq!(found.fate, Fate::NotApplied);
+        assert_eq!(found.status, ClaimStatus::NotApplied);
         assert_eq!(
             found.why,
             "processes of the server, at most: log on at the highest load must be above 149, and is 4"
         );
         let unknown = Claim { of: term("parsing", "on", At::Last), above: Some(1.0), ..Claim::default() };
         let found = with(vec![unknown]);
-        assert!(found.fate == Fate::CannotBeTold && found.why.contains("and was not measured"), "{found:?}");
+        assert!(found.status == ClaimStatus::CannotBeTold && found.why.contains("and was not measured"), "{found:?}");
         // A few blocks are enough to see that nothing happened.
         let few = counted(made(&OFF[..2], &ON[..2]));
         let found = judged(&few, &Claim { acted: vec![processes(149.0)], ..claim(None, Some(0.98)) });
-        assert_eq!(found.fate, Fate::NotApplied);
+        assert_eq!(found.status, ClaimStatus::NotApplied);
         let told = open_claims(&[found]);
         assert!(told[0].starts_with("Not applied: A log takes a tenth of the rate"), "{told:?}");
     }
@@ -711,10 +727,13 @@ mod tests {
         let mut archive = made(&OFF, &ON);
         archive.resolved.arms.iter_mut().for_each(|arm| arm.settings = "title = \"x\"\nworkers = 1\n".to_owned());
         let found = judged(&archive, &claim(None, Some(0.98)));
-        assert_eq!((found.fate, &found.why[..]), (Fate::NotApplied, "log on and log off have the same settings"));
+        assert_eq!(
+            (found.status, &found.why[..]),
+            (ClaimStatus::NotApplied, "log on and log off have the same settings")
+        );
         // Two servers with the same settings are still two servers.
         archive.resolved.arms[1].subject = "apache".to_owned();
-        assert_eq!(judged(&archive, &claim(None, Some(0.98))).fate, Fate::StillHolds);
+        assert_eq!(judged(&archive, &claim(None, Some(0.98))).status, ClaimStatus::StillHolds);
     }
 
     #[test]
@@ -733,18 +752,21 @@ mod tests {
             judged(&archive, &claim(None, Some(0.98)))
         };
         let found = path("loss = \"5%\"", 0.0, 2.0);
-        assert!(found.fate == Fate::NotApplied && found.why.contains("segments retransmitted"), "{found:?}");
-        assert_eq!(path("loss = \"5%\"", 12.0, 2.0).fate, Fate::StillHolds);
+        assert!(found.status == ClaimStatus::NotApplied && found.why.contains("segments retransmitted"), "{found:?}");
+        assert_eq!(path("loss = \"5%\"", 12.0, 2.0).status, ClaimStatus::StillHolds);
         let found = path("latency = \"50ms\"", 0.0, 2.0);
-        assert!(found.fate == Fate::NotApplied && found.why.contains("time to connect, median: log on"), "{found:?}");
-        assert_eq!(path("latency = \"50ms\"", 0.0, 101.0).fate, Fate::StillHolds);
+        assert!(
+            found.status == ClaimStatus::NotApplied && found.why.contains("time to connect, median: log on"),
+            "{found:?}"
+        );
+        assert_eq!(path("latency = \"50ms\"", 0.0, 101.0).status, ClaimStatus::StillHolds);
     }
 
     #[test]
     fn ratio_within_noise_of_its_bound_is_undecided() {
         let mut archive = archive(Path::new("dir"), 6);
         for run in &mut archive.runs {
-            run.standing = Standing::Valid;
+            run.status = RunStatus::Valid;
             // The baseline and its repetition are a tenth apart, the arm is 3 % above the baseline.
             let rate = match &run.plan.arm[..] {
                 "a0" => 1000.0,
@@ -754,33 +776,33 @@ mod tests {
             set_rate(run, rate);
         }
         let found = judged(&archive, &claim(Some(1.0), None));
-        assert_eq!(found.fate, Fate::Undecided, "{found:?}");
+        assert_eq!(found.status, ClaimStatus::Undecided, "{found:?}");
         assert!(found.why.contains("no further from the bound than the noise"), "{found:?}");
-        assert_eq!(judged(&archive, &claim(Some(0.5), None)).fate, Fate::StillHolds);
-        assert_eq!(judged(&archive, &claim(None, Some(0.5))).fate, Fate::NoLonger);
+        assert_eq!(judged(&archive, &claim(Some(0.5), None)).status, ClaimStatus::StillHolds);
+        assert_eq!(judged(&archive, &claim(None, Some(0.5))).status, ClaimStatus::NoLonger);
     }
 
     #[test]
     fn of_a_lower_bound_only_so_much_follows() {
-        let check = |bound_of: &str, (above, below), expected: Fate| {
+        let check = |bound_of: &str, (above, below), expected: ClaimStatus| {
             let mut archive = made(&[1000.0; 6], &[900.0; 6]);
             let bounds = archive.runs.iter_mut().filter(|run| bound_of.contains(&run.plan.arm));
-            bounds.for_each(|run| run.standing = Standing::Censored);
-            assert_eq!(judged(&archive, &claim(above, below)).fate, expected, "{bound_of} {above:?} {below:?}");
+            bounds.for_each(|run| run.status = RunStatus::Censored);
+            assert_eq!(judged(&archive, &claim(above, below)).status, expected, "{bound_of} {above:?} {below:?}");
         };
         // What it is more than, it is more than all the more; what it is less than is not known.
-        check("a1", (Some(0.8), None), Fate::StillHolds);
-        check("a1", (None, Some(0.98)), Fate::Undecided);
-        check("a1", (None, Some(0.8)), Fate::NoLonger);
+        check("a1", (Some(0.8), None), ClaimStatus::StillHolds);
+        check("a1", (None, Some(0.98)), ClaimStatus::Undecided);
+        check("a1", (None, Some(0.8)), ClaimStatus::NoLonger);
         // Divided by a lower bound it is an upper one.
-        check("a0", (None, Some(0.98)), Fate::StillHolds);
-        check("a0", (Some(0.8), None), Fate::Undecided);
-        check("a0", (Some(0.95), None), Fate::NoLonger);
-        check("a0 a1", (Some(0.8), None), Fate::CannotBeTold);
+        check("a0", (None, Some(0.98)), ClaimStatus::StillHolds);
+        check("a0", (Some(0.8), None), ClaimStatus::Undecided);
+        check("a0", (Some(0.95), None), ClaimStatus::NoLonger);
+        check("a0 a1", (Some(0.8), None), ClaimStatus::CannotBeTold);
         // A run that is worth nothing tells nothing, and with it no six blocks are left.
         let mut archive = made(&[1000.0; 6], &[900.0; 6]);
-        archive.runs[0].standing = Standing::Invalid;
-        assert_eq!(judged(&archive, &claim(Some(0.8), None)).fate, Fate::Undecided);
+        archive.runs[0].status = RunStatus::Invalid;
+        assert_eq!(judged(&archive, &claim(Some(0.8), None)).status, ClaimStatus::Undecided);
     }
 
     #[test]
@@ -803,7 +825,7 @@ mod tests {
         assert_eq!(judged[1].compared, "responses: log off at 1500");
         assert_eq!(judged[0].compared, "responses: log on at the highest load / log off at the highest load");
         assert_eq!(judged[1].holds, "above 500 1/s");
-        let told = fates(&judged);
+        let told = claim_summaries(&judged);
         assert!(
             told[0].starts_with("Still holds: A log takes a tenth of the rate (5.1.2) (0.891 [0.882, 0.9], 6 blocks; the paper 0.9); The server bears 1000/s (1010 1/s [1000, 1020], 6 blocks)."),
             "{told:?}"
@@ -813,6 +835,6 @@ mod tests {
             open_claims(&judged),
             ["Cannot be told: No such step (no runs that count; step 500/s of log off has no valid run)."]
         );
-        assert!(fates(&[]).is_empty() && open_claims(&[]).is_empty());
+        assert!(claim_summaries(&[]).is_empty() && open_claims(&[]).is_empty());
     }
 }

@@ -195,7 +195,7 @@ struct Ended {
 /// What all lanes came to.
 struct Run {
     lanes: Vec<Ended>,
-    told: seconds::Told,
+    told: seconds::LoadSeconds,
     start: Time,
     began_s: f64,
     stolen_s: f64,
@@ -252,7 +252,7 @@ fn finish(
         all.queued_s += one.queued_s * part;
         all.elapsed_s += one.elapsed_s * part;
     };
-    let Run { lanes: ended, told: seconds::Told { series, clocks }, start, began_s, stolen_s } = run;
+    let Run { lanes: ended, told: seconds::LoadSeconds { series, clocks }, start, began_s, stolen_s } = run;
     for Ended { established, handled } in ended {
         if let Some(established) = established {
             planned += established.planned;

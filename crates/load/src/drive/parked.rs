@@ -31,7 +31,7 @@ use crate::client::{Connection, Plan};
 /// What a parked connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Habit {
+pub enum IdleMode {
     /// It asks once, reads the reply as fast as that comes, and is silent from then on: a connection kept alive.
     Idle,
     /// It asks, and takes 16 bytes of the reply a second, with a window as small as the kernel allows; when nothing is left,
@@ -39,33 +39,33 @@ pub enum Habit {
     SlowRead,
 }
 
-impl fmt::Display for Habit {
+impl fmt::Display for IdleMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Habit::Idle => "idle",
-            Habit::SlowRead => "slow-read",
+            IdleMode::Idle => "idle",
+            IdleMode::SlowRead => "slow-read",
         })
     }
 }
 
-/// So many connections of a habit, as they are asked for: `1000` or `1000:idle`, `50:slow-read`.
+/// So many connections of a mode, as they are asked for: `1000` or `1000:idle`, `50:slow-read`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// How many.
     pub count: usize,
     /// What they do.
-    pub habit: Habit,
+    pub mode: IdleMode,
 }
 
 impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Wanted, String> {
-        let (count, habit) = text.split_once(':').unwrap_or((text, "idle"));
-        let habit = [Habit::Idle, Habit::SlowRead].into_iter().find(|known| known.to_string() == habit.trim());
+        let (count, mode) = text.split_once(':').unwrap_or((text, "idle"));
+        let mode = [IdleMode::Idle, IdleMode::SlowRead].into_iter().find(|known| known.to_string() == mode.trim());
         let count = count.trim().parse().ok().filter(|count| (1..=COUNT_MAX).contains(count));
-        match (count, habit) {
-            (Some(count), Some(habit)) => Ok(Wanted { count, habit }),
+        match (count, mode) {
+            (Some(count), Some(mode)) => Ok(Wanted { count, mode }),
             _ => Err(format!(
                 "{text:?} is no number of parked connections: write 1000, 1000:idle or 50:slow-read, at most {COUNT_MAX}"
             )),
@@ -76,11 +76,11 @@ impl FromStr for Wanted {
 /// More than any machine holds.
 const COUNT_MAX: usize = 10_000_000;
 
-/// What became of the connections of a habit during a run.
+/// What became of the connections of a mode during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parked {
     /// What they did.
-    pub habit: Habit,
+    pub mode: IdleMode,
     /// How many there were to be.
     pub asked: usize,
     /// How many were established when the run began, ...
@@ -100,26 +100,26 @@ pub struct Parked {
 }
 
 impl Parked {
-    fn new(Wanted { count, habit }: Wanted) -> Parked {
+    fn new(Wanted { count, mode }: Wanted) -> Parked {
         let (asked, open_at_start, open_least, open_at_end) = (count, 0, 0, 0);
         let (closed, reopened, failed, received_bytes) = (0, 0, 0, 0);
-        Parked { habit, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, received_bytes }
+        Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, received_bytes }
     }
 
     /// From now on.
     fn anew(self) -> Parked {
         let open = self.open_at_end;
-        let wanted = Wanted { count: self.asked, habit: self.habit };
+        let wanted = Wanted { count: self.asked, mode: self.mode };
         Parked { open_at_start: open, open_least: open, open_at_end: open, ..Parked::new(wanted) }
     }
 }
 
 impl fmt::Display for Parked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parked { habit, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, .. } = self;
+        let Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, .. } = self;
         write!(
             f,
-            "{asked} {habit}: {open_at_start} open at the start, {open_least} at the least, {open_at_end} at the end"
+            "{asked} {mode}: {open_at_start} open at the start, {open_least} at the least, {open_at_end} at the end"
         )?;
         if *closed > 0 {
             write!(f, "; the server closed {closed}, {reopened} were opened anew")?;
@@ -133,7 +133,7 @@ impl fmt::Display for Parked {
 
 /// Where connections are parked, until it is dropped.
 #[derive(Debug)]
-pub struct Lot {
+pub struct IdlePool {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -152,14 +152,14 @@ struct Counts {
     settled: usize,
 }
 
-impl Lot {
+impl IdlePool {
     /// Opens the connections, and waits until all are open and the idle ones have been answered; or until `settings.timeout`
     /// has brought no further one, and it will be seen in the counts that some are missing. What they ask for is the first
     /// request of `plan`.
     ///
     /// # Errors
     /// When this process cannot have as many descriptors or ports; the text has the number.
-    pub fn open(settings: &Settings, plan: &Plan, wanted: &[Wanted], stop: &Stop) -> Result<Lot, Failure> {
+    pub fn open(settings: &Settings, plan: &Plan, wanted: &[Wanted], stop: &Stop) -> Result<IdlePool, Failure> {
         let count: usize = wanted.iter().map(|wanted| wanted.count).sum();
         let needed = (count + RESERVE) as u64;
         let limit = process::raise_descriptor_limit_to(needed);
@@ -178,7 +178,7 @@ impl Lot {
         let spots = wanted.iter().enumerate().flat_map(|(class, wanted)| {
             (0..wanted.count).map(move |_| Spot {
                 class,
-                habit: wanted.habit,
+                mode: wanted.mode,
                 from: None,
                 generation: 0,
                 was_open: false,
@@ -200,7 +200,7 @@ impl Lot {
             shared: Arc::clone(&shared),
         };
         let thread = thread::Builder::new().name("parked".to_owned()).spawn(move || keeper.run());
-        let lot = Lot { shared, thread: Some(thread.map_err(Failure::io("start a thread"))?) };
+        let lot = IdlePool { shared, thread: Some(thread.map_err(Failure::io("start a thread"))?) };
         lot.fill(count, settings.timeout, stop);
         Ok(lot)
     }
@@ -226,7 +226,7 @@ impl Lot {
     }
 }
 
-impl Drop for Lot {
+impl Drop for IdlePool {
     fn drop(&mut self) {
         self.shared.stop.stop();
         if let Some(thread) = self.thread.take() {
@@ -258,7 +258,7 @@ const NAP: Duration = Duration::from_millis(20);
 struct Spot {
     /// Which of those that were wanted.
     class: usize,
-    habit: Habit,
+    mode: IdleMode,
     /// Its address and port, once it has some.
     from: Option<SocketAddr>,
     /// How often its state has changed: tells what was meant for an earlier connection.
@@ -359,7 +359,7 @@ impl Keeper {
         for _ in 0..TRIES {
             let from = *spot.from.get_or_insert_with(|| self.sources.next());
             let begun = socket::outgoing(Some(from), to).and_then(|socket| {
-                if spot.habit == Habit::SlowRead {
+                if spot.mode == IdleMode::SlowRead {
                     socket::set_receive_buffer(&socket, SMALL_WINDOW)?;
                 }
                 socket::begin_connect(&socket, to).map(|()| socket)
@@ -404,7 +404,7 @@ impl Keeper {
         // A request fits into the buffer of a socket that has sent nothing; if the server is gone, reading will tell.
         let _ = socket::send(&socket, &self.request, false);
         // A slow reader is where it is to come; an idle one when it has been answered.
-        let settled = spot.habit == Habit::SlowRead;
+        let settled = spot.mode == IdleMode::SlowRead;
         let sip_at = self.clock.now() + SIP_PERIOD;
         spot.state = State::Open { socket, heard: false, settled, sip_at };
         let mut counts = lock(&self.shared.counts);
@@ -421,7 +421,7 @@ impl Keeper {
     fn read(&mut self, number: u32, ready: Ready) {
         let spot = &mut self.spots[number as usize];
         let State::Open { socket, settled, .. } = &mut spot.state else { return };
-        if spot.habit == Habit::SlowRead {
+        if spot.mode == IdleMode::SlowRead {
             if ready.ended {
                 self.closed(number);
             }
@@ -452,7 +452,7 @@ impl Keeper {
             State::Vacant => self.vacant.push_back(number),
             State::Opening { .. } => self.give_up(number),
             // What is due otherwise is the end of the time in which it was to be established.
-            State::Open { socket, heard, sip_at, .. } if spot.habit == Habit::SlowRead && at == *sip_at => {
+            State::Open { socket, heard, sip_at, .. } if spot.mode == IdleMode::SlowRead && at == *sip_at => {
                 match socket::receive(&*socket, &mut self.buffer[..SIP]) {
                     Ok(count @ 1..) => {
                         *heard = true;
@@ -510,14 +510,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_habits() {
-        let check = |text: &str, expected: Option<(usize, Habit)>| {
-            let found = text.parse::<Wanted>().ok().map(|wanted| (wanted.count, wanted.habit));
+    fn numbers_and_modes() {
+        let check = |text: &str, expected: Option<(usize, IdleMode)>| {
+            let found = text.parse::<Wanted>().ok().map(|wanted| (wanted.count, wanted.mode));
             assert_eq!(found, expected, "{text:?}");
         };
-        check("1000", Some((1000, Habit::Idle)));
-        check("1000:idle", Some((1000, Habit::Idle)));
-        check(" 50 : slow-read", Some((50, Habit::SlowRead)));
+        check("1000", Some((1000, IdleMode::Idle)));
+        check("1000:idle", Some((1000, IdleMode::Idle)));
+        check(" 50 : slow-read", Some((50, IdleMode::SlowRead)));
         for bad in ["", "0", "-1", "1:", ":idle", "1:slow", "1:idle:2", "99999999999"] {
             check(bad, None);
         }

@@ -91,7 +91,7 @@ pub(super) struct Seconds {
 }
 
 /// What it came to.
-pub(super) struct Told {
+pub(super) struct LoadSeconds {
     pub(super) series: Vec<Second>,
     /// Of the whole run.
     pub(super) clocks: Clocks,
@@ -119,8 +119,8 @@ pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f6
 
 impl Seconds {
     /// Until the last thread has ended: tells each second as soon as all threads have given their part of it.
-    pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> Told {
-        let mut told = Told { series: Vec::new(), clocks: Clocks::new() };
+    pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> LoadSeconds {
+        let mut told = LoadSeconds { series: Vec::new(), clocks: Clocks::new() };
         let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
         let mut backlog = 0;
         let mut tell = |at: usize, Open { part, length, .. }: Open| {

@@ -36,7 +36,7 @@ pub struct Settings {
     pub spin: Duration,
     /// S-Clients, each with its part of the schedule; or threads of a closed loop, each with its part of the clients.
     pub lanes: usize,
-    /// Connections that a [`Lot`](super::parked::Lot) holds beside the run: they have descriptors and ports of their own.
+    /// Connections that a [`IdlePool`](super::parked::IdlePool) holds beside the run: they have descriptors and ports of their own.
     pub parked: usize,
     /// Asked when all is ready: when the first instant is to be. `None`: at once.
     pub start: Option<fn() -> Result<SystemTime, Failure>>,

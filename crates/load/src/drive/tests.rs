@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use super::parked::{Habit, Lot, Parked, Wanted};
+use super::parked::{IdleMode, IdlePool, Parked, Wanted};
 use super::*;
 use crate::client::Plan;
 use crate::schedule::{Arrivals, Schedule};
@@ -245,7 +245,7 @@ fn descriptors_that_cannot_be_had_are_told_with_their_number() {
 }
 
 /// Waits until a lot says so.
-fn until(lot: &Lot, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
+fn until(lot: &IdlePool, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
     let begun = std::time::Instant::now();
     let mut all = lot.take();
     while !holds(&all) {
@@ -265,8 +265,8 @@ fn until(lot: &Lot, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
 fn parked_connections_are_open_beside_a_run_and_counted_apart() {
     let settings = Settings { parked: 60, ..settings(server()) };
     let plan = plan(Requests::same(b"/"), u64::MAX, 1);
-    let wanted = [Wanted { count: 40, habit: Habit::Idle }, Wanted { count: 20, habit: Habit::SlowRead }];
-    let lot = Lot::open(&settings, &plan, &wanted, &Stop::default()).unwrap();
+    let wanted = [Wanted { count: 40, mode: IdleMode::Idle }, Wanted { count: 20, mode: IdleMode::SlowRead }];
+    let lot = IdlePool::open(&settings, &plan, &wanted, &Stop::default()).unwrap();
     lot.take();
     let mut outcome = run(&settings, &self::plan(Requests::same(b"/"), 1, 1), 200.0, 500);
     outcome.park(lot.take());
@@ -306,8 +306,8 @@ fn parked_connections_that_the_server_closes_are_counted_and_opened_anew() {
         }
     });
     let settings = Settings { parked: 10, ..settings(target) };
-    let wanted = [Wanted { count: 10, habit: Habit::Idle }];
-    let lot = Lot::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let wanted = [Wanted { count: 10, mode: IdleMode::Idle }];
+    let lot = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
     let found = until(&lot, |parked| parked[0].reopened == 10 && parked[0].open_at_end == 10);
     assert_eq!((found[0].closed, found[0].failed), (10, 0), "{found:?}");
     assert!(found[0].open_least < 10, "{found:?}");
@@ -319,18 +319,18 @@ fn parked_connections_that_the_server_closes_are_counted_and_opened_anew() {
 fn parked_connections_without_a_server_keep_nobody_waiting_for_ever() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = Settings { timeout: Duration::from_millis(50), parked: 3, ..settings(Target::Tcp(address)) };
-    let wanted = [Wanted { count: 3, habit: Habit::Idle }];
-    let lot = Lot::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let wanted = [Wanted { count: 3, mode: IdleMode::Idle }];
+    let lot = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
     let found = until(&lot, |parked| parked[0].failed >= 3);
     assert_eq!((found[0].open_at_end, found[0].closed), (0, 0));
 }
 
 #[test]
 fn parked_connections_that_need_more_descriptors_than_can_be_had_are_refused() {
-    let wanted = [Wanted { count: 40_000_000, habit: Habit::Idle }];
+    let wanted = [Wanted { count: 40_000_000, mode: IdleMode::Idle }];
     let settings = Settings { parked: 40_000_000, ..settings(server()) };
     let plan = plan(Requests::same(b"/"), u64::MAX, 1);
-    let why = Lot::open(&settings, &plan, &wanted, &Stop::default()).unwrap_err().to_string();
+    let why = IdlePool::open(&settings, &plan, &wanted, &Stop::default()).unwrap_err().to_string();
     assert!(why.contains("40000032") && why.contains("ulimit -n"), "{why}");
 }
 

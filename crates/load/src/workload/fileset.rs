@@ -157,7 +157,7 @@ pub fn webstone(scale: Scale, seed: u64) -> Manifest {
 
 /// What became of a log's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gleaned {
+pub struct LogFileSet {
     /// Requests up to where the log was cut.
     pub requests: u64,
     /// Bytes of all files that the whole log shows.
@@ -175,7 +175,7 @@ pub struct Gleaned {
 ///
 /// # Errors
 /// When no file is left.
-pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Result<(Manifest, Gleaned), Failure> {
+pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Result<(Manifest, LogFileSet), Failure> {
     // Names by target, then sizes by name: of the whole log.
     let names: Vec<Option<PathBuf>> = log.targets.iter().map(|target| name_of(target)).collect();
     let mut sizes: HashMap<&Path, Option<u64>> = HashMap::new();
@@ -185,7 +185,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
             *size = (*size).max(entry.bytes.filter(|_| entry.status == 200 && !entry.head));
         }
     }
-    let mut gleaned = Gleaned { whole: Bytes(sizes.values().flatten().sum()), ..Gleaned::default() };
+    let mut gleaned = LogFileSet { whole: Bytes(sizes.values().flatten().sum()), ..LogFileSet::default() };
 
     // The index of each name's file; `None` for what is left out.
     let mut files: Vec<(String, u64, String, f64)> = Vec::new();
@@ -516,7 +516,7 @@ mod tests {
             ("/c", 200, "5"),
             ("/e", 200, "1"),
         ]);
-        let check = |dataset: Option<u64>, files: &[(&str, u64, f64)], expected: Gleaned| {
+        let check = |dataset: Option<u64>, files: &[(&str, u64, f64)], expected: LogFileSet| {
             let (manifest, gleaned) = of_log(&log, "x.log", dataset.map(Bytes), 1).expect("files");
             let found: Vec<_> =
                 manifest.files.iter().map(|file| (file.path.as_str(), file.bytes, file.weight)).collect();
@@ -528,11 +528,11 @@ mod tests {
         // 10 and 100, 5 for each name that is a file's and a folder's, 1000, 1.
         let whole = Bytes(1121);
         let all = [("/", 10, 2.0), ("/a", 100, 3.0), ("/c/d", 1000, 1.0), ("/e", 1, 1.0)];
-        check(None, &all, Gleaned { requests: 12, whole, unsized_files: 1, impossible: 3 });
-        check(Some(5000), &all, Gleaned { requests: 12, whole, unsized_files: 1, impossible: 3 });
+        check(None, &all, LogFileSet { requests: 12, whole, unsized_files: 1, impossible: 3 });
+        check(Some(5000), &all, LogFileSet { requests: 12, whole, unsized_files: 1, impossible: 3 });
         // Cut at the request for `/c/d`.
-        check(Some(1000), &all[..2], Gleaned { requests: 9, whole, unsized_files: 1, impossible: 2 });
-        check(Some(109), &[("/", 10, 1.0)], Gleaned { requests: 1, whole, unsized_files: 0, impossible: 0 });
+        check(Some(1000), &all[..2], LogFileSet { requests: 9, whole, unsized_files: 1, impossible: 2 });
+        check(Some(109), &[("/", 10, 1.0)], LogFileSet { requests: 1, whole, unsized_files: 0, impossible: 0 });
         let fails = |log: &Log, most| of_log(log, "x.log", most, 1).expect_err("nothing").to_string();
         assert!(fails(&log, Some(Bytes(9))).contains("is larger than 9B: give --dataset more"));
         let none = self::log(&[("/a", 404, "5"), ("/b", 304, "0")]);

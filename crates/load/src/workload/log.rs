@@ -5,12 +5,12 @@
 //! a whole file in, and [`Log::requests`] makes a run of it.
 //!
 //! A log is what somebody else wrote, and some of it is always odd: nothing in it is fatal, and everything that is left out
-//! is counted by kind ([`Odd`]). GET and HEAD are asked again, and nothing else: of a POST the log lacks the body, and to
+//! is counted by kind ([`SkipReason`]). GET and HEAD are asked again, and nothing else: of a POST the log lacks the body, and to
 //! send an empty one would be to measure how a server refuses it; and a replay must not change what it measures, as POST, PUT
 //! and DELETE are there to do.
 //!
 //! What a reply is to be like, the log cannot tell. Its 304 was the answer to a condition and its 404 a hole in another
-//! server's tree, in another year; neither is in the line. So unless it is asked to believe the log ([`Belief::Log`]), a
+//! server's tree, in another year; neither is in the line. So unless it is asked to believe the log ([`ResponseCheck::Log`]), a
 //! replay expects the file, status 200, where the log shows that there was one (200, 206, 304), and of all other lines
 //! nothing. A reply to HEAD has no body (RFC 9110, 9.3.2), so of it the status alone is looked at. If it is given a manifest that knows better: the file where there is one, with its size, and nothing elsewhere.
 
@@ -63,7 +63,7 @@ pub struct Line<'a> {
 
 /// Why a line is no request to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Odd {
+pub enum SkipReason {
     /// Nothing is in it.
     Blank,
     /// Longer than 64 KiB.
@@ -80,20 +80,28 @@ pub enum Odd {
     Target,
 }
 
-impl Odd {
+impl SkipReason {
     /// All kinds.
-    pub const ALL: [Odd; 7] = [Odd::Blank, Odd::Long, Odd::Time, Odd::Request, Odd::Nothing, Odd::Method, Odd::Target];
+    pub const ALL: [SkipReason; 7] = [
+        SkipReason::Blank,
+        SkipReason::Long,
+        SkipReason::Time,
+        SkipReason::Request,
+        SkipReason::Nothing,
+        SkipReason::Method,
+        SkipReason::Target,
+    ];
 
     /// The kind in a few words.
     pub fn name(self) -> &'static str {
         match self {
-            Odd::Blank => "blank",
-            Odd::Long => "longer than 64 KiB",
-            Odd::Time => "without client and time",
-            Odd::Request => "without request, status and size",
-            Odd::Nothing => "nothing that was asked for",
-            Odd::Method => "method other than GET and HEAD",
-            Odd::Target => "target that cannot be asked for",
+            SkipReason::Blank => "blank",
+            SkipReason::Long => "longer than 64 KiB",
+            SkipReason::Time => "without client and time",
+            SkipReason::Request => "without request, status and size",
+            SkipReason::Nothing => "nothing that was asked for",
+            SkipReason::Method => "method other than GET and HEAD",
+            SkipReason::Target => "target that cannot be asked for",
         }
     }
 }
@@ -105,17 +113,18 @@ impl Odd {
 /// what reads as one, and the request ends where status and size follow.
 ///
 /// # Errors
-/// The kind of oddity: [`Odd::Blank`], [`Odd::Time`] or [`Odd::Request`].
-pub fn parse(line: &[u8]) -> Result<Line<'_>, Odd> {
+/// The kind of oddity: [`SkipReason::Blank`], [`SkipReason::Time`] or [`SkipReason::Request`].
+pub fn parse(line: &[u8]) -> Result<Line<'_>, SkipReason> {
     let line = line.trim_ascii();
     if line.is_empty() {
-        return Err(Odd::Blank);
+        return Err(SkipReason::Blank);
     }
-    let client_end = memchr(b' ', line).filter(|end| *end > 0).ok_or(Odd::Time)?;
+    let client_end = memchr(b' ', line).filter(|end| *end > 0).ok_or(SkipReason::Time)?;
     let (client, rest) = line.split_at(client_end);
-    let (wall_s, zone_min, rest) = memchr_iter(b'[', rest).find_map(|at| time(&rest[at + 1..])).ok_or(Odd::Time)?;
+    let (wall_s, zone_min, rest) =
+        memchr_iter(b'[', rest).find_map(|at| time(&rest[at + 1..])).ok_or(SkipReason::Time)?;
 
-    let quoted = rest.strip_prefix(b" \"").ok_or(Odd::Request)?;
+    let quoted = rest.strip_prefix(b" \"").ok_or(SkipReason::Request)?;
     // A backslash escapes a quote, in logs of servers that escape at all. In those of others it may stand before the last
     // quote: that is taken if there is no other.
     let mut escaped = None;
@@ -127,7 +136,7 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, Odd> {
         }
         escaped.get_or_insert(found);
     }
-    escaped.ok_or(Odd::Request)
+    escaped.ok_or(SkipReason::Request)
 }
 
 /// The line in the Common Log Format that says the same as a line of amped's (`[log] format = "json"`); `None` if it is none.
@@ -214,16 +223,16 @@ fn number(digits: &[u8]) -> Option<u64> {
 /// no other.
 ///
 /// # Errors
-/// [`Odd::Nothing`], [`Odd::Method`] or [`Odd::Target`].
-pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
+/// [`SkipReason::Nothing`], [`SkipReason::Method`] or [`SkipReason::Target`].
+pub fn target_of(request: &[u8]) -> Result<Vec<u8>, SkipReason> {
     let request = request.trim_ascii();
-    let method_end = memchr(b' ', request).ok_or(Odd::Nothing)?;
+    let method_end = memchr(b' ', request).ok_or(SkipReason::Nothing)?;
     let (method, rest) = (&request[..method_end], request[method_end..].trim_ascii());
     if !method.iter().all(u8::is_ascii_alphabetic) {
-        return Err(Odd::Nothing);
+        return Err(SkipReason::Nothing);
     }
     if ![&b"GET"[..], b"HEAD"].contains(&method) {
-        return Err(Odd::Method);
+        return Err(SkipReason::Method);
     }
     // The version is the last word. HTTP/0.9 had none.
     let last = rest.iter().rposition(|byte| *byte == b' ').map_or(0, |at| at + 1);
@@ -239,7 +248,7 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, Odd> {
             let query = query.map(|query| [b"?", query].concat()).unwrap_or_default();
             Ok([path, &query].concat())
         }
-        Some(Target::Asterisk | Target::Authority(_)) | None => Err(Odd::Target),
+        Some(Target::Asterisk | Target::Authority(_)) | None => Err(SkipReason::Target),
     }
 }
 
@@ -306,7 +315,7 @@ pub struct Tally {
     /// All lines.
     pub lines: u64,
     /// Those that are no request to replay, by kind.
-    pub odd: BTreeMap<Odd, u64>,
+    pub odd: BTreeMap<SkipReason, u64>,
     /// Replies to the requests, by status.
     pub statuses: BTreeMap<u16, u64>,
     /// Lines that are earlier than the one before, by UTC and by the time of day.
@@ -368,7 +377,7 @@ impl std::str::FromStr for Spacing {
 
 /// What replies are expected to be like.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Belief<'a> {
+pub enum ResponseCheck<'a> {
     /// The file where the log shows that there was one, and anything for the other lines.
     #[default]
     Files,
@@ -470,8 +479,8 @@ impl Log {
         self.tally.lines += 1;
         let common = line.trim_ascii_start().starts_with(b"{").then(|| common_of_json(line));
         let parsed = match &common {
-            _ if line.len() > LINE_MAX => Err(Odd::Long),
-            Some(None) => Err(Odd::Request),
+            _ if line.len() > LINE_MAX => Err(SkipReason::Long),
+            Some(None) => Err(SkipReason::Request),
             Some(Some(line)) => parse(line),
             None => parse(line),
         };
@@ -524,14 +533,14 @@ impl Log {
     ///
     /// # Panics
     /// If there is none.
-    pub fn requests(&self, spacing: Spacing, belief: Belief<'_>, seed: u64) -> Requests {
+    pub fn requests(&self, spacing: Spacing, belief: ResponseCheck<'_>, seed: u64) -> Requests {
         let mut instants = match spacing {
             Spacing::Times(times) => self.moments(times, seed),
             Spacing::Max => Vec::new(),
         };
         // By target, as each may come often, and no content is made more than once.
         let (mut known, mut end) = (Vec::new(), None);
-        if let Belief::Manifest { manifest, verify } = belief {
+        if let ResponseCheck::Manifest { manifest, verify } = belief {
             let (files, mut made) = (manifest.by_name(), HashMap::new());
             let mut expect = |target: &[u8]| {
                 let file = files.get(&name_of(target)?)?;
@@ -546,14 +555,14 @@ impl Log {
         let (mut table, mut places) = (Vec::new(), HashMap::new());
         let order = self.entries.iter().take(end).map(|entry| {
             let expect = match belief {
-                Belief::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
-                Belief::Files => Expect::default(),
-                Belief::Log => {
+                ResponseCheck::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
+                ResponseCheck::Files => Expect::default(),
+                ResponseCheck::Log => {
                     let status = if is_file(entry.status) { 200 } else { entry.status };
                     let length = entry.bytes.filter(|_| entry.status == 200);
                     Expect { status: Some(status), length, content: None }
                 }
-                Belief::Manifest { .. } => known[entry.target as usize],
+                ResponseCheck::Manifest { .. } => known[entry.target as usize],
             };
             let head = entry.head;
             let expect = if head { Expect { status: expect.status, ..Expect::default() } } else { expect };
@@ -699,7 +708,7 @@ mod tests {
 
     #[test]
     fn targets_are_made_fit_to_be_asked_for() {
-        let check = |request: &str, expected: Result<&str, Odd>| {
+        let check = |request: &str, expected: Result<&str, SkipReason>| {
             let found = target_of(request.as_bytes()).map(|target| String::from_utf8(target).expect("encoded"));
             assert_eq!(found, expected.map(str::to_owned), "{request}");
         };
@@ -714,22 +723,22 @@ mod tests {
         check(r#"GET /\xc3\xa9\"\\\t HTTP/1.0"#, Ok("/%C3%A9%22%5C%09"));
         check(r"GET /\xg0 HTTP/1.0", Ok("/%5Cxg0"));
         check("GET /\u{e9}|", Ok("/%C3%A9%7C"));
-        check("GET HTTP/1.0", Err(Odd::Target));
+        check("GET HTTP/1.0", Err(SkipReason::Target));
         check("GET a HTTP/1.0", Ok("/a"));
         check("GET index.html?b:c", Ok("/index.html?b:c"));
-        check("GET ?b HTTP/1.0", Err(Odd::Target));
-        check("GET host:443 HTTP/1.0", Err(Odd::Target));
-        check("GET ftp://host/a HTTP/1.0", Err(Odd::Target));
-        check("GET * HTTP/1.0", Err(Odd::Target));
-        check("GET http:///a HTTP/1.0", Err(Odd::Target));
+        check("GET ?b HTTP/1.0", Err(SkipReason::Target));
+        check("GET host:443 HTTP/1.0", Err(SkipReason::Target));
+        check("GET ftp://host/a HTTP/1.0", Err(SkipReason::Target));
+        check("GET * HTTP/1.0", Err(SkipReason::Target));
+        check("GET http:///a HTTP/1.0", Err(SkipReason::Target));
         check("HEAD /a HTTP/1.0", Ok("/a"));
-        check("POST / HTTP/1.0", Err(Odd::Method));
-        check("HEADS / HTTP/1.0", Err(Odd::Method));
-        check("get / HTTP/1.0", Err(Odd::Method));
-        check("-", Err(Odd::Nothing));
-        check("", Err(Odd::Nothing));
-        check("GET", Err(Odd::Nothing));
-        check(r"\x16\x03\x01\x02 \x01", Err(Odd::Nothing));
+        check("POST / HTTP/1.0", Err(SkipReason::Method));
+        check("HEADS / HTTP/1.0", Err(SkipReason::Method));
+        check("get / HTTP/1.0", Err(SkipReason::Method));
+        check("-", Err(SkipReason::Nothing));
+        check("", Err(SkipReason::Nothing));
+        check("GET", Err(SkipReason::Nothing));
+        check(r"\x16\x03\x01\x02 \x01", Err(SkipReason::Nothing));
     }
 
     /// What `amped serve --log-format json` wrote of six requests, one of them no HTTP.
@@ -744,7 +753,7 @@ mod tests {
         // 23 November 2026, 07:26:51 UTC.
         assert!(log.entries.iter().all(|entry| entry.second(Clock::Zoned) == 1_795_418_811));
         assert_eq!((log.tally().lines, log.len()), (6, 4));
-        assert_eq!(log.tally().odd[&Odd::Method], 1);
+        assert_eq!(log.tally().odd[&SkipReason::Method], 1);
         for odd in [&b"{"[..], b"{}", b"{\"time\":\"\"}", b"[]"] {
             assert_eq!(Log::read_from(odd).len(), 0);
         }
@@ -760,9 +769,15 @@ mod tests {
         let log = Log::read_from(EXCERPT);
         let Tally { lines, odd, statuses, backward, cut } = log.tally();
         assert_eq!((*lines, cut), (EXCERPT.split(|byte| *byte == b'\n').count() as u64 - 1, &None));
-        let kinds: Vec<(Odd, u64)> = odd.iter().map(|(kind, count)| (*kind, *count)).collect();
-        let expected =
-            [(Odd::Blank, 1), (Odd::Time, 3), (Odd::Request, 4), (Odd::Nothing, 3), (Odd::Method, 2), (Odd::Target, 1)];
+        let kinds: Vec<(SkipReason, u64)> = odd.iter().map(|(kind, count)| (*kind, *count)).collect();
+        let expected = [
+            (SkipReason::Blank, 1),
+            (SkipReason::Time, 3),
+            (SkipReason::Request, 4),
+            (SkipReason::Nothing, 3),
+            (SkipReason::Method, 2),
+            (SkipReason::Target, 1),
+        ];
         assert_eq!(kinds, expected);
         assert_eq!(lines - odd.values().sum::<u64>(), log.len() as u64);
         assert_eq!(statuses.values().sum::<u64>(), log.len() as u64);
@@ -806,7 +821,7 @@ mod tests {
     fn a_line_without_end_is_not_kept() {
         let long = [&EXCERPT[..200], &vec![b'x'; 3 * LINE_MAX], b"\n", &EXCERPT[..EXCERPT.len() / 2]].concat();
         let log = Log::read_from(&*long);
-        assert_eq!(log.tally().odd[&Odd::Long], 1);
+        assert_eq!(log.tally().odd[&SkipReason::Long], 1);
         let small = Log::read_from(BufReader::with_capacity(7, &*long));
         assert_eq!(small.tally(), log.tally());
         assert!(small.len() > 5);
@@ -820,7 +835,7 @@ mod tests {
         let text: String = seconds.iter().map(|second| line(*second, "-0400")).collect();
         let log = Log::read_from(text.as_bytes());
         let moments = |times, seed| {
-            let requests = log.requests(Spacing::Times(times), Belief::Files, seed);
+            let requests = log.requests(Spacing::Times(times), ResponseCheck::Files, seed);
             requests.instants().iter().map(Duration::as_secs_f64).collect::<Vec<f64>>()
         };
         let once = moments(1.0, 1);
@@ -834,7 +849,7 @@ mod tests {
         for (slow, fast) in once.iter().zip(moments(10.0, 1)) {
             assert!((slow - fast * 10.0).abs() < 1e-6);
         }
-        let requests = log.requests(Spacing::Max, Belief::Files, 1);
+        let requests = log.requests(Spacing::Max, ResponseCheck::Files, 1);
         assert_eq!((requests.len(), requests.instants()), (Some(6), &[][..]));
         let targets: Vec<&[u8]> = all(&requests).iter().map(|request| &*request.target).collect();
         assert_eq!(targets, [b"/1", b"/1", b"/1", b"/4", b"/3", b"/9"]);
@@ -849,7 +864,7 @@ mod tests {
             let text: String = zones.into_iter().enumerate().map(line).collect();
             let log = Log::read_from(text.as_bytes());
             assert_eq!(log.tally().clock(), expected, "{zones:?}");
-            let requests = log.requests(Spacing::Times(1.0), Belief::Files, 1);
+            let requests = log.requests(Spacing::Times(1.0), ResponseCheck::Files, 1);
             assert_eq!(requests.instants()[3].as_secs(), last, "{zones:?}");
         };
         check(["-0400"; 4], Clock::Zoned, 180);
@@ -869,12 +884,12 @@ mod tests {
             let found = all(&requests).into_iter().map(|request| request.expect.expect("always some"));
             assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{belief:?}");
         };
-        check(Belief::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
-        check(Belief::Log, [(Some(200), Some(7)), (Some(200), None), (Some(404), None), (Some(302), None)]);
+        check(ResponseCheck::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
+        check(ResponseCheck::Log, [(Some(200), Some(7)), (Some(200), None), (Some(404), None), (Some(302), None)]);
         let files = ["/c", "/x"].map(|path| (path.to_owned(), 9, String::new(), 1.0));
         let mut manifest = Manifest::new(String::new(), 1, files);
-        fn belief(manifest: &Manifest) -> Belief<'_> {
-            Belief::Manifest { manifest, verify: true }
+        fn belief(manifest: &Manifest) -> ResponseCheck<'_> {
+            ResponseCheck::Manifest { manifest, verify: true }
         }
         check(belief(&manifest), [(None, None), (None, None), (Some(200), Some(9)), (None, None)]);
         let requests = log.requests(Spacing::Max, belief(&manifest), 1);
@@ -889,10 +904,10 @@ mod tests {
         let line = |request| format!("h - - [01/Aug/1995:00:00:00 +0000] \"{request} HTTP/1.0\" 200 7\n");
         let text = ["GET /a", "HEAD /a", "POST /a"].map(line).concat();
         let log = Log::read_from(text.as_bytes());
-        assert_eq!((log.len(), log.tally().odd[&Odd::Method]), (2, 1));
+        assert_eq!((log.len(), log.tally().odd[&SkipReason::Method]), (2, 1));
         let manifest = Manifest::new(String::new(), 1, [("/a".to_owned(), 9, String::new(), 1.0)]);
         for (belief, length) in
-            [(Belief::Log, Some(7)), (Belief::Manifest { manifest: &manifest, verify: true }, Some(9))]
+            [(ResponseCheck::Log, Some(7)), (ResponseCheck::Manifest { manifest: &manifest, verify: true }, Some(9))]
         {
             let requests = log.requests(Spacing::Max, belief, 1);
             let [get, head] = requests.table() else { panic!("two requests") };
@@ -970,7 +985,7 @@ mod tests {
             let text: String = seconds.iter().copied().map(line).collect();
             let log = Log::read_from(text.as_bytes());
             prop_assert_eq!(log.len(), seconds.len());
-            let requests = log.requests(Spacing::Times(1.0), Belief::Files, seed);
+            let requests = log.requests(Spacing::Times(1.0), ResponseCheck::Files, seed);
             prop_assert!(requests.instants().len() == seconds.len() && requests.instants().is_sorted());
         }
     }

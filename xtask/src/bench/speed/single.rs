@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_measure::Worth;
+use amped_measure::Validity;
 
 use super::super::ammeter::{Latency, said};
 use super::super::files::{self, FileSpec, disk_of};
@@ -282,7 +282,7 @@ fn overload(speed: &mut Speed) -> Outcome {
         let flags = ["--rate", &rate, "--duration", &duration, "--seed", "1"];
         let found = said(&mut speed.bench.client.load(server.address, "/1024.html", &flags))?;
         server.check()?;
-        if found.verdict.worth == Worth::ClientBound {
+        if found.verdict.validity == Validity::ClientBound {
             let why = found.verdict.evidence.join("; ");
             speed.refused.push(format!("{OVERLOAD}, {}, which stands all the same: {why}", program.name));
         }

@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::Version;
 use ammeter_load::client::Plan;
-use ammeter_load::drive::parked::Lot;
+use ammeter_load::drive::parked::IdlePool;
 use ammeter_load::drive::{Settings, Stop, Target};
 use ammeter_load::tls::{Tls, Trust};
 use ammeter_load::url::Url;
-use ammeter_load::workload::log::{Belief, Log, Spacing, Tally};
+use ammeter_load::workload::log::{Log, ResponseCheck, Spacing, Tally};
 use ammeter_load::workload::manifest::Manifest;
 use ammeter_load::workload::{Requests, mix};
 use amped_measure::Failure;
@@ -148,14 +148,14 @@ impl Asked {
     }
 
     /// Opens what is to be parked, and says so where that takes a while.
-    pub(super) fn park(&self, args: &Args, stop: &Stop) -> Result<Option<Lot>, Failure> {
+    pub(super) fn park(&self, args: &Args, stop: &Stop) -> Result<Option<IdlePool>, Failure> {
         if parked(args).is_empty() {
             return Ok(None);
         }
         if !args.json {
             say::plain(&format!("parking {} connections", self.settings.parked));
         }
-        let lot = Lot::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
+        let lot = IdlePool::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
         if stop.is_stopped() {
             return Err(Failure::failed("interrupted while connections were parked: the load had not begun"));
         }
@@ -177,9 +177,9 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
             say::plain(&format!("{}: read as far as it goes: {why}", path.display()));
         }
         let belief = match &manifest {
-            Some(manifest) => Belief::Manifest { manifest, verify: args.verify },
-            None if args.as_logged => Belief::Log,
-            None => Belief::Files,
+            Some(manifest) => ResponseCheck::Manifest { manifest, verify: args.verify },
+            None if args.as_logged => ResponseCheck::Log,
+            None => ResponseCheck::Files,
         };
         return Ok(log.requests(args.speed, belief, seed));
     }

@@ -12,7 +12,7 @@ use ammeter_load::drive::{Settings, Target};
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
 use ammeter_load::tally::Spread;
 use amped_measure::stats::Summary;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
@@ -67,8 +67,8 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
     if !args.slice.is_whole() {
         rows.push(("slice", args.slice.to_string()));
     }
-    for Wanted { count, habit } in &parked(args) {
-        rows.push(("parked", format!("{count} {habit}")));
+    for Wanted { count, mode } in &parked(args) {
+        rows.push(("parked", format!("{count} {mode}")));
     }
     for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
         rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
@@ -181,7 +181,7 @@ fn point(runs: &[&Outcome]) -> Value {
     };
     json!({
         "asked": asked,
-        "kept": runs.iter().filter(|run| run.verdict.worth == Worth::Valid).count() * 2 > runs.len(),
+        "kept": runs.iter().filter(|run| run.verdict.validity == Validity::Valid).count() * 2 > runs.len(),
         "begun": spread(|run| run.window.offered_rate),
         "answered": spread(|run| run.window.completed_rate),
         "failed": spread(|run| run.window.rate(run.window.failed)),
@@ -192,19 +192,19 @@ fn point(runs: &[&Outcome]) -> Value {
 }
 
 fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
-    let means = match verdict.worth {
-        Worth::Valid => "The generator did what was asked of it: the figures are the server's.",
-        Worth::AtLeast => "The load came to its end before the server did: a rate is a lower bound.",
-        Worth::Disturbed => "Others used the machine meanwhile: the figures may be theirs.",
-        Worth::ClientBound => {
+    let means = match verdict.validity {
+        Validity::Valid => "The generator did what was asked of it: the figures are the server's.",
+        Validity::AtLeast => "The load came to its end before the server did: a rate is a lower bound.",
+        Validity::Disturbed => "Others used the machine meanwhile: the figures may be theirs.",
+        Validity::ClientBound => {
             "The generator did not do what was asked of it: the figures are its own, not the server's."
         }
-        Worth::PathBound => "The network in between was not the one asked for: the figures are not the server's.",
+        Validity::PathBound => "The network in between was not the one asked for: the figures are not the server's.",
     };
-    let class = if verdict.broken.is_empty() { verdict.worth.to_string() } else { "broken".to_owned() };
+    let class = if verdict.broken.is_empty() { verdict.validity.to_string() } else { "broken".to_owned() };
     html! {
         div class=(format!("verdict {class}")) {
-            p { strong { (verdict.worth) ": " } (sentence) }
+            p { strong { (verdict.validity) ": " } (sentence) }
             p { (means) }
             @for line in &verdict.evidence { p { (line) } }
             @for line in &verdict.broken { p.bad { "Not as it must be: " (line) } }
@@ -377,7 +377,7 @@ mod tests {
         one.series[0].failed = 3;
         let mut pages = vec![run(&head(), &one)];
         let mut runs: Vec<Outcome> = [100.0, 200.0, 300.0, 200.0].map(outcome).into();
-        runs[1].verdict.weaken(Worth::ClientBound, "late");
+        runs[1].verdict.weaken(Validity::ClientBound, "late");
         pages.extend(sweep(&head(), &Swept { runs, capacity: None, verdict: Verdict::valid() }));
         for (page, plots) in pages.iter().zip([5, 3]) {
             assert_eq!(chromium::sound(page, folder.path()), Seen { plots, figures: 0 });
@@ -390,7 +390,7 @@ mod tests {
         let mut runs = runs;
         runs.iter_mut().for_each(|run| run.verdict = Verdict::valid());
         for at in [0, 2] {
-            runs[at].verdict.weaken(Worth::ClientBound, "late");
+            runs[at].verdict.weaken(Validity::ClientBound, "late");
         }
         for (at, rate) in [(0, 70.0), (2, 90.0), (3, 80.0)] {
             runs[at].window.completed_rate = rate;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ammeter_load::drive::parked::Lot;
+use ammeter_load::drive::parked::IdlePool;
 use ammeter_load::drive::{self, Stop, Target};
 use ammeter_load::outcome::{Loop, Outcome};
 use ammeter_load::schedule::Schedule;
@@ -23,11 +23,11 @@ pub(super) const RATE_MAX: f64 = 1e6;
 pub(super) fn beside(
     args: &Args,
     asked: &Asked,
-    lot: Option<&Lot>,
+    lot: Option<&IdlePool>,
     run: impl FnOnce() -> Result<Outcome, Failure>,
 ) -> Result<Outcome, Failure> {
     let watch = (args.others_max < 1.0).then(|| Watch::begin(&asked.settings.target)).transpose()?;
-    lot.map(Lot::take);
+    lot.map(IdlePool::take);
     let mut outcome = run()?;
     if let Some(watch) = watch {
         outcome.shared_with(watch.end()?, args.others_max);

@@ -7,7 +7,7 @@ use ammeter_load::drive::{Settings, Stop};
 use ammeter_load::knee;
 use ammeter_load::outcome::{Loop, Outcome};
 use ammeter_load::window::Pace;
-use amped_measure::{Failure, Verdict, Worth};
+use amped_measure::{Failure, Validity, Verdict};
 use serde::Serialize;
 
 use super::args::{Args, Sweep};
@@ -89,7 +89,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
     let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
     if let Some(found) = &capacity {
         if let Some(why) = &found.at_least {
-            verdict.weaken(Worth::AtLeast, why.clone());
+            verdict.weaken(Validity::AtLeast, why.clone());
         }
         if !args.json {
             say::out(&format!("capacity    {found}"))?;
@@ -101,9 +101,9 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
             "no rate was borne in {} valid runs, in which the client kept its schedule; begin --sweep lower",
             knee::Runs::MIN
         );
-        verdict.weaken(Worth::ClientBound, why);
-    } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.worth == Worth::ClientBound) {
-        verdict.weaken(Worth::ClientBound, "in no run did the client keep its schedule");
+        verdict.weaken(Validity::ClientBound, why);
+    } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
+        verdict.weaken(Validity::ClientBound, "in no run did the client keep its schedule");
     }
     let swept = Swept { runs, capacity, verdict };
     let page = html::write(args, asked, |head| html::sweep(head, &swept));
@@ -169,7 +169,7 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
         }
         let [rate_of_one, rate_of_both] = [one, both].map(|run| run.window.completed_rate);
         let keeps =
-            one.verdict.worth == Worth::Valid && rate_of_one >= rate_of_both * (1.0 - LACK) && one.failed() == 0;
+            one.verdict.validity == Validity::Valid && rate_of_one >= rate_of_both * (1.0 - LACK) && one.failed() == 0;
         found.runs.push(pair);
         attempts += 1;
         if !keeps && attempts < ATTEMPTS {
@@ -184,7 +184,9 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
     if found.kept == 0.0 && stop.is_stopped() {
         found.verdict.broken.push("interrupted before the first rate was through".to_owned());
     } else if found.kept == 0.0 {
-        found.verdict.weaken(Worth::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
+        found
+            .verdict
+            .weaken(Validity::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
     }
     if args.json {
         say::json(&found)?;

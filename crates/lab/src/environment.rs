@@ -2,7 +2,7 @@
 //! the files that they serve, and the programs that take part, each started so that it ends with us.
 //!
 //! What is left by one who was killed is found by names that tell whose it was: control groups (`group.rs`), namespaces (the
-//! marks of `ammeter wan`) and folders. [`Bed::new`] ends and removes all of it before anything new is made.
+//! marks of `ammeter wan`) and folders. [`TestEnvironment::new`] ends and removes all of it before anything new is made.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ const SHARED: &str = "/dev/shm";
 
 /// What this machine allows, and where things are.
 #[derive(Debug)]
-pub(crate) struct Bed {
+pub(crate) struct TestEnvironment {
     /// This program.
     pub(crate) own: PathBuf,
     /// Whether a run can have a network namespace of its own.
@@ -60,12 +60,12 @@ pub(crate) struct Bed {
     word: String,
 }
 
-impl Bed {
+impl TestEnvironment {
     /// Clears away what others left who were killed, and finds out what this machine allows.
     ///
     /// # Errors
     /// When nothing can be written to `/var/tmp`.
-    pub(crate) fn new() -> Result<Bed, Failure> {
+    pub(crate) fn new() -> Result<TestEnvironment, Failure> {
         clear();
         let own = std::process::id();
         let born =
@@ -77,7 +77,7 @@ impl Bed {
             .map_err(Failure::io(format_args!("make {}", scratch.display())))?;
         let device = fs::metadata(&scratch).map(|meta| meta.st_dev()).unwrap_or_default();
         let mark = Mark::own()?;
-        Ok(Bed {
+        Ok(TestEnvironment {
             own: own_program()?,
             is_private: place::in_thread(move || place::unshare(mark)).is_ok(),
             has_groups: Group::new(&Limits::default(), "").is_ok(),
@@ -146,7 +146,7 @@ impl Bed {
         Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
     }
 
-    /// As [`site`](Bed::site), and where the server's memory or disk is limited, with nothing of it in memory.
+    /// As [`site`](TestEnvironment::site), and where the server's memory or disk is limited, with nothing of it in memory.
     ///
     /// # Errors
     /// See there.
@@ -206,7 +206,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestEnvironment {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.scratch);
     }
@@ -490,19 +490,19 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_there_and_gone_afterwards() {
-        let bed = Bed::new().unwrap();
-        let site = bed.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap();
+        let environment = TestEnvironment::new().unwrap();
+        let site = environment.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap();
         assert_eq!(fs::metadata(site.folder.join("file")).unwrap().len(), 70_000);
-        assert_eq!(bed.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap().folder, site.folder);
+        assert_eq!(environment.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap().folder, site.folder);
         site.cool();
-        let folder = bed.folder().unwrap();
-        let (path, scratch) = (folder.path.clone(), bed.scratch.clone());
+        let folder = environment.folder().unwrap();
+        let (path, scratch) = (folder.path.clone(), environment.scratch.clone());
         // One who comes meanwhile clears away nothing of it.
         clear();
         assert!(path.exists());
         drop(folder);
         assert!(!path.exists() && scratch.exists());
-        drop(bed);
+        drop(environment);
         assert!(!scratch.exists());
     }
 
