@@ -1,6 +1,6 @@
 //! `ammeter` with the server of this project: what the one says of itself is what the other has counted, to the byte.
 //!
-//! Neither knows the other's code. The file between them is described in SPECIFICATION.md, and this test keeps both to it.
+//! Neither knows the other's code. The file between them is described in docs/metrics-file.md, and this test keeps both to it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

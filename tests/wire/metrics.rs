@@ -446,7 +446,7 @@ fn a_server_that_is_killed(site: &Site) {
     assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
 }
 
-/// The first figure, all slots together, by the layout of SPECIFICATION.md.
+/// The first figure, all slots together, by the layout of docs/metrics-file.md.
 fn first_figure(file: &[u8]) -> u64 {
     let word = |at: usize| u64::from_ne_bytes(file[8 * at..8 * at + 8].try_into().unwrap());
     assert_eq!((&file[..8], word(1)), (&b"AMPEDMET"[..], 1));

@@ -36,7 +36,7 @@ pub(crate) fn run() -> Outcome {
 }
 
 const RULES: &[fn(&Tree) -> Vec<String>] =
-    &[documents, story, unsafe_code, no_std, imports, stops, unfinished, whitespace, size, links, promises, map];
+    &[documents, story, unsafe_code, no_std, imports, stops, unfinished, whitespace, size, links, promises, rows, map];
 
 /// The project's files, by path from the root, with slashes.
 #[derive(Default)]
@@ -390,6 +390,47 @@ fn promises(tree: &Tree) -> Vec<String> {
     complaints
 }
 
+/// A promise has its number in the order, is short enough to be read in a line, and names a test.
+fn rows(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let (mut promises, mut in_table) = (0, false);
+    for (number, line) in numbered(tree.text("SPECIFICATION.md").unwrap_or_default()) {
+        in_table = line == PROMISES || (in_table && line.starts_with('|'));
+        if in_table && line != PROMISES && !line.starts_with("|---") {
+            promises += 1;
+            complaints.extend(row(line, promises).into_iter().map(|text| format!("SPECIFICATION.md:{number}: {text}")));
+        }
+    }
+    complaints
+}
+
+/// What is wrong with the row of promise `number`.
+fn row(line: &str, number: u32) -> Vec<String> {
+    let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+    let [promise_number, promise, tests] = cells[..] else {
+        return vec!["a promise has three cells: number, promise and tests".to_owned()];
+    };
+    let mut complaints = Vec::new();
+    if promise_number != number.to_string() {
+        complaints.push(format!("promise {promise_number} must have number {number}"));
+    }
+    let length = promise.chars().count();
+    if length > PROMISE_CHARS_MAX {
+        complaints
+            .push(format!("{length} characters, {PROMISE_CHARS_MAX} are allowed; shorten it, or make it two promises"));
+    }
+    if !tests.split('`').skip(1).step_by(2).any(|code| test_name(code).is_some()) {
+        complaints.push("no test; name one, or move the text to \"Not promised\"".to_owned());
+    }
+    complaints
+}
+
+/// The head of a table of promises.
+const PROMISES: &str = "| no. | promise | tests |";
+
+/// The longest promise, in characters.
+const PROMISE_CHARS_MAX: usize = 160;
+
 /// Takes `wire::serves_a_file`, `tests/wire.rs::serves_a_file` or `core/conn::tests::serves` apart into file and test.
 /// Types and constants (`Conn::handle`, `Time::NEVER`) are no tests: neither half may have an upper-case letter.
 fn test_name(code: &str) -> Option<(&str, &str)> {
@@ -600,6 +641,19 @@ mod tests {
         check(promises, &files("`wire::serves` `core/conn::tests::closes` `wire/files.rs::serves` `Time::NEVER`"), &[]);
         check(promises, &files("`wire::serve` `conn::closes_lat`"), &["no such test in wire", "no such test in conn"]);
         check(promises, &files("`wires::serves`"), &["no file wires"]);
+    }
+
+    #[test]
+    fn promises_are_numbered_short_and_tested() {
+        let check = |text: &str, expected: &[&str]| {
+            let page = format!("{PROMISES}\n|---|---|---|\n{text}\n\n| 0 | another table |\n");
+            check(rows, &[("SPECIFICATION.md", page.as_str())], expected);
+        };
+        check("| 1 | It serves | `wire::serves` |\n| 2 | It closes | `wire::closes` |", &[]);
+        check("| 2 | It serves | `wire::serves` |", &["must have number 1"]);
+        check("| 1 | It serves | review, `Time::NEVER` |", &["no test"]);
+        check("| 1 | It serves |", &["three cells"]);
+        check(&format!("| 1 | {} | `wire::serves` |", "x".repeat(PROMISE_CHARS_MAX + 1)), &["161 characters"]);
     }
 
     #[test]

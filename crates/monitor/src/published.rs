@@ -1,7 +1,7 @@
 //! What a server publishes of itself: the server module of WebMonitor, from the other side.
 //!
-//! A server may keep a file in memory in which its loops count what they do; `amped` does, and its SPECIFICATION.md has the
-//! layout ("The metrics file"). This is read from that page and from the file, which names all that is in it: nothing of a
+//! A server may keep a file in memory in which its loops count what they do; `amped` does, and its
+//! docs/metrics-file.md has the layout. This is read from that page and from the file, which names all that is in it: nothing of a
 //! server's code is known here, and another server that writes such a file is understood as well.
 //!
 //! The file is mapped and its words are read one by one, so that a look costs the server nothing.

@@ -10,7 +10,7 @@
 //! the process and of no loop, such as the caches that threads share.
 //!
 //! The head names all figures, classes and phases in their order, as text, so that a reader need not know them. The layout is
-//! in SPECIFICATION.md ("The metrics file").
+//! in docs/metrics-file.md.
 
 use std::io;
 use std::path::Path;
