@@ -24,15 +24,18 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
+use ammeter_load::tally::{Fault, Spread};
 use ammeter_load::window::Window;
 use ammeter_monitor::Replay;
+use ammeter_monitor::profile::{Profile, Row};
 use amped_measure::host::Machine;
-use amped_measure::{Failure, Verdict};
+use amped_measure::{Failure, Validity, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The form of an archive that this program writes and reads.
-pub(crate) const FORM: u32 = 1;
+/// The format version of the archives that this program writes and reads.
+pub(crate) const FORM: u32 = 2;
 
 /// The names of the files.
 pub(crate) mod name {
@@ -98,7 +101,6 @@ pub(crate) struct Resolved {
     /// What is to be drawn; never empty.
     pub(crate) figures: Vec<Figure>,
     /// What a paper found, or its user expects, to be held against what is found here.
-    #[serde(default)]
     pub(crate) claims: Vec<Claim>,
     /// The hosts, where it is several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -441,8 +443,7 @@ pub(crate) struct ClientStep {
     /// How late 1 % of connections or more began, in milliseconds.
     pub(crate) lateness_p99_ms: f64,
     /// From established to the last byte, in milliseconds, in the mean: what the clients take for themselves, since such a server
-    /// takes nothing. 0 in archives that do not have it.
-    #[serde(default)]
+    /// takes nothing.
     pub(crate) own_ms: f64,
     /// Whether the schedule was kept.
     pub(crate) is_kept: bool,
@@ -451,6 +452,25 @@ pub(crate) struct ClientStep {
 }
 
 impl ClientStep {
+    /// What the clients did at this step, against a server that does nothing.
+    pub(crate) fn measured(step: Step, outcome: &Outcome) -> ClientStep {
+        let mut why = outcome.verdict.evidence.clone();
+        let (ok, failed) = (outcome.ok, outcome.failed());
+        let is_answered = failed.saturating_mul(100) <= ok;
+        if !is_answered {
+            why.push(format!("{failed} of {} requests failed", ok + failed));
+        }
+        ClientStep {
+            step,
+            offered_rate: outcome.window.offered_rate,
+            rate: outcome.window.completed_rate,
+            lateness_p99_ms: outcome.lateness.p99_ms,
+            own_ms: (outcome.latency.mean_ms - outcome.connected.mean_ms).max(0.0),
+            is_kept: outcome.verdict.validity == Validity::Valid && is_answered,
+            why,
+        }
+    }
+
     /// One at which nothing came of it.
     pub(crate) fn of(step: Step) -> ClientStep {
         let (offered_rate, rate, lateness_p99_ms, own_ms) = (0.0, 0.0, 0.0, 0.0);
@@ -602,10 +622,8 @@ pub(crate) struct Check {
 /// The figures of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// What was offered and completed within the measured window, and what was left behind. `None` in archives of versions that
-    /// knew no window, whose throughput counted replies that came after it: they have no such figure.
-    #[serde(default)]
-    pub(crate) window: Option<Window>,
+    /// What was offered and completed within the measured window, and what was left behind.
+    pub(crate) window: Window,
     /// The length of the window, in seconds.
     pub(crate) seconds: f64,
     /// Connections that were to begin a second; `None` in a closed loop.
@@ -625,11 +643,11 @@ pub(crate) struct Summary {
     /// Bytes received by the clients, heads and all.
     pub(crate) received_bytes: u64,
     /// Last byte of right replies since the planned instant, in milliseconds.
-    pub(crate) latency: Times,
+    pub(crate) latency: Spread,
     /// Connection established, since the planned instant, in milliseconds.
-    pub(crate) connected: Times,
+    pub(crate) connected: Spread,
     /// SYN sent, since the planned instant, in milliseconds.
-    pub(crate) lateness: Times,
+    pub(crate) lateness: Spread,
     /// CPU time of the clients, in seconds, without what they spent looking at the clock.
     pub(crate) client_cpu_s: f64,
     /// What the server used.
@@ -639,31 +657,14 @@ pub(crate) struct Summary {
     /// What its kernel counted in the server's network namespace.
     pub(crate) network: NetworkUse,
     /// What the monitor saw while load was measured, by the names of its columns: rates are means, the rest is as it was at the end.
-    #[serde(default)]
     pub(crate) monitor: BTreeMap<String, f64>,
     /// Bytes of all files that could be asked for, where they are a set.
-    #[serde(default)]
     pub(crate) set_bytes: Option<u64>,
     /// Parts of wholes: where the server's CPU time went, by [`name::PROFILE`] (`category NAME` and `context NAME`, of its
     /// samples), and what was asked for, by [`name::LOAD`] (`asked CLASS`, of all requests that were answered or failed). They are
     /// read with these files, and stand in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
-}
-
-/// A distribution of times, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Times {
-    pub(crate) count: u64,
-    pub(crate) mean_ms: f64,
-    pub(crate) p50_ms: f64,
-    pub(crate) p90_ms: f64,
-    /// `None` in archives of older programs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) p95_ms: Option<f64>,
-    pub(crate) p99_ms: f64,
-    pub(crate) p999_ms: f64,
-    pub(crate) max_ms: f64,
 }
 
 /// What a server used while load was measured, with all its processes, also those that ended.
@@ -727,17 +728,39 @@ type Metric = (&'static str, &'static str, &'static str, fn(&Summary) -> Option<
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-impl Times {
-    /// `None` where nothing was timed.
-    fn known(&self) -> Option<&Times> {
-        (self.count > 0).then_some(self)
-    }
+/// `None` where nothing was timed.
+fn known(spread: &Spread) -> Option<&Spread> {
+    (spread.count > 0).then_some(spread)
 }
 
 impl Summary {
-    /// Right replies a second within the measured window; `None` in archives that have no window.
-    pub(crate) fn completed_rate(&self) -> Option<f64> {
-        self.window.map(|window| window.completed_rate)
+    /// The clients' figures of a run; those of server, host and network are still missing.
+    pub(crate) fn of(outcome: &Outcome) -> Summary {
+        // These failed before a request could be sent.
+        const BEFORE: [Fault; 5] = [Fault::Abandoned, Fault::Refused, Fault::Tls, Fault::Local, Fault::Unsent];
+        let failed_before: u64 = BEFORE.iter().map(|fault| outcome.failed_by(*fault)).sum();
+        let seconds = outcome.window.seconds.max(1e-9);
+        let Outcome { establisher, handler, .. } = outcome;
+        Summary {
+            window: outcome.window,
+            seconds: outcome.window.seconds,
+            asked_rate: match outcome.asked {
+                Loop::Open { rate, .. } => Some(rate),
+                Loop::Closed { .. } => None,
+            },
+            offered_rate: outcome.window.offered_rate,
+            established_rate: outcome.established as f64 / seconds,
+            request_rate: (outcome.ok + outcome.failed() - failed_before) as f64 / seconds,
+            ok: outcome.ok,
+            failed: outcome.failed(),
+            failures: outcome.failures.iter().map(|(fault, count)| (fault.name().to_owned(), *count)).collect(),
+            received_bytes: outcome.received_bytes,
+            latency: outcome.latency,
+            connected: outcome.connected,
+            lateness: outcome.lateness,
+            client_cpu_s: establisher.cpu_s + handler.cpu_s - establisher.spun_s - handler.spun_s,
+            ..Summary::default()
+        }
     }
 
     /// What can be drawn: name, unit, what it is, and how it is made of a run, where it is known.
@@ -746,27 +769,27 @@ impl Summary {
         ("offered-rate", "1/s", "connections begun", |run| Some(run.offered_rate)),
         ("established-rate", "1/s", "connections established", |run| Some(run.established_rate)),
         ("request-rate", "1/s", "requests sent", |run| Some(run.request_rate)),
-        ("rate", "1/s", "responses", |run| run.completed_rate()),
+        ("rate", "1/s", "responses", |run| Some(run.window.completed_rate)),
         ("completed-share", "%", "responses completed, of what was offered", |run| {
-            Some(100.0 * run.window?.completed_share?)
+            Some(100.0 * run.window.completed_share?)
         }),
-        ("backlog", "", "connections that were not over at the window's end", |run| Some(run.window?.backlog as f64)),
-        ("backlog-growth", "1/s", "growth of the backlog through the window", |run| run.window?.backlog_growth_rate),
-        ("drain", "s", "time to drain the backlog", |run| Some(run.window?.drain_s)),
-        ("failed-rate", "1/s", "failed", |run| run.window.map(|window| window.rate(window.failed))),
+        ("backlog", "", "connections that were not over at the window's end", |run| Some(run.window.backlog as f64)),
+        ("backlog-growth", "1/s", "growth of the backlog through the window", |run| run.window.backlog_growth_rate),
+        ("drain", "s", "time to drain the backlog", |run| Some(run.window.drain_s)),
+        ("failed-rate", "1/s", "failed", |run| Some(run.window.rate(run.window.failed))),
         ("failed-share", "", "failed, of all", |run| {
             Some(run.failed as f64 / (run.ok as f64 + run.failed as f64).max(1.0))
         }),
-        ("throughput", "Mbit/s", "received by clients", |run| Some(run.window?.received_mb_per_s() * 8.0)),
-        ("mean", "ms", "latency, mean", |run| Some(run.latency.known()?.mean_ms)),
-        ("p50", "ms", "latency, median", |run| Some(run.latency.known()?.p50_ms)),
-        ("p90", "ms", "latency, 90 %", |run| Some(run.latency.known()?.p90_ms)),
-        ("p95", "ms", "latency, 95 %", |run| run.latency.known()?.p95_ms),
-        ("p99", "ms", "latency, 99 %", |run| Some(run.latency.known()?.p99_ms)),
-        ("p999", "ms", "latency, 99.9 %", |run| Some(run.latency.known()?.p999_ms)),
-        ("connect-p50", "ms", "time to connect, median", |run| Some(run.connected.known()?.p50_ms)),
-        ("connect-mean", "ms", "time to connect, mean", |run| Some(run.connected.known()?.mean_ms)),
-        ("lateness-p99", "ms", "lateness of the clients, 99 %", |run| Some(run.lateness.known()?.p99_ms)),
+        ("throughput", "Mbit/s", "received by clients", |run| Some(run.window.received_mb_per_s() * 8.0)),
+        ("mean", "ms", "latency, mean", |run| Some(known(&run.latency)?.mean_ms)),
+        ("p50", "ms", "latency, median", |run| Some(known(&run.latency)?.p50_ms)),
+        ("p90", "ms", "latency, 90 %", |run| Some(known(&run.latency)?.p90_ms)),
+        ("p95", "ms", "latency, 95 %", |run| Some(known(&run.latency)?.p95_ms)),
+        ("p99", "ms", "latency, 99 %", |run| Some(known(&run.latency)?.p99_ms)),
+        ("p999", "ms", "latency, 99.9 %", |run| Some(known(&run.latency)?.p999_ms)),
+        ("connect-p50", "ms", "time to connect, median", |run| Some(known(&run.connected)?.p50_ms)),
+        ("connect-mean", "ms", "time to connect, mean", |run| Some(known(&run.connected)?.mean_ms)),
+        ("lateness-p99", "ms", "lateness of the clients, 99 %", |run| Some(known(&run.lateness)?.p99_ms)),
         ("server-cpu", "cores", "CPU of the server", |run| Some(run.server.cpu_s? / run.counted_s())),
         ("server-user", "cores", "CPU of the server in user code", |run| Some(run.server.user_s? / run.counted_s())),
         ("server-system", "cores", "CPU of the server in the kernel", |run| {
@@ -850,7 +873,7 @@ impl Summary {
 
     /// For how long server, machine and network counted: until the drain was over, in seconds.
     fn counted_s(&self) -> f64 {
-        (self.seconds + self.window.map_or(0.0, |window| window.drain_s.clamp(0.0, 1e6))).max(1e-9)
+        (self.seconds + self.window.drain_s.clamp(0.0, 1e6)).max(1e-9)
     }
 
     /// The value of a metric of [`SHARES`](Summary::SHARES), in percent; `None` where its whole is not known. A part that was
@@ -867,71 +890,6 @@ impl Summary {
         let all = if whole == "kernel" { (1.0 - of("user")).max(1e-9) } else { 1.0 };
         Some(100.0 * sum / all)
     }
-}
-
-/// What is read again of [`name::LOAD`]: the seconds of a run. The rest of it is in [`Summary`].
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(crate) struct LoadRecord {
-    /// When it began.
-    pub(crate) began_s: f64,
-    /// Connections of the schedule; 0 where there is none, in a closed loop.
-    #[serde(default)]
-    pub(crate) planned: u64,
-    /// Of these, the ones that were begun.
-    #[serde(default)]
-    pub(crate) started: u64,
-    /// Second by second.
-    pub(crate) series: Vec<LoadSecond>,
-    /// How the times are distributed.
-    pub(crate) distribution: Distribution,
-    /// Classes of requests, where there are several.
-    #[serde(default)]
-    pub(crate) classes: Vec<LoadClass>,
-}
-
-/// A second of it. The last one is cut short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-pub(crate) struct LoadSecond {
-    /// When it began, in seconds since the load did.
-    pub(crate) at_s: f64,
-    /// Its length, in seconds.
-    pub(crate) length_s: f64,
-    /// Connections begun.
-    pub(crate) started: u64,
-    /// Right replies.
-    pub(crate) ok: u64,
-    /// Failures.
-    pub(crate) failed: u64,
-    /// Latencies of right replies, in milliseconds.
-    pub(crate) p50_ms: f64,
-    /// See there.
-    pub(crate) p90_ms: f64,
-    /// See there.
-    pub(crate) p99_ms: f64,
-    /// See there.
-    pub(crate) max_ms: f64,
-}
-
-/// Times, in milliseconds, that so many do not exceed.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(crate) struct Distribution {
-    /// From 0 to below 1.
-    pub(crate) quantiles: Vec<f64>,
-    /// Last byte of right replies.
-    pub(crate) latency_ms: Vec<f64>,
-}
-
-/// Requests of a class.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(crate) struct LoadClass {
-    /// Its name.
-    pub(crate) class: String,
-    /// Right replies.
-    pub(crate) ok: u64,
-    /// Requests that came to nothing.
-    pub(crate) failed: u64,
-    /// Their latencies, where they are known.
-    pub(crate) latency: Option<Times>,
 }
 
 /// An archive that is there.
@@ -954,23 +912,6 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// What is to be said of an archive whose runs have figures but no window: their throughput is not known.
-    pub(crate) fn without_window(&self) -> Option<&'static str> {
-        let is_old = |run: &Run| run.summary.as_ref().is_some_and(|summary| summary.window.is_none());
-        self.runs.iter().any(is_old).then_some(
-            "the archive was made by an older ammeter, which did not tell responses within the load's window from later ones: it has \
-             no rates of responses, backlog or drain time; run the experiment again for them",
-        )
-    }
-
-    /// The same, if that is why no run has this figure.
-    pub(crate) fn without_figure(&self, metric: &str) -> Option<&'static str> {
-        let mut summaries = self.runs.iter().filter_map(|run| run.summary.as_ref());
-        let is_missing =
-            Summary::described(metric).is_some() && summaries.all(|summary| summary.metric(metric).is_none());
-        self.without_window().filter(|_| is_missing)
-    }
-
     /// Reads one.
     ///
     /// # Errors
@@ -986,7 +927,8 @@ impl Archive {
         let form: Form = read(&dir.join(name::RESOLVED))?;
         if form.form != FORM {
             return Err(Failure::failed(format!(
-                "{} has form {}, and this program knows {FORM}; use the ammeter that made it",
+                "{} has format version {}, and this ammeter reads version {FORM}; read it with the ammeter that wrote it, or run the \
+                 experiment again",
                 dir.display(),
                 form.form
             )));
@@ -1010,7 +952,7 @@ impl Archive {
         Ok(Archive {
             resolved,
             host: read(&dir.join(name::HOST))?,
-            clients: Some(dir.join(name::CLIENTS)).filter(|path| path.exists()).map(|path| read(&path)).transpose()?,
+            clients: read_optional(&dir.join(name::CLIENTS))?,
             blocks: blocks.map(|path| read(&path)).collect::<Result<_, _>>()?,
             plan,
             runs,
@@ -1035,8 +977,7 @@ impl Archive {
     /// # Errors
     /// When the file is damaged.
     pub(crate) fn hosts(&self, run: &str) -> Result<Vec<HostRun>, Failure> {
-        let path = self.file(run, name::HOSTS);
-        if fs::exists(&path).unwrap_or(false) { read(&path) } else { Ok(Vec::new()) }
+        read_optional(&self.file(run, name::HOSTS)).map(Option::unwrap_or_default)
     }
 
     /// The arm of a run.
@@ -1044,11 +985,11 @@ impl Archive {
         self.resolved.arms.iter().find(|arm| arm.id == id)
     }
 
-    /// The clients' view of a run, second by second.
+    /// The clients' view of a run.
     ///
     /// # Errors
     /// When the file is not there or damaged.
-    pub(crate) fn load(&self, run: &str) -> Result<LoadRecord, Failure> {
+    pub(crate) fn load(&self, run: &str) -> Result<Outcome, Failure> {
         read(&self.file(run, name::LOAD))
     }
 
@@ -1064,36 +1005,28 @@ impl Archive {
     ///
     /// # Errors
     /// When the file is damaged.
-    pub(crate) fn profile(&self, run: &str) -> Result<Option<serde_json::Value>, Failure> {
-        let path = self.file(run, name::PROFILE);
-        if path.exists() { read(&path).map(Some) } else { Ok(None) }
+    pub(crate) fn profile(&self, run: &str) -> Result<Option<Profile>, Failure> {
+        read_optional(&self.file(run, name::PROFILE))
     }
 }
 
-/// The parts of wholes that files of a run tell; nothing of one that is not there or damaged, as its own reader tells.
+/// The parts of wholes in the files of a run; nothing of a file that is missing or damaged, which its own reader reports.
 fn shares(run: &Path) -> BTreeMap<String, f64> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Parts {
-        contexts: Vec<Row>,
-        categories: Vec<Row>,
-        classes: Vec<LoadClass>,
-    }
-    #[derive(Deserialize)]
-    struct Row {
-        name: String,
-        share: f64,
-    }
-    let parts =
-        |file: &str| Some(run.join(file)).filter(|path| path.exists()).and_then(|path| read::<Parts>(&path).ok());
-    let (profile, load) = (parts(name::PROFILE).unwrap_or_default(), parts(name::LOAD).unwrap_or_default());
-    let named = |view: &'static str, rows: Vec<Row>| {
-        rows.into_iter().map(move |row| (format!("{view} {}", row.name), row.share))
+    let profile: Option<Profile> = read_optional(&run.join(name::PROFILE)).ok().flatten();
+    let load: Option<Outcome> = read_optional(&run.join(name::LOAD)).ok().flatten();
+    let classes = load.map(|load| load.classes).unwrap_or_default();
+    let asked = |class: &ClassOutcome| class.ok.saturating_add(class.failed) as f64;
+    let all = classes.iter().map(asked).sum::<f64>().max(1.0);
+    let mut shares: BTreeMap<String, f64> =
+        classes.iter().map(|class| (format!("asked {}", class.class), asked(class) / all)).collect();
+    let mut add = |view: &str, rows: &[Row]| {
+        shares.extend(rows.iter().map(|row| (format!("{view} {}", row.name), row.share.share)));
     };
-    let asked = |class: &LoadClass| class.ok.saturating_add(class.failed) as f64;
-    let all = load.classes.iter().map(asked).sum::<f64>().max(1.0);
-    let classes = load.classes.iter().map(|class| (format!("asked {}", class.class), asked(class) / all));
-    named("context", profile.contexts).chain(named("category", profile.categories)).chain(classes).collect()
+    if let Some(Profile { contexts, categories, .. }) = &profile {
+        add("context", contexts);
+        add("category", categories);
+    }
+    shares
 }
 
 #[derive(Deserialize)]
@@ -1113,8 +1046,16 @@ pub(crate) fn block_path(dir: &Path, block: u32) -> PathBuf {
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let text = fs::read(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
     serde_json::from_slice(&text).map_err(|error| {
-        Failure::failed(format!("{} is not as it was written: {error}; is it of another version?", path.display()))
+        Failure::failed(format!(
+            "cannot read {}: {error}; the file is damaged, or another version of ammeter wrote it",
+            path.display()
+        ))
     })
+}
+
+/// As [`read`]; `None` where there is no such file.
+fn read_optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
+    if path.exists() { read(path).map(Some) } else { Ok(None) }
 }
 
 /// Writes a file of an archive: whole, or not at all.
@@ -1143,6 +1084,7 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ammeter_monitor::profile::Share;
     use ammeter_monitor::source::Disk;
     use ammeter_monitor::{Listener, Tick};
 
@@ -1166,34 +1108,32 @@ mod tests {
     }
 
     #[test]
-    fn archive_without_windows_has_no_completed_rate() {
-        let mut archive = crate::report::tests::archive(Path::new("dir"), 1);
-        assert_eq!(archive.without_window(), None);
-        let summary = archive.runs[0].summary.as_mut().unwrap();
-        assert!(summary.metric("rate").is_some() && summary.metric("p95").is_some());
-        // As such a version wrote it.
-        let mut old = serde_json::to_value(&*summary).unwrap();
-        old.as_object_mut().unwrap().remove("window");
-        old["rate"] = serde_json::json!(812.1);
-        *summary = serde_json::from_value(old).unwrap();
-        assert_eq!((summary.metric("rate"), summary.completed_rate()), (None, None));
-        assert!(archive.without_window().unwrap().contains("older"));
-        assert_eq!(archive.without_figure("rate"), None, "other runs have it");
-        archive.runs.truncate(1);
-        assert_eq!((archive.without_figure("rate"), archive.without_figure("p95")), (archive.without_window(), None));
+    fn archive_of_another_format_version_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(name::RESOLVED), r#"{ "form": 1, "name": "old" }"#).unwrap();
+        let why = Archive::open(folder.path()).unwrap_err().to_string();
+        assert!(why.contains("format version 1") && why.contains("reads version 2"), "{why}");
     }
 
     #[test]
     fn parts_of_wholes_are_figures() {
         let folder = tempfile::tempdir().unwrap();
         let (profile, load) = (folder.path().join(name::PROFILE), folder.path().join(name::LOAD));
-        let row = |name: &str, share: f64| serde_json::json!({ "name": name, "share": share });
-        let rows = [row("user", 0.2), row("timers", 0.4), row("high-level file system", 0.1)];
-        let told = serde_json::json!({ "contexts": [row("accept4", 0.05)], "categories": rows });
-        fs::write(&profile, told.to_string()).unwrap();
-        let classes = [("class0", 30), ("class1", 60)]
-            .map(|(class, ok)| serde_json::json!({ "class": class, "ok": ok, "failed": 5 }));
-        fs::write(&load, serde_json::json!({ "classes": classes }).to_string()).unwrap();
+        let row = |name: &str, share: f64| Row {
+            name: name.to_owned(),
+            share: Share { share, ..Share::default() },
+            ..Row::default()
+        };
+        let categories = vec![row("user", 0.2), row("timers", 0.4), row("high-level file system", 0.1)];
+        let measured = Profile { contexts: vec![row("accept4", 0.05)], categories, ..Profile::default() };
+        write(&profile, &measured).unwrap();
+        let mut outcome = Outcome::default();
+        for (name, ok) in [("class0", 30), ("class1", 60)] {
+            let mut class = ClassOutcome::default();
+            (class.class, class.ok, class.failed) = (name.to_owned(), ok, 5);
+            outcome.classes.push(class);
+        }
+        write(&load, &outcome).unwrap();
         let check = |name: &str, expected: Option<f64>| {
             let summary = Summary { shares: shares(folder.path()), ..Summary::default() };
             let found = summary.metric(name).map(|value| (value * 1e6).round() / 1e6);

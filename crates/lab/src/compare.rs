@@ -178,7 +178,6 @@ fn within(archive: &Archive, metrics: &[&str], (a, of_a): (&str, &[&Arm]), (b, o
         _ => (Side::Other, format!("{} {}", arm.subject, settings(arm, |_| true))),
     };
     let mut comparison = compare(a, b, metrics, &taken(archive, metrics, place), true);
-    comparison.cautions.extend(archive.without_window().map(str::to_owned));
     let has_band = comparison.figures.iter().all(|figure| figure.noise.is_some_and(|band| band.within_blocks));
     if let Some(rules) = relaxed(archive).filter(|_| !has_band) {
         comparison.refuse(format!("{rules}, and no repetition of the baseline tells how large the noise is"));
@@ -201,10 +200,6 @@ pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Com
     let name = |archive: &Archive| format!("{} ({})", archive.dir.display(), archive.resolved.name);
     let mut comparison = compare(&name(a), &name(b), metrics, &runs, false);
     comparison.cautions.extend(cautions);
-    for archive in [a, b] {
-        let why = archive.without_window().map(|why| format!("{}: {why}", archive.dir.display()));
-        comparison.cautions.extend(why);
-    }
     if let Some(rules) = relaxed(a).or_else(|| relaxed(b)) {
         comparison.refuse(format!("{rules}, so that runs which were disturbed are in both archives"));
     }
@@ -1021,20 +1016,6 @@ mod tests {
         };
         let found = (0..40).filter(|seed| drifting(*seed, 0.03).finding == Finding::Difference).count();
         assert!(found <= 8, "a difference in {found} of 40 pairs that differ by when they were measured alone");
-    }
-
-    #[test]
-    fn archive_of_an_older_version_says_what_it_lacks() {
-        let archive = crate::report::tests::archive(std::path::Path::new("new"), 4);
-        let mut old = Archive { dir: "old".into(), ..archive.clone() };
-        old.runs.iter_mut().filter_map(|run| run.summary.as_mut()).for_each(|summary| summary.window = None);
-        let told = |comparison: Comparison| {
-            comparison.cautions.into_iter().filter(|line| line.contains("older ammeter")).collect::<Vec<_>>()
-        };
-        let between = told(archives(&archive, &old, METRICS).unwrap());
-        assert!(matches!(&between[..], [line] if line.starts_with("old: the archive")), "{between:?}");
-        assert!(told(archives(&archive, &archive.clone(), METRICS).unwrap()).is_empty());
-        assert_eq!(told(only_two(&old, METRICS).unwrap()).len(), 1);
     }
 
     #[test]

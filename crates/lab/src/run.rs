@@ -19,20 +19,20 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ammeter_load::drive::Stop;
-use ammeter_load::window::Window;
+use ammeter_load::outcome::Outcome;
 use ammeter_monitor::source::{Disk, Interface, Tcp};
 use ammeter_monitor::{Sample, Tick};
 use ammeter_wan::place::{self, Mark};
 use ammeter_wan::selftest::LATE_MAX;
 use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
-use amped_measure::others::{Census, Others};
-use amped_measure::{Failure, Validity, Verdict};
+use amped_measure::others::Census;
+use amped_measure::{Failure, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
     self, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
-    Summary, Times, name,
+    Summary, name,
 };
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
 use crate::experiment::{Load, Settings};
@@ -101,7 +101,7 @@ pub(crate) fn trial(
     duration: Duration,
     seed: u64,
     stop: &Stop,
-) -> Result<Result<Told, String>, Failure> {
+) -> Result<Result<Outcome, String>, Failure> {
     apart(environment, stop, move |environment, stop| {
         let folder = environment.folder()?;
         let site = environment.site(&settings.workload, seed)?;
@@ -114,7 +114,7 @@ pub(crate) fn trial(
         load.wait(patience(settings, duration), stop)?;
         // It says itself why it cannot make such a load at all.
         let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-        Ok(archive::read::<Told>(&out).map_err(|_| said.trim().to_owned()))
+        Ok(archive::read::<Outcome>(&out).map_err(|_| said.trim().to_owned()))
     })
 }
 
@@ -154,15 +154,15 @@ fn work_inside(environment: &TestEnvironment, order: &Order, stop: &Stop) -> Res
     let status = Running::start("the load", &words, streams)?.wait(patience(settings, settings.load.duration), stop)?;
     run.load_ended_s = now_s();
     let watched = side.end(stop)?;
-    let told: Told = match archive::read(&into.join(name::LOAD)) {
-        Ok(told) => told,
+    let outcome: Outcome = match archive::read(&into.join(name::LOAD)) {
+        Ok(outcome) => outcome,
         Err(_) => {
             let said = fs::read_to_string(into.join("load.log")).unwrap_or_default();
             return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
         }
     };
     let is_private = environment.is_private || watched.path.is_some();
-    judge(run, order, &told, &watched, is_private, &[])
+    judge(run, order, &outcome, &watched, is_private, &[])
 }
 
 /// How long a load of this length may take.
@@ -182,17 +182,17 @@ pub(crate) fn refused(mut run: Run, whose: &str, why: &str) -> Run {
 pub(crate) fn judge(
     mut run: Run,
     order: &Order,
-    told: &Told,
+    outcome: &Outcome,
     watched: &Watched,
     is_private: bool,
     hosts: &[HostRun],
 ) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
-    run.load_began_s = told.began_s;
+    run.load_began_s = outcome.began_s;
     // The record is by the clock of the server's host.
-    let from_s = told.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
-    let seen = Seen::read(&into.join(name::MONITOR), from_s, from_s + told.seconds)?;
-    let mut summary = told.summary(planned.step);
+    let from_s = outcome.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
+    let seen = Seen::read(&into.join(name::MONITOR), from_s, from_s + outcome.seconds)?;
+    let mut summary = Summary::of(outcome);
     summary.set_bytes = watched.set_bytes;
     summary.monitor = seen.figures();
     summary.network = seen.network(is_private);
@@ -213,7 +213,7 @@ pub(crate) fn judge(
         requests_per_connection: settings.load.requests_per_connection,
         clients: order.clients.as_ref(),
         idle: order.idle,
-        client: &told.verdict,
+        client: &outcome.verdict,
         summary: &summary,
         ticks: &seen.ticks,
         in_flight: &seen.in_flight,
@@ -392,13 +392,13 @@ impl Side {
 }
 
 /// Waits until the monitor has looked twice: the second time is a look that was begun since. Its budget may have it look less
-/// often than it was told.
+/// often than it was outcome.
 fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop: &Stop) -> Result<(), Failure> {
     let (begin, patience) = (Instant::now(), START + interval * 3);
     let length = || fs::metadata(record).map_or(0, |meta| meta.len());
     for _ in 0..2 {
         let before = length();
-        // The server has ended where the monitor has; that is told elsewhere.
+        // The server has ended where the monitor has; that is outcome elsewhere.
         while length() == before && monitor.ended().is_none() && begin.elapsed() < patience {
             if stop.is_stopped() {
                 return Err(interrupted());
@@ -418,7 +418,7 @@ fn micros(time: Duration) -> String {
     format!("{}us", time.as_micros())
 }
 
-/// What `ammeter` is told to make this load.
+/// What `ammeter` is outcome to make this load.
 pub(crate) fn load_words(
     settings: &Settings,
     site: &Site,
@@ -732,80 +732,6 @@ impl CpuUsage {
         let busy_s = self.busy_ns as f64 / 1e9;
         let ours_s = self.instruments_ns.zip(server_s).map(|(instruments, server)| instruments as f64 / 1e9 + server);
         ((busy_s / whole_s).min(1.0), ours_s.map(|ours| ((busy_s - ours) / whole_s).max(0.0)))
-    }
-}
-
-/// What is read of the result of `ammeter load --json`.
-#[derive(Deserialize)]
-pub(crate) struct Told {
-    pub(crate) began_s: f64,
-    pub(crate) seconds: f64,
-    established: u64,
-    ok: u64,
-    failures: Vec<(String, u64)>,
-    pub(crate) window: Window,
-    received_bytes: u64,
-    latency: Times,
-    connected: Times,
-    lateness: Times,
-    establisher: Spent,
-    handler: Spent,
-    /// What others used of the machine, where the load looked.
-    #[serde(default)]
-    pub(crate) others: Option<Others>,
-    pub(crate) verdict: Verdict,
-}
-
-#[derive(Deserialize)]
-struct Spent {
-    cpu_s: f64,
-    spun_s: f64,
-}
-
-impl Told {
-    /// What clients can do at this step, if it was against a server that does nothing.
-    pub(crate) fn client_step(&self, step: Step) -> ClientStep {
-        let mut why = self.verdict.evidence.clone();
-        let lack = self.failures.iter().map(|(_, count)| count).sum::<u64>();
-        if lack * 100 > self.ok {
-            why.push(format!("{lack} of {} came to nothing", self.ok + lack));
-        }
-        let is_kept = self.verdict.validity == Validity::Valid && lack * 100 <= self.ok;
-        let (offered_rate, rate) = (self.window.offered_rate, self.window.completed_rate);
-        let lateness_p99_ms = self.lateness.p99_ms;
-        let own_ms = (self.latency.mean_ms - self.connected.mean_ms).max(0.0);
-        ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept, why }
-    }
-
-    /// What it says of the clients.
-    pub(crate) fn summary(&self, step: Step) -> Summary {
-        // What came to nothing before a request could be sent.
-        const BEFORE: [&str; 5] = ["abandoned", "refused", "tls", "local", "unsent"];
-        let failed = self.failures.iter().map(|(_, count)| count).sum();
-        let after: u64 =
-            self.failures.iter().filter(|(kind, _)| !BEFORE.contains(&kind.as_str())).map(|(_, count)| count).sum();
-        let seconds = self.seconds.max(1e-9);
-        let Told { establisher, handler, .. } = self;
-        Summary {
-            window: Some(self.window),
-            seconds: self.window.seconds,
-            asked_rate: match step {
-                Step::Rate(rate) => Some(rate),
-                Step::Clients(_) => None,
-            },
-            offered_rate: self.window.offered_rate,
-            established_rate: self.established as f64 / seconds,
-            request_rate: (self.ok + after) as f64 / seconds,
-            ok: self.ok,
-            failed,
-            failures: self.failures.iter().cloned().collect::<BTreeMap<_, _>>(),
-            received_bytes: self.received_bytes,
-            latency: self.latency,
-            connected: self.connected,
-            lateness: self.lateness,
-            client_cpu_s: establisher.cpu_s + handler.cpu_s - establisher.spun_s - handler.spun_s,
-            ..Summary::default()
-        }
     }
 }
 

@@ -148,7 +148,7 @@ fn try_step(
         None => run::trial(environment, settings, step, duration, seed, stop)?,
     };
     Ok(match tried {
-        Ok(told) => told.client_step(step),
+        Ok(outcome) => ClientStep::measured(step, &outcome),
         Err(why) => ClientStep { why: vec![why], ..ClientStep::of(step) },
     })
 }

@@ -221,7 +221,7 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
 /// an overload is counted until its last reply.
 fn little(evidence: &Evidence<'_>) -> Check {
     let Summary { latency, connected, failed, ok, .. } = evidence.summary;
-    let rate = evidence.summary.completed_rate().unwrap_or_default();
+    let rate = evidence.summary.window.completed_rate;
     let max = evidence.rules.little_max;
     if *failed * 100 > *ok {
         return check("little", None, "more than 1 % failed: how long those stayed is not known");
@@ -335,18 +335,19 @@ fn server(evidence: &Evidence<'_>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archive::{NetworkUse, Planned, ServerUse, Times};
+    use crate::archive::{NetworkUse, Planned, ServerUse};
+    use ammeter_load::tally::Spread;
     use ammeter_load::window::Window;
 
     const RULES: Rules = Rules { others_max: 0.1, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 };
 
     /// 1000 replies a second for ten seconds, of 2 ms each, all counts the same.
     fn summary() -> Summary {
-        let times = |mean_ms| Times { count: 10_000, mean_ms, ..Times::default() };
+        let times = |mean_ms| Spread { count: 10_000, mean_ms, ..Spread::default() };
         Summary {
             seconds: 10.0,
             established_rate: 1000.0,
-            window: Some(Window { completed_rate: 1000.0, ..Window::default() }),
+            window: Window { completed_rate: 1000.0, ..Window::default() },
             ok: 10_000,
             received_bytes: 12_000_000,
             latency: times(2.5),

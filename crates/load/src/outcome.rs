@@ -40,8 +40,14 @@ pub enum Loop {
     },
 }
 
+impl Default for Loop {
+    fn default() -> Loop {
+        Loop::Closed { clients: 0, think_ms: 0.0 }
+    }
+}
+
 /// What came of one class of requests.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassOutcome {
     /// Its name.
     pub class: String,
@@ -57,7 +63,7 @@ pub struct ClassOutcome {
 }
 
 /// The result of a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// What was asked.
     pub asked: Loop,
@@ -117,7 +123,6 @@ pub struct Outcome {
     /// connection then began it late.
     pub stolen_s: f64,
     /// What others used of the machine meanwhile; `None` where nobody looked.
-    #[serde(default)]
     pub others: Option<Others>,
     /// Ended before its time, by a signal.
     pub interrupted: bool,
@@ -462,7 +467,7 @@ pub(crate) mod tests {
             (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
             change(&mut tally, &mut ran);
             let verdict = finished(tally, ran).verdict;
-            assert!(verdict.validity == worth && verdict.to_string().contains(says), "{verdict}");
+            assert!(verdict.validity == validity && verdict.to_string().contains(says), "{verdict}");
         };
         let ms = Duration::from_millis;
         check(1000.0, Duration::from_micros(900), |_, _| {}, Validity::Valid, "valid");

@@ -434,7 +434,6 @@ pub struct Spread {
     /// 90 % are no longer.
     pub p90_ms: f64,
     /// 95 % are no longer.
-    #[serde(default)]
     pub p95_ms: f64,
     /// 99 % are no longer.
     pub p99_ms: f64,

@@ -23,17 +23,14 @@ pub struct Second {
     /// Connections begun.
     pub started: u64,
     /// Connections ended.
-    #[serde(default)]
     pub ended: u64,
     /// Connections that had begun and were not over when it was.
-    #[serde(default)]
     pub backlog: u64,
     /// Right replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
     /// Bytes received, heads and all.
-    #[serde(default)]
     pub received_bytes: u64,
     /// The median latency of the right replies, in milliseconds.
     pub p50_ms: f64,

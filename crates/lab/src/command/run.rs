@@ -358,11 +358,11 @@ impl Progress {
         let figures = run.summary.as_ref().map(|summary| {
             let cpu =
                 summary.metric("cpu-per-reply").map_or(String::new(), |us| format!(", {us:.1} us of server CPU each"));
-            let behind = match summary.window.map(|window| (window.pace, window.backlog)) {
-                Some((Pace::FellBehind, backlog)) => format!(", fell behind: backlog {backlog}"),
+            let behind = match summary.window.pace {
+                Pace::FellBehind => format!(", fell behind: backlog {}", summary.window.backlog),
                 _ => String::new(),
             };
-            format!("  {:.0} completed/s{behind}{cpu}", summary.completed_rate().unwrap_or_default())
+            format!("  {:.0} completed/s{behind}{cpu}", summary.window.completed_rate)
         });
         let line = format!(
             "{:>3}/{}  {:<24} {arm}{}  {status}{why}",

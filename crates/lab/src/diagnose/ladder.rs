@@ -12,21 +12,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
+use ammeter_load::outcome::Outcome;
 use ammeter_monitor::groups_of;
 use ammeter_monitor::source::Memory;
 use amped_measure::host::{Machine, load_average};
 use amped_measure::{Failure, Validity, Verdict};
 use amped_sys::process;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use super::PATH;
 use super::observe::CLIENT_LIMITS;
 use crate::archive::{
     self, Archive, Arm, Check, FORM, Figure, Host, HostUse, Plan, Planned, Program, Resolved, Rules, Run, RunStatus,
-    Step, name,
+    Step, Summary, name,
 };
-use crate::run::{Seen, Snapshot, Told, now_s};
+use crate::run::{Seen, Snapshot, now_s};
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
             "{:>10}  offered {:>9.1}/s  completed {:>9.1}/s  failed {:>6}  p50 {:>8} ms  {}",
             planned.step.value(),
             summary.offered_rate,
-            summary.completed_rate().unwrap_or_default(),
+            summary.window.completed_rate,
             summary.failed,
             summary.latency.p50_ms,
             made.verdict
@@ -171,9 +171,9 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     monitor.end()?;
     let ended_s = now_s();
     archive::write_bytes(&part.join(name::LOAD), text.as_bytes())?;
-    let said: Told = read_load(&text)?;
+    let said = read_load(&text)?;
     let seen = Seen::read(&part.join(name::MONITOR), said.began_s, said.began_s + said.seconds)?;
-    let mut summary = said.summary(planned.step);
+    let mut summary = Summary::of(&said);
     (summary.server, summary.network, summary.monitor) = (seen.server(), seen.network(false), seen.figures());
     let others = said.others.as_ref().map(|others| others.share);
     summary.host = HostUse { others, ..seen.host(&before.until(&after), &summary) };
@@ -276,10 +276,10 @@ pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f
     if path.validity != Validity::Valid {
         return Err(Failure::failed(format!("the run says nothing of the server: {path}")));
     }
-    Ok(read_load::<Told>(&text)?.window.completed_rate)
+    Ok(read_load(&text)?.window.completed_rate)
 }
 
-fn read_load<T: DeserializeOwned>(text: &str) -> Result<T, Failure> {
+fn read_load(text: &str) -> Result<Outcome, Failure> {
     serde_json::from_str(text)
         .map_err(|error| Failure::failed(format!("`ammeter load` said what it never does: {error}")))
 }

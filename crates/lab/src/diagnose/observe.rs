@@ -1,11 +1,12 @@
 //! A run of an archive as `analyse` looks at it: the clients' figures, and the monitor's windows before the load and under it.
 
+use ammeter_load::outcome::Outcome;
 use ammeter_load::window::Pace;
 use ammeter_monitor::{Sample, Tick};
 use amped_measure::Failure;
 
 use crate::analyse::{Bound, Observed};
-use crate::archive::{self, Archive, LoadRecord, LoadSecond, Run, RunStatus, Summary, name};
+use crate::archive::{self, Archive, Run, RunStatus, Summary, name};
 
 /// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
 const MARGIN_S: f64 = 0.05;
@@ -20,7 +21,7 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
     // A server that is overloaded has requests of the warm-up for a while after that has ended.
     let warm_up = archive.file(&run.plan.id, name::WARM_UP);
     let asked_from_s = match warm_up.exists() {
-        true => archive::read::<LoadRecord>(&warm_up)?.began_s,
+        true => archive::read::<Outcome>(&warm_up)?.began_s,
         false => run.load_began_s,
     };
     let idle_until_s = asked_from_s - MARGIN_S;
@@ -29,8 +30,8 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
         asked: run.plan.step.value(),
         offered: summary.asked_rate.map_or(run.plan.step.value(), |_| summary.offered_rate),
         is_closed: summary.asked_rate.is_none(),
-        throughput: throughput(&summary, &load.series),
-        backlog: summary.window.filter(|window| window.pace == Pace::FellBehind).map(|window| window.backlog),
+        throughput: summary.window.completed_rate,
+        backlog: (summary.window.pace == Pace::FellBehind).then_some(summary.window.backlog),
         client: client(run, &summary, (load.planned, load.started)),
         latency_s: (summary.latency.count > 0).then_some(summary.latency.p50_ms / 1e3),
         ..Observed::default()
@@ -57,16 +58,6 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
         last = Some(sample);
     }
     Ok(observed)
-}
-
-/// Right replies a second within the window of a run. Archives of older versions have no window, but seconds: those of the load
-/// without the drain.
-fn throughput(summary: &Summary, series: &[LoadSecond]) -> f64 {
-    summary.completed_rate().unwrap_or_else(|| {
-        let within = series.iter().filter(|one| one.at_s + one.length_s <= summary.seconds + MARGIN_S);
-        let (ok, length_s) = within.fold((0, 0.0), |(ok, length_s), one| (ok + one.ok, length_s + one.length_s));
-        ok as f64 / length_s.max(1e-9)
-    })
 }
 
 /// What speaks against the client of a run. `planned` and `started`: connections of the schedule, which chance makes more or
@@ -102,17 +93,6 @@ pub(crate) const CLIENT_LIMITS: &str = "client-limits";
 mod tests {
     use super::*;
     use crate::archive::{Check, FORM, Planned, Step};
-    use ammeter_load::window::Window;
-
-    #[test]
-    fn throughput_leaves_out_replies_of_the_drain() {
-        let second = |at_s: f64, length_s: f64, ok| LoadSecond { at_s, length_s, ok, ..LoadSecond::default() };
-        let series = [second(0.0, 1.0, 200), second(1.0, 1.0, 200), second(2.0, 0.4, 80)];
-        let older = Summary { seconds: 2.0, ..Summary::default() };
-        let window = Window { completed_rate: 190.0, ..Window::default() };
-        let newer = Summary { window: Some(window), ..older.clone() };
-        assert_eq!((throughput(&older, &series), throughput(&newer, &series)), (200.0, 190.0));
-    }
 
     #[test]
     fn load_that_was_lacking_is_certain_and_lateness_is_not() {

@@ -24,6 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
+use ammeter_load::outcome::Outcome;
 use ammeter_load::parts::Parts;
 use amped_measure::Failure;
 use serde::Deserialize;
@@ -36,7 +37,7 @@ use crate::archive::{self, Block, Host, HostRun, Hosts, Offset, Program, Rules, 
 use crate::command::load::hlog;
 use crate::environment::{Site, interrupted};
 use crate::experiment::Settings;
-use crate::run::{Order, Told, judge, load_words, now_s, patience, refused};
+use crate::run::{Order, judge, load_words, now_s, patience, refused};
 use crate::say;
 use crate::subject::{self, Subject};
 
@@ -223,9 +224,8 @@ impl Fleet {
         archive::write_bytes(&into.join(name::LOAD), say::as_json(&outcome)?.as_bytes())?;
         let about = format!("{} on {count} hosts", planned.id);
         hlog::write(&into.join(name::HLOG), &about, outcome.began_s, Parts::intervals(&parts))?;
-        let told: Told = archive::read(&into.join(name::LOAD))?;
         // A host of its own: its network is to be nobody else's.
-        judge(run, order, &told, &watched, true, &hosts)
+        judge(run, order, &outcome, &watched, true, &hosts)
     }
 
     /// Tries the clients against a server that does nothing; who cannot make such a load says why.
@@ -239,7 +239,7 @@ impl Fleet {
         duration: Duration,
         seed: u64,
         stop: &Stop,
-    ) -> Result<Result<Told, String>, Failure> {
+    ) -> Result<Result<Outcome, String>, Failure> {
         self.revive(stop)?;
         let tried = self.try_once(settings, step, duration, seed, stop);
         self.settle();
@@ -258,13 +258,11 @@ impl Fleet {
         duration: Duration,
         seed: u64,
         stop: &Stop,
-    ) -> Result<Told, Failure> {
+    ) -> Result<Outcome, Failure> {
         let ready = self.begin(settings, seed, Duration::ZERO, stop)?.map_err(Failure::failed)?;
         self.prepare(settings, &ready, step, duration, seed, stop)?;
         let made = self.go(settings, duration, stop)?;
-        let outcome = Parts::merge(&self.parts(&made)?).map_err(Failure::failed)?;
-        serde_json::from_str(&say::as_json(&outcome)?)
-            .map_err(|error| Failure::failed(format!("cannot read what the clients came to: {error}")))
+        Parts::merge(&self.parts(&made)?).map_err(Failure::failed)
     }
 
     /// What the clients made, each with its name, by the clock of this machine.

@@ -319,8 +319,15 @@ pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     })
 }
 
-/// Where the server's CPU time went, by profiles; `None` where none was made. `view`: `contexts` or `categories`.
-pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mut Vec<String>) -> Option<Bars> {
+/// A breakdown of a profile.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Breakdown {
+    Context,
+    Category,
+}
+
+/// Where the server's CPU time went, by profiles; `None` where none was made.
+pub(super) fn profile(archive: &Archive, arms: &[&Arm], by: Breakdown, missing: &mut Vec<String>) -> Option<Bars> {
     /// More have no colours that can be told apart.
     const PARTS: usize = 7;
     let mut bars: Vec<(String, BTreeMap<String, f64>)> = Vec::new();
@@ -335,12 +342,13 @@ pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mu
                     continue;
                 }
             };
-            let Some(rows) = profile[view].as_array() else { continue };
             count += 1.0;
+            let rows = match by {
+                Breakdown::Context => &profile.contexts,
+                Breakdown::Category => &profile.categories,
+            };
             for row in rows {
-                if let (Some(name), Some(share)) = (row["name"].as_str(), row["share"].as_f64()) {
-                    *shares.entry(name.to_owned()).or_default() += share;
-                }
+                *shares.entry(row.name.clone()).or_default() += row.share.share;
             }
         }
         if count > 0.0 {
@@ -365,7 +373,10 @@ pub(super) fn profile(archive: &Archive, arms: &[&Arm], view: &str, missing: &mu
     };
     let drawn: Vec<_> = bars.iter().map(bar).collect();
     let more = if is_all { None } else { Some("all others") };
-    let what = if view == "contexts" { "by context" } else { "by category" };
+    let what = match by {
+        Breakdown::Context => "by context",
+        Breakdown::Category => "by category",
+    };
     (!drawn.is_empty()).then(|| Bars {
         title: format!("CPU time of the server, {what}"),
         x_title: "% of the server's samples".to_owned(),

@@ -31,6 +31,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
+use self::figures::Breakdown;
 use self::figures::percent;
 use self::overview::Overview;
 use self::verdict::Counts;
@@ -101,7 +102,6 @@ pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Resul
 /// Makes a report of an archive.
 pub(crate) fn report(archive: &Archive) -> Report {
     let mut missing = missing(archive);
-    missing.extend(archive.without_window().map(str::to_owned));
     let resolved = &archive.resolved;
     let arms: Vec<&Arm> = figures::drawn(archive).collect();
     let overview = overview::overview(archive, &arms);
@@ -134,8 +134,8 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let own_figures = drawn.files[before..].iter().map(|(id, _)| id.clone()).collect();
     let cpu = figures::cpu(archive, &arms).map(|bars| drawn.bars(&bars.title, &bars));
     let mut profiles = Vec::new();
-    for view in ["contexts", "categories"] {
-        let bars = figures::profile(archive, &arms, view, &mut missing);
+    for by in [Breakdown::Context, Breakdown::Category] {
+        let bars = figures::profile(archive, &arms, by, &mut missing);
         profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
     }
     let timelines: Vec<series::Timeline> =
@@ -614,8 +614,7 @@ fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timelin
     let label = archive.arm(&run.plan.arm).map_or(&run.plan.arm, |arm| &arm.label);
     let step = figures::step_name(run.plan.step);
     let figures = run.summary.as_ref().map(|summary| {
-        let rate = summary.completed_rate().map_or_else(|| "?".to_owned(), number);
-        format!("{rate} replies/s, p99 {} ms", number(summary.latency.p99_ms))
+        format!("{} replies/s, p99 {} ms", number(summary.window.completed_rate), number(summary.latency.p99_ms))
     });
     html! {
         details.run id=(format!("run-{at}")) open[is_open] {

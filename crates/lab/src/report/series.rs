@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use ammeter_load::window::Second;
 use ammeter_monitor::Tick;
 use serde::Serialize;
 
@@ -88,7 +89,6 @@ fn chart<T>(
 }
 
 fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), String> {
-    use crate::archive::LoadSecond as Second;
     let record = archive.load(&run.plan.id)?;
     // The last second is cut short: where there are others, a rate of a few milliseconds says nothing.
     let is_whole = |second: &&Second| second.length_s >= 0.5 || record.series.len() == 1;
@@ -96,9 +96,9 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
     let late = record.began_s - run.load_began_s;
     let x: Vec<f64> = seconds.iter().map(|second| late + second.at_s + second.length_s / 2.0).collect();
     let rates: [(_, _, _, Of<Second>); 3] = [
-        ("begun", "blue", "/s", |second| Some(second.started as f64 / second.length_s.max(1e-9))),
-        ("answered", "green", "/s", |second| Some(second.ok as f64 / second.length_s.max(1e-9))),
-        ("failed", "red", "/s", |second| Some(second.failed as f64 / second.length_s.max(1e-9))),
+        ("begun", "blue", "/s", |second| Some(second.rate(second.started))),
+        ("answered", "green", "/s", |second| Some(second.rate(second.ok))),
+        ("failed", "red", "/s", |second| Some(second.rate(second.failed))),
     ];
     let caption = "Clients: connections begun, right replies and failures, each second.";
     charts.extend(chart(("per second", caption, false), &x, &seconds, &rates));
@@ -114,7 +114,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
 }
 
 /// What was not seen has no time, and what is no time has no logarithm.
-fn known(second: &crate::archive::LoadSecond, ms: f64) -> Option<f64> {
+fn known(second: &Second, ms: f64) -> Option<f64> {
     (second.ok > 0 && ms > 0.0).then_some(ms)
 }
 

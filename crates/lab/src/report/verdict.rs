@@ -97,11 +97,10 @@ pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
         .is_some_and(|arm| highest.is_some() && knee(archive, arm).borne.as_ref() == highest)
 }
 
-/// The share of what was offered that was answered rightly; where the server fell behind, within the window. `None`: the archive
-/// knows no window.
+/// The share of what was offered that was answered rightly; where the server fell behind, within the window.
 fn answered(run: &Run) -> Option<f64> {
     let summary = run.summary.as_ref()?;
-    let window = summary.window?;
+    let window = summary.window;
     let right = summary.ok as f64 / summary.ok.saturating_add(summary.failed).max(1) as f64;
     Some(match window.completed_share {
         Some(completed) if window.pace == Pace::FellBehind => right.min(completed),
@@ -280,7 +279,7 @@ pub(super) fn judged(archive: &Archive, claim: &Claim) -> Judged {
     let measured = measure(archive, claim);
     let (values, missing) = match &measured {
         Ok((values, _)) => (&values[..], String::new()),
-        Err(why) => (&[][..], without_figure(archive, claim).unwrap_or(why).to_owned()),
+        Err(why) => (&[][..], (*why).to_owned()),
     };
     let here = Summary::of(values.iter().copied());
     let (status, why) = match (manipulation(archive, claim), here, &measured) {
@@ -340,12 +339,6 @@ fn holds(claim: &Claim) -> String {
     }
 }
 
-/// Why an archive has no figure of a claim, if that is its version.
-fn without_figure(archive: &Archive, claim: &Claim) -> Option<&'static str> {
-    let terms = [Some(&claim.of), claim.against.as_ref()];
-    terms.into_iter().flatten().find_map(|term| archive.without_figure(&term.metric))
-}
-
 /// Why a claim cannot be judged although its figures are there: the treatment did not act, or nobody knows; `None` if it acted
 /// or if nothing shows whether it did. All blocks must agree, but they may be few: a treatment that acted in one of two blocks
 /// is no treatment.
@@ -360,10 +353,9 @@ fn manipulation(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String
         let what = format!("{} must be {}", compared(archive, &condition), holds(&condition));
         let found = measure(archive, &condition).ok().and_then(|(values, known)| Summary::of(values).zip(known));
         let Some((here, known)) = found else {
-            let why = without_figure(archive, &condition).map_or_else(String::new, |why| format!("; {why}"));
             return Some((
                 ClaimStatus::CannotBeTold,
-                format!("whether the treatment acted is not known: {what}, and was not measured{why}"),
+                format!("whether the treatment acted is not known: {what}, and was not measured"),
             ));
         };
         match position(&here, known, condition.above, condition.below) {
@@ -591,8 +583,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    use crate::archive::Times;
     use crate::report::tests::{archive, set_rate};
+    use ammeter_load::tally::Spread;
 
     /// The made archive, in which the values of `rate` of the arms `a0` and `a1` at the highest step are these, block by block.
     fn made(a0: &[f64], a1: &[f64]) -> Archive {
@@ -665,9 +657,6 @@ mod tests {
             found.why
         };
         assert_eq!(why(&made(&[], &ON), &claim(None, Some(0.98))), "step 1500/s of log off has no valid run");
-        let mut old = made(&ON, &ON);
-        old.runs.iter_mut().filter_map(|run| run.summary.as_mut()).for_each(|summary| summary.window = None);
-        assert!(why(&old, &claim(None, Some(0.98))).contains("older ammeter"));
         let mut archive = archive(Path::new("dir"), 6);
         let highest = archive.runs.iter_mut().filter(|run| run.plan.step.value() == 1500.0);
         highest.for_each(|run| run.status = RunStatus::Invalid);
@@ -747,7 +736,7 @@ mod tests {
             for run in &mut archive.runs {
                 let summary = run.summary.as_mut().unwrap();
                 summary.monitor.insert(RETRANSMITS.to_owned(), if run.plan.arm == "a1" { again } else { 0.0 });
-                summary.connected = Times { count: 9, p50_ms: connect_ms, ..Times::default() };
+                summary.connected = Spread { count: 9, p50_ms: connect_ms, ..Spread::default() };
             }
             judged(&archive, &claim(None, Some(0.98)))
         };

@@ -1,6 +1,6 @@
 //! What a profile came to: where the time went, or why nobody could be asked.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::tally::{Row, Share};
 
@@ -14,7 +14,7 @@ pub enum Outcome {
 }
 
 /// Where the time went.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Profile {
     /// Whose time the views are about.
     pub whose: String,
@@ -56,17 +56,18 @@ pub struct Profile {
 }
 
 /// By what system calls were told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Syscalls {
     /// The number of each, which a BPF program read.
     Number,
     /// The functions of the kernel that were under way.
+    #[default]
     Chain,
 }
 
 /// A chain.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stack {
     /// The program, its functions, then the kernel's, joined by semicolons. Code without names is its file in brackets, and
     /// `[user]` where the process has ended.

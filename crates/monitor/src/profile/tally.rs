@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A share, from a count of samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     /// How many samples.
     pub samples: u64,
@@ -38,7 +38,7 @@ impl Share {
 }
 
 /// A line of a view.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What it is about.
     pub name: String,
@@ -46,7 +46,7 @@ pub struct Row {
     #[serde(flatten)]
     pub share: Share,
     /// With all that ran inside of it; such shares add up to more than 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub around: Option<Share>,
 }
 
