@@ -73,7 +73,7 @@ fn files_of_bodies_are_left_to_threads() {
     let config = site.path().with_extension("toml");
     let root = site.path();
     let toml = format!(
-        "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\nbody = \"16MB\"\n[spool]\ndirectory = {:?}",
+        "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\nmax_body_bytes = \"16MB\"\n[spool]\ndirectory = {:?}",
         spool.path()
     );
     fs::write(&config, toml).unwrap();
@@ -125,7 +125,7 @@ fn a_small_mapped_body_leaves_with_its_head_in_one_call() {
     assert!((REQUESTS - 1..=REQUESTS + 1).contains(&calls["sendmsg"]) && calls["preadv2"] + 1 >= REQUESTS, "{text}");
 
     let config = site.path().with_extension("toml");
-    let toml = "[send]\nsettle = '0s'\ncontent = 'mmap'\nresidency = 'mincore'";
+    let toml = "[send]\nsendfile_min_age = '0s'\ncontent = 'mmap'\nresidency = 'mincore'";
     fs::write(&config, configuration(site.path(), toml)).unwrap();
     let server = Server::start(&["--config", config.to_str().unwrap()]);
     let (calls, text) = trace(&server, "/small.txt");
@@ -142,7 +142,7 @@ fn a_short_piece_of_a_file_leaves_with_its_head_in_one_call() {
     let site = Site::new();
     site.file("page.bin", vec![7; 10 << 10]);
     let config = site.path().with_extension("toml");
-    let toml = "[send]\nsettle = '0s'\n[cache]\ncontent_file_max = '4K'";
+    let toml = "[send]\nsendfile_min_age = '0s'\n[cache]\nmax_content_file_bytes = '4K'";
     fs::write(&config, configuration(site.path(), toml)).unwrap();
     let server = Server::start(&["--config", config.to_str().unwrap()]);
     let (calls, text) = trace(&server, "/page.bin");
@@ -190,7 +190,7 @@ fn sendfile_is_called_unless_it_is_switched_off() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
-    fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'\ncontent = 'sendfile'")).unwrap();
+    fs::write(&config, configuration(site.path(), "[send]\nsendfile_min_age = '0s'\ncontent = 'sendfile'")).unwrap();
     for (flags, expected) in [(&[][..], REQUESTS), (&["--without", "sendfile"], 0)] {
         let server = Server::start(&[&["--config", config.to_str().unwrap()], flags].concat());
         let (calls, text) = trace(&server, "/small.txt");
@@ -255,7 +255,7 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
-    fs::write(&config, configuration(site.path(), "[limits]\nconnections = 1")).unwrap();
+    fs::write(&config, configuration(site.path(), "[limits]\nmax_connections = 1")).unwrap();
     // The loop adds its mailbox, its listener and the connection, which has not asked for all yet, takes the listener out as
     // all places are taken, and cannot add it again.
     let server =
@@ -276,7 +276,7 @@ fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
     let site = Site::new();
     site.file("large.bin", vec![7; 8 << 20]);
     let config = site.path().with_extension("toml");
-    fs::write(&config, configuration(site.path(), "[send]\nsettle = '0s'")).unwrap();
+    fs::write(&config, configuration(site.path(), "[send]\nsendfile_min_age = '0s'")).unwrap();
     let server =
         tampered(("/dev/null", "sendfile"), "sendfile:error=EIO:when=3", &["--config", config.to_str().unwrap()]);
     // How much of the first reply is lent already depends on how fast helpers are: the call that fails may be in any of these.
@@ -347,7 +347,7 @@ fn disk_that_fails_on_the_first_bytes_of_a_known_file_is_a_500() {
     site.file("large.bin", vec![7; 300_000]);
     let_files_settle();
     let log = site.path().with_extension("log");
-    let ways = ["settle = '0s'", "settle = '1h'", "content = 'mmap'"];
+    let ways = ["sendfile_min_age = '0s'", "sendfile_min_age = '1h'", "content = 'mmap'"];
     let cases = ["amped", "sped", "mt", "mp"].into_iter().flat_map(|architecture| ways.map(|way| (architecture, way)));
     for (architecture, way) in cases {
         let config = site.path().with_extension("toml");

@@ -26,15 +26,20 @@ const DROPPED_MAX: u64 = 20_000;
 /// A site with applications, of which some want a password.
 fn apps() -> Site {
     let (body, output) = (Bytes(BODY_MAX as u64), Some(Bytes(OUTPUT_MAX as u64)));
-    let rule =
-        |pattern| AppRule { pattern: Glob::new(pattern), time: Duration::from_secs(60), body, output, cache: None };
+    let rule = |pattern| AppRule {
+        pattern: Glob::new(pattern),
+        timeout: Duration::from_secs(60),
+        max_body_bytes: body,
+        max_response_bytes: output,
+        cache: None,
+    };
     let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
     let guard = Guard { folder: "/private/".into(), realm: "x".into(), accounts: 0 };
     Site { apps: vec![rule("/app"), rule("/private/app"), kept], guards: vec![guard], ..site() }
 }
 
 fn world(dice: Dice) -> World {
-    let limits = Limits { body: Bytes(DROPPED_MAX), ..Limits::default() };
+    let limits = Limits { max_body_bytes: Bytes(DROPPED_MAX), ..Limits::default() };
     let mut world = World::with(dice, vec![apps()], limits, Budgets::default());
     world.files.replace(world.now, "/a.html", "a file");
     world
@@ -425,7 +430,7 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
     }
     for _ in 0..dice.random_range(0..3) {
         let when = Time::from_millis(dice.random_range(0..300));
-        let limits = Limits { pipelined: dice.random_range(1..40), ..world.desk.limits.clone() };
+        let limits = Limits { max_pipelined: dice.random_range(1..40), ..world.desk.limits.clone() };
         world.at(when, move |world| world.renew(vec![apps()], limits, Budgets::default()));
     }
 }

@@ -228,7 +228,7 @@ fn who_is_refused_before_the_body_gets_no_second_reply() {
 fn a_close_that_the_client_cannot_know_of_lets_it_finish() {
     // RFC 9112, 9.6: closing while the client is still sending resets the connection, and may take the last reply with it.
     each_seed(5, |dice| {
-        let limits = Limits { requests: 2, ..Limits::default() };
+        let limits = Limits { max_requests: 2, ..Limits::default() };
         let mut world = World::with(dice, vec![site()], limits, Budgets::default());
         world.files.replace(world.now, "/a.html", "hello");
         let n = world.connect(Link { read_max: 50, ..Link::WHOLE }, GET.repeat(10));

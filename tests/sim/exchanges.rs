@@ -160,7 +160,7 @@ struct Streams {
 impl Streams {
     fn new(mut dice: Dice, site: Site) -> Streams {
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
-        let limits = Limits { body: Bytes(10_000), ..Limits::default() };
+        let limits = Limits { max_body_bytes: Bytes(10_000), ..Limits::default() };
         let desk = Desk::new(sites, limits, Budgets::default(), Wall::at(784_111_777));
         let mut files = Files::default();
         asked::furnish(&mut dice, &mut files);
@@ -249,7 +249,7 @@ impl Streams {
         let due = self.all[n].due.swap_remove(self.dice.random_range(0..count));
         match due {
             Due::Disk(ticket, work) => {
-                let found = self.files.look("", &work, self.desk.caches.budgets.content_file_max.0);
+                let found = self.files.look("", &work, self.desk.caches.budgets.max_content_file_bytes.0);
                 let sites = Arc::clone(&self.desk.sites);
                 let answer = self.desk.caches.learn(Time::START, &work, found, &sites);
                 if self.all[n].exchange.as_ref().is_some_and(|exchange| exchange.waits_for(ticket)) {
@@ -304,9 +304,9 @@ impl Streams {
 fn with_app() -> Site {
     let rule = AppRule {
         pattern: Glob::new("/app"),
-        time: Duration::from_secs(60),
-        body: Bytes(100_000),
-        output: None,
+        timeout: Duration::from_secs(60),
+        max_body_bytes: Bytes(100_000),
+        max_response_bytes: None,
         cache: None,
     };
     Site { apps: vec![rule], ..site() }

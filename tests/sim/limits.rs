@@ -130,7 +130,7 @@ fn a_slow_disk_is_not_the_clients_fault() {
 #[test]
 fn a_dead_disk_is_given_up() {
     each_seed(5, |dice| {
-        let mut world = world(dice, Limits { disk_time: Duration::from_secs(5), ..Limits::default() });
+        let mut world = world(dice, Limits { disk_timeout: Duration::from_secs(5), ..Limits::default() });
         world.disk.silent = true;
         let n = world.connect(Link::WHOLE, format!("{GET}{GET}"));
         world.pass(Duration::from_secs(11));
@@ -140,8 +140,13 @@ fn a_dead_disk_is_given_up() {
 
 #[test]
 fn sizes() {
-    let limits =
-        Limits { request_line: Bytes(100), head: Bytes(300), fields: 5, body: Bytes(1000), ..Limits::default() };
+    let limits = Limits {
+        max_request_line_bytes: Bytes(100),
+        max_header_bytes: Bytes(300),
+        max_header_fields: 5,
+        max_body_bytes: Bytes(1000),
+        ..Limits::default()
+    };
     each_seed(5, |dice| {
         let check = |request: String, status: u16| {
             for read_max in [1, 10, usize::MAX] {
@@ -189,7 +194,7 @@ fn sizes() {
 #[test]
 fn a_connection_has_so_many_requests() {
     each_seed(5, |dice| {
-        let mut world = world(dice, Limits { requests: 3, ..Limits::default() });
+        let mut world = world(dice, Limits { max_requests: 3, ..Limits::default() });
         let n = world.connect(Link::WHOLE, GET.repeat(5));
         world.pass_until_closed();
         let session = &world.sessions[n];
@@ -228,7 +233,7 @@ fn a_first_head_has_its_time_from_the_connection_on() {
 #[test]
 fn a_head_may_be_longer_than_what_is_read_ahead() {
     each_seed(2, |dice| {
-        let limits = Limits { head: Bytes::kib(256), ..Limits::default() };
+        let limits = Limits { max_header_bytes: Bytes::kib(256), ..Limits::default() };
         let mut world = world(dice, limits);
         let cookie = "x".repeat(200_000);
         let n = world.connect(

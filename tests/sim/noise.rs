@@ -69,12 +69,12 @@ fn scraps() -> impl Strategy<Value = Vec<u8>> {
 
 fn check(bytes: &[u8], read_max: usize) -> Result<(), TestCaseError> {
     let tight = Limits {
-        request_line: Bytes(60),
-        head: Bytes(200),
-        fields: 4,
-        body: Bytes(20),
-        requests: 5,
-        pipelined: 2,
+        max_request_line_bytes: Bytes(60),
+        max_header_bytes: Bytes(200),
+        max_header_fields: 4,
+        max_body_bytes: Bytes(20),
+        max_requests: 5,
+        max_pipelined: 2,
         ..Limits::default()
     };
     for limits in [Limits::default(), tight] {

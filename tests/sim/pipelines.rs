@@ -99,7 +99,7 @@ fn caches_make_no_difference() {
             descriptors: 1,
             ..Budgets::default()
         };
-        let anew = Budgets { revalidate: Duration::ZERO, stale_max: Duration::ZERO, ..Budgets::default() };
+        let anew = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
         let mixed = Budgets { content_bytes: Bytes(0), descriptors: 0, ..default.clone() };
         let mut files = Files::default();
         let furniture = dice.clone();
@@ -188,7 +188,7 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
             true => world.desk.caches.budgets.clone(),
             false => Budgets { path_entries: dice.random_range(0..8), ..world.desk.caches.budgets.clone() },
         };
-        let limits = Limits { pipelined: dice.random_range(1..40), ..Limits::default() };
+        let limits = Limits { max_pipelined: dice.random_range(1..40), ..Limits::default() };
         world.at(when, move |world| world.renew(vec![site()], limits, budgets));
     }
 }
@@ -196,7 +196,7 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
 #[test]
 fn each_reply_was_true_while_it_was_made() {
     // Nothing is believed without asking, so nothing from before a request may be said in its reply.
-    let budgets = Budgets { revalidate: Duration::ZERO, stale_max: Duration::ZERO, ..Budgets::default() };
+    let budgets = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
     each_seed(40, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO, false));
 }
 
@@ -207,7 +207,7 @@ fn caches_lag_behind_by_as_much_as_they_may() {
     each_seed(40, |dice| {
         let budgets = Budgets {
             revalidate: Duration::from_millis(30),
-            stale_max: Duration::from_millis(100),
+            max_stale: Duration::from_millis(100),
             path_entries: 4,
             content_bytes: Bytes(40_000),
             descriptors: 1,
@@ -226,7 +226,7 @@ fn a_disk_in_trouble_makes_honest_errors() {
 
 #[test]
 fn interruptions_leave_no_reply_wrong() {
-    let budgets = Budgets { revalidate: Duration::ZERO, stale_max: Duration::ZERO, ..Budgets::default() };
+    let budgets = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
     each_seed(30, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO, true));
 }
 
@@ -252,7 +252,7 @@ fn a_client_far_ahead_is_made_to_wait() {
 #[test]
 fn a_batch_ends_where_the_limit_says_and_goes_on_behind_it() {
     each_seed(3, |dice| {
-        let limits = Limits { pipelined: 3, ..Limits::default() };
+        let limits = Limits { max_pipelined: 3, ..Limits::default() };
         let mut world = World::with(dice, vec![site()], limits, Budgets::default());
         world.files.replace(world.now, "/a.html", "hello");
         let n = world.connect(Link::WHOLE, "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n".repeat(10));

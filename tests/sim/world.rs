@@ -674,7 +674,7 @@ impl World {
             Work::List(work) => work.site,
         };
         let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
-        let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.content_file_max.0 };
+        let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.max_content_file_bytes.0 };
         self.files.look(root, work, in_memory_max)
     }
 
@@ -744,7 +744,8 @@ impl Session {
             assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
         }
         // What was read ahead, which may have come on top of 64 KiB less one byte, and a head; twice that, as vectors grow.
-        let bound = 2 * (64 * 1024 + self.link.read_max.min(self.upload.len()) + limits.head.as_usize()) + 1024;
+        let bound =
+            2 * (64 * 1024 + self.link.read_max.min(self.upload.len()) + limits.max_header_bytes.as_usize()) + 1024;
         assert!(heap <= bound, "{heap} bytes of memory");
     }
 

@@ -36,7 +36,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     }
     // What comes with time, as a second look at a file, is not the request's.
     let text = format!(
-        "root = {:?}\nlisten = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.settle = '0s'\nlog.access = {:?}\n",
+        "root = {:?}\nlisten = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.sendfile_min_age = '0s'\nlog.access = {:?}\n",
         path("site"),
         path("log")
     );
@@ -46,7 +46,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let address = listen::bind(settings.listen[0], 1, std::iter::empty()).unwrap();
     let bound = address.bound;
     let (sites, budgets) = (Arc::clone(&settings.sites), &settings.budgets);
-    let disk = Disk::open(sites, &settings.roots, budgets.content_file_max.0, budgets.revalidate).unwrap();
+    let disk = Disk::open(sites, &settings.roots, budgets.max_content_file_bytes.0, budgets.revalidate).unwrap();
     let clock = Clock::start();
     let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();

@@ -229,7 +229,7 @@ fn bodies_go_both_ways() {
     let site = Site::new();
     script(&site, "echo", "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CONTENT_LENGTH\"; cat");
     script(&site, "deaf", "exec 0<&-; printf 'Content-Type: text/plain\\n\\ndeaf'");
-    let server = serve(&site, "body = \"3MiB\"");
+    let server = serve(&site, "max_body_bytes = \"3MiB\"");
     let mut client = server.connect();
     for size in [0, 1, 100_000, 3 << 20] {
         let body = pattern(size);
@@ -286,7 +286,7 @@ fn what_goes_wrong_with_a_script() {
     );
     let path = script(&site, "no-program", "");
     fs::write(&path, "#!/there/is/none\n").unwrap();
-    let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
+    let server = serve(&site, "timeout = \"1s\"\nmax_response_bytes = \"1MB\"");
     for (name, status) in [
         ("dies", 502),
         ("killed", 502),
@@ -373,7 +373,7 @@ fn a_limit_and_the_end_of_a_script_take_the_whole_group_along() {
         "ends",
         &format!("{} printf 'Content-Type: a/b\\n\\nok'", starts.replace("1000 &", "1000 >&- 2>&- &")),
     );
-    let server = serve(&site, "time = \"1s\"\noutput = \"1MB\"");
+    let server = serve(&site, "timeout = \"1s\"\nmax_response_bytes = \"1MB\"");
     let before = descriptors(&server);
     for (name, status) in
         [("says-nothing", Some(504)), ("stops", None), ("much", None), ("no-head", Some(502)), ("ends", Some(200))]
@@ -398,7 +398,7 @@ fn a_limit_and_the_end_of_a_script_take_the_whole_group_along() {
 fn scripts_are_killed_under_load() {
     let site = Site::new();
     script(&site, "works", "sleep 0.01; printf 'Content-Type: a/b\\n\\nhello '; sleep 0.01; printf you");
-    let server = serve(&site, "processes = 4");
+    let server = serve(&site, "max_processes = 4");
     let before = descriptors(&server);
     let (done, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
@@ -442,7 +442,7 @@ fn more_requests_than_processes() {
         count.display()
     );
     script(&site, "counts", &text);
-    let server = serve(&site, &format!("processes = {processes}"));
+    let server = serve(&site, &format!("max_processes = {processes}"));
     let most = thread::scope(|scope| {
         let ask = || server.get("/cgi-bin/counts");
         let threads: Vec<_> = (0..clients).map(|_| scope.spawn(ask)).collect();
@@ -464,7 +464,7 @@ fn a_full_queue_is_answered_503() {
     let go = site.path().join("go");
     let text = format!("until [ -e {} ]; do sleep 0.01; done; printf 'Content-Type: a/b\\n\\nok'", go.display());
     script(&site, "waits", &text);
-    let server = serve(&site, "processes = 1\nqueue = 0");
+    let server = serve(&site, "max_processes = 1\nmax_queue = 0");
     let mut first = server.connect();
     first.send_request("GET", "/cgi-bin/waits", &[]);
     wait_until("the script", || !scripts_of(&server).is_empty());
@@ -482,7 +482,7 @@ fn who_is_slow_makes_nobody_else_wait() {
     script(&site, "floods", "printf 'Content-Type: a/b\\n\\n'; cat /dev/zero");
     script(&site, "reads", "printf 'Content-Type: a/b\\n\\n'; cat");
     script(&site, "deaf", "sleep 1000");
-    let server = serve(&site, "time = \"1h\"\nbuffer_request = false\n[spool]\nmax = \"16MiB\"");
+    let server = serve(&site, "timeout = \"1h\"\nbuffer_request = false\n[spool]\nmax_bytes = \"16MiB\"");
     let targets = ["/cgi-bin/computes", "/cgi-bin/floods", "/cgi-bin/reads", "/cgi-bin/deaf"];
     slow_ones(&server, targets, || scripts_of(&server).len() >= 4, || scripts_of(&server).is_empty());
     assert_eq!(server.get("/a.txt").text(), "static");

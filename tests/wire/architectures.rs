@@ -139,7 +139,7 @@ fn a_pool_that_has_room_closes_no_idle_connection() {
 fn more_workers_than_connections_may_be_are_not_started() {
     for (architecture, what) in [("mt", "3 threads"), ("mp", "3 processes")] {
         let site = site();
-        let config = format!("architecture = {architecture:?}\nworkers = 8\n[limits]\nconnections = 3");
+        let config = format!("architecture = {architecture:?}\nworkers = 8\n[limits]\nmax_connections = 3");
         let server = Server::configured(&site, &config);
         server.wait_for(&format!("architecture {architecture}, {what}"));
     }

@@ -39,7 +39,7 @@ fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server
     let root = site.path();
     let config = site.path().with_extension("toml");
     let text = format!(
-        "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\nlimits.password_attempts = {attempts}\n{tables}\n\
+        "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\nlimits.max_password_attempts = {attempts}\n{tables}\n\
          [[site]]\nroot = {root:?}\n{keys}\n{guard}"
     );
     fs::write(&config, text).unwrap();

@@ -123,7 +123,7 @@ fn body_beyond_the_limit_is_answered_413_and_logged() {
     let site = Site::new();
     let seen = site.path().join("seen");
     script(&site, "notes", &format!("echo >> {}; printf 'Content-Type: a/b\\n\\nok'", seen.display()));
-    let server = serve(&site, "body = \"100KB\"", "");
+    let server = serve(&site, "max_body_bytes = \"100KB\"", "");
     let data = pattern(8_000_000);
     for (field, body) in [(CHUNKED, chunked(&data)), (("Content-Length", "8000000"), data)] {
         for target in ["/cgi-bin/notes", "/app?body"] {
@@ -155,7 +155,7 @@ fn body_beyond_the_limit_is_answered_413_and_logged() {
 fn slow_uploads_hold_no_place() {
     let site = Site::new();
     script(&site, "echo", ECHO);
-    let server = serve(&site, "processes = 1\nreserve = 0", "");
+    let server = serve(&site, "max_processes = 1\nmin_spare = 0", "");
     for target in ["/cgi-bin/echo", "/app?body"] {
         let body = pattern(300_000);
         let mut uploads: Vec<Client> = (0..4)
@@ -184,7 +184,7 @@ fn upload_in_drops_is_given_up() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     for keys in ["", "buffer_request = false"] {
-        let server = serve(&site, keys, "[limits]\nbody_time = \"1s\"");
+        let server = serve(&site, keys, "[limits]\nbody_timeout = \"1s\"");
         let mut client = server.connect();
         let sender = Client::on(client.stream());
         client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "1000000")]);
@@ -217,7 +217,7 @@ fn download(server: &Server, target: &str) -> Client {
 fn slow_downloads_hold_no_place() {
     let site = Site::new();
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
-    let server = serve(&site, "processes = 1\nqueue = 0", "");
+    let server = serve(&site, "max_processes = 1\nmax_queue = 0", "");
     let mut expected = String::new();
     (1..=2_000_000).for_each(|n| expected += &format!("{n}\n"));
     let mut clients = Vec::new();
@@ -244,7 +244,7 @@ fn response_that_is_not_buffered_holds_its_place() {
     for (keys, field) in [("buffer_response = false", ""), ("", "X-Accel-Buffering: no\\n")] {
         let text = format!("printf 'Content-Type: a/b\\n{field}\\n'; seq 1 2000000");
         script(&site, "much", &text);
-        let server = serve(&site, &format!("processes = 1\nqueue = 0\n{keys}"), "");
+        let server = serve(&site, &format!("max_processes = 1\nmax_queue = 0\n{keys}"), "");
         let mut client = download(&server, "/cgi-bin/much");
         let head = client.read_head();
         assert!(head.starts_with("HTTP/1.1 200") && !head.contains("X-Accel"), "{head}");
@@ -284,10 +284,10 @@ fn body_without_room_is_answered_503_and_logged() {
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
     // The kernel makes no files there.
     for (table, why) in [
-        ("[spool]\nmax = \"200KB\"", "bodies of 200000B are stored already (spool.max)"),
+        ("[spool]\nmax_bytes = \"200KB\"", "bodies of 200000B are stored already (spool.max_bytes)"),
         ("[spool]\ndirectory = \"/proc\"", "cannot store the request's body: /proc: "),
     ] {
-        let server = serve(&site, "processes = 1", table);
+        let server = serve(&site, "max_processes = 1", table);
         let mut client = server.connect();
         client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "8000000")]);
         client.send(pattern(8_000_000));

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use super::harness::{Client, Response, Server, Site, find, let_files_settle, one_set_of_caches, pattern, wait_until};
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
-const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nstale_max = \"1h\"";
+const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
 
 /// A size that is kept in memory, and one of which a descriptor is kept.
 const SIZES: [usize; 2] = [5_000, 300_000];
@@ -331,7 +331,7 @@ fn rests_after_all(size: usize) {
     let site = Site::new();
     let path = site.file("file.bin", version(0, size));
     let_files_settle();
-    let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"\nstale_max = \"1ms\"");
+    let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"\nmax_stale = \"1ms\"");
     let mut client = server.connect();
     assert!(client.get("/file.bin").field("ETag").unwrap().starts_with('"'), "at rest");
     let stop = AtomicBool::new(false);
@@ -403,11 +403,11 @@ fn caches_that_are_switched_off_change_no_reply() {
         Server::with_site(&site, &format!("listing = true\n[site.errors]\n404 = \"/404.html\"\n[cache]\n{cache}"))
     };
     let expected = tour(&serve(""));
-    let all = "path_entries = 0\nhead_bytes = 0\ncontent_bytes = 0\ndescriptors = 0\ncontent_file_max = 0\nrevalidate = \"0s\"";
+    let all = "path_entries = 0\nhead_bytes = 0\ncontent_bytes = 0\ndescriptors = 0\nmax_content_file_bytes = 0\nrevalidate = \"0s\"";
     for cache in all.lines().chain([
         all,
-        "stale_max = \"0s\"",
-        "content_file_max = \"1MiB\"",
+        "max_stale = \"0s\"",
+        "max_content_file_bytes = \"1MiB\"",
         "path_entries = 1",
         "head_bytes = 400",
     ]) {

@@ -43,8 +43,8 @@ fn flags_and_a_file_that_says_the_same_mean_the_same() {
         "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:82\", \"*:83\"]",
     );
     check(&[dir, "--workers", "3", "--helpers", "5"], "root = \".\"\nworkers = 3\n[helpers]\nmax = 5");
-    check(&[dir, "--helpers-as", "processes"], "root = \".\"\n[helpers]\nas = \"processes\"");
-    check(&[dir, "--helpers", "1"], "root = \".\"\n[helpers]\nmax = 1\nreserve = 1");
+    check(&[dir, "--helpers-as", "processes"], "root = \".\"\n[helpers]\nkind = \"processes\"");
+    check(&[dir, "--helpers", "1"], "root = \".\"\n[helpers]\nmax = 1\nmin_spare = 1");
     check(
         &[dir, "--architecture", "amped", "--user", "nobody"],
         "root = \".\"\narchitecture = \"amped\"\nuser = \"nobody\"",
@@ -64,7 +64,7 @@ fn a_flag_goes_before_the_file() {
     let config = site.file(
         "amped.toml",
         "root = \".\"\nlisten = [\"127.0.0.1:81\"]\nworkers = 2\nuser = \"root\"\n[helpers]\nmax = 4\n\
-         [log]\naccess = \"a.log\"\nformat = \"common\"\n[limits]\nfields = 7\n",
+         [log]\naccess = \"a.log\"\nformat = \"common\"\n[limits]\nmax_header_fields = 7\n",
     );
     let page = printed(&[
         text(other.path()),
@@ -95,7 +95,7 @@ fn a_flag_goes_before_the_file() {
         "listing = true",
         &root,
         // What no flag says stays.
-        "fields = 7",
+        "max_header_fields = 7",
     ] {
         assert!(page.lines().any(|found| found.split("  #").next().unwrap().trim_end() == line), "{line}:\n{page}");
     }
@@ -241,7 +241,7 @@ fn each_error_is_at_its_place_and_has_its_way_out() {
     check("root = \".\"\n\nworker = 2\n", 3, 1, &["`worker`", "`workers`"]);
     check("root = \".\"\nworkers = 0\n", 2, 11, &["workers"]);
     check("root = \".\"\nworkers = \"two\"\n", 2, 11, &[]);
-    check("root = \".\"\n[limits]\nidle_time = \"5 parsecs\"\n", 3, 13, &["5 parsecs"]);
+    check("root = \".\"\n[limits]\nidle_timeout = \"5 parsecs\"\n", 3, 16, &["5 parsecs"]);
     check("root = \"a.txt\"\n", 1, 8, &["is a file", "give the folder that holds it"]);
     check("root = \"none\"\n", 1, 8, &["does not exist", "make it, or correct the path"]);
     check("listen = [\"127.0.0.1:81\"]\n", 1, 1, &["there is no folder to serve", "root = "]);

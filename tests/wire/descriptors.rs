@@ -57,7 +57,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_an
 
     let site = Site::new();
     site.file("a.txt", "hello");
-    let server = Server::configured(&site, "[limits]\nidle_time = \"1h\"\nhead_time = \"1h\"");
+    let server = Server::configured(&site, "[limits]\nidle_timeout = \"1h\"\nheader_timeout = \"1h\"");
     assert_eq!(server.get("/a.txt").status, 200);
     let resident_before = resident_bytes(server.pid());
     let mut clients: Vec<Client> = thread::scope(|scope| {
@@ -97,8 +97,10 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_an
 fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_it_can() {
     let site = Site::new();
     site.file("a.txt", "hello");
-    let server =
-        Server::configured(&site, "[limits]\nconnections = 1000\n[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"");
+    let server = Server::configured(
+        &site,
+        "[limits]\nmax_connections = 1000\n[cache]\nrevalidate = \"10m\"\nmax_stale = \"10m\"",
+    );
     let_files_settle();
     let mut clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     for client in &mut clients {
@@ -142,7 +144,7 @@ fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_
 fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one() {
     let site = Site::new();
     site.file("a.txt", "hello");
-    let server = Server::configured(&site, "[limits]\nconnections = 1000");
+    let server = Server::configured(&site, "[limits]\nmax_connections = 1000");
     limit_descriptors(server.pid(), descriptors_of(server.pid()).len() + 10);
     // The last that finds room is accepted, and nobody waits behind it.
     let mut clients = Vec::new();
@@ -162,7 +164,7 @@ fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one(
 fn while_it_is_out_of_descriptors_it_says_so_exactly_once() {
     let site = Site::new();
     site.file("a.txt", "hello");
-    let server = Server::configured(&site, "[limits]\nconnections = 1000");
+    let server = Server::configured(&site, "[limits]\nmax_connections = 1000");
     let mut client = server.connect();
     assert_eq!(client.get("/a.txt").text(), "hello");
     limit_descriptors(server.pid(), descriptors_of(server.pid()).len());
@@ -202,13 +204,13 @@ fn a_low_limit_of_descriptors_bounds_connections_before_they_run_out() {
 fn more_connections_than_descriptors_bear_are_announced_and_not_taken() {
     let site = Site::new();
     site.file("a.txt", "hello");
-    let config = site.file("amped.toml", configuration(site.path(), "[limits]\nconnections = 10000"));
+    let config = site.file("amped.toml", configuration(site.path(), "[limits]\nmax_connections = 10000"));
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 200; exec \"$0\" \"$@\"", program().get_program().to_str().unwrap()]);
     command.args(["serve", "--config", config.to_str().unwrap()]);
     let server = Server::spawn(command);
     let said = server.said();
-    assert!(said.contains("limits.connections is 10000, but the limit on open files (200) bears about"), "{said}");
+    assert!(said.contains("limits.max_connections is 10000, but the limit on open files (200) bears about"), "{said}");
     assert!(said.contains("ulimit -n"), "{said}");
     let mut clients = Vec::new();
     for n in 0..300 {
@@ -471,7 +473,7 @@ fn start_helpers(server: &Server, count: usize) {
 fn server_outlives_exhausted_memory() {
     // Enough that one is left when several are killed at once for one allocation.
     const HELPERS: usize = 4;
-    for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nas = \"processes\"\nreserve = 4"] {
+    for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nkind = \"processes\"\nmin_spare = 4"] {
         let Some(group) = MemoryGroup::make() else {
             return println!("skipped: no control group for memory can be made here");
         };

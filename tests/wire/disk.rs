@@ -266,7 +266,7 @@ fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
 
 #[test]
 fn alone_cold_downloads_by_helper_processes_delay_no_hot_file() {
-    check_cold_downloads("nobody", "[helpers]\nas = 'processes'");
+    check_cold_downloads("nobody", "[helpers]\nkind = 'processes'");
 }
 
 /// Flash's test of residency, and what became of it: mincore(2) tells a process that does not own the files that all of
@@ -317,7 +317,7 @@ fn alone_the_clock_learns_from_the_disk_reads_that_it_waited_for() {
     let _alone = alone();
     let site = public_site();
     let names = cold_files(&site, 8, LENGTH);
-    let server = server_as("root", &site, "[send]\nresidency = 'clock'\nsettle = '0s'");
+    let server = server_as("root", &site, "[send]\nresidency = 'clock'\nsendfile_min_age = '0s'");
     let fetch_all = || {
         for (n, name) in names.iter().enumerate() {
             assert!(server.get(&format!("/{name}")).body == vec![n as u8; LENGTH], "{name}");
@@ -344,7 +344,7 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
     let names = cold_files(&site, 1, 256 << 10);
     let slow = SlowDisk::new(site.path(), 64 << 10);
     // Lent to the socket, where the kernel would wait for what is not there.
-    let server = server_as("root", &site, "[send]\nsettle = '0s'");
+    let server = server_as("root", &site, "[send]\nsendfile_min_age = '0s'");
     let target = format!("/{}", names[0]);
     assert_eq!(server.get(&target).body.len(), 256 << 10);
     // Its two ends are in memory, and what the kernel would read ahead of them is not.
@@ -375,7 +375,7 @@ fn alone_a_disk_that_does_not_answer_in_time_is_given_up() {
     let names = cold_files(&site, 2, 1 << 20);
     // A window of 256 KiB takes two seconds.
     let slow = SlowDisk::new(site.path(), 128 << 10);
-    let server = server_as("root", &site, "[limits]\ndisk_time = '500ms'");
+    let server = server_as("root", &site, "[limits]\ndisk_timeout = '500ms'");
     let [begun, cold] = [&names[0], &names[1]].map(|name| format!("/{name}"));
     assert_eq!(server.get(&begun).body.len(), 1 << 20);
     // The first half of one stays in memory.
@@ -400,7 +400,7 @@ fn alone_cold_names_delay_no_hot_file() {
 
 #[test]
 fn alone_cold_names_looked_up_by_helper_processes_delay_no_hot_file() {
-    check_cold_names("[helpers]\nas = 'processes'");
+    check_cold_names("[helpers]\nkind = 'processes'");
 }
 
 fn check_cold_names(toml: &str) {
@@ -441,7 +441,7 @@ fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
     site.file("hot.txt", "hot");
     let names = cold_files(&site, REQUESTS, 250 << 10);
     let slow = SlowDisk::new(site.path(), 512 << 10);
-    let server = server_as("root", &site, "[helpers]\nmax = 1\nqueue = 4\n[cache]\nrevalidate = '50ms'");
+    let server = server_as("root", &site, "[helpers]\nmax = 1\nmax_queue = 4\n[cache]\nrevalidate = '50ms'");
     slow.hold(&server);
     let (responses, hot) = meanwhile(&server, &["/hot.txt"], || {
         // The hot file's name is cold as well, and there is no helper to look it up: what was known of it serves.
@@ -478,7 +478,7 @@ fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
     site.file("hot.txt", "hot");
     let names = cold_files(&site, CLIENTS, 1 << 20);
     let slow = SlowDisk::new(site.path(), 2 << 20);
-    let server = server_as("root", &site, "[helpers]\nmax = 1\nqueue = 1");
+    let server = server_as("root", &site, "[helpers]\nmax = 1\nmax_queue = 1");
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| server.connect()).collect();
     // While the disk is fast all get their first window, and so a promise: nobody can be shed any more.
     for (client, name) in clients.iter_mut().zip(&names) {

@@ -70,7 +70,7 @@ fn an_application_is_started_and_kept() {
 
 fn one_that_is_not_needed_any_more_goes() {
     let site = Site::new();
-    let server = serve(&site, "reserve = 0");
+    let server = serve(&site, "min_spare = 0");
     let before = super::apps::descriptors(&server);
     let [pid, ..] = told(&server.get("/app"));
     wait_until("it to end", || parent_of(pid as u32).is_none());
@@ -95,7 +95,7 @@ fn pages_are_kept() {
 #[test]
 fn applications_that_die_are_started_again() {
     let site = Site::new();
-    let server = serve(&site, "processes = 2\ntime = \"2s\"");
+    let server = serve(&site, "max_processes = 2\ntimeout = \"2s\"");
     // Each on a connection of its own: an idle one may be closed for who waits, where workers are a pool.
     let [first, ..] = told(&server.get("/app"));
     // Between two requests: nobody notices.
@@ -143,7 +143,7 @@ fn applications_that_die_are_started_again() {
 #[test]
 fn applications_are_killed_under_load() {
     let site = Site::new();
-    let server = serve(&site, "processes = 3");
+    let server = serve(&site, "max_processes = 3");
     let before = super::apps::descriptors(&server);
     let done = AtomicBool::new(false);
     let statuses: Vec<u16> = thread::scope(|scope| {
@@ -176,7 +176,8 @@ fn applications_are_killed_under_load() {
 fn who_is_slow_makes_nobody_else_wait() {
     let site = Site::new();
     site.file("a.txt", "static");
-    let server = serve(&site, "processes = 4\ntime = \"1h\"\nbuffer_request = false\n[spool]\nmax = \"16MiB\"");
+    let server =
+        serve(&site, "max_processes = 4\ntimeout = \"1h\"\nbuffer_request = false\n[spool]\nmax_bytes = \"16MiB\"");
     let targets = ["/app?sleep", "/app?flood", "/app?body", "/app?deaf"];
     // Each is the only one in its place, and then busy with what nobody wants any more.
     let running = || applications_of(&server).len();
@@ -190,8 +191,10 @@ fn an_application_that_listens_at_a_port() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let app = Listening::start(&site, listener, &[]);
-    let server =
-        Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"{address}\"\nprocesses = 1"));
+    let server = Server::with_site(
+        &site,
+        &format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"{address}\"\nmax_processes = 1"),
+    );
     let mut client = server.connect();
     for n in 1..20 {
         assert_eq!(told(&client.get("/app"))[..2], [app.0.id() as usize, n]);
@@ -241,7 +244,7 @@ fn waiting(site: &Site, server: &Server) -> Client {
 fn a_reload_keeps_unchanged_applications_and_their_requests() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
-    let server = serve_from_file(&site, beside.path(), "processes = 2");
+    let server = serve_from_file(&site, beside.path(), "max_processes = 2");
     let [pid, ..] = told(&server.get("/app"));
     let mut client = waiting(&site, &server);
     let reload = |keys: &str, count: usize| {
@@ -249,7 +252,7 @@ fn a_reload_keeps_unchanged_applications_and_their_requests() {
         server.signal("HUP");
         wait_until("the reload", || server.said().matches("the new configuration is in force").count() == count);
     };
-    reload("processes = 2", 1);
+    reload("max_processes = 2", 1);
     fs::write(site.path().join("go"), "").unwrap();
     assert_eq!(told(&client.response("GET"))[0], pid, "the request goes on");
     for _ in 0..3 {
@@ -258,7 +261,7 @@ fn a_reload_keeps_unchanged_applications_and_their_requests() {
     // One that is changed: a request under way ends with the old one, further ones go to the new one.
     fs::remove_file(site.path().join("go")).unwrap();
     let mut client = waiting(&site, &server);
-    reload("processes = 2\nenv = { SCRIPT_NAME = \"/new\" }", 2);
+    reload("max_processes = 2\nenv = { SCRIPT_NAME = \"/new\" }", 2);
     // A worker that is about to retire may take a connection in this moment.
     let mut other = pid;
     wait_until("the new one", || {
@@ -278,7 +281,7 @@ fn a_reload_keeps_unchanged_applications_and_their_requests() {
 fn a_server_that_ends_lets_applications_finish_and_leaves_nothing() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
-    let mut server = serve_from_file(&site, beside.path(), "processes = 2");
+    let mut server = serve_from_file(&site, beside.path(), "max_processes = 2");
     let [pid, ..] = told(&server.get("/app"));
     let mut client = waiting(&site, &server);
     server.signal("TERM");
@@ -299,7 +302,7 @@ fn a_worker_that_dies_takes_no_application_along() {
     }
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
-    let server = serve_from_file(&site, beside.path(), "processes = 1");
+    let server = serve_from_file(&site, beside.path(), "max_processes = 1");
     let [pid, ..] = told(&server.get("/app"));
     let applications = applications_of(&server);
     let manager = parent_of(pid as u32).unwrap().1;
@@ -476,7 +479,7 @@ fn pages_of_php() {
     let server = Server::with_site(
         &site,
         &format!(
-            "index = [\"index.php\"]\n[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"\nprocesses = 4",
+            "index = [\"index.php\"]\n[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"\nmax_processes = 4",
             socket.display()
         ),
     );

@@ -1151,7 +1151,7 @@ fn lone_gzip_file_is_served_as_it_is_or_unpacked() {
     site.file("both.txt.gz", "coded");
     let_files_settle();
     for keys in
-        ["", "etag = 'portable'", "[cache]\npath_entries = 0", "[cache]\ncontent_bytes = 0\ncontent_file_max = 0"]
+        ["", "etag = 'portable'", "[cache]\npath_entries = 0", "[cache]\ncontent_bytes = 0\nmax_content_file_bytes = 0"]
     {
         let server = match keys.starts_with("etag") {
             true => Server::with_site(&site, keys),
@@ -1232,7 +1232,7 @@ fn lone_gzip_file_that_cannot_be_unpacked_is_said() {
     site.file("exact.txt.gz", gzip(&[b'x'; 100_000]));
     site.file("above.txt.gz", gzip(&[b'x'; 100_001]));
     let_files_settle();
-    let server = Server::configured(&site, "[cache]\nunpacked_file_max = 100000");
+    let server = Server::configured(&site, "[cache]\nmax_unpacked_file_bytes = 100000");
     let mut client = server.connect();
     for _ in 0..3 {
         for (target, status) in

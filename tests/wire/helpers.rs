@@ -17,7 +17,7 @@ use super::harness::{
 
 /// A server whose helpers are processes, at most `max` of them.
 fn serve(site: &Site, max: usize, toml: &str) -> Server {
-    serve_with(site, &[], &format!("[helpers]\nas = 'processes'\nmax = {max}\nreserve = {max}\n{toml}"))
+    serve_with(site, &[], &format!("[helpers]\nkind = 'processes'\nmax = {max}\nmin_spare = {max}\n{toml}"))
 }
 
 /// One with these flags and this configuration.
@@ -85,7 +85,7 @@ fn what_helper_processes_bring_arrives_whole() {
     }
     (0..3000).for_each(|n| drop(site.file(&format!("many/a file with a name that is rather long, number {n}"), "")));
     let_files_settle();
-    let server = serve(&site, 4, "[cache]\ncontent_file_max = '4MiB'\ncontent_bytes = '32MiB'");
+    let server = serve(&site, 4, "[cache]\nmax_content_file_bytes = '4MiB'\ncontent_bytes = '32MiB'");
     let mut client = server.connect();
     for (target, content) in [("/small.txt", &small), ("/body.bin", &body), ("/large.bin", &large)] {
         let response = client.get(target);
@@ -202,7 +202,7 @@ fn a_thousand_cold_requests_leave_no_descriptor_open() {
     const CLIENTS: usize = 10;
     let site = Site::new();
     // What was just written goes to a helper, which waits until it holds still.
-    let server = serve(&site, 16, "[cache]\ndescriptors = 0\ncontent_file_max = '1KiB'");
+    let server = serve(&site, 16, "[cache]\ndescriptors = 0\nmax_content_file_bytes = '1KiB'");
     let ask = |round: usize, n: usize, client: &mut Client| {
         let name = format!("{round}-{n}.bin");
         let path = site.file(&name, vec![n as u8; 40 << 10]);
@@ -263,7 +263,7 @@ fn a_reload_reaches_helper_processes() {
     let helper = helpers_of(&server)[0];
     assert_eq!(root_of(helper).as_deref(), Some(old.path()));
     let config = old.path().with_extension("toml");
-    fs::write(&config, configuration(new.path(), "[helpers]\nas = 'processes'\nmax = 3")).unwrap();
+    fs::write(&config, configuration(new.path(), "[helpers]\nkind = 'processes'\nmax = 3")).unwrap();
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
     // Also one that has nothing to do lets go of what is not served any more.
@@ -272,7 +272,7 @@ fn a_reload_reaches_helper_processes() {
     assert_eq!(client.get("/").text(), "index");
     assert_eq!(helpers_of(&server), [helper], "the helper stayed");
 
-    fs::write(&config, configuration(new.path(), "[helpers]\nas = 'threads'")).unwrap();
+    fs::write(&config, configuration(new.path(), "[helpers]\nkind = 'threads'")).unwrap();
     server.signal("HUP");
     server.wait_for("helpers.as cannot change while the server runs");
     assert!(client.get("/which/").text().contains("new"));
@@ -282,7 +282,7 @@ fn a_reload_reaches_helper_processes() {
 fn as_many_sites_as_take_several_messages_are_all_known_to_helpers() {
     const SITES: usize = 150;
     let site = Site::new();
-    let mut toml = "listen = ['127.0.0.1:0']\n[helpers]\nas = 'processes'\n".to_owned();
+    let mut toml = "listen = ['127.0.0.1:0']\n[helpers]\nkind = 'processes'\n".to_owned();
     for n in 0..SITES {
         site.file(&format!("{n}/sub/this is {n}."), "");
         let root = site.path().join(n.to_string());
@@ -324,7 +324,7 @@ fn no_helper_process_outlives_its_server() {
 fn helper_processes_come_with_work_and_a_few_stay_in_reserve() {
     let site = Site::new();
     site.file("folder/file", "");
-    let toml = "[helpers]\nas = 'processes'\nmax = 3\nreserve = 1\nidle_time = '50ms'";
+    let toml = "[helpers]\nkind = 'processes'\nmax = 3\nmin_spare = 1\nidle_timeout = '50ms'";
     let server = serve_with(&site, &[], toml);
     assert!(helpers_of(&server).is_empty());
     let mut client = server.connect();
@@ -346,7 +346,7 @@ fn where_no_helper_process_can_be_started_cold_requests_are_answered_503_until_o
     let site = Site::new();
     site.file("hot.txt", "hot");
     let_files_settle();
-    let toml = "[helpers]\nas = 'processes'\n[limits]\ndisk_time = '300ms'";
+    let toml = "[helpers]\nkind = 'processes'\n[limits]\ndisk_timeout = '300ms'";
     let server = serve_with(&site, &["--user", "nobody"], toml);
     assert_eq!(server.get("/hot.txt").status, 200);
     let nursery = nursery_of(&server).to_string();
@@ -428,14 +428,14 @@ fn flags_of_helpers_without_helpers_are_refused() {
         }
     }
     let ended = run(&["serve", root, "--helpers-as", "processes", "--print-config"]);
-    assert!(ended.stdout.contains("as = \"processes\""), "{}", ended.stdout);
+    assert!(ended.stdout.contains("kind = \"processes\""), "{}", ended.stdout);
 }
 
 #[test]
 fn a_helper_that_hangs_delays_nobody_else() {
     let site = Site::new();
     site.file("folder/file", "");
-    let server = serve(&site, 2, "[limits]\ndisk_time = '300ms'");
+    let server = serve(&site, 2, "[limits]\ndisk_timeout = '300ms'");
     let mut client = server.connect();
     let helper = give_work_to_a_stopped_one(&server, &mut client);
     // The other's.

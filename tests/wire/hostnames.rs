@@ -382,7 +382,7 @@ fn a_name_is_asked_for_once_and_so_is_the_lack_of_one() {
     assert_eq!((net.dns("lookups"), net.dns("failed"), net.dns("entries")), (2, 1, 2));
     assert_eq!(net.dns("hits") + net.dns("misses"), 60);
     // What is not believed any more is asked for again, the lack of a name by itself.
-    net.reload(&format!("{ON}\nhostname_absent_time = \"100ms\"\nhostname_entries = 100"));
+    net.reload(&format!("{ON}\nhostname_negative_ttl = \"100ms\"\nhostname_entries = 100"));
     net.ask(local(2), [60]);
     net.ask(local(3), [61]);
     net.wait_for_lines(62);
@@ -409,7 +409,7 @@ fn without_a_cache_each_line_asks() {
 #[test]
 fn no_reply_waits_for_a_name() {
     for architecture in ARCHITECTURES {
-        let net = Net::start_with(architecture, PATIENT, &format!("{ON}\nhostname_wait = \"1m\""), |zone| {
+        let net = Net::start_with(architecture, PATIENT, &format!("{ON}\nhostname_timeout = \"1m\""), |zone| {
             (2..7).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
             zone.closed = true;
         });
@@ -432,7 +432,7 @@ fn no_reply_waits_for_a_name() {
 
 #[test]
 fn a_silent_name_server_costs_a_wait_and_no_line_and_names_come_back_with_it() {
-    let keys = format!("{ON}\nhostname_wait = \"300ms\"\nhostname_absent_time = \"50ms\"");
+    let keys = format!("{ON}\nhostname_timeout = \"300ms\"\nhostname_negative_ttl = \"50ms\"");
     let net = Net::start_with("amped", "timeout:1 attempts:5", &keys, |zone| {
         (2..5).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
         zone.silent = true;
@@ -458,7 +458,7 @@ fn a_silent_name_server_costs_a_wait_and_no_line_and_names_come_back_with_it() {
 #[test]
 fn the_end_and_a_new_file_do_not_wait_for_a_silent_name_server() {
     for architecture in ARCHITECTURES {
-        let keys = format!("{ON}\nhostname_wait = \"1h\"");
+        let keys = format!("{ON}\nhostname_timeout = \"1h\"");
         let mut net = Net::start_with(architecture, PATIENT, &keys, |zone| zone.silent = true);
         for n in 0..20 {
             net.ask(local(2 + (n % 10) as u8), [n]);
@@ -502,7 +502,7 @@ fn every_line_of_many_clients_has_its_own_name_and_all_are_in_order() {
     const CLIENTS: usize = 400;
     let of = |n: usize| IpAddr::from([127, 1, (n / 200) as u8, (n % 200) as u8 + 1]);
     // Far fewer are remembered than there are, and several lines wait for each lookup.
-    let net = Net::start(&format!("{ON}\nhostname_entries = 16\nhostname_wait = \"1m\""), |zone| {
+    let net = Net::start(&format!("{ON}\nhostname_entries = 16\nhostname_timeout = \"1m\""), |zone| {
         (0..CLIENTS).for_each(|n| zone.host(of(n), &format!("client{n}.test")));
         zone.delay = Duration::from_millis(2);
     });

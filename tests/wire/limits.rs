@@ -51,7 +51,7 @@ fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
 #[test]
 fn a_request_line_beyond_the_limit_is_answered_414() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nrequest_line = \"100\"");
+    let server = Server::configured(&site, "[limits]\nmax_request_line_bytes = \"100\"");
     let line = |length: usize| {
         let target = "a".repeat(length - "GET / HTTP/1.1\r\n".len());
         format!("GET /{target} HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -79,7 +79,7 @@ fn the_default_takes_a_request_line_of_8000_bytes() {
 #[test]
 fn a_head_beyond_the_limit_is_answered_431() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nhead = \"500\"");
+    let server = Server::configured(&site, "[limits]\nmax_header_bytes = \"500\"");
     let head = |length: usize| {
         let rest = "GET /a.txt HTTP/1.1\r\nHost: localhost\r\nX-Long: \r\n\r\n".len();
         format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nX-Long: {}\r\n\r\n", "x".repeat(length - rest))
@@ -97,7 +97,7 @@ fn a_head_beyond_the_limit_is_answered_431() {
 #[test]
 fn more_fields_than_the_limit_are_answered_431() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nfields = 5");
+    let server = Server::configured(&site, "[limits]\nmax_header_fields = 5");
     let head = |fields: usize| {
         let more: String = (1..fields).map(|n| format!("X-{n}: x\r\n")).collect();
         format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
@@ -112,7 +112,7 @@ fn more_fields_than_the_limit_are_answered_431() {
 #[test]
 fn a_head_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nhead_time = \"1s\"");
+    let server = Server::configured(&site, "[limits]\nheader_timeout = \"1s\"");
     // The first request of a connection, and a later one.
     for requests_before in [0, 1] {
         let mut client = server.connect();
@@ -133,7 +133,7 @@ fn a_head_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_h
 #[test]
 fn a_connection_that_sends_nothing_is_closed_without_a_word() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nhead_time = \"1s\"");
+    let server = Server::configured(&site, "[limits]\nheader_timeout = \"1s\"");
     let begin = Instant::now();
     let mut client = server.connect();
     assert!(client.is_closed());
@@ -143,8 +143,8 @@ fn a_connection_that_sends_nothing_is_closed_without_a_word() {
 #[test]
 fn a_connection_without_a_request_is_closed_after_the_idle_time_and_each_request_starts_it_anew() {
     let site = small_site();
-    let idle_time = Duration::from_secs(4);
-    let server = Server::configured(&site, "[limits]\nidle_time = \"4s\"");
+    let idle_timeout = Duration::from_secs(4);
+    let server = Server::configured(&site, "[limits]\nidle_timeout = \"4s\"");
     let mut client = server.connect();
     assert_eq!(client.get("/a.txt").status, 200);
     let mut asked = Instant::now();
@@ -156,13 +156,13 @@ fn a_connection_without_a_request_is_closed_after_the_idle_time_and_each_request
         assert_eq!(response, Some(200), "{:?} after the last request", asked - before);
     }
     assert!(client.is_closed());
-    assert!(asked.elapsed() >= idle_time, "early: {:?}", asked.elapsed());
+    assert!(asked.elapsed() >= idle_timeout, "early: {:?}", asked.elapsed());
 }
 
 #[test]
 fn a_body_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nbody_time = \"1s\"");
+    let server = Server::configured(&site, "[limits]\nbody_timeout = \"1s\"");
     for framing in ["Content-Length: 100000", "Transfer-Encoding: chunked"] {
         let mut client = server.connect();
         let begin = Instant::now();
@@ -178,7 +178,7 @@ fn a_body_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_h
 #[test]
 fn a_body_beyond_the_limit_is_answered_413_and_one_within_it_keeps_the_connection() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let mut client = server.connect();
     let body = "x".repeat(1000);
     client.send(format!("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{body}"));
@@ -209,7 +209,7 @@ fn a_slow_but_honest_download_lives_many_times_longer_than_the_idle_time_of_send
     let site = Site::new();
     let content: Vec<u8> = (0..8u32 << 18).flat_map(u32::to_le_bytes).collect();
     site.file("big.bin", &content);
-    let server = Server::configured(&site, "[limits]\nsend_idle_time = \"2s\"");
+    let server = Server::configured(&site, "[limits]\nsend_timeout = \"2s\"");
     let mut client = Client::connect_narrow(server.address, 4096);
     client.send_request("GET", "/big.bin", &[]);
     // 20 KiB a second: the kernel's window opens several times a second, and epoll, which tells of room only when a third
@@ -236,7 +236,7 @@ fn a_slow_but_honest_download_lives_many_times_longer_than_the_idle_time_of_send
 fn a_download_that_stands_still_is_given_up_and_the_client_hears_that_it_is_not_complete() {
     let site = Site::new();
     let length = huge(&site, "huge.bin", 64);
-    let server = Server::configured(&site, "[limits]\nsend_idle_time = \"1s\"");
+    let server = Server::configured(&site, "[limits]\nsend_timeout = \"1s\"");
     let mut client = Client::connect_narrow(server.address, 4096);
     let begin = Instant::now();
     client.send_request("GET", "/huge.bin", &[]);
@@ -259,7 +259,7 @@ fn a_download_that_stands_still_is_given_up_and_the_client_hears_that_it_is_not_
 #[test]
 fn the_last_request_that_a_connection_may_make_is_answered_with_close() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nrequests = 3");
+    let server = Server::configured(&site, "[limits]\nmax_requests = 3");
     let mut client = server.connect();
     for _ in 0..2 {
         assert_eq!(client.get("/a.txt").field("Connection"), None);
@@ -285,7 +285,7 @@ fn the_last_request_that_a_connection_may_make_is_answered_with_close() {
 #[test]
 fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_more() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nconnections = 4");
+    let server = Server::configured(&site, "[limits]\nmax_connections = 4");
     let mut clients: Vec<Client> = Vec::new();
     // Of a pool of which some have not begun yet, one that is there lets its idle client go for those who wait.
     wait_until("four that are kept", || {
@@ -307,7 +307,7 @@ fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_mor
 #[test]
 fn who_has_just_come_has_a_second_for_the_first_request() {
     let site = small_site();
-    let server = Server::configured(&site, "[limits]\nconnections = 2");
+    let server = Server::configured(&site, "[limits]\nmax_connections = 2");
     let begin = Instant::now();
     let mut silent: Vec<Client> = (0..2).map(|_| server.connect()).collect();
     let mut one_more = server.connect();
@@ -320,7 +320,7 @@ fn who_has_just_come_has_a_second_for_the_first_request() {
 fn when_no_connection_is_idle_new_ones_wait_and_are_served_later() {
     let site = small_site();
     huge(&site, "huge.bin", 64);
-    let server = Server::configured(&site, "[limits]\nconnections = 2");
+    let server = Server::configured(&site, "[limits]\nmax_connections = 2");
     // One that sends a head, one that takes a file.
     let mut first = server.connect();
     first.send("GET /a.txt HTTP/1.1\r\n");

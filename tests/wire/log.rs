@@ -232,7 +232,9 @@ fn whatever_a_client_sends_is_one_line_for_each_request() {
 #[test]
 fn requests_that_are_refused_or_never_completed_are_logged() {
     let place = Place::new();
-    let server = place.start(&format!("{SOON}[limits]\nhead_time = \"200ms\"\nbody = 10\nrequest_line = 100"));
+    let server = place.start(&format!(
+        "{SOON}[limits]\nheader_timeout = \"200ms\"\nmax_body_bytes = 10\nmax_request_line_bytes = 100"
+    ));
     let mut said = 0;
     let mut say = |bytes: &[u8]| {
         let mut client = server.connect();

@@ -48,7 +48,7 @@ fn head_is_get_without_the_body() {
 #[test]
 fn a_refusal_of_a_head_request_has_no_body_either() {
     let site = site();
-    let server = Server::configured(&site, "[limits]\nbody = \"10\"");
+    let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"10\"");
     let check = |text: &str, status: u16| {
         let mut client = server.connect();
         client.send(text);
@@ -374,7 +374,7 @@ fn an_unknown_expectation_is_417() {
 #[test]
 fn a_body_within_the_limit_is_read_away() {
     let site = site();
-    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let mut client = server.connect();
     let mut check = |method: &str, framing: &str, body: &str, status: u16| {
         let text = format!("{method} /hello.txt HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}");
@@ -406,7 +406,7 @@ fn a_body_within_the_limit_is_read_away() {
 #[test]
 fn a_body_beyond_the_limit_is_413_and_the_end() {
     let site = site();
-    let server = Server::configured(&site, "[limits]\nbody = \"1000\"");
+    let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let check = |framing: &str, body: &str| {
         refused(&server, format!("POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}"), 413);
     };

@@ -49,7 +49,7 @@ fn caches_that_hold_next_to_nothing_change_no_byte() {
 fn every_way_of_sending_brings_every_byte() {
     let (site, files) = sources();
     for mode in ["copy", "mmap", "sendfile"] {
-        let toml = format!("[send]\nsettle = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
+        let toml = format!("[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
         let server = Server::configured(&site, &toml);
         fetch_all(&server, site.path(), &files);
         assert_eq!(server.report("connections", "broken"), 0, "{mode}");
@@ -574,7 +574,7 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
 /// must be served as it is.
 fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
     let tree = Tree::new();
-    let server = Server::configured(&tree.site, &format!("[cache]\nrevalidate = '20ms'\nstale_max = '20ms'\n{toml}"));
+    let server = Server::configured(&tree.site, &format!("[cache]\nrevalidate = '20ms'\nmax_stale = '20ms'\n{toml}"));
     let (stop, seen) = (AtomicBool::new(false), Mutex::new(Tally::default()));
     thread::scope(|scope| {
         let (tree, stop, seen, address) = (&tree, &stop, &seen, server.address);
@@ -628,17 +628,17 @@ fn a_reply_is_one_version_of_its_file_or_visibly_cut_short() {
 
 #[test]
 fn replacing_files_cuts_no_reply_short() {
-    for settle in ["60s", "0s"] {
-        let tally = mirror_while_it_changes(&format!("[send]\nsettle = '{settle}'"), How::Whole, 2);
+    for sendfile_min_age in ["60s", "0s"] {
+        let tally = mirror_while_it_changes(&format!("[send]\nsendfile_min_age = '{sendfile_min_age}'"), How::Whole, 2);
         check_outcomes(&tally, How::Whole);
-        assert_eq!((tally.cut, tally.underway), (0, 0), "settle {settle}: {tally:?}");
+        assert_eq!((tally.cut, tally.underway), (0, 0), "sendfile_min_age {sendfile_min_age}: {tally:?}");
     }
 }
 
 #[test]
 fn replacing_files_cuts_no_reply_short_where_all_are_mapped_or_lent() {
     for mode in ["mmap", "sendfile"] {
-        let toml = format!("mapped_bytes = '1MiB'\n[send]\nsettle = '0s'\ncontent = '{mode}'");
+        let toml = format!("mapped_bytes = '1MiB'\n[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'");
         let tally = mirror_while_it_changes(&toml, How::Whole, 3);
         check_outcomes(&tally, How::Whole);
         assert_eq!((tally.cut, tally.underway), (0, 0), "{mode}: {tally:?}");
@@ -661,9 +661,12 @@ fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
         }),
         ("rewritten", &|mut file| file.write_all(&new).unwrap()),
     ];
-    for (mode, settle) in [("mixed", "60s"), ("mixed", "0s"), ("copy", "0s"), ("mmap", "0s"), ("sendfile", "0s")] {
+    for (mode, sendfile_min_age) in
+        [("mixed", "60s"), ("mixed", "0s"), ("copy", "0s"), ("mmap", "0s"), ("sendfile", "0s")]
+    {
         let site = Site::on_disk();
-        let server = Server::configured(&site, &format!("[send]\nsettle = '{settle}'\ncontent = '{mode}'"));
+        let server =
+            Server::configured(&site, &format!("[send]\nsendfile_min_age = '{sendfile_min_age}'\ncontent = '{mode}'"));
         for (name, edit) in edits {
             let path = site.file(&format!("{name}.bin").replace(' ', "-"), &old);
             let target = format!("/{}", path.file_name().unwrap().to_str().unwrap());
@@ -676,16 +679,16 @@ fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
             let error = client.try_response("GET").expect_err("a whole reply");
             assert!(
                 error.kind() != std::io::ErrorKind::WouldBlock,
-                "{name}, {mode}, settle {settle}: the server hangs"
+                "{name}, {mode}, sendfile_min_age {sendfile_min_age}: the server hangs"
             );
             let body = client.read_to_end();
             assert!(
                 body.len() > 100_000 && body.len() < LENGTH,
-                "{name}, {mode}, settle {settle}: {} bytes",
+                "{name}, {mode}, sendfile_min_age {sendfile_min_age}: {} bytes",
                 body.len()
             );
             // What was copied was looked at afterwards.
-            if settle == "60s" || mode == "copy" {
+            if sendfile_min_age == "60s" || mode == "copy" {
                 let good = State::whole(0, LENGTH).agreement(0, &body, 0);
                 assert_eq!(good, body.len(), "{name}: {}", describe(0, &body, false));
             }
@@ -699,7 +702,7 @@ fn a_file_that_is_being_written_is_not_kept_half_written() {
     const LENGTH: usize = 2 << 20;
     let site = Site::on_disk();
     let path = site.file("file.bin", bytes_of(0, 0, 0..LENGTH));
-    let toml = "[cache]\nrevalidate = '0s'\nstale_max = '0s'\ncontent_file_max = '2MiB'";
+    let toml = "[cache]\nrevalidate = '0s'\nmax_stale = '0s'\nmax_content_file_bytes = '2MiB'";
     let server = Server::configured(&site, toml);
     for version in 1..=20 {
         let new = bytes_of(0, version, 0..LENGTH);

@@ -18,7 +18,7 @@ fn serve(site: &Site, caches: &str, rule: &str) -> Server {
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-const SETTLED: &str = "revalidate = '1h', stale_max = '1h'";
+const SETTLED: &str = "revalidate = '1h', max_stale = '1h'";
 
 fn get(client: &mut Client, target: &str, language: &str) -> Response {
     client.request("GET", target, &[("Accept-Language", language)])
@@ -159,7 +159,7 @@ fn a_choice_is_made_once_and_counted() {
     let site = Site::new();
     site.file("page.en.html", "english");
     site.file("page.fr.html", "le français");
-    let server = serve(&site, &format!("{SETTLED}, choice_entries = 8"), "");
+    let server = serve(&site, &format!("{SETTLED}, negotiation_entries = 8"), "");
     let mut client = server.connect();
     let figures = || ["hits", "misses", "entries"].map(|key| server.report("choice cache", key));
     assert_eq!(get(&mut client, "/page", "fr, en;q=0.5").text(), "le français");
@@ -214,11 +214,13 @@ fn caches_change_nothing_in_what_is_chosen() {
     for (language, size) in [("en", 100), ("fr", 200_000)] {
         site.file(&format!("page.{language}.html"), language.repeat(size));
     }
-    let none = "revalidate = '0s', path_entries = 0, head_bytes = 0, content_bytes = 0, content_file_max = 0, \
-                descriptors = 0, choice_entries = 0";
-    for caches in
-        [none, "path_entries = 1, choice_entries = 1", "content_bytes = 0, content_file_max = 0, descriptors = 0"]
-    {
+    let none = "revalidate = '0s', path_entries = 0, head_bytes = 0, content_bytes = 0, max_content_file_bytes = 0, \
+                descriptors = 0, negotiation_entries = 0";
+    for caches in [
+        none,
+        "path_entries = 1, negotiation_entries = 1",
+        "content_bytes = 0, max_content_file_bytes = 0, descriptors = 0",
+    ] {
         let server = serve(&site, caches, "");
         let mut client = server.connect();
         for _ in 0..3 {

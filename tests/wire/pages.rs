@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use super::harness::*;
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
-const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nstale_max = \"1h\"";
+const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
 
 /// Serves a site whose folders are listed, with one set of caches.
 fn serve_listings(site: &Site, toml: &str) -> Server {
@@ -324,7 +324,7 @@ fn a_burst_starts_the_application_once() {
     let site = Site::new();
     let go = site.path().join("go");
     script(&site, "slow", &format!("until [ -e {} ]; do sleep 0.01; done\n{OK}\\n%s' $$", go.display()));
-    let server = serve_many(&site, "cache = \"1h\"\nprocesses = 30");
+    let server = serve_many(&site, "cache = \"1h\"\nmax_processes = 30");
     let bodies: Vec<String> = thread::scope(|scope| {
         let ask = || {
             let response = server.get("/cgi-bin/slow");
@@ -355,7 +355,7 @@ fn who_need_not_wait_for_one_another_do_not() {
     // Each ends only when all of them run at a time.
     let meets = format!("mkdir {0}/$$; until [ $(ls {0} | wc -l) -ge {count} ]; do sleep 0.01; done", here.display());
     script(&site, "not-kept", &format!("{OK}Cache-Control: no-store\\n\\nbegun '\n{meets}; echo done"));
-    let server = serve_many(&site, &format!("cache = \"1h\"\nprocesses = {count}"));
+    let server = serve_many(&site, &format!("cache = \"1h\"\nmax_processes = {count}"));
     thread::scope(|scope| {
         for _ in 0..count {
             scope.spawn(|| assert_eq!(server.get("/cgi-bin/not-kept").text(), "begun done\n"));
@@ -392,7 +392,7 @@ fn who_makes_a_page_may_leave_stand_still_or_die() {
         "long",
         &format!("{OK}\\n'; head -c 300000 /dev/zero; echo end >> {}", site.path().join("runs").display()),
     );
-    let server = serve_many(&site, "cache = \"1h\"\nprocesses = 20");
+    let server = serve_many(&site, "cache = \"1h\"\nmax_processes = 20");
     server.report("requests", "total");
     let before = server.descriptors().len();
     let running = || fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse::<u32>().ok());
@@ -448,7 +448,7 @@ fn who_has_waited_long_enough_asks_for_himself() {
     // it is before its head goes out: the client that waits for that head starts the others.
     let drips = "while [ \"$first\" ]; do echo; sleep 0.1; done";
     script(&site, "drips", &format!("mkdir first && first=yes; {OK}\\n'; {drips}"));
-    let server = serve_many(&site, "cache = \"1h\"\ntime = \"1s\"");
+    let server = serve_many(&site, "cache = \"1h\"\ntimeout = \"1s\"");
     let mut first = server.connect();
     first.send_request("GET", "/cgi-bin/drips", &[]);
     first.wait_for_bytes();

@@ -20,9 +20,9 @@ fn architectures() -> impl Iterator<Item = &'static str> {
 /// What all begin with, up to further keys of `[cache]`.
 fn believing(architecture: &str) -> String {
     let (architecture, variant) = architecture.split_once(' ').unwrap_or((architecture, ""));
-    let helpers = if variant == "processes" { "[helpers]\nas = \"processes\"\n" } else { "" };
+    let helpers = if variant == "processes" { "[helpers]\nkind = \"processes\"\n" } else { "" };
     format!(
-        "architecture = {architecture:?}\nworkers = 4\n{helpers}[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\n\
+        "architecture = {architecture:?}\nworkers = 4\n{helpers}[cache]\nrevalidate = \"10m\"\nmax_stale = \"10m\"\n\
          shared = {}\n",
         variant == "shared"
     )
@@ -359,7 +359,7 @@ fn a_sibling_that_is_replaced_is_seen_by_who_watches() {
     let site = Site::new();
     site.file("a.css", "plain");
     site.file("a.css.gz", "first");
-    let server = Server::configured(&site, "[cache]\nrevalidate = \"10m\"\nstale_max = \"10m\"\nwatch = true\n");
+    let server = Server::configured(&site, "[cache]\nrevalidate = \"10m\"\nmax_stale = \"10m\"\nwatch = true\n");
     let mut client = server.connect();
     let mut wait_for = |text: &str| {
         wait_until(text, || client.request("GET", "/a.css", &[("Accept-Encoding", "gzip")]).text() == text);

@@ -207,7 +207,7 @@ fn of_a_file_however_it_is_sent() {
         let (small, large) = (pattern(SMALL), pattern(LARGE));
         site.file("small.bin", &small);
         site.file("large.bin", &large);
-        let server = Server::with_site(&site, &format!("[send]\nsettle = '0s'\ncontent = '{mode}'"));
+        let server = Server::with_site(&site, &format!("[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'"));
         let mut client = server.connect();
         for _ in 0..2 {
             assert!(client.get("/large.bin").body == large, "{mode}");

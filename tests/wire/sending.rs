@@ -20,8 +20,10 @@ fn every_mode_with_every_test_of_residency_sends_the_same() {
     let_files_settle();
     for mode in MODES {
         for residency in ["nowait", "mincore", "clock", "none"] {
-            for settle in ["60s", "0s"] {
-                let toml = format!("[send]\ncontent = '{mode}'\nresidency = '{residency}'\nsettle = '{settle}'");
+            for sendfile_min_age in ["60s", "0s"] {
+                let toml = format!(
+                    "[send]\ncontent = '{mode}'\nresidency = '{residency}'\nsendfile_min_age = '{sendfile_min_age}'"
+                );
                 let server = Server::configured(&site, &toml);
                 let mut client = server.connect();
                 for _ in 0..2 {
@@ -48,7 +50,7 @@ fn bodies_are_kept_where_the_mode_says() {
     for (mode, bodies, files, mapped) in
         [("mixed", 1, 1, false), ("copy", 1, 1, false), ("mmap", 0, 2, true), ("sendfile", 0, 2, false)]
     {
-        let server = Server::configured(&site, &format!("[send]\ncontent = '{mode}'\nsettle = '0s'"));
+        let server = Server::configured(&site, &format!("[send]\ncontent = '{mode}'\nsendfile_min_age = '0s'"));
         for name in ["/small.bin", "/large.bin", "/small.bin", "/large.bin"] {
             assert_eq!(server.get(name).status, 200);
         }
@@ -70,7 +72,7 @@ fn windows_stay_mapped_within_their_budget() {
     let_files_settle();
     // Each window counts a page more than its bytes.
     for (budget, kept) in [("64MiB", 8), ("1100KiB", 4), ("0", 0)] {
-        let toml = format!("[send]\ncontent = 'mmap'\nsettle = '0s'\n[cache]\nmapped_bytes = '{budget}'");
+        let toml = format!("[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\n[cache]\nmapped_bytes = '{budget}'");
         let server = Server::configured(&site, &toml);
         for _ in 0..3 {
             assert!(server.get("/large.bin").body == content);
@@ -91,7 +93,7 @@ fn a_removed_file_does_not_stay_mapped() {
         let path = site.file("large.bin", pattern(5 * WINDOW));
         let_files_settle();
         let toml = format!(
-            "[send]\ncontent = '{mode}'\nresidency = '{residency}'\nsettle = '0s'\n[cache]\nrevalidate = '20ms'\nstale_max = '20ms'"
+            "[send]\ncontent = '{mode}'\nresidency = '{residency}'\nsendfile_min_age = '0s'\n[cache]\nrevalidate = '20ms'\nmax_stale = '20ms'"
         );
         let server = Server::configured(&site, &toml);
         let maps = || fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
@@ -118,8 +120,8 @@ fn every_architecture_maps_files() {
     let_files_settle();
     for architecture in ["amped", "sped", "mt", "mp"] {
         let toml = format!(
-            "architecture = '{architecture}'\nworkers = 4\n[send]\ncontent = 'mmap'\nsettle = '0s'\n\
-             [cache]\nrevalidate = '20ms'\nstale_max = '20ms'"
+            "architecture = '{architecture}'\nworkers = 4\n[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\n\
+             [cache]\nrevalidate = '20ms'\nmax_stale = '20ms'"
         );
         let server = Server::configured(&site, &toml);
         std::thread::scope(|scope| {
@@ -157,7 +159,7 @@ fn a_file_that_is_cut_while_it_is_sent_ends_the_connection_and_not_the_server() 
         let site = Site::new();
         let paths: Vec<_> = (0..ROUNDS).map(|round| site.file(&format!("{round}.bin"), &content)).collect();
         let_files_settle();
-        let server = Server::configured(&site, &format!("[send]\ncontent = '{mode}'\nsettle = '0s'"));
+        let server = Server::configured(&site, &format!("[send]\ncontent = '{mode}'\nsendfile_min_age = '0s'"));
         let mut cut = 0;
         for (round, path) in paths.iter().enumerate() {
             let target = format!("/{round}.bin");
@@ -195,7 +197,7 @@ fn a_switch_stays_as_it_was_at_the_start() {
     let site = Site::new();
     site.file("small.bin", pattern(1000));
     let config = site.path().with_extension("toml");
-    let server = Server::configured(&site, "[send]\ncontent = 'mmap'\nsettle = '0s'");
+    let server = Server::configured(&site, "[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'");
     for key in ["[send]\ncontent = 'copy'", "[send]\ncontent = 'mmap'\nresidency = 'clock'"] {
         let before = server.said().len();
         fs::write(&config, super::harness::configuration(site.path(), key)).unwrap();
@@ -205,7 +207,7 @@ fn a_switch_stays_as_it_was_at_the_start() {
     }
     // Others do change, and what is mapped goes on.
     assert_eq!(server.get("/small.bin").status, 200);
-    let toml = "[send]\ncontent = 'mmap'\nsettle = '0s'\n[limits]\nrequests = 7";
+    let toml = "[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\n[limits]\nmax_requests = 7";
     fs::write(&config, super::harness::configuration(site.path(), toml)).unwrap();
     server.signal("HUP");
     server.wait_for("the new configuration is in force");

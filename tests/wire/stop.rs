@@ -232,7 +232,10 @@ fn a_new_configuration_changes_headers_roots_sites_and_limits_and_drops_no_conne
 
         let rule = "[[site.headers]]\nmatch = \"**\"\nset = { \"X-New\" = \"yes\" }\n";
         let other = "[[site]]\nhosts = [\"other.test\"]\nroot = \"one\"\n";
-        place.reload(&server, &format!("{top}[limits]\nrequest_line = 100\n[[site]]\nroot = \"two\"\n{rule}{other}"));
+        place.reload(
+            &server,
+            &format!("{top}[limits]\nmax_request_line_bytes = 100\n[[site]]\nroot = \"two\"\n{rule}{other}"),
+        );
         // The loops take it over a moment after it is prepared.
         wait_until("all loops", || (0..20).all(|_| server.get("/a.txt").text() == "two"));
         assert_idle_connection_after_reload(&mut kept, "two");
@@ -296,7 +299,7 @@ fn a_wrong_configuration_changes_nothing_and_says_where_it_is_wrong() {
     };
     let file = place.folder.path().join("amped.toml").display().to_string();
     check("root = \"two\"\nlisten = [\n", &[&format!("{file}:2:11: ")]);
-    check("root = \"two\"\n\n[limits]\n  hed = 5\n", &[&format!("{file}:4:3: "), "`head`"]);
+    check("root = \"two\"\n\n[limits]\n  max_requets = 5\n", &[&format!("{file}:4:3: "), "`max_requests`"]);
     check("root = \"three\"\n", &[&format!("{file}:1:8: "), "three does not exist"]);
     let others = format!("{ONE}workers = {}\n", crews()[1]);
     check(&others, &["workers cannot change while the server runs: restart it"]);

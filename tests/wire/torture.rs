@@ -218,7 +218,7 @@ fn files_rewritten_under_load_are_served_in_one_version() {
             subjects.push(Subject { kind, size, path, torn: Mutex::default() });
         }
     }
-    let server = Server::configured(&site, "[cache]\nrevalidate = '20ms'\nstale_max = '20ms'");
+    let server = Server::configured(&site, "[cache]\nrevalidate = '20ms'\nmax_stale = '20ms'");
     let (stop, seen) = (AtomicBool::new(false), Mutex::new(Seen::default()));
     let target = |n: usize| format!("/{}", subjects[n].path.file_name().unwrap().to_str().unwrap());
     thread::scope(|scope| {

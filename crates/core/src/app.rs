@@ -328,7 +328,13 @@ mod tests {
     use core::time::Duration;
 
     fn rule(pattern: &str) -> AppRule {
-        AppRule { pattern: Glob::new(pattern), time: Duration::ZERO, body: Bytes(0), output: None, cache: None }
+        AppRule {
+            pattern: Glob::new(pattern),
+            timeout: Duration::ZERO,
+            max_body_bytes: Bytes(0),
+            max_response_bytes: None,
+            cache: None,
+        }
     }
 
     #[test]

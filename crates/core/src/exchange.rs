@@ -142,7 +142,7 @@ impl Exchange {
         let since = self.since.max(since);
         match &self.state {
             State::Body(unread) => unread.pace.due(),
-            State::Disk(_) => since + limits.disk_time,
+            State::Disk(_) => since + limits.disk_timeout,
             State::App(asked) if asked.waits_for_client() => asked.pace.due(),
             State::App(asked) => since + asked.time,
         }
@@ -305,8 +305,8 @@ impl Exchange {
         }
         let holds = waiting.generation == cx.desk.caches.generation();
         // Its age was taken with the question, which may have been some time ago.
-        let (stale_max, since) = (cx.desk.caches.budgets.stale_max, cx.now.since(waiting.asked));
-        let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < stale_max) else {
+        let (max_stale, since) = (cx.desk.caches.budgets.max_stale, cx.now.since(waiting.asked));
+        let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
             return Progress::Open;
         };
         let (mut steps, _) = self.parts(cx, protocol);
@@ -646,13 +646,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     fn has_long_body(&self) -> bool {
-        matches!(self.request.framing, Framing::Length(length) if length > self.cx.desk.limits.body.0)
+        matches!(self.request.framing, Framing::Length(length) if length > self.cx.desk.limits.max_body_bytes.0)
     }
 
     /// Throws the body away, within a limit.
     fn unread(&self, refusal: Option<(Status, &'static str)>) -> Option<State> {
         let limits = &self.cx.desk.limits;
-        Some(State::Body(Unread { left: limits.body.0, pace: Pace::start(self.cx.now, limits), refusal }))
+        Some(State::Body(Unread { left: limits.max_body_bytes.0, pace: Pace::start(self.cx.now, limits), refusal }))
     }
 
     /// A body that is not read to its end.

@@ -213,19 +213,19 @@ impl Conn {
     pub fn next_due(&self, limits: &Limits) -> Time {
         let since = self.wire.since;
         if self.wire.unsent {
-            let due = since + limits.send_idle_time;
+            let due = since + limits.send_timeout;
             return match &self.state {
                 State::Busy(busy) => due.min(busy.exchange.body_due()),
                 _ => due,
             };
         }
         match self.state {
-            State::Reading if self.wire.finishing && self.is_idle() => since + FIRST_BYTES.min(limits.head_time),
-            State::Reading if self.wire.requests == 0 => since + limits.head_time,
-            State::Reading if self.partial => self.began + limits.head_time,
-            State::Reading => since + limits.idle_time,
+            State::Reading if self.wire.finishing && self.is_idle() => since + FIRST_BYTES.min(limits.header_timeout),
+            State::Reading if self.wire.requests == 0 => since + limits.header_timeout,
+            State::Reading if self.partial => self.began + limits.header_timeout,
+            State::Reading => since + limits.idle_timeout,
             State::Busy(ref busy) => busy.exchange.due(since, limits),
-            State::Lingering => (since + limits.linger_time).min(self.began + LINGER_MAX),
+            State::Lingering => (since + limits.linger_timeout).min(self.began + LINGER_MAX),
             State::Closing { .. } | State::Closed => Time::NEVER,
         }
     }
@@ -365,7 +365,7 @@ impl Conn {
     /// Whether the next request has to wait until what was given before is sent.
     fn blocked(&self, limits: &Limits) -> bool {
         let Wire { heavy, batched, batched_bytes, .. } = self.wire;
-        heavy || batched as usize >= limits.pipelined || batched_bytes > BATCH_BYTES
+        heavy || batched as usize >= limits.max_pipelined || batched_bytes > BATCH_BYTES
     }
 
     /// A request's head is there. `has_more`: some of what follows it, too.
@@ -517,7 +517,7 @@ impl Wire {
 
     /// What follows the next response, and its Connection field.
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
-        let requests_max = cx.desk.limits.requests;
+        let requests_max = cx.desk.limits.max_requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
         // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
         // the reply away before it is read (RFC 9112, 9.6).
@@ -634,9 +634,9 @@ const FIRST_BYTES: Duration = Duration::from_secs(1);
 
 fn head_limits(limits: &Limits) -> HeadLimits {
     HeadLimits {
-        request_line: limits.request_line.as_usize(),
-        head: limits.head.as_usize(),
-        fields: limits.fields.min(request::FIELDS_MAX),
+        request_line: limits.max_request_line_bytes.as_usize(),
+        head: limits.max_header_bytes.as_usize(),
+        fields: limits.max_header_fields.min(request::FIELDS_MAX),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The pace at which a client must send the body of a request.
 //!
-//! A client has a credit of time, at most `body_time`. It runs down while the server waits for the client, and grows with each
-//! byte, by a second for `body_rate` of them. So a client that sends nothing is cut off after `body_time`, and so is one that
-//! sends a byte now and then; one that keeps the rate may send for as long as `body_total_time`. Apache's mod_reqtimeout
+//! A client has a credit of time, at most `body_timeout`. It runs down while the server waits for the client, and grows with each
+//! byte, by a second for `min_body_rate` of them. So a client that sends nothing is cut off after `body_timeout`, and so is one that
+//! sends a byte now and then; one that keeps the rate may send for as long as `body_total_timeout`. Apache's mod_reqtimeout
 //! works by the same two numbers, but lets the credit grow without bound.
 //!
-//! The head of a request needs no pace: it has `head_time` in all.
+//! The head of a request needs no pace: it has `header_timeout` in all.
 
 use core::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// That of a body of which nothing has come.
     pub(crate) fn start(now: Time, limits: &Limits) -> Pace {
-        Pace { credit: limits.body_time, from: now, until: now + limits.body_total_time }
+        Pace { credit: limits.body_timeout, from: now, until: now + limits.body_total_timeout }
     }
 
     /// When the client is too late.
@@ -39,12 +39,12 @@ impl Pace {
         if bytes == 0 {
             return;
         }
-        let gained = match limits.body_rate.0 {
-            0 => limits.body_time,
+        let gained = match limits.min_body_rate.0 {
+            0 => limits.body_timeout,
             rate => Duration::from_nanos((bytes as u64).saturating_mul(1_000_000_000) / rate),
         };
         let left = self.credit.saturating_sub(now.since(self.from));
-        (self.credit, self.from) = (left.saturating_add(gained).min(limits.body_time), now);
+        (self.credit, self.from) = (left.saturating_add(gained).min(limits.body_timeout), now);
     }
 
     /// Until now the client had to wait for the server.
@@ -64,8 +64,8 @@ mod tests {
     }
 
     fn limits(rate: u64) -> Limits {
-        let (body_time, body_total_time) = (Duration::from_secs(20), Duration::from_secs(1000));
-        Limits { body_time, body_rate: Bytes(rate), body_total_time, ..Limits::default() }
+        let (body_timeout, body_total_timeout) = (Duration::from_secs(20), Duration::from_secs(1000));
+        Limits { body_timeout, min_body_rate: Bytes(rate), body_total_timeout, ..Limits::default() }
     }
 
     /// When a client is cut off that sends so many bytes each second.

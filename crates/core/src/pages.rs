@@ -142,9 +142,9 @@ mod tests {
     fn wants(lines: &str) -> Option<Wanted> {
         let rule = AppRule {
             pattern: Glob::new("/"),
-            time: Duration::ZERO,
-            body: Bytes(0),
-            output: None,
+            timeout: Duration::ZERO,
+            max_body_bytes: Bytes(0),
+            max_response_bytes: None,
             cache: Some(Duration::ZERO),
         };
         let site = Site { apps: Vec::from([rule]), ..Site::default() };

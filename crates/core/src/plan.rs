@@ -287,7 +287,7 @@ mod tests {
 
     fn rule(pattern: &str) -> AppRule {
         let pattern = Glob::new(pattern);
-        AppRule { pattern, time: Duration::ZERO, body: Bytes(0), output: None, cache: None }
+        AppRule { pattern, timeout: Duration::ZERO, max_body_bytes: Bytes(0), max_response_bytes: None, cache: None }
     }
 
     fn redirect(to: &str) -> RouteAction {

@@ -225,7 +225,7 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
             return Verdict::Whole;
         }
     }
-    match range::parse(field, representation.version.size, limits.ranges) {
+    match range::parse(field, representation.version.size, limits.max_ranges) {
         Ranges::Whole => Verdict::Whole,
         Ranges::Unsatisfiable => Verdict::Unsatisfiable,
         Ranges::Partial(ranges) => Verdict::Partial(ranges),

@@ -196,11 +196,11 @@ pub struct AppRule {
     /// (PATH_INFO).
     pub pattern: Glob,
     /// It may do nothing for so long while it is its turn; then 504, or the end of the connection.
-    pub time: Duration,
+    pub timeout: Duration,
     /// Longest body of a request that it is given; a longer one is answered 413.
-    pub body: Bytes,
+    pub max_body_bytes: Bytes,
     /// Longest response, head included; one that is longer is cut off. `None`: any length.
-    pub output: Option<Bytes>,
+    pub max_response_bytes: Option<Bytes>,
     /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
     pub cache: Option<Duration>,
 }

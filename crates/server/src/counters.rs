@@ -332,7 +332,7 @@ figures! {
     caches.bodies.refusals: Counter Things "cache_refusals" "cache=\"body\"" "Entries that were not put in.",
     caches.files.refusals: Counter Things "cache_refusals" "cache=\"file\"" "Entries that were not put in.",
     caches.uri_entries: Gauge Things "cache_entries" "cache=\"uri\"" "Entries that are held.",
-    caches.choice_entries: Gauge Things "cache_entries" "cache=\"choice\"" "Entries that are held.",
+    caches.negotiation_entries: Gauge Things "cache_entries" "cache=\"choice\"" "Entries that are held.",
     caches.path_entries: Gauge Things "cache_entries" "cache=\"path\"" "Entries that are held.",
     caches.open_files: Gauge Things "cache_entries" "cache=\"file\"" "Entries that are held.",
     mapped.chunks: Gauge Things "cache_entries" "cache=\"mapped\"" "Entries that are held.",
@@ -417,7 +417,7 @@ impl fmt::Display for Snapshot {
         )?;
         for (name, store, unit, amount) in [
             ("uri cache", &caches.uris, "entries", caches.uri_entries),
-            ("choice cache", &caches.choices, "entries", caches.choice_entries),
+            ("choice cache", &caches.choices, "entries", caches.negotiation_entries),
             ("path cache", &caches.paths, "entries", caches.path_entries),
             ("head cache", &caches.heads, "bytes", caches.head_bytes),
             ("content cache, bodies", &caches.bodies, "bytes", caches.body_bytes),

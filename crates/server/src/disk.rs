@@ -50,9 +50,9 @@ pub struct Disk {
     /// Homes' folders that have been asked for, by user name; `None`: there is no such user or folder.
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
     /// Files up to this size are read whole.
-    content_file_max: u64,
+    max_content_file_bytes: u64,
     /// Files that are there compressed alone are unpacked up to this size.
-    unpacked_file_max: u64,
+    max_unpacked_file_bytes: u64,
     /// A root, or a user's folder, is looked up anew after this time,
     revalidate: Duration,
     residency: Arc<Residency>,
@@ -76,9 +76,9 @@ pub struct Rules {
     /// Files that are never served.
     pub secrets: Vec<PathBuf>,
     /// Files up to this size are read whole, bytes.
-    pub content_file_max: u64,
+    pub max_content_file_bytes: u64,
     /// Files that are there compressed alone are unpacked up to this size, bytes.
-    pub unpacked_file_max: u64,
+    pub max_unpacked_file_bytes: u64,
     /// A root, or a user's folder, is looked up anew after this time.
     pub revalidate: Duration,
 }
@@ -171,7 +171,7 @@ impl Disk {
     pub fn open(
         sites: Arc<Sites>,
         roots: &[SiteRoot],
-        content_file_max: u64,
+        max_content_file_bytes: u64,
         revalidate: Duration,
     ) -> Result<Disk, (PathBuf, io::Error)> {
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
@@ -189,17 +189,17 @@ impl Disk {
             Err(error) => Err((root.path.clone(), error)),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Disk::new(sites, roots, content_file_max, revalidate))
+        Ok(Disk::new(sites, roots, max_content_file_bytes, revalidate))
     }
 
     /// With what is open and nothing learnt, in which the residency test is the usual one.
-    fn new(sites: Arc<Sites>, roots: Vec<Root>, content_file_max: u64, revalidate: Duration) -> Disk {
+    fn new(sites: Arc<Sites>, roots: Vec<Root>, max_content_file_bytes: u64, revalidate: Duration) -> Disk {
         Disk {
             sites,
             roots,
             users: Mutex::default(),
-            content_file_max,
-            unpacked_file_max: Budgets::default().unpacked_file_max.0,
+            max_content_file_bytes,
+            max_unpacked_file_bytes: Budgets::default().max_unpacked_file_bytes.0,
             revalidate,
             residency: Arc::new(Residency::Nowait),
             mapped: MappedWindows::new(0),
@@ -218,8 +218,8 @@ impl Disk {
     }
 
     /// That unpacks files which are there compressed alone up to this size, bytes.
-    pub fn unpacking_up_to(self, unpacked_file_max: u64) -> Disk {
-        Disk { unpacked_file_max, ..self }
+    pub fn unpacking_up_to(self, max_unpacked_file_bytes: u64) -> Disk {
+        Disk { max_unpacked_file_bytes, ..self }
     }
 
     /// With another test of residency than `nowait`, and room for mapped windows.
@@ -248,11 +248,11 @@ impl Disk {
 
     /// What goes for all sites.
     pub fn rules(&self) -> Rules {
-        let Disk { secrets, content_file_max, unpacked_file_max, revalidate, .. } = self;
+        let Disk { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate, .. } = self;
         Rules {
             secrets: secrets.clone(),
-            content_file_max: *content_file_max,
-            unpacked_file_max: *unpacked_file_max,
+            max_content_file_bytes: *max_content_file_bytes,
+            max_unpacked_file_bytes: *max_unpacked_file_bytes,
             revalidate: *revalidate,
         }
     }
@@ -266,9 +266,9 @@ impl Disk {
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        let Rules { secrets, content_file_max, unpacked_file_max, revalidate } = rules;
-        let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, content_file_max, revalidate);
-        Some(disk.with_secrets(secrets).unpacking_up_to(unpacked_file_max))
+        let Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = rules;
+        let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, max_content_file_bytes, revalidate);
+        Some(disk.with_secrets(secrets).unpacking_up_to(max_unpacked_file_bytes))
     }
 
     /// A helper of another process has brought this: what it read is in memory.
@@ -648,7 +648,7 @@ impl Disk {
 
     /// What a compressed file, with its content, unpacks to.
     fn unpack(&self, packed: &Opened<OpenFile>) -> Answer<Result<Opened<OpenFile>, NotUnpacked>> {
-        let bytes_max = self.unpacked_file_max;
+        let bytes_max = self.max_unpacked_file_bytes;
         let bytes = match &packed.content {
             Some(Stored::Memory(bytes)) => unpack::gunzip(&**bytes, bytes_max)?,
             Some(Stored::File(_)) if packed.version.size > bytes_max => Err(NotUnpacked::TooLarge),
@@ -668,10 +668,10 @@ impl Disk {
         let suffix = Coding::Gzip.suffix();
         match why {
             NotUnpacked::TooLarge => {
-                let max = Bytes(self.unpacked_file_max);
+                let max = Bytes(self.max_unpacked_file_bytes);
                 let what = format_args!(
                     "is there as {suffix} alone, which unpacks to more than {max}: clients that do not \
-                                         take gzip get 406 (see `unpacked_file_max`)"
+                                         take gzip get 406 (see `max_unpacked_file_bytes`)"
                 );
                 self.note_once(site, name, what);
             }
@@ -785,7 +785,7 @@ impl Disk {
             if is_young {
                 file::wait_for_writer(&opened);
             }
-            let is_small = version.size <= self.content_file_max;
+            let is_small = version.size <= self.max_content_file_bytes;
             let bytes = if is_small { self.read_whole(&opened, &version, effort.patience())? } else { None };
             if is_young || is_small {
                 let now = version_of(&file::status(&opened)?);

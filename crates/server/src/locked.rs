@@ -38,7 +38,7 @@ pub fn caches(budgets: &Budgets) -> SharedCaches<OpenFile> {
         .min(budgets.path_entries / ENTRIES_MIN)
         .min(budgets.descriptors / 2)
         // An eighth of a shard at most is one file, else what is asked for by turns would push one another out.
-        .min(fits(budgets.content_bytes.0, (budgets.content_file_max.0 * 8).max(1)))
+        .min(fits(budgets.content_bytes.0, (budgets.max_content_file_bytes.0 * 8).max(1)))
         .max(1);
     let part = budgets.split(count);
     fn shards<T: Send>(count: usize, make: impl Fn() -> T) -> Arc<Locked<T>> {

@@ -268,7 +268,7 @@ pub fn unpack<D, F>(
 /// What goes for all sites, as bytes.
 pub fn write_rules(rules: &Rules) -> Vec<u8> {
     let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
-    let maxima = [rules.content_file_max, rules.unpacked_file_max].map(u64::to_le_bytes).concat();
+    let maxima = [rules.max_content_file_bytes, rules.max_unpacked_file_bytes].map(u64::to_le_bytes).concat();
     let mut out = [&[FORM][..], &maxima, &revalidate.to_le_bytes()].concat();
     put_count(&mut out, rules.secrets.len());
     rules.secrets.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
@@ -281,11 +281,11 @@ pub fn write_rules(rules: &Rules) -> Vec<u8> {
 /// When they are none.
 pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
     let mut from = Reader::of(bytes)?;
-    let (content_file_max, unpacked_file_max) = (from.u64()?, from.u64()?);
+    let (max_content_file_bytes, max_unpacked_file_bytes) = (from.u64()?, from.u64()?);
     let revalidate = Duration::from_nanos(from.u64()?);
     let path = |from: &mut Reader<'_>| Ok(PathBuf::from(OsStr::from_bytes(from.text()?)));
     let secrets = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
-    let rules = Rules { secrets, content_file_max, unpacked_file_max, revalidate };
+    let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
     from.end()?;
     Ok(rules)
 }
@@ -573,9 +573,9 @@ pub(crate) mod tests {
             // Cut between two of them it is whole, which the number of descriptors beside it tells.
             let _ = read_sites(&bytes[..cut.index(bytes.len())]);
             let secrets = secrets.into_iter().map(PathBuf::from).collect();
-            let (content_file_max, unpacked_file_max, nanos) = rules;
+            let (max_content_file_bytes, max_unpacked_file_bytes, nanos) = rules;
             let revalidate = Duration::from_nanos(nanos);
-            let rules = Rules { secrets, content_file_max, unpacked_file_max, revalidate };
+            let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
             prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
     }

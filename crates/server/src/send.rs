@@ -11,7 +11,7 @@
 //! A file may change while it is sent. Before each call and after the last its size and times must be those of the head, but
 //! for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]), else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
 //! pages to the socket, where an edit in place still reaches them until the client has them, and a mapping is as live until
-//! the kernel has copied it; so a file that changed within the last minute (the key `send.settle`) is copied instead, which
+//! the kernel has copied it; so a file that changed within the last minute (the key `send.sendfile_min_age`) is copied instead, which
 //! freezes the bytes at the moment they are checked. What is left: the first edit in place of an older file, while the last
 //! of its bytes are on their way. That a mapped file has become shorter is an error of the call, and no signal.
 
@@ -126,7 +126,7 @@ pub struct Sender {
     window: Vec<u8>,
     /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
     /// come back within a minute, the default.
-    settle: Duration,
+    sendfile_min_age: Duration,
     /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
     lends: bool,
     style: Style,
@@ -289,7 +289,7 @@ impl Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
-            settle: generation.settings.send.settle,
+            sendfile_min_age: generation.settings.send.sendfile_min_age,
             lends: generation.settings.optimise.has(Optimisation::Sendfile),
             style: Style::of(&generation.settings.optimise),
             wary: Wary::default(),
@@ -309,7 +309,7 @@ impl Sender {
 
     /// Another configuration comes into force. Tests and mappings stay as they are.
     pub fn renew(&mut self, generation: &Generation) {
-        self.settle = generation.settings.send.settle;
+        self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
         self.style = Style::of(&generation.settings.optimise);
     }
@@ -741,7 +741,7 @@ impl Sender {
             // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.wary.until && !self.wary.believes(file.last_seen(number), self.now) => Way::Copied,
-            _ if !is_settled(version, self.settle, self.wall_seconds) => Way::Copied,
+            _ if !is_settled(version, self.sendfile_min_age, self.wall_seconds) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
             // What cannot be mapped is copied.
@@ -899,8 +899,8 @@ fn send_windows(
 }
 
 /// Whether the file has been left alone long enough to be lent to a socket.
-fn is_settled(version: &FileVersion, settle: Duration, wall_seconds: i64) -> bool {
-    let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
+fn is_settled(version: &FileVersion, sendfile_min_age: Duration, wall_seconds: i64) -> bool {
+    let settle_ns = i64::try_from(sendfile_min_age.as_nanos()).unwrap_or(i64::MAX);
     let now_ns = wall_seconds.saturating_mul(1_000_000_000);
     // The wall's clock has whole seconds, so a file of this second is not older than zero.
     settle_ns == 0 || now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > settle_ns

@@ -638,7 +638,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
             .apps
             .iter()
             .flatten()
-            .fold(0, |sum: usize, app| sum.saturating_add(app.processes.unwrap_or(20))),
+            .fold(0, |sum: usize, app| sum.saturating_add(app.max_processes.unwrap_or(20))),
     };
     descriptors::share(limit, &needs).map_err(|least| {
         format!("the limit on open files is {limit}, and the server needs {least} at least: raise it (ulimit -n, LimitNOFILE=)")
@@ -651,7 +651,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     settings.budgets = settings.optimise.budgets(settings.budgets);
     settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
     if !settings.send.content.keeps_bodies() {
-        settings.budgets.content_file_max = Bytes(0);
+        settings.budgets.max_content_file_bytes = Bytes(0);
     }
     if form.processes {
         // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).
@@ -673,7 +673,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         Some(connections) if !form.pool && connections > bearable => {
             let limit = process::raise_descriptor_limit();
             say!(
-                "limits.connections is {connections}, but the limit on open files ({limit}) bears about {bearable}, and \
+                "limits.max_connections is {connections}, but the limit on open files ({limit}) bears about {bearable}, and \
                  no more are taken; raise it (ulimit -n, LimitNOFILE=)"
             );
             bearable
@@ -687,7 +687,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let disk = roots
         .iter()
         .try_for_each(|root| enter(&root.path))
-        .and_then(|()| Disk::open(sites, roots, budgets.content_file_max.0, budgets.revalidate));
+        .and_then(|()| Disk::open(sites, roots, budgets.max_content_file_bytes.0, budgets.revalidate));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     if settings.send.residency == config::settings::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
@@ -708,7 +708,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
         }
     };
     let disk = disk.with(residency, mapped).with_secrets(settings.accounts.clone());
-    let disk = disk.unpacking_up_to(budgets.unpacked_file_max.0);
+    let disk = disk.unpacking_up_to(budgets.max_unpacked_file_bytes.0);
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.budgets);
         match old {
@@ -743,7 +743,7 @@ fn verifier(settings: &Settings, old: Option<&Generation>) -> io::Result<Option<
         None => Arc::new(Ledger::new()?),
     };
     let accounts = AccountFiles::new(settings.accounts.clone(), settings.budgets.revalidate, ledger)?;
-    Ok(Some(Verifier::new(accounts, settings.password_attempts, waiting)))
+    Ok(Some(Verifier::new(accounts, settings.max_password_attempts, waiting)))
 }
 
 /// Whether mincore(2) will not tell us the truth about files here, as far as the folder itself shows whose they are.

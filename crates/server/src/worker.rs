@@ -217,7 +217,7 @@ impl Worker {
                 if !self.context.generation.pooled() && !std::mem::replace(&mut self.full, true) {
                     say!(
                         "{} connections are open and none is idle; others wait until some close \
-                         (limits.connections, or the limit on open files, allows no more)",
+                         (limits.max_connections, or the limit on open files, allows no more)",
                         self.open()
                     );
                 }
@@ -243,7 +243,7 @@ impl Worker {
                     if !std::mem::replace(&mut self.exhausted, true) {
                         say!(
                             "cannot accept connections: {error}; those that are open go on, others wait until \
-                             some close (raise the limit on open files, or lower limits.connections)"
+                             some close (raise the limit on open files, or lower limits.max_connections)"
                         );
                     }
                     return Accepted::Exhausted;
@@ -507,7 +507,7 @@ impl Worker {
         }
         if connection.cold != Time::NEVER {
             // It waits for our disk, not for its client; but not for ever.
-            if now >= connection.cold + limits.disk_time {
+            if now >= connection.cold + limits.disk_timeout {
                 return self.remove(token);
             }
             return self.arm(token);
@@ -649,7 +649,7 @@ impl Worker {
         if let Some(connection) = self.connections.get(token) {
             let due = match connection.cold {
                 Time::NEVER => connection.conn.next_due(limits),
-                since => since + limits.disk_time,
+                since => since + limits.disk_timeout,
             };
             if due < connection.armed {
                 connection.armed = due;

@@ -123,8 +123,8 @@ impl Bench {
     /// Writes the configuration of an arm.
     fn configure(&self, exhibit: &Exhibit, arm: &Arm) -> Outcome<PathBuf> {
         let path = self.folder.join("amped.toml");
-        // Files that were just written would otherwise be copied for a minute in place of being lent (`send.settle`).
-        let common = format!("root = {:?}\nlisten = ['127.0.0.1:0']\nsend.settle = '0s'\n", self.site());
+        // Files that were just written would otherwise be copied for a minute in place of being lent (`send.sendfile_min_age`).
+        let common = format!("root = {:?}\nlisten = ['127.0.0.1:0']\nsend.sendfile_min_age = '0s'\n", self.site());
         let text = format!("{common}{}{}", exhibit.config, arm.config);
         fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         Ok(path)

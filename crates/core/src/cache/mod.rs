@@ -44,7 +44,7 @@ pub struct Budgets {
     /// Targets whose clean path is kept. About 200 bytes each. Off: to clean a path costs less here than to look it up.
     pub uri_entries: usize,
     /// Choices among variants that are kept. About 250 bytes each; 512 on average at most.
-    pub choice_entries: usize,
+    pub negotiation_entries: usize,
     /// Names whose translation is kept, negative ones included. About 300 bytes each; 512 on average at most.
     pub path_entries: usize,
     /// Bytes of ready header blocks. One is 250 to 400 bytes, and each representation may have two (200 and 304).
@@ -54,17 +54,17 @@ pub struct Budgets {
     /// Files up to this size are kept in memory whole; of larger ones a descriptor is kept and the page cache serves.
     /// One `send` from memory beats sendfile below 32 to 64 KiB (web-server notes of the project: 5.0 against 5.5
     /// microseconds at 16 KiB, 8.7 against 8.5 at 64 KiB).
-    pub content_file_max: Bytes,
+    pub max_content_file_bytes: Bytes,
     /// A file that is there compressed alone is unpacked, in memory, up to this size. The changelogs of Debian's packages, for
     /// which this is made, reach 7 MB.
-    pub unpacked_file_max: Bytes,
+    pub max_unpacked_file_bytes: Bytes,
     /// Most descriptors of large files that are kept open.
     pub descriptors: usize,
     /// An entry is used this long before the file system is asked again.
     pub revalidate: Duration,
     /// While that question waits for the disk, the entry may still be used up to this age: a busy disk must not delay
     /// what is in memory.
-    pub stale_max: Duration,
+    pub max_stale: Duration,
     /// Whether what every head of a file says of it, entity tag and media type, is worked out once, when the file is
     /// opened, rather than for each reply.
     pub ready_headers: bool,
@@ -76,15 +76,15 @@ impl Default for Budgets {
     fn default() -> Budgets {
         Budgets {
             uri_entries: 0,
-            choice_entries: 4096,
+            negotiation_entries: 4096,
             path_entries: 8192,
             head_bytes: Bytes::mib(4),
             content_bytes: Bytes::mib(64),
-            content_file_max: Bytes::kib(32),
-            unpacked_file_max: Bytes::mib(16),
+            max_content_file_bytes: Bytes::kib(32),
+            max_unpacked_file_bytes: Bytes::mib(16),
             descriptors: 1024,
             revalidate: Duration::from_secs(1),
-            stale_max: Duration::from_secs(10),
+            max_stale: Duration::from_secs(10),
             ready_headers: true,
             made_pages: true,
         }
@@ -99,7 +99,7 @@ impl Budgets {
         let bytes = |bytes: Bytes| Bytes(bytes.0 / parts as u64);
         Budgets {
             uri_entries: self.uri_entries / parts,
-            choice_entries: self.choice_entries / parts,
+            negotiation_entries: self.negotiation_entries / parts,
             path_entries: self.path_entries / parts,
             head_bytes: bytes(self.head_bytes),
             content_bytes: bytes(self.content_bytes),
@@ -161,7 +161,7 @@ pub struct Figures {
     /// The cache of choices among variants.
     pub choices: StoreCounts,
     /// Choices in it.
-    pub choice_entries: u64,
+    pub negotiation_entries: u64,
     /// The path cache.
     pub paths: StoreCounts,
     /// Names in it.
@@ -185,7 +185,7 @@ impl AddAssign<&Figures> for Figures {
         self.uris += &other.uris;
         self.uri_entries += other.uri_entries;
         self.choices += &other.choices;
-        self.choice_entries += other.choice_entries;
+        self.negotiation_entries += other.negotiation_entries;
         self.paths += &other.paths;
         self.path_entries += other.path_entries;
         self.heads += &other.heads;
@@ -263,7 +263,7 @@ impl<F> Caches<F> {
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
-            choices: Choices::new(budgets.choice_entries),
+            choices: Choices::new(budgets.negotiation_entries),
             paths: Shelf::Own(PathCache::new(budgets.path_entries)),
             heads: Shelf::Own(HeadCache::new(budgets.head_bytes.0)),
             contents: Shelf::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
@@ -277,7 +277,7 @@ impl<F> Caches<F> {
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
-            choices: Choices::new(budgets.choice_entries),
+            choices: Choices::new(budgets.negotiation_entries),
             paths: Shelf::Shared(shared.paths.clone()),
             heads: Shelf::Shared(shared.heads.clone()),
             contents: Shelf::Shared(shared.contents.clone()),
@@ -289,8 +289,8 @@ impl<F> Caches<F> {
     /// How those stand that nobody shares.
     pub fn own_figures(&self) -> Figures {
         let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
-        let (choices, choice_entries) = (self.choices.counts(), self.choices.len() as u64);
-        Figures { uris, uri_entries, choices, choice_entries, ..Figures::default() }
+        let (choices, negotiation_entries) = (self.choices.counts(), self.choices.len() as u64);
+        Figures { uris, uri_entries, choices, negotiation_entries, ..Figures::default() }
     }
 
     /// How they stand; of shared ones, all of them.
@@ -630,7 +630,7 @@ fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
 impl<F: FileHandle> Caches<F> {
     /// The content of a representation, if it is held and still is what the representation says.
     pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
-        let in_memory = representation.version.size <= self.budgets.content_file_max.0;
+        let in_memory = representation.version.size <= self.budgets.max_content_file_bytes.0;
         let Representation { version, content_hint, .. } = representation;
         let content = self.contents.at(version.inode, |contents| contents.find(content_hint, version, in_memory))?;
         if let Stored::File(file) = &content.store

@@ -122,7 +122,7 @@ impl Asked {
         let Some(rule) = claim.rule(&cx.desk.sites) else {
             return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "the request was lost");
         };
-        let AppRule { time, body, output, cache, .. } = *rule;
+        let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, cache, .. } = *rule;
         if matches!(framing, Framing::Length(length) if length > body.0) {
             cx.actions.push(Action::Log(too_long(&claim, body)));
             return Begun::Refused(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
@@ -200,7 +200,7 @@ impl Asked {
     ) -> Result<(), (Status, &'static str)> {
         let Some(left) = self.left.checked_sub(data.len() as u64) else {
             if let Some(rule) = self.claim.rule(&cx.desk.sites) {
-                cx.actions.push(Action::Log(too_long(&self.claim, rule.body)));
+                cx.actions.push(Action::Log(too_long(&self.claim, rule.max_body_bytes)));
             }
             return Err((Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         };
@@ -514,7 +514,7 @@ const FAILED_TIME: Duration = Duration::from_secs(1);
 fn too_long(claim: &Claim, limit: Bytes) -> String {
     let path = String::from_utf8_lossy(claim.path());
     alloc::format!(
-        "{}: 413, the request's body is longer than {limit} (`body` of its [[site.app]])",
+        "{}: 413, the request's body is longer than {limit} (`max_body_bytes` of its [[site.app]])",
         path.escape_debug()
     )
 }

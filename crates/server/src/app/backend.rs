@@ -3,7 +3,7 @@
 //! A connection carries one request at a time (`fastcgi`). Most applications have a process for each connection, also for one
 //! that nobody uses; so a connection to an application that others may need too, that is one that was here before
 //! (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, the backlog of its socket, decides who
-//! is next. Only where the administrator says so (`reserve`) are some kept open (FCGI_KEEP_CONN). An application that is started
+//! is next. Only where the administrator says so (`min_spare`) are some kept open (FCGI_KEEP_CONN). An application that is started
 //! here (`manager`) serves nobody else: its connection holds its place in the gate as long as it is open, and is used again.
 
 use std::io;

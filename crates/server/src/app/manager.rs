@@ -208,7 +208,7 @@ impl Application {
 
 /// The manager's life: until the other end of `control` is closed. `gates`: it is a thread of the server.
 fn run(control: OwnedFd, gates: Option<Gates>) {
-    let mut manager = Manager { control, gates, folder: None, kept: Vec::new(), idle_time: IDLE_TIME };
+    let mut manager = Manager { control, gates, folder: None, kept: Vec::new(), idle_timeout: IDLE_TIMEOUT };
     loop {
         match manager.turn() {
             Ok(true) => {}
@@ -224,7 +224,7 @@ struct Manager {
     /// Made for the first application.
     folder: Option<Folder>,
     kept: Vec<Kept>,
-    idle_time: Duration,
+    idle_timeout: Duration,
 }
 
 /// An application and its processes.
@@ -265,7 +265,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 const HOLD: Duration = Duration::from_secs(1);
 
 /// A process beyond the reserve that is not used goes after this; the default of helpers.
-const IDLE_TIME: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often idle ones are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -309,7 +309,7 @@ impl Manager {
             self.kept.remove(app);
         }
         for kept in &mut self.kept {
-            kept.sweep(self.idle_time);
+            kept.sweep(self.idle_timeout);
         }
         Ok(true)
     }
@@ -469,11 +469,11 @@ impl Kept {
     }
 
     /// Ends what has not been used for so long, beyond the reserve.
-    fn sweep(&mut self, idle_time: Duration) {
+    fn sweep(&mut self, idle_timeout: Duration) {
         let mut alive = self.alive();
         let Some(gate) = self.gate.upgrade() else { return };
         for (number, place) in self.places.iter_mut().enumerate().rev() {
-            let is_idle = alive > self.reserve && place.used.elapsed() >= idle_time && place.closed.is_none();
+            let is_idle = alive > self.reserve && place.used.elapsed() >= idle_timeout && place.closed.is_none();
             if let Some(process) = place.process.as_ref().filter(|_| is_idle)
                 && let Some(pass) = gate.enter_at(number)
             {
@@ -657,8 +657,8 @@ mod tests {
         let folder = Folder::new(parent.path()).expect("made");
         let path = folder.path.clone();
         let (control, gates) = (theirs, Some(gates));
-        let idle_time = Duration::from_secs(1000);
-        let mut manager = Manager { control, gates, folder: Some(folder), kept: Vec::new(), idle_time };
+        let idle_timeout = Duration::from_secs(1000);
+        let mut manager = Manager { control, gates, folder: Some(folder), kept: Vec::new(), idle_timeout };
         let (channel, its_end) = socket::packet_pair().expect("made");
         let text = format!("0\x002\0{reserve}\0{}\0{}", command.len(), command.join("\0"));
         manager.add(&text, vec![its_end]).expect("taken");
@@ -715,7 +715,7 @@ mod tests {
         let connections = [0, 1].map(|place| bench.connect(place));
         bench.turn_until("two processes", |kept| kept.alive() == 2);
         let held = bench.gate.enter_at(1).expect("free");
-        bench.manager.idle_time = Duration::ZERO;
+        bench.manager.idle_timeout = Duration::ZERO;
         bench.turn_until("the end of one", |kept| kept.alive() == 1);
         assert!(bench.manager.kept[0].places[1].process.is_some(), "who holds a place keeps its process");
         assert!(bench.gate.enter_at(0).is_some(), "its place is free again");

@@ -116,7 +116,7 @@ impl Apps {
         before: Option<&Apps>,
         processes: bool,
     ) -> io::Result<App> {
-        let gate = Arc::new(Gate::new(settings.processes, settings.queue, processes)?);
+        let gate = Arc::new(Gate::new(settings.max_processes, settings.max_queue, processes)?);
         let env: Arc<[_]> = settings.env.clone().into();
         let at = match &settings.kind {
             AppKind::Cgi => None,
@@ -127,8 +127,8 @@ impl Apps {
                     Some(manager) => manager,
                     None => self.manager.insert(Arc::new(ProcessManager::start(processes)?)),
                 };
-                let places = settings.processes.unwrap_or(1);
-                Some(At::Kept(manager.add(command, &env, (&gate, places), settings.reserve)?))
+                let places = settings.max_processes.unwrap_or(1);
+                Some(At::Kept(manager.add(command, &env, (&gate, places), settings.min_spare)?))
             }
         };
         // Rules that name the same address share what they keep idle.
@@ -136,15 +136,15 @@ impl Apps {
         let mut all = all.chain(before.into_iter().flat_map(|before| before.sites.iter().flatten()));
         let is_shared = |app: &&App| {
             !matches!(settings.kind, AppKind::Cgi | AppKind::Command(_))
-                && (&app.settings.kind, app.settings.reserve) == (&settings.kind, settings.reserve)
+                && (&app.settings.kind, app.settings.min_spare) == (&settings.kind, settings.min_spare)
         };
         let shared = all.find(is_shared).and_then(|app| app.backend.clone());
         let backend = shared.or_else(|| {
             // Of an application that is ours each place may keep a connection. An idle one of one process would keep it from
             // the others.
             let (most, reserve) = match &at {
-                Some(At::Kept(_)) => (settings.processes.unwrap_or(1), settings.reserve),
-                _ => (settings.reserve, 0),
+                Some(At::Kept(_)) => (settings.max_processes.unwrap_or(1), settings.min_spare),
+                _ => (settings.min_spare, 0),
             };
             at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve)))
         });
@@ -385,7 +385,7 @@ impl AppSide {
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.room))),
             complaints: Complaints::new(&place.id, &work.path),
-            time: rule.time,
+            time: rule.timeout,
             filling,
             ..AppRequest::new(ticket)
         });

@@ -45,7 +45,7 @@ impl Room {
 
     /// Takes so many bytes of it, if there are as many.
     fn take(&self, bytes: u64) -> bool {
-        let max = self.settings.max.0;
+        let max = self.settings.max_bytes.0;
         let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
@@ -217,11 +217,14 @@ impl Spool {
         let extent = self.extent.max(self.written + self.tail.len() as u64);
         let most = match self.side {
             Side::Request => u64::MAX,
-            Side::Response => room.settings.max.0 / 4,
+            Side::Response => room.settings.max_bytes.0 / 4,
         };
         if extent > most || !room.take(extent - self.extent) {
             if self.side == Side::Request {
-                let error = io::Error::other(format!("bodies of {} are stored already (spool.max)", room.settings.max));
+                let error = io::Error::other(format!(
+                    "bodies of {} are stored already (spool.max_bytes)",
+                    room.settings.max_bytes
+                ));
                 (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
             }
             return None;
@@ -410,7 +413,7 @@ mod tests {
 
     fn room(max: u64) -> Arc<Room> {
         let directory = Some(std::env::temp_dir());
-        Arc::new(Room::new(SpoolSettings { directory, max: amped_units::Bytes(max) }))
+        Arc::new(Room::new(SpoolSettings { directory, max_bytes: amped_units::Bytes(max) }))
     }
 
     /// What may happen to a spool: bytes come, bytes are used, an errand is begun, or done.

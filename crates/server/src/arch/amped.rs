@@ -202,8 +202,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = SiteRoot { path: folder.path().to_owned() };
         let disk = Disk::open(Arc::clone(&sites), &[root], 0, Duration::ZERO).expect("opened");
-        let idle_time = Duration::from_secs(1);
-        let settings = HelperSettings { kind: HelperKind::Threads, max: 1, reserve: 0, queue: 1, idle_time };
+        let idle_timeout = Duration::from_secs(1);
+        let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
         let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
         let mut helped = Helped::new(Arc::new(disk), helpers);
         let mut desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));

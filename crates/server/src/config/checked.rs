@@ -4,7 +4,7 @@
 //! bound, a root was a folder, a header value cannot break out of its line. What it refuses, it notes with its place,
 //! and goes on, so that one run tells everything.
 //!
-//! A default that depends on another key (`reserve` on `max`, say) gives way when only the other one is written; two
+//! A default that depends on another key (`min_spare` on `max`, say) gives way when only the other one is written; two
 //! that are written and contradict each other are a problem.
 
 use std::collections::{BTreeMap, HashMap};
@@ -70,8 +70,11 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     let optimise = Optimise::settle(file.optimise.switches(), &flags.without, &flags.with);
     let log = check.log(flags, &file.log, &optimise);
     let limits = check.limits(&file.limits);
-    let connections =
-        file.limits.connections.is_some().then(|| check.positive(&file.limits.connections, "connections", 1));
+    let connections = file
+        .limits
+        .max_connections
+        .is_some()
+        .then(|| check.positive(&file.limits.max_connections, "max_connections", 1));
     // One of a pool has one connection.
     let workers = if form.pool { workers.min(connections.unwrap_or(usize::MAX)) } else { workers };
     let budgets = check.budgets(&file.cache);
@@ -79,14 +82,14 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
     // As much as the processes would have together without it, and files up to the same size.
     let shared = SharedSettings {
         bytes: budgets.content_bytes,
-        file_max: budgets.content_file_max,
+        file_max: budgets.max_content_file_bytes,
         entries: budgets.path_entries,
     };
     let holds_any = shared.bytes.0 > 0 && shared.entries > 0;
     let shared_cache = (holds_any && file.cache.shared.unwrap_or(false)).then_some(shared);
     let spool = check.spool(&file.spool);
     let send = SendSettings {
-        settle: or(&file.send.settle, Duration::from_secs(60)),
+        sendfile_min_age: or(&file.send.sendfile_min_age, Duration::from_secs(60)),
         residency: flags.residency.or(file.send.residency).unwrap_or_default(),
         content: flags.content.or(file.send.content).unwrap_or_default(),
         mapped_bytes: or(&file.cache.mapped_bytes, Bytes::mib(64)),
@@ -117,7 +120,7 @@ pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut F
         sites: Arc::new(sites),
         roots,
         accounts: check.accounts.into_iter().map(|(path, _)| path).collect(),
-        password_attempts: NonZeroU32::new(or(&file.limits.password_attempts, 20)),
+        max_password_attempts: NonZeroU32::new(or(&file.limits.max_password_attempts, 20)),
         apps,
     })
 }
@@ -194,7 +197,7 @@ impl Checker<'_> {
         let value = (*key.get_ref()).into();
         if value == U::default() {
             let help = match name {
-                "connections" => "take the key out for as many as there is room for".to_owned(),
+                "max_connections" => "take the key out for as many as there is room for".to_owned(),
                 _ => format!("write more, or take the key out for the default, {}", default.literal()),
             };
             self.findings.at(key.span(), format!("`{name}` cannot be zero"), help);
@@ -204,9 +207,10 @@ impl Checker<'_> {
 
     /// The number of header fields, of which the reader of heads has a limit of its own.
     fn fields(&mut self, key: &Key<usize>, default: usize) -> usize {
-        let fields = self.positive(key, "fields", default);
+        let fields = self.positive(key, "max_header_fields", default);
         if let Some(key) = key.as_ref().filter(|_| fields > request::FIELDS_MAX) {
-            let message = format!("`fields` is more than {}, which is the most that are read", request::FIELDS_MAX);
+            let message =
+                format!("`max_header_fields` is more than {}, which is the most that are read", request::FIELDS_MAX);
             self.findings.at(key.span(), message, format!("write {} or less", request::FIELDS_MAX));
         }
         fields
@@ -245,19 +249,19 @@ impl Checker<'_> {
 
     fn helpers(&mut self, flags: &Serve, file: &file::Helpers) -> HelperSettings {
         let max = flags.helpers.map_or_else(|| self.positive(&file.max, "max", 16), |n| n.get());
-        let mut reserve = or(&file.reserve, 2);
+        let mut reserve = or(&file.min_spare, 2);
         let max_place = file.max.as_ref().map(Spanned::span);
         if flags.helpers.is_some() {
             // The flag was not written with this file in mind: what it contradicts gives way.
             reserve = reserve.min(max);
         }
-        self.at_most(("reserve", &file.reserve, &mut reserve), ("max", max_place, max));
+        self.at_most(("min_spare", &file.min_spare, &mut reserve), ("max", max_place, max));
         HelperSettings {
             kind: flags.helpers_as.or(file.kind).unwrap_or_default(),
             max,
-            reserve,
-            queue: self.positive(&file.queue, "queue", 512),
-            idle_time: self.positive(&file.idle_time, "idle_time", Duration::from_secs(10)),
+            min_spare: reserve,
+            max_queue: self.positive(&file.max_queue, "max_queue", 512),
+            idle_timeout: self.positive(&file.idle_timeout, "idle_timeout", Duration::from_secs(10)),
         }
     }
 
@@ -302,9 +306,9 @@ impl Checker<'_> {
             hostnames: file.hostnames.unwrap_or_default(),
             hostname: HostnameLimits {
                 entries: or(&file.hostname_entries, default.entries),
-                wait: or(&file.hostname_wait, default.wait),
-                time: or(&file.hostname_time, default.time),
-                absent_time: or(&file.hostname_absent_time, default.absent_time),
+                wait: or(&file.hostname_timeout, default.wait),
+                time: or(&file.hostname_ttl, default.time),
+                absent_time: or(&file.hostname_negative_ttl, default.absent_time),
             },
         }
     }
@@ -383,35 +387,46 @@ impl Checker<'_> {
             path
         });
         // Zero has a meaning: nothing is stored but in memory.
-        SpoolSettings { directory, max: or(&file.max, Bytes::mib(4096)) }
+        SpoolSettings { directory, max_bytes: or(&file.max_bytes, Bytes::mib(4096)) }
     }
 
     fn limits(&mut self, file: &file::Limits) -> Limits {
         let default = Limits::default();
         let mut limits = Limits {
-            request_line: self.positive(&file.request_line, "request_line", default.request_line),
-            head: self.positive(&file.head, "head", default.head),
-            fields: self.fields(&file.fields, default.fields),
+            max_request_line_bytes: self.positive(
+                &file.max_request_line_bytes,
+                "max_request_line_bytes",
+                default.max_request_line_bytes,
+            ),
+            max_header_bytes: self.positive(&file.max_header_bytes, "max_header_bytes", default.max_header_bytes),
+            max_header_fields: self.fields(&file.max_header_fields, default.max_header_fields),
             // Zero has a meaning here: refuse every body, send no ranges, close without waiting.
-            body: or(&file.body, default.body),
-            ranges: or(&file.ranges, default.ranges),
-            linger_time: or(&file.linger_time, default.linger_time),
-            head_time: self.positive(&file.head_time, "head_time", default.head_time),
-            body_time: self.positive(&file.body_time, "body_time", default.body_time),
-            body_rate: or(&file.body_rate, default.body_rate),
-            body_total_time: self.positive(&file.body_total_time, "body_total_time", default.body_total_time),
-            idle_time: self.positive(&file.idle_time, "idle_time", default.idle_time),
-            send_idle_time: self.positive(&file.send_idle_time, "send_idle_time", default.send_idle_time),
-            disk_time: self.positive(&file.disk_time, "disk_time", default.disk_time),
-            requests: self.positive(&file.requests, "requests", default.requests),
-            pipelined: self.positive(&file.pipelined, "pipelined", default.pipelined),
+            max_body_bytes: or(&file.max_body_bytes, default.max_body_bytes),
+            max_ranges: or(&file.max_ranges, default.max_ranges),
+            linger_timeout: or(&file.linger_timeout, default.linger_timeout),
+            header_timeout: self.positive(&file.header_timeout, "header_timeout", default.header_timeout),
+            body_timeout: self.positive(&file.body_timeout, "body_timeout", default.body_timeout),
+            min_body_rate: or(&file.min_body_rate, default.min_body_rate),
+            body_total_timeout: self.positive(
+                &file.body_total_timeout,
+                "body_total_timeout",
+                default.body_total_timeout,
+            ),
+            idle_timeout: self.positive(&file.idle_timeout, "idle_timeout", default.idle_timeout),
+            send_timeout: self.positive(&file.send_timeout, "send_timeout", default.send_timeout),
+            disk_timeout: self.positive(&file.disk_timeout, "disk_timeout", default.disk_timeout),
+            max_requests: self.positive(&file.max_requests, "max_requests", default.max_requests),
+            max_pipelined: self.positive(&file.max_pipelined, "max_pipelined", default.max_pipelined),
         };
-        let head = file.head.as_ref().map(Spanned::span);
+        let head = file.max_header_bytes.as_ref().map(Spanned::span);
         if head.is_none() {
             // A longer line was asked for, and it is part of the head.
-            limits.head = limits.head.max(limits.request_line);
+            limits.max_header_bytes = limits.max_header_bytes.max(limits.max_request_line_bytes);
         }
-        self.at_most(("request_line", &file.request_line, &mut limits.request_line), ("head", head, limits.head));
+        self.at_most(
+            ("max_request_line_bytes", &file.max_request_line_bytes, &mut limits.max_request_line_bytes),
+            ("max_header_bytes", head, limits.max_header_bytes),
+        );
         limits
     }
 
@@ -421,29 +436,29 @@ impl Checker<'_> {
         let mut budgets = Budgets {
             uri_entries: or(&file.uri_entries, URI_ENTRIES),
             path_entries: or(&file.path_entries, default.path_entries),
-            choice_entries: or(&file.choice_entries, default.choice_entries),
+            negotiation_entries: or(&file.negotiation_entries, default.negotiation_entries),
             head_bytes: or(&file.head_bytes, default.head_bytes),
             content_bytes: or(&file.content_bytes, default.content_bytes),
-            content_file_max: or(&file.content_file_max, default.content_file_max),
-            unpacked_file_max: or(&file.unpacked_file_max, default.unpacked_file_max),
+            max_content_file_bytes: or(&file.max_content_file_bytes, default.max_content_file_bytes),
+            max_unpacked_file_bytes: or(&file.max_unpacked_file_bytes, default.max_unpacked_file_bytes),
             descriptors: or(&file.descriptors, default.descriptors),
             revalidate: or(&file.revalidate, default.revalidate),
-            stale_max: or(&file.stale_max, default.stale_max),
+            max_stale: or(&file.max_stale, default.max_stale),
             ready_headers: default.ready_headers,
             made_pages: default.made_pages,
         };
         let content = file.content_bytes.as_ref().map(Spanned::span);
         self.at_most(
-            ("content_file_max", &file.content_file_max, &mut budgets.content_file_max),
+            ("max_content_file_bytes", &file.max_content_file_bytes, &mut budgets.max_content_file_bytes),
             ("content_bytes", content, budgets.content_bytes),
         );
-        let stale = file.stale_max.as_ref().map(Spanned::span);
+        let stale = file.max_stale.as_ref().map(Spanned::span);
         if stale.is_none() {
-            budgets.stale_max = budgets.stale_max.max(budgets.revalidate);
+            budgets.max_stale = budgets.max_stale.max(budgets.revalidate);
         }
         self.at_most(
             ("revalidate", &file.revalidate, &mut budgets.revalidate),
-            ("stale_max", stale, budgets.stale_max),
+            ("max_stale", stale, budgets.max_stale),
         );
         budgets
     }
@@ -1064,26 +1079,33 @@ impl Checker<'_> {
         let kind = self.app_kind(table);
         let pattern = app.pattern.as_ref().map_or("", |pattern| pattern.get_ref());
         let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_)));
-        let processes = (is_ours || app.processes.is_some()).then(|| self.positive(&app.processes, "processes", 20));
-        let mut reserve = or(&app.reserve, usize::from(is_ours));
-        let most = app.processes.as_ref().map(Spanned::span);
-        self.at_most(("reserve", &app.reserve, &mut reserve), ("processes", most, processes.unwrap_or(PROCESSES_MAX)));
+        let processes =
+            (is_ours || app.max_processes.is_some()).then(|| self.positive(&app.max_processes, "max_processes", 20));
+        let mut reserve = or(&app.min_spare, usize::from(is_ours));
+        let most = app.max_processes.as_ref().map(Spanned::span);
+        self.at_most(
+            ("min_spare", &app.min_spare, &mut reserve),
+            ("max_processes", most, processes.unwrap_or(PROCESSES_MAX)),
+        );
         let settings = AppSettings {
             files: app.files.unwrap_or(pattern.contains('*')) || kind == Some(AppKind::Cgi),
             kind: kind.unwrap_or(AppKind::Cgi),
-            reserve,
-            processes,
-            queue: or(&app.queue, 1000),
+            min_spare: reserve,
+            max_processes: processes,
+            max_queue: or(&app.max_queue, 1000),
             buffer_request: app.buffer_request.unwrap_or(true),
             buffer_response: app.buffer_response.unwrap_or(true),
             env: app.env.iter().filter_map(|(name, value)| self.variable(name, value)).collect(),
         };
-        if let Some(key) = app.processes.as_ref().filter(|_| settings.processes > Some(PROCESSES_MAX)) {
+        if let Some(key) = app.max_processes.as_ref().filter(|_| settings.max_processes > Some(PROCESSES_MAX)) {
             let help = format!("write {PROCESSES_MAX} or less");
-            self.findings.at(key.span(), format!("`processes` is more than {PROCESSES_MAX}"), help);
+            self.findings.at(key.span(), format!("`max_processes` is more than {PROCESSES_MAX}"), help);
         }
-        let time = self.positive(&app.time, "time", Duration::from_secs(60));
-        let (body, output) = (or(&app.body, Bytes::mib(100)), app.output.as_ref().map(|_| or(&app.output, Bytes(0))));
+        let time = self.positive(&app.timeout, "timeout", Duration::from_secs(60));
+        let (body, output) = (
+            or(&app.max_body_bytes, Bytes::mib(100)),
+            app.max_response_bytes.as_ref().map(|_| or(&app.max_response_bytes, Bytes(0))),
+        );
         let Some(pattern) = &app.pattern else {
             let help = "add `match = \"/cgi-bin/**\"` for a folder, or `match = \"*.php\"` for an ending";
             if self.whole {
@@ -1103,7 +1125,7 @@ impl Checker<'_> {
         }
         let cache = app.cache.as_ref().map(|_| or(&app.cache, Duration::ZERO));
         let pattern = self.paths_of_app(pattern, settings.files)?;
-        Some((AppRule { pattern, time, body, output, cache }, settings))
+        Some((AppRule { pattern, timeout: time, max_body_bytes: body, max_response_bytes: output, cache }, settings))
     }
 
     /// The paths of an application. One that knows its own paths and has all beneath `/dav/**` is at `/dav`: so its name

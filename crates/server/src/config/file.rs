@@ -73,16 +73,15 @@ pub struct File {
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Helpers {
     /// What they are.
-    #[serde(rename = "as")]
     pub kind: Option<HelperKind>,
     /// Most of them.
     pub max: Key<usize>,
     /// Those that stay when there is nothing to do.
-    pub reserve: Key<usize>,
+    pub min_spare: Key<usize>,
     /// Longest queue before them.
-    pub queue: Key<usize>,
+    pub max_queue: Key<usize>,
     /// An idle one ends after this.
-    pub idle_time: Key<Lasting>,
+    pub idle_timeout: Key<Lasting>,
 }
 
 /// `[log]`
@@ -100,13 +99,13 @@ pub struct Log {
     /// Whether clients are called by their names.
     pub hostnames: Option<bool>,
     /// Longest time that a line waits for the name.
-    pub hostname_wait: Key<Lasting>,
+    pub hostname_timeout: Key<Lasting>,
     /// Names that are kept.
     pub hostname_entries: Key<usize>,
     /// A name is believed this long.
-    pub hostname_time: Key<Lasting>,
+    pub hostname_ttl: Key<Lasting>,
     /// That there is none is believed this long.
-    pub hostname_absent_time: Key<Lasting>,
+    pub hostname_negative_ttl: Key<Lasting>,
 }
 
 /// `[spool]`
@@ -116,7 +115,7 @@ pub struct Spool {
     /// Directory of the files.
     pub directory: Key<String>,
     /// Most bytes in them.
-    pub max: Key<Size>,
+    pub max_bytes: Key<Size>,
 }
 
 /// `[limits]`: the fields of core's `Limits`, by the same names, and `connections`.
@@ -124,24 +123,24 @@ pub struct Spool {
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 #[allow(missing_docs, reason = "core's Limits says what each means")]
 pub struct Limits {
-    pub connections: Key<usize>,
-    pub request_line: Key<Size>,
-    pub head: Key<Size>,
-    pub fields: Key<usize>,
-    pub body: Key<Size>,
-    pub head_time: Key<Lasting>,
-    pub body_time: Key<Lasting>,
-    pub body_rate: Key<Size>,
-    pub body_total_time: Key<Lasting>,
-    pub idle_time: Key<Lasting>,
-    pub send_idle_time: Key<Lasting>,
-    pub disk_time: Key<Lasting>,
-    pub linger_time: Key<Lasting>,
-    pub requests: Key<u32>,
+    pub max_connections: Key<usize>,
+    pub max_request_line_bytes: Key<Size>,
+    pub max_header_bytes: Key<Size>,
+    pub max_header_fields: Key<usize>,
+    pub max_body_bytes: Key<Size>,
+    pub header_timeout: Key<Lasting>,
+    pub body_timeout: Key<Lasting>,
+    pub min_body_rate: Key<Size>,
+    pub body_total_timeout: Key<Lasting>,
+    pub idle_timeout: Key<Lasting>,
+    pub send_timeout: Key<Lasting>,
+    pub disk_timeout: Key<Lasting>,
+    pub linger_timeout: Key<Lasting>,
+    pub max_requests: Key<u32>,
     /// Wrong passwords from one address within a minute; 0: no limit.
-    pub password_attempts: Key<u32>,
-    pub ranges: Key<usize>,
-    pub pipelined: Key<usize>,
+    pub max_password_attempts: Key<u32>,
+    pub max_ranges: Key<usize>,
+    pub max_pipelined: Key<usize>,
 }
 
 /// `[cache]`: the fields of core's `Budgets`, by the same names, and `mapped_bytes`.
@@ -151,15 +150,15 @@ pub struct Limits {
 pub struct Cache {
     pub uri_entries: Key<usize>,
     pub path_entries: Key<usize>,
-    pub choice_entries: Key<usize>,
+    pub negotiation_entries: Key<usize>,
     pub head_bytes: Key<Size>,
     pub content_bytes: Key<Size>,
-    pub content_file_max: Key<Size>,
-    pub unpacked_file_max: Key<Size>,
+    pub max_content_file_bytes: Key<Size>,
+    pub max_unpacked_file_bytes: Key<Size>,
     pub descriptors: Key<usize>,
     pub mapped_bytes: Key<Size>,
     pub revalidate: Key<Lasting>,
-    pub stale_max: Key<Lasting>,
+    pub max_stale: Key<Lasting>,
     pub shared: Option<bool>,
     pub watch: Option<bool>,
 }
@@ -209,7 +208,7 @@ impl Optimise {
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Send {
     /// A file that has not changed for so long is lent to sockets.
-    pub settle: Key<Lasting>,
+    pub sendfile_min_age: Key<Lasting>,
     /// How the loop finds out what is in memory.
     pub residency: Option<Residency>,
     /// Where bodies are sent from.
@@ -306,13 +305,13 @@ pub struct App {
     /// Whether its scripts are files of the site.
     pub files: Option<bool>,
     /// Of these, kept when there is nothing to do.
-    pub reserve: Key<usize>,
+    pub min_spare: Key<usize>,
     /// It may do nothing for so long.
-    pub time: Key<Lasting>,
+    pub timeout: Key<Lasting>,
     /// Longest body of a request.
-    pub body: Key<Size>,
+    pub max_body_bytes: Key<Size>,
     /// Longest response.
-    pub output: Key<Size>,
+    pub max_response_bytes: Key<Size>,
     /// Whether requests are whole before it gets them.
     pub buffer_request: Option<bool>,
     /// Whether responses are read further than clients have taken them.
@@ -320,9 +319,9 @@ pub struct App {
     /// Its answers are kept where they may be, for so long if they do not say for how long.
     pub cache: Key<Lasting>,
     /// Most of them at a time.
-    pub processes: Key<usize>,
+    pub max_processes: Key<usize>,
     /// Requests that may wait for one.
-    pub queue: Key<usize>,
+    pub max_queue: Key<usize>,
     /// Variables that it gets besides.
     pub env: BTreeMap<Spanned<String>, Spanned<String>>,
 }

@@ -94,7 +94,7 @@ impl Optimise {
         }
         if off(Optimisation::PathCache) {
             // A choice is one among what a name means.
-            (budgets.path_entries, budgets.choice_entries) = (0, 0);
+            (budgets.path_entries, budgets.negotiation_entries) = (0, 0);
         }
         if off(Optimisation::HeaderCache) {
             budgets.head_bytes = Bytes(0);

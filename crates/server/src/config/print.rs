@@ -112,11 +112,11 @@ pub fn print(settings: &Settings) -> String {
     page.maybe("group", settings.group.as_deref(), "www-data", "group to become; without it the user's own");
 
     page.table("[helpers]", "of each loop of amped: they wait for the disk in its place");
-    page.key("as", &name_of(&settings.helpers.kind)[..], "threads, or processes beside the server");
+    page.key("kind", &name_of(&settings.helpers.kind)[..], "threads, or processes beside the server");
     page.key("max", &settings.helpers.max, "most of them");
-    page.key("reserve", &settings.helpers.reserve, "of these, kept when there is nothing to do");
-    page.key("queue", &settings.helpers.queue, "work that may wait for a helper; beyond it 503");
-    page.key("idle_time", &settings.helpers.idle_time, "one without work ends after this");
+    page.key("min_spare", &settings.helpers.min_spare, "of these, kept when there is nothing to do");
+    page.key("max_queue", &settings.helpers.max_queue, "work that may wait for a helper; beyond it 503");
+    page.key("idle_timeout", &settings.helpers.idle_timeout, "one without work ends after this");
 
     page.table("[log]", "");
     match &settings.log.access {
@@ -133,51 +133,55 @@ pub fn print(settings: &Settings) -> String {
         "call clients by their names in the DNS, where these lead back to them",
     );
     let hostname = &settings.log.hostname;
-    page.key("hostname_wait", &hostname.wait, "a line waits for the name; then it has the address");
+    page.key("hostname_timeout", &hostname.wait, "a line waits for the name; then it has the address");
     page.key("hostname_entries", &hostname.entries, "names that are kept, of each process; 0 asks for each line");
-    page.key("hostname_time", &hostname.time, "a name is believed this long");
-    page.key("hostname_absent_time", &hostname.absent_time, "that there is none, or no answer, this long");
+    page.key("hostname_ttl", &hostname.time, "a name is believed this long");
+    page.key("hostname_negative_ttl", &hostname.absent_time, "that there is none, or no answer, this long");
 
     let limits = &settings.limits;
     page.table("[limits]", "what one client may cost");
     let connections = "of the whole server; without it as many as the descriptor limit bears";
-    page.maybe("connections", settings.connections.as_ref(), "10000", connections);
-    page.key("request_line", &limits.request_line, "beyond it 414");
-    page.key("head", &limits.head, "request line and header fields; beyond it 431");
-    page.key("fields", &limits.fields, "header fields; beyond it 431");
-    page.key("body", &limits.body, "a body is read and thrown away up to this; beyond it 413");
-    page.key("head_time", &limits.head_time, "to send the head; then 408");
-    page.key("body_time", &limits.body_time, "a client that sends nothing of a body for this long gets 408");
-    page.key("body_rate", &limits.body_rate, "a second, on average over body_time; 0: any rate renews it");
-    page.key("body_total_time", &limits.body_total_time, "to send a body, however fast; then 408");
-    page.key("idle_time", &limits.idle_time, "a connection without a request is closed after this");
-    page.key("send_idle_time", &limits.send_idle_time, "a client that takes nothing for this long is given up");
-    page.key("disk_time", &limits.disk_time, "a disk that does not answer for this long is given up; then 503");
+    page.maybe("max_connections", settings.connections.as_ref(), "10000", connections);
+    page.key("max_request_line_bytes", &limits.max_request_line_bytes, "beyond it 414");
+    page.key("max_header_bytes", &limits.max_header_bytes, "request line and header fields; beyond it 431");
+    page.key("max_header_fields", &limits.max_header_fields, "header fields; beyond it 431");
+    page.key("max_body_bytes", &limits.max_body_bytes, "a body is read and thrown away up to this; beyond it 413");
+    page.key("header_timeout", &limits.header_timeout, "to send the head; then 408");
+    page.key("body_timeout", &limits.body_timeout, "a client that sends nothing of a body for this long gets 408");
+    page.key("min_body_rate", &limits.min_body_rate, "a second, on average over body_timeout; 0: any rate renews it");
+    page.key("body_total_timeout", &limits.body_total_timeout, "to send a body, however fast; then 408");
+    page.key("idle_timeout", &limits.idle_timeout, "a connection without a request is closed after this");
+    page.key("send_timeout", &limits.send_timeout, "a client that takes nothing for this long is given up");
+    page.key("disk_timeout", &limits.disk_timeout, "a disk that does not answer for this long is given up; then 503");
     page.key(
-        "linger_time",
-        &limits.linger_time,
+        "linger_timeout",
+        &limits.linger_timeout,
         "a refused client that sends on is read this much longer, 30 s at most",
     );
-    page.key("requests", &limits.requests, "on one connection before it is closed");
-    let attempts = settings.password_attempts.map_or(0, NonZeroU32::get);
-    page.key("password_attempts", &attempts, "wrong ones from one address a minute; beyond it 429; 0: no limit");
-    page.key("ranges", &limits.ranges, "in one request; beyond it the whole file is sent");
-    page.key("pipelined", &limits.pipelined, "replies for one client before others have their turn");
+    page.key("max_requests", &limits.max_requests, "on one connection before it is closed");
+    let attempts = settings.max_password_attempts.map_or(0, NonZeroU32::get);
+    page.key("max_password_attempts", &attempts, "wrong ones from one address a minute; beyond it 429; 0: no limit");
+    page.key("max_ranges", &limits.max_ranges, "in one request; beyond it the whole file is sent");
+    page.key("max_pipelined", &limits.max_pipelined, "replies for one client before others have their turn");
 
     let budgets = &settings.budgets;
     page.table("[cache]", "of each worker");
     page.key("uri_entries", &budgets.uri_entries, "targets whose clean path is known, about 200 bytes each");
     page.key("path_entries", &budgets.path_entries, "names whose files are known, about 300 bytes each");
-    page.key("choice_entries", &budgets.choice_entries, "choices among variants, about 250 bytes each");
+    page.key("negotiation_entries", &budgets.negotiation_entries, "choices among variants, about 250 bytes each");
     page.key("head_bytes", &budgets.head_bytes, "ready header blocks, 250 to 400 bytes each");
     page.key("content_bytes", &budgets.content_bytes, "content of files in memory");
-    page.key("content_file_max", &budgets.content_file_max, "larger files are sent from the page cache");
-    page.key("unpacked_file_max", &budgets.unpacked_file_max, "a lone name.gz is unpacked, in memory, up to this size");
+    page.key("max_content_file_bytes", &budgets.max_content_file_bytes, "larger files are sent from the page cache");
+    page.key(
+        "max_unpacked_file_bytes",
+        &budgets.max_unpacked_file_bytes,
+        "a lone name.gz is unpacked, in memory, up to this size",
+    );
     page.key("descriptors", &budgets.descriptors, "larger files that are kept open");
     page.key("mapped_bytes", &settings.send.mapped_bytes, "parts of files that stay mapped, where files are mapped");
     page.key("revalidate", &budgets.revalidate, "the file system is asked again after this");
     page.key("watch", &settings.watch, "watch folders too, so that a change in one is seen at once");
-    page.key("stale_max", &budgets.stale_max, "oldest entry that is used while the disk is busy");
+    page.key("max_stale", &budgets.max_stale, "oldest entry that is used while the disk is busy");
 
     let shared = "in mp: names and bodies in memory that all processes share";
     page.key("shared", &settings.shared_cache.is_some(), shared);
@@ -192,12 +196,16 @@ pub fn print(settings: &Settings) -> String {
     page.table("[spool]", "bodies that applications or clients are too slow for");
     let directory = settings.spool.directory.as_deref();
     page.maybe("directory", directory, "/var/tmp", "of files without names; default $TMPDIR, else /var/tmp, else /tmp");
-    page.key("max", &settings.spool.max, "bytes in them, of each process; a response takes a quarter at most");
+    page.key(
+        "max_bytes",
+        &settings.spool.max_bytes,
+        "bytes in them, of each process; a response takes a quarter at most",
+    );
 
     page.table("[send]", "");
     page.key(
-        "settle",
-        &settings.send.settle,
+        "sendfile_min_age",
+        &settings.send.sendfile_min_age,
         "a large file unchanged for so long is lent to sockets; a younger one is copied",
     );
     let tests = "how the loop finds out what is in memory: nowait, mincore, clock or none";
@@ -356,8 +364,8 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
         negotiation_table(page, rule);
     }
     if apps.is_empty() {
-        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# reserve = 1\n# time = \"1m\"\n# body = \"100MiB\"\n# output = \"1GiB\"\n# buffer_request = true\n# buffer_response = true\n# cache = \"10s\"\n";
-        page.0 += "# processes = 20\n# queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
+        page.0 += "\n# [[site.app]]\n# match = \"/cgi-bin/**\"\n# cgi = true\n# fastcgi = \"unix:/run/php/php-fpm.sock\"\n# command = [\"/srv/app\"]\n# files = true\n# min_spare = 1\n# timeout = \"1m\"\n# max_body_bytes = \"100MiB\"\n# max_response_bytes = \"1GiB\"\n# buffer_request = true\n# buffer_response = true\n# cache = \"10s\"\n";
+        page.0 += "# max_processes = 20\n# max_queue = 1000\n# env = { LANG = \"C.UTF-8\" }\n";
     }
     for (rule, app) in site.apps.iter().zip(apps) {
         page.table("[[site.app]]", "");
@@ -379,22 +387,27 @@ fn site_tables(page: &mut Page, site: &Site, root: &Path, (accounts, apps): (&[P
                 AppKind::Command(_) => "processes kept while there is nothing to do",
                 AppKind::Cgi | AppKind::Unix(_) | AppKind::Tcp(_) => "idle connections kept open",
             };
-            page.key("reserve", &app.reserve, what);
+            page.key("min_spare", &app.min_spare, what);
         }
-        page.key("time", &rule.time, "it may do nothing for so long; then 504");
-        page.key("body", &rule.body, "longest body of a request; beyond it 413");
-        page.maybe("output", rule.output.as_ref(), "1GiB", "longest response; without it any length");
+        page.key("timeout", &rule.timeout, "it may do nothing for so long; then 504");
+        page.key("max_body_bytes", &rule.max_body_bytes, "longest body of a request; beyond it 413");
+        page.maybe(
+            "max_response_bytes",
+            rule.max_response_bytes.as_ref(),
+            "1GiB",
+            "longest response; without it any length",
+        );
         page.key("buffer_request", &app.buffer_request, "requests are whole before it gets them");
         page.key("buffer_response", &app.buffer_response, "responses are read as fast as they come");
         match &rule.cache {
             Some(time) => page.key("cache", time, "answers are kept; for so long, if they do not say for how long"),
             None => page.0 += "# cache = \"10s\"\n",
         }
-        match &app.processes {
-            Some(processes) => page.key("processes", processes, "most requests at a time, of the whole server"),
-            None => page.0 += "# processes = 20\n",
+        match &app.max_processes {
+            Some(processes) => page.key("max_processes", processes, "most requests at a time, of the whole server"),
+            None => page.0 += "# max_processes = 20\n",
         }
-        page.key("queue", &app.queue, "requests that may wait for one; beyond it 503");
+        page.key("max_queue", &app.max_queue, "requests that may wait for one; beyond it 503");
         if !app.env.is_empty() {
             let env = app.env.iter().map(|(name, value)| format!("{} = {}", name.literal(), value.literal()));
             page.line(&format!("env = {{ {} }}", env.collect::<Vec<_>>().join(", ")), "besides those of CGI");

@@ -67,7 +67,7 @@ pub struct Settings {
     /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
     /// Wrong passwords from one address within a minute, before more are refused unseen.
-    pub password_attempts: Option<NonZeroU32>,
+    pub max_password_attempts: Option<NonZeroU32>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
 }
@@ -139,14 +139,14 @@ pub struct AppSettings {
     pub files: bool,
     /// Kept while there is nothing to do: processes of a command (default 1), or idle connections to an application that is
     /// not ours (default 0, since each idle connection takes a process of most applications away from others).
-    /// `reserve <= processes`
-    pub reserve: usize,
+    /// `min_spare <= max_processes`
+    pub min_spare: usize,
     /// Most requests that it has at a time, over the whole server, 1 or more; `None`: no limit, the default for an
     /// application that is not ours, which has a queue of its own. For scripts and commands 20: what they compute is shared
     /// among few cores in any case, and each holds some MiB.
-    pub processes: Option<usize>,
+    pub max_processes: Option<usize>,
     /// Requests that may wait for one; default 1000. Beyond it requests are answered 503.
-    pub queue: usize,
+    pub max_queue: usize,
     /// Whether requests are whole before it gets them; default yes. Those in chunks are in any case: it is told their length.
     pub buffer_request: bool,
     /// Whether responses are read further than clients have taken them, so that a slow client holds no process; default yes.
@@ -178,12 +178,12 @@ pub struct HelperSettings {
     /// Most helpers, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
     pub max: usize,
     /// Helpers that are kept when there is nothing to do, so that the next cold request finds one; default 2.
-    /// `reserve <= max`
-    pub reserve: usize,
+    /// `min_spare <= max`
+    pub min_spare: usize,
     /// Work that may wait for a helper, 1 or more; default 512. Beyond it requests are answered 503.
-    pub queue: usize,
+    pub max_queue: usize,
     /// A helper without work ends after this; default 10 s.
-    pub idle_time: Duration,
+    pub idle_timeout: Duration,
 }
 
 /// What helpers are.
@@ -214,7 +214,7 @@ pub struct SpoolSettings {
     /// The directory of the files, which have no names; default `$TMPDIR`, else /var/tmp, else /tmp.
     pub directory: Option<PathBuf>,
     /// Most bytes in them, of a process; default 4 GiB. A response takes a quarter of it at most, as nginx gives it 1 GiB.
-    pub max: Bytes,
+    pub max_bytes: Bytes,
 }
 
 /// How bodies are sent.
@@ -222,7 +222,7 @@ pub struct SpoolSettings {
 pub struct SendSettings {
     /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
     /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
-    pub settle: Duration,
+    pub sendfile_min_age: Duration,
     /// How the loop finds out what is in memory. Fixed at the start.
     pub residency: Residency,
     /// Where bodies are sent from. Fixed at the start.

@@ -89,53 +89,53 @@ fn what_is_printed_reads_back() {
         root = "/usr"
         [helpers]
         max = 5
-        reserve = 1
-        queue = 7
-        idle_time = "1500ms"
+        min_spare = 1
+        max_queue = 7
+        idle_timeout = "1500ms"
         [log]
         access = "/access \"quoted\".log"
         format = "json"
         buffer = 5000
         flush = "2m"
         hostnames = true
-        hostname_wait = "0s"
+        hostname_timeout = "0s"
         hostname_entries = 0
-        hostname_time = "2h"
-        hostname_absent_time = "3s"
+        hostname_ttl = "2h"
+        hostname_negative_ttl = "3s"
         [limits]
-        connections = 77
-        request_line = "9KiB"
-        head = 20000
-        fields = 50
-        body = 0
-        head_time = "21s"
-        body_time = "31s"
-        body_rate = 0
-        body_total_time = "1h"
-        idle_time = "1h"
-        send_idle_time = "61s"
-        disk_time = "62s"
-        linger_time = "0s"
-        requests = 9
-        password_attempts = 7
-        ranges = 0
-        pipelined = 8
+        max_connections = 77
+        max_request_line_bytes = "9KiB"
+        max_header_bytes = 20000
+        max_header_fields = 50
+        max_body_bytes = 0
+        header_timeout = "21s"
+        body_timeout = "31s"
+        min_body_rate = 0
+        body_total_timeout = "1h"
+        idle_timeout = "1h"
+        send_timeout = "61s"
+        disk_timeout = "62s"
+        linger_timeout = "0s"
+        max_requests = 9
+        max_password_attempts = 7
+        max_ranges = 0
+        max_pipelined = 8
         [cache]
         path_entries = 0
-        choice_entries = 7
+        negotiation_entries = 7
         head_bytes = 0
         content_bytes = 7
-        content_file_max = 0
+        max_content_file_bytes = 0
         descriptors = 0
         mapped_bytes = 0
         revalidate = "0s"
-        stale_max = "0s"
+        max_stale = "0s"
         watch = true
         [spool]
         directory = "/usr"
-        max = 0
+        max_bytes = 0
         [send]
-        settle = "0s"
+        sendfile_min_age = "0s"
         residency = "mincore"
         content = "mmap"
         [control]
@@ -222,20 +222,20 @@ fn what_is_printed_reads_back() {
         [[site.app]]
         match = "*.cgi"
         cgi = true
-        time = "1500ms"
-        body = 0
-        output = "3KiB"
+        timeout = "1500ms"
+        max_body_bytes = 0
+        max_response_bytes = "3KiB"
         buffer_request = false
         buffer_response = false
         cache = "7s"
-        processes = 1
-        queue = 0
+        max_processes = 1
+        max_queue = 0
         env = { LANG = "C", A = "\"b\" = c" }
         [[site.app]]
         match = "*.php"
         fastcgi = "unix:php.sock"
         files = false
-        reserve = 0
+        min_spare = 0
         [[site.app]]
         match = "/app"
         fastcgi = "[::1]:9000"
@@ -282,10 +282,13 @@ fn defaults_are_those_of_core_and_of_the_help() {
     assert_eq!(settings.limits, amped_core::limits::Limits::default());
     assert_eq!(settings.optimise.budgets(settings.budgets.clone()), amped_core::cache::Budgets::default());
     assert_eq!(settings.connections, None);
-    assert_eq!((settings.helpers.reserve, settings.helpers.queue), (2, 512));
+    assert_eq!((settings.helpers.min_spare, settings.helpers.max_queue), (2, 512));
     assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
     assert_eq!((settings.log.hostnames, settings.log.hostname), (false, HostnameLimits::default()));
-    assert_eq!((settings.send.settle, settings.stop_deadline), (Duration::from_secs(60), Duration::from_secs(10)));
+    assert_eq!(
+        (settings.send.sendfile_min_age, settings.stop_deadline),
+        (Duration::from_secs(60), Duration::from_secs(10))
+    );
     let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
@@ -323,7 +326,7 @@ fn every_key_is_printed_and_in_the_example() {
 
 #[test]
 fn a_flag_goes_before_the_file() {
-    let text = "listen = ['10.0.0.1:1']\nworkers = 2\nuser = 'a'\nroot = '/nowhere'\nhelpers = { max = 8, reserve = 4 }\n\
+    let text = "listen = ['10.0.0.1:1']\nworkers = 2\nuser = 'a'\nroot = '/nowhere'\nhelpers = { max = 8, min_spare = 4 }\n\
                 log = { access = '/gone/log', format = 'json' }\n[[site]]\nroot = '/'\nhosts = ['b.example']";
     let flags = Serve {
         dir: Some(repository()),
@@ -338,7 +341,7 @@ fn a_flag_goes_before_the_file() {
     };
     let settings = read_with(&flags, text).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(settings.listen, flags.listen);
-    assert_eq!((settings.workers, settings.helpers.max, settings.helpers.reserve), (5, 3, 3));
+    assert_eq!((settings.workers, settings.helpers.max, settings.helpers.min_spare), (5, 3, 3));
     assert_eq!((settings.log.access, settings.log.format), (LogTarget::Stdout, LogFormat::Common));
     assert_eq!(settings.user.as_deref(), Some("b"));
     assert_eq!(settings.roots, [repository(), "/".into()].map(|path| SiteRoot { path }));
@@ -348,17 +351,17 @@ fn a_flag_goes_before_the_file() {
 #[test]
 fn unwritten_keys_give_way() {
     let settings = read(
-        "root = '/'\nhelpers = { max = 1 }\nlimits = { head = '4KiB' }\n\
+        "root = '/'\nhelpers = { max = 1 }\nlimits = { max_header_bytes = '4KiB' }\n\
          cache = { content_bytes = 0, revalidate = '1m' }",
     );
     let settings = settings.unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.helpers.reserve, 1);
-    assert_eq!(settings.limits.request_line, Bytes::kib(4));
-    assert_eq!(settings.budgets.content_file_max, Bytes(0));
-    assert_eq!(settings.budgets.stale_max, Duration::from_secs(60));
-    let settings = read("root = '/'\nlimits = { request_line = '64KiB' }\ncache = { stale_max = '10ms' }");
+    assert_eq!(settings.helpers.min_spare, 1);
+    assert_eq!(settings.limits.max_request_line_bytes, Bytes::kib(4));
+    assert_eq!(settings.budgets.max_content_file_bytes, Bytes(0));
+    assert_eq!(settings.budgets.max_stale, Duration::from_secs(60));
+    let settings = read("root = '/'\nlimits = { max_request_line_bytes = '64KiB' }\ncache = { max_stale = '10ms' }");
     let settings = settings.unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.limits.head, Bytes::kib(64));
+    assert_eq!(settings.limits.max_header_bytes, Bytes::kib(64));
     assert_eq!(settings.budgets.revalidate, Duration::from_millis(10));
 }
 

@@ -44,7 +44,7 @@ pub struct Processes {
     /// Where the nursery and all helpers are waited for.
     epoll: Epoll,
     events: Events,
-    /// `queue.len() <= settings.queue`, but for those that are asked once more.
+    /// `queue.len() <= settings.max_queue`, but for those that are asked once more.
     queue: VecDeque<Job>,
     /// By number, counted from the first. `helpers.len() <= settings.max`, but for a moment after `max` was lowered.
     helpers: BTreeMap<u64, Helper>,
@@ -301,14 +301,14 @@ impl Processes {
     /// When the next of those that are not needed has been idle for long enough, and which it is.
     fn superfluous(&self) -> Option<(Time, u64)> {
         let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
-        let first = idle.map(|(&number, helper)| (helper.idle_since + self.settings.idle_time, number)).min();
-        first.filter(|_| self.helpers.len() > self.settings.reserve)
+        let first = idle.map(|(&number, helper)| (helper.idle_since + self.settings.idle_timeout, number)).min();
+        first.filter(|_| self.helpers.len() > self.settings.min_spare)
     }
 }
 
 impl Helpers for Processes {
     fn ask(&mut self, task: Task) -> Result<(), Busy> {
-        if self.queue.len() >= self.settings.queue {
+        if self.queue.len() >= self.settings.max_queue {
             return Err(Busy);
         }
         self.queue.push_back(Job { task, again: false });

@@ -31,7 +31,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     settings: HelperSettings,
-    /// `queue.len() <= settings.queue`
+    /// `queue.len() <= settings.max_queue`
     queue: VecDeque<Task>,
     /// `idle <= threads <= settings.max`
     threads: usize,
@@ -63,7 +63,7 @@ impl Threads {
 impl Helpers for Threads {
     fn ask(&mut self, task: Task) -> Result<(), Busy> {
         let mut state = self.shared.lock();
-        if state.queue.len() >= state.settings.queue {
+        if state.queue.len() >= state.settings.max_queue {
             return Err(Busy);
         }
         state.queue.push_back(task);
@@ -145,12 +145,12 @@ impl Shared {
                 return Some(task);
             }
             state.idle += 1;
-            let idle_time = state.settings.idle_time;
-            let waited = self.wake.wait_timeout(state, idle_time);
+            let idle_timeout = state.settings.idle_timeout;
+            let waited = self.wake.wait_timeout(state, idle_timeout);
             let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             state = guard;
             state.idle -= 1;
-            if timeout.timed_out() && state.queue.is_empty() && state.threads > state.settings.reserve {
+            if timeout.timed_out() && state.queue.is_empty() && state.threads > state.settings.min_spare {
                 state.threads -= 1;
                 return None;
             }
@@ -196,9 +196,9 @@ mod tests {
 
     #[test]
     fn helpers_start_with_work_and_a_few_stay_in_reserve() {
-        let idle_time = Duration::from_millis(30);
+        let idle_timeout = Duration::from_millis(30);
         let (mut helpers, mailbox, task) =
-            helpers(HelperSettings { kind: HelperKind::Threads, max: 4, reserve: 2, queue: 1000, idle_time });
+            helpers(HelperSettings { kind: HelperKind::Threads, max: 4, min_spare: 2, max_queue: 1000, idle_timeout });
         assert_eq!(helpers.counts(), HelperCounts::default());
         (0..500).for_each(|_| helpers.ask(again(&task)).unwrap());
         let (mut done, mut messages) = (0, Vec::new());
@@ -210,15 +210,15 @@ mod tests {
         let peak = helpers.counts().peak;
         assert!((1..=4).contains(&peak), "{peak}");
         wait_until("no more than the reserve is left", || helpers.counts().threads <= 2);
-        thread::sleep(idle_time * 3);
+        thread::sleep(idle_timeout * 3);
         assert_eq!(helpers.counts().threads, peak.min(2), "the reserve stays");
     }
 
     #[test]
     fn a_full_queue_is_said_at_once() {
-        let idle_time = Duration::from_secs(10);
+        let idle_timeout = Duration::from_secs(10);
         let (mut helpers, _mailbox, task) =
-            helpers(HelperSettings { kind: HelperKind::Threads, max: 1, reserve: 0, queue: 3, idle_time });
+            helpers(HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 3, idle_timeout });
         // The one helper may take some in the meantime, but not thousands before this loop is through.
         let refused = (0..10_000).filter(|_| helpers.ask(again(&task)).is_err()).count();
         assert!(refused > 0);
