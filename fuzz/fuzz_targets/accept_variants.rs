@@ -2,7 +2,7 @@
 //! its own, and the same for whoever says the same in other words.
 #![no_main]
 
-use amped_http::negotiate::{Choice, Coding, Variant, Wishes, choose_variant, normalise};
+use amped_http::negotiate::{AcceptFields, Choice, Coding, Variant, choose_variant, normalise};
 
 const VARIANTS: [Variant<'static>; 4] = [
     Variant { media_type: "text/html", language: Some("en"), charset: Some("utf-8"), codings: &[Coding::Identity] },
@@ -27,7 +27,7 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
         })
     });
     let [accept, language, charset, encoding] = normal.each_ref().map(Option::as_deref);
-    let wishes = Wishes { accept, language, charset, encoding };
+    let wishes = AcceptFields { accept, language, charset, encoding };
     let chosen = choose_variant(&VARIANTS, &wishes);
     if let Choice::One(at) | Choice::Tie(at) = chosen {
         assert_eq!(choose_variant(&VARIANTS[at..=at], &wishes), Choice::One(0));

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
-use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Work};
 use amped_core::file::{FileHandle, FileVersion};
 use amped_core::http1::Conn;
 use amped_core::limits::Limits;
-use amped_core::reply::{Body, Wall};
+use amped_core::reply::{Body, WallClock};
+use amped_core::shared_state::SharedState;
 use amped_core::site::{Site, Sites};
 use amped_units::Time;
 
@@ -27,18 +27,19 @@ impl FileHandle for NoFile {
 /// in stages where more has come behind the last request by then.
 fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let sites = Arc::new(Sites::new(vec![Site::default()]).expect("one"));
-    let mut desk: Desk<NoFile> = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
+    let mut shared: SharedState<NoFile> =
+        SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
     let mut conn = Conn::new(Time::START);
     let (mut sent, mut ended, mut actions) = (Vec::new(), false, Vec::new());
     for bytes in bytes.chunks(piece) {
         let mut events = vec![Event::Bytes(bytes)];
         while let Some(event) = events.pop() {
-            conn.handle(Time::START, event, &mut desk, &mut actions);
+            conn.handle(Time::START, event, &mut shared, &mut actions);
             for action in std::mem::take(&mut actions) {
                 match action {
                     Action::Send(reply) => {
                         assert!(!ended, "a reply behind the end");
-                        reply.head.get().write(&mut sent, &desk.wall.date, reply.connection, 1);
+                        reply.head.get().write(&mut sent, &shared.wall.date, reply.connection, 1);
                         if let Body::Text(text) = reply.body {
                             sent.extend_from_slice(&text);
                         }
@@ -50,8 +51,8 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                     }
                     Action::Disk(ticket, work) => {
                         assert!(matches!(work, Work::Name(_)));
-                        let sites = Arc::clone(&desk.sites);
-                        let answer = desk.caches.learn(Time::START, &work, Found::Absent, &sites);
+                        let sites = Arc::clone(&shared.sites);
+                        let answer = shared.caches.learn(Time::START, &work, Found::Absent, &sites);
                         events.push(Event::Disk(ticket, answer));
                     }
                     Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {

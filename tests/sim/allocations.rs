@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
-use amped_core::desk::Desk;
 use amped_core::event::{Action, Event, Found, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::glob::Glob;
 use amped_core::http1::Conn;
 use amped_core::limits::Limits;
-use amped_core::reply::Wall;
+use amped_core::reply::WallClock;
+use amped_core::shared_state::SharedState;
 use amped_core::site::{NegotiationRule, Site, Sites};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
@@ -28,7 +28,7 @@ impl FileHandle for NoFile {
 
 /// A driver with nothing but memory: heads and bodies are copied where a socket would take them.
 struct Driver {
-    desk: Desk<NoFile>,
+    shared: SharedState<NoFile>,
     conn: Conn,
     actions: Vec<Action<NoFile>>,
     sent: Vec<u8>,
@@ -46,18 +46,18 @@ impl Driver {
         let mut site = Site { precompressed: vec![Coding::Gzip], negotiations: vec![rule], ..Site::default() };
         site.types.known = |ending| (ending == "html").then_some("text/html");
         let sites = Arc::new(Sites::new(vec![site]).unwrap());
-        let desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
-        Driver { desk, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }
+        let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
+        Driver { shared, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }
     }
 
     fn take(&mut self, bytes: &[u8]) {
-        self.conn.handle(Time::START, Event::Bytes(bytes), &mut self.desk, &mut self.actions);
+        self.conn.handle(Time::START, Event::Bytes(bytes), &mut self.shared, &mut self.actions);
         let mut at = 0;
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
                 Action::Send(reply) => {
-                    reply.head.get().write(&mut self.sent, &self.desk.wall.date, reply.connection, 1);
-                    self.desk.records.give_back(reply.record);
+                    reply.head.get().write(&mut self.sent, &self.shared.wall.date, reply.connection, 1);
+                    self.shared.records.give_back(reply.record);
                 }
                 Action::Disk(ticket, work) => {
                     let file = |coding, inode| {
@@ -79,9 +79,9 @@ impl Driver {
                         Work::Name(work) if *work.path == *b"/doc" => Found::Variants { names, files },
                         _ => Found::File { name: (*b"/a/b.txt").into(), files, not_unpacked: None },
                     };
-                    let sites = Arc::clone(&self.desk.sites);
-                    let answer = self.desk.caches.learn(Time::START, &work, found, &sites);
-                    self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.desk, &mut self.actions);
+                    let sites = Arc::clone(&self.shared.sites);
+                    let answer = self.shared.caches.learn(Time::START, &work, found, &sites);
+                    self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.shared, &mut self.actions);
                 }
                 Action::Interim(_) | Action::HalfClose | Action::Close => panic!("not in this conversation"),
                 Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
@@ -91,7 +91,7 @@ impl Driver {
             at += 1;
         }
         self.actions.clear();
-        self.conn.handle(Time::START, Event::Sent { all: true }, &mut self.desk, &mut self.actions);
+        self.conn.handle(Time::START, Event::Sent { all: true }, &mut self.shared, &mut self.actions);
         assert!(self.sent.starts_with(b"HTTP/1.1 "));
         self.sent.clear();
     }
@@ -103,8 +103,8 @@ fn a_cached_request_allocates_nothing() {
     let get = format!("GET /a/b.txt HTTP/1.1\r\n{fields}\r\n");
     let mut driver = Driver::new();
     driver.take(get.as_bytes());
-    let etag = driver.desk.caches.find(Time::START, 0, b"/a/b.txt").unwrap();
-    let amped_core::cache::path::Meaning::File(resource) = etag.meaning else { panic!("a file") };
+    let etag = driver.shared.caches.find(Time::START, 0, b"/a/b.txt").unwrap();
+    let amped_core::cache::path::LookupResult::File(resource) = etag.meaning else { panic!("a file") };
     let conditional = format!("If-None-Match: {}\r\n", resource.representations[1].etag);
     let check = |what: &str, bytes: String| {
         let mut driver = Driver::new();

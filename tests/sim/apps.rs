@@ -430,7 +430,7 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
     }
     for _ in 0..dice.random_range(0..3) {
         let when = Time::from_millis(dice.random_range(0..300));
-        let limits = Limits { max_pipelined: dice.random_range(1..40), ..world.desk.limits.clone() };
+        let limits = Limits { max_pipelined: dice.random_range(1..40), ..world.shared.limits.clone() };
         world.at(when, move |world| world.renew(vec![apps()], limits, Budgets::default()));
     }
 }

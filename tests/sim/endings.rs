@@ -84,8 +84,8 @@ fn late_answers_find_nobody() {
         assert_eq!(world.sessions[other].statuses(), [200], "what was learnt is there for others");
         let ticket = amped_core::event::Ticket(7);
         let work = world.disk.asked[0].clone();
-        let sites = std::sync::Arc::clone(&world.desk.sites);
-        let answer = world.desk.caches.learn(now, &work, Found::Absent, &sites);
+        let sites = std::sync::Arc::clone(&world.shared.sites);
+        let answer = world.shared.caches.learn(now, &work, Found::Absent, &sites);
         world.handle(other, Event::Disk(ticket, answer));
         world.handle(other, Event::Late(ticket, Delay::Disk));
         world.settle();
@@ -107,7 +107,7 @@ fn a_server_that_stops_finishes_what_it_began() {
         let n = world.connect(link, upload);
         let when = world.now + Duration::from_micros(dice.random_range(0..80_000));
         world.at(when, move |world| {
-            let begun = world.desk.counts.requests;
+            let begun = world.shared.counts.requests;
             world.handle(n, Event::Finish);
             world.at(when + Duration::from_secs(100), move |world| {
                 let replies = world.sessions[n].statuses().len() as u64;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use amped_core::app::{Input, Output};
 use amped_core::cache::Budgets;
-use amped_core::desk::Desk;
 use amped_core::event::{Action, Ticket, Work};
 use amped_core::exchange::{Context, Exchange, Incoming, Progress, Protocol};
 use amped_core::file::Stored;
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::reply::{Body, Response, ScriptFraming, Wall};
+use amped_core::reply::{Body, Response, ScriptFraming, WallClock};
+use amped_core::shared_state::SharedState;
 use amped_core::site::{AppRule, Site, Sites};
 use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
@@ -43,7 +43,7 @@ struct Stream {
 impl Stream {
     fn put(&mut self, cx: &mut Context<'_, FakeFile>, response: Response<FakeFile>) {
         assert!(!self.has_begun && !self.is_over, "a second response");
-        response.head.get().write(&mut self.received, &cx.desk.wall.date, Connection::Persists, 1);
+        response.head.get().write(&mut self.received, &cx.shared.wall.date, Connection::Persists, 1);
         match response.body {
             Body::Empty | Body::Open => {}
             Body::Text(text) => self.received.extend(text),
@@ -57,7 +57,7 @@ impl Stream {
                 self.received.extend(last);
             }
         }
-        cx.desk.records.give_back(response.record);
+        cx.shared.records.give_back(response.record);
     }
 }
 
@@ -152,7 +152,7 @@ struct Carried {
 /// All streams of one connection.
 struct Streams {
     dice: Dice,
-    desk: Desk<FakeFile>,
+    shared: SharedState<FakeFile>,
     files: Files,
     all: Vec<Carried>,
 }
@@ -161,10 +161,10 @@ impl Streams {
     fn new(mut dice: Dice, site: Site) -> Streams {
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let limits = Limits { max_body_bytes: Bytes(10_000), ..Limits::default() };
-        let desk = Desk::new(sites, limits, Budgets::default(), Wall::at(784_111_777));
+        let shared = SharedState::new(sites, limits, Budgets::default(), WallClock::at(784_111_777));
         let mut files = Files::default();
         asked::furnish(&mut dice, &mut files);
-        Streams { dice, desk, files, all: Vec::new() }
+        Streams { dice, shared, files, all: Vec::new() }
     }
 
     /// Begins an exchange; `upload` is the body of the request.
@@ -183,8 +183,8 @@ impl Streams {
         });
         let n = self.all.len() - 1;
         let incoming = Incoming { request, head, began: Time::START, has_more: false };
-        let (desk, mut actions) = (&mut self.desk, Vec::new());
-        let cx = &mut Context { now: Time::START, desk, actions: &mut actions };
+        let (shared, mut actions) = (&mut self.shared, Vec::new());
+        let cx = &mut Context { now: Time::START, shared, actions: &mut actions };
         self.all[n].exchange = Exchange::begin(cx, incoming, &mut self.all[n].stream);
         self.after(n, actions);
         n
@@ -197,7 +197,7 @@ impl Streams {
     ) {
         let mut actions = Vec::new();
         let Carried { exchange, stream, .. } = &mut self.all[n];
-        let cx = &mut Context { now: Time::START, desk: &mut self.desk, actions: &mut actions };
+        let cx = &mut Context { now: Time::START, shared: &mut self.shared, actions: &mut actions };
         if let Some(waiting) = exchange
             && what(waiting, cx, stream) == Progress::Over
         {
@@ -249,9 +249,9 @@ impl Streams {
         let due = self.all[n].due.swap_remove(self.dice.random_range(0..count));
         match due {
             Due::Disk(ticket, work) => {
-                let found = self.files.look("", &work, self.desk.caches.budgets.max_content_file_bytes.0);
-                let sites = Arc::clone(&self.desk.sites);
-                let answer = self.desk.caches.learn(Time::START, &work, found, &sites);
+                let found = self.files.look("", &work, self.shared.caches.budgets.max_content_file_bytes.0);
+                let sites = Arc::clone(&self.shared.sites);
+                let answer = self.shared.caches.learn(Time::START, &work, found, &sites);
                 if self.all[n].exchange.as_ref().is_some_and(|exchange| exchange.waits_for(ticket)) {
                     self.tell(n, |exchange, cx, stream| exchange.take_answer(cx, answer, stream));
                 }
@@ -290,7 +290,7 @@ impl Streams {
     /// The client wants this one no more.
     fn cancel(&mut self, n: usize) {
         let mut actions = Vec::new();
-        let cx = &mut Context { now: Time::START, desk: &mut self.desk, actions: &mut actions };
+        let cx = &mut Context { now: Time::START, shared: &mut self.shared, actions: &mut actions };
         let carried = &mut self.all[n];
         if let Some(exchange) = carried.exchange.take() {
             exchange.cancel(cx);

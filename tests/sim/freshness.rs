@@ -53,9 +53,9 @@ fn an_unchanged_file_is_not_read_again() {
             assert_eq!(world.ask(n, GET).body, b"old");
             world.pass(Duration::from_millis(1500));
         }
-        let memory = world.desk.caches.figures().bodies;
+        let memory = world.shared.caches.figures().bodies;
         assert_eq!((memory.insertions, world.disk.asked.len()), (1, 20));
-        assert_eq!(world.desk.caches.figures().heads.insertions, 1);
+        assert_eq!(world.shared.caches.figures().heads.insertions, 1);
     });
 }
 
@@ -93,9 +93,9 @@ fn what_is_stale_serves_while_a_helper_works() {
         let age = dice.random_range(1000..9999);
         world.pass(Duration::from_millis(age));
         let response = world.ask(n, GET);
-        assert_eq!((response.body.as_slice(), world.desk.counts.stale_hits), (&b"old"[..], 1));
+        assert_eq!((response.body.as_slice(), world.shared.counts.stale_hits), (&b"old"[..], 1));
         assert_eq!(world.ask(n, GET).body, b"new", "and the helper's answer is there for the next");
-        assert_eq!(world.desk.counts.stale_hits, 1);
+        assert_eq!(world.shared.counts.stale_hits, 1);
     });
 }
 
@@ -111,7 +111,7 @@ fn nothing_is_served_that_is_too_stale() {
         let before = world.now;
         assert_eq!(world.ask(n, GET).body, b"new");
         assert!(world.now > before, "it waited");
-        assert_eq!(world.desk.counts.stale_hits, 0);
+        assert_eq!(world.shared.counts.stale_hits, 0);
     });
 }
 
@@ -161,7 +161,7 @@ fn many_who_ask_the_same_share_one_answer() {
         }
         world.settle();
         assert!(world.sessions.iter().all(|session| session.statuses() == [200]));
-        let memory = world.desk.caches.figures().bodies;
+        let memory = world.shared.caches.figures().bodies;
         assert_eq!(memory.refusals, 1, "one answer was learnt, and did not fit");
     });
 }
@@ -212,7 +212,7 @@ fn an_error_page_that_is_not_there_is_not_looked_for_each_time() {
             assert_eq!(world.ask(n, "GET /missing HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
         }
         // The name and the page, once; and once more if a second has passed meanwhile.
-        let questions = world.desk.counts.disk_questions;
+        let questions = world.shared.counts.disk_questions;
         assert!(questions <= 4, "{questions} questions");
     });
 }
@@ -301,7 +301,7 @@ fn a_listing_is_kept_until_its_folder_changes() {
         let tag = html.field("ETag").expect("a tag");
         let known = world.ask(n, &format!("GET /list/ HTTP/1.1\r\nHost: a\r\nIf-None-Match: {tag}\r\n\r\n"));
         assert_eq!((known.status, known.field("ETag")), (304, Some(tag)));
-        assert_eq!((lists(&world), world.desk.counts.page_hits, world.desk.counts.page_misses), (1, 4, 1));
+        assert_eq!((lists(&world), world.shared.counts.page_hits, world.shared.counts.page_misses), (1, 4, 1));
         let json = world.ask(n, "GET /list/?sort=size HTTP/1.1\r\nHost: a\r\nAccept: application/json\r\n\r\n");
         assert_eq!(json.field("Content-Type"), Some("application/json"));
         let head = world.ask(n, "HEAD /list/ HTTP/1.1\r\nHost: a\r\n\r\n");

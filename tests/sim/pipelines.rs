@@ -185,8 +185,8 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
     for _ in 0..dice.random_range(0..4) {
         let when = Time::from_millis(dice.random_range(0..3000));
         let budgets = match dice.random_bool(0.5) {
-            true => world.desk.caches.budgets.clone(),
-            false => Budgets { path_entries: dice.random_range(0..8), ..world.desk.caches.budgets.clone() },
+            true => world.shared.caches.budgets.clone(),
+            false => Budgets { path_entries: dice.random_range(0..8), ..world.shared.caches.budgets.clone() },
         };
         let limits = Limits { max_pipelined: dice.random_range(1..40), ..Limits::default() };
         world.at(when, move |world| world.renew(vec![site()], limits, budgets));
@@ -258,7 +258,7 @@ fn a_batch_ends_where_the_limit_says_and_goes_on_behind_it() {
         let n = world.connect(Link::WHOLE, "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n".repeat(10));
         world.sessions[n].stalled = true;
         world.pass(Duration::from_millis(1));
-        assert_eq!(world.desk.counts.requests, 3);
+        assert_eq!(world.shared.counts.requests, 3);
         world.sessions[n].stalled = false;
         world.settle();
         assert_eq!(world.sessions[n].statuses(), [200; 10]);
@@ -273,7 +273,7 @@ fn a_large_reply_goes_out_before_the_next_is_made() {
         let n = world.connect(Link::WHOLE, "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n".repeat(5));
         world.sessions[n].stalled = true;
         world.pass(Duration::from_millis(1));
-        assert_eq!(world.desk.counts.requests, 1);
+        assert_eq!(world.shared.counts.requests, 1);
         world.sessions[n].stalled = false;
         world.settle();
         assert_eq!(world.sessions[n].statuses(), [200; 5]);

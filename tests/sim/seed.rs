@@ -40,6 +40,6 @@ impl Drop for Told {
 }
 
 /// One of these.
-pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, choices: &[&'a T]) -> &'a T {
-    choices[dice.random_range(0..choices.len())]
+pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, negotiations: &[&'a T]) -> &'a T {
+    negotiations[dice.random_range(0..negotiations.len())]
 }

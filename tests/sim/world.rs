@@ -14,13 +14,13 @@ use amped_core::app::{Input, Output};
 use amped_core::auth::Verdict;
 use amped_core::cache::Budgets;
 use amped_core::cache::page::PageName;
-use amped_core::desk::Desk;
 use amped_core::event::{Action, Answer, Delay, Event, Found, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Stored;
 use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::record::Record;
-use amped_core::reply::{Body, Wall};
+use amped_core::reply::{Body, WallClock};
+use amped_core::shared_state::SharedState;
 use amped_core::site::{Site, Sites, Types};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
@@ -34,7 +34,7 @@ use crate::seed::{Dice, RngExt};
 pub(crate) struct World {
     pub(crate) now: Time,
     pub(crate) files: Files,
-    pub(crate) desk: Desk<FakeFile>,
+    pub(crate) shared: SharedState<FakeFile>,
     pub(crate) disk: Disk,
     pub(crate) sessions: Vec<Session>,
     pub(crate) dice: Dice,
@@ -127,7 +127,7 @@ pub(crate) struct Session {
     ended: bool,
     /// Whether the client takes nothing at the moment.
     pub(crate) stalled: bool,
-    outbox: VecDeque<Piece>,
+    send_queue: VecDeque<Piece>,
     /// The application that has its request.
     pub(crate) app: Option<Application>,
     /// Under which ticket it waits for the answer that another one gets.
@@ -169,7 +169,7 @@ impl World {
         World {
             now: Time::START,
             files: Files::default(),
-            desk: Desk::new(sites, limits, budgets, Wall::at(WALL_START)),
+            shared: SharedState::new(sites, limits, budgets, WallClock::at(WALL_START)),
             disk: Disk {
                 late: 0.0,
                 delay_max: Duration::from_millis(20),
@@ -195,7 +195,7 @@ impl World {
     /// Another configuration comes into force.
     pub(crate) fn renew(&mut self, sites: Vec<Site>, limits: Limits, budgets: Budgets) {
         self.disk.roots.push(roots_of(&sites));
-        self.desk.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets, None);
+        self.shared.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets, None);
     }
 
     /// A client connects and sends this.
@@ -208,7 +208,7 @@ impl World {
             half_closes: false,
             ended: false,
             stalled: false,
-            outbox: VecDeque::new(),
+            send_queue: VecDeque::new(),
             app: None,
             follows: None,
             gone: Ticket::default(),
@@ -246,7 +246,7 @@ impl World {
         session.cut = true;
         session.closed = session.closed.or(Some(self.now));
         session.conn = Conn::new(self.now);
-        session.outbox.clear();
+        session.send_queue.clear();
         (session.app, session.follows, session.open) = (None, None, None);
         if let Some(Making { maker: (_, ticket), .. }) = self.makings.iter().find(|making| making.maker.0 == at) {
             self.settle_page(at, *ticket);
@@ -314,10 +314,10 @@ impl World {
             {
                 events.push((app.act_at, Next::App(n)));
             }
-            if !session.outbox.is_empty() && !session.stalled {
+            if !session.send_queue.is_empty() && !session.stalled {
                 events.push((session.write_at, Next::Write(n)));
             }
-            let due = session.conn.next_due(&self.desk.limits);
+            let due = session.conn.next_due(&self.shared.limits);
             if due != Time::NEVER {
                 events.push((due, Next::Deadline(n)));
             }
@@ -335,8 +335,8 @@ impl World {
     fn go_to(&mut self, when: Time) {
         self.now = self.now.max(when);
         let seconds = WALL_START + (self.now.as_millis() / 1000) as i64;
-        if self.desk.wall.seconds != seconds {
-            self.desk.wall = Wall::at(seconds);
+        if self.shared.wall.seconds != seconds {
+            self.shared.wall = WallClock::at(seconds);
         }
     }
 
@@ -348,7 +348,7 @@ impl World {
             Next::Deadline(n) => {
                 self.handle(n, Event::Deadline);
                 let session = &self.sessions[n];
-                let due = session.conn.next_due(&self.desk.limits);
+                let due = session.conn.next_due(&self.shared.limits);
                 assert!(session.closed.is_some() || due > self.now, "a deadline changed nothing: {:?}", session.conn);
             }
             Next::Leave(n) => {
@@ -359,9 +359,9 @@ impl World {
             Next::Disk(n) => self.disk_goes_on(n),
             Next::Deed(n) => (self.script.swap_remove(n).1)(self),
         }
-        let World { sessions, desk, .. } = self;
+        let World { sessions, shared, .. } = self;
         for session in sessions.iter_mut() {
-            session.check(&desk.limits);
+            session.check(&shared.limits);
         }
     }
 
@@ -395,7 +395,7 @@ impl World {
             usize::MAX => usize::MAX,
             most => self.dice.random_range(1..=most),
         };
-        while let Some(piece) = session.outbox.front_mut() {
+        while let Some(piece) = session.send_queue.front_mut() {
             match piece {
                 Piece::Bytes(bytes, at) => {
                     let length = left.min(bytes.len() - *at);
@@ -421,12 +421,12 @@ impl World {
                 }
                 Piece::Record(_) => {}
             }
-            if let Some(Piece::Record(record)) = session.outbox.pop_front() {
-                self.desk.records.give_back(record);
+            if let Some(Piece::Record(record)) = session.send_queue.pop_front() {
+                self.shared.records.give_back(record);
             }
         }
         session.arrivals.push((session.received.len(), self.now));
-        let all = session.outbox.is_empty();
+        let all = session.send_queue.is_empty();
         self.handle(n, Event::Sent { all });
     }
 
@@ -434,7 +434,7 @@ impl World {
     pub(crate) fn handle(&mut self, n: usize, event: Event<'_, FakeFile>) {
         let mut actions = Vec::new();
         let session = &mut self.sessions[n];
-        session.conn.handle(self.now, event, &mut self.desk, &mut actions);
+        session.conn.handle(self.now, event, &mut self.shared, &mut actions);
         if session.closed.is_some() {
             assert!(actions.is_empty(), "after the end: {actions:?}");
         }
@@ -451,27 +451,27 @@ impl World {
                     assert!(session.open.is_none(), "a reply within another one");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
                     let mut head = Vec::new();
-                    reply.head.get().write(&mut head, &self.desk.wall.date, reply.connection, 1);
+                    reply.head.get().write(&mut head, &self.shared.wall.date, reply.connection, 1);
                     session.put(self.now, Piece::Bytes(head, 0));
-                    let outbox = &mut session.outbox;
+                    let send_queue = &mut session.send_queue;
                     match reply.body {
                         Body::Empty => {}
                         Body::Open => {
                             session.open = Some(reply.record);
                             continue;
                         }
-                        Body::Text(text) => outbox.push_back(Piece::Bytes(text, 0)),
-                        Body::Shared(text) => outbox.push_back(Piece::Bytes(text.to_vec(), 0)),
-                        Body::Content(content, range) => outbox.push_back(piece(&content.store, range)),
+                        Body::Text(text) => send_queue.push_back(Piece::Bytes(text, 0)),
+                        Body::Shared(text) => send_queue.push_back(Piece::Bytes(text.to_vec(), 0)),
+                        Body::Content(content, range) => send_queue.push_back(piece(&content.store, range)),
                         Body::Parts(content, parts, last) => {
                             for (text, range) in parts {
-                                outbox.push_back(Piece::Bytes(text, 0));
-                                outbox.push_back(piece(&content.store, range));
+                                send_queue.push_back(Piece::Bytes(text, 0));
+                                send_queue.push_back(piece(&content.store, range));
                             }
-                            outbox.push_back(Piece::Bytes(last, 0));
+                            send_queue.push_back(Piece::Bytes(last, 0));
                         }
                     }
-                    outbox.push_back(Piece::Record(reply.record));
+                    send_queue.push_back(Piece::Record(reply.record));
                 }
                 Action::Interim(bytes) => {
                     assert!(session.open.is_none(), "an interim reply within another one");
@@ -487,7 +487,7 @@ impl World {
                 }
                 Action::Log(line) => self.logged.push(line),
                 Action::HalfClose => {
-                    assert!(session.outbox.is_empty() && session.half_closed.is_none());
+                    assert!(session.send_queue.is_empty() && session.half_closed.is_none());
                     assert!(session.app.is_none() && session.open.is_none(), "an application is left behind");
                     session.half_closed = Some(self.now);
                 }
@@ -499,7 +499,7 @@ impl World {
                 Action::App(ticket, input) => {
                     if let Some(output) = self.tell_app(n, ticket, input) {
                         let conn = &mut self.sessions[n].conn;
-                        conn.handle(self.now, Event::App(ticket, output), &mut self.desk, &mut actions);
+                        conn.handle(self.now, Event::App(ticket, output), &mut self.shared, &mut actions);
                     }
                 }
                 Action::Disk(ticket, work) => {
@@ -674,7 +674,7 @@ impl World {
             Work::List(work) => work.site,
         };
         let root = &self.disk.roots[work.generation() as usize][usize::from(site)];
-        let in_memory_max = if self.disk.lazy { 0 } else { self.desk.caches.budgets.max_content_file_bytes.0 };
+        let in_memory_max = if self.disk.lazy { 0 } else { self.shared.caches.budgets.max_content_file_bytes.0 };
         self.files.look(root, work, in_memory_max)
     }
 
@@ -694,8 +694,8 @@ impl World {
     }
 
     fn answer(&mut self, work: &Work, found: Found<FakeFile>, waiters: &[(usize, Ticket)]) {
-        let sites = Arc::clone(&self.desk.sites);
-        let answer = self.desk.caches.learn(self.now, work, found, &sites);
+        let sites = Arc::clone(&self.shared.sites);
+        let answer = self.shared.caches.learn(self.now, work, found, &sites);
         for (n, ticket) in waiters {
             self.handle(*n, Event::Disk(*ticket, answer.clone()));
         }
@@ -722,10 +722,10 @@ fn piece(store: &Stored<FakeFile>, range: Range<u64>) -> Piece {
 impl Session {
     /// Puts something behind what is to be sent.
     fn put(&mut self, now: Time, piece: Piece) {
-        if self.outbox.is_empty() {
+        if self.send_queue.is_empty() {
             self.write_at = now;
         }
-        self.outbox.push_back(piece);
+        self.send_queue.push_back(piece);
     }
 
     /// What holds of a connection at every moment.
@@ -739,7 +739,7 @@ impl Session {
             assert_eq!(heap, 0, "a closed connection holds memory");
         }
         if self.conn.is_idle() {
-            assert!(self.outbox.is_empty() && self.open.is_none(), "idle while a reply is under way");
+            assert!(self.send_queue.is_empty() && self.open.is_none(), "idle while a reply is under way");
             assert!(self.app.is_none(), "idle while an application has its request");
             assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
         }

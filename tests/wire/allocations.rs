@@ -18,7 +18,7 @@ use amped::arch;
 use amped::clock::Clock;
 use amped::config::settings::Architecture;
 use amped::config::{self, cli};
-use amped::config_snapshot::Generation;
+use amped::config_snapshot::ConfigSnapshot;
 use amped::disk::Disk;
 use amped::event_loop::Start;
 use amped::listen;
@@ -52,7 +52,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let listeners = listen::listeners_of(&[address], 0).unwrap();
-    let generation = Arc::new(Generation {
+    let generation = Arc::new(ConfigSnapshot {
         settings,
         disk: Arc::new(disk),
         verifier: None,
@@ -67,8 +67,8 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         mailbox: Arc::clone(&mailbox),
         log: Some(Arc::clone(&log)),
         clock,
-        nursery: None,
-        seat: None,
+        fork_server: None,
+        slot: None,
     };
 
     let counted = thread::scope(|scope| {

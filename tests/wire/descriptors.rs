@@ -335,11 +335,11 @@ fn memory_killer_takes_a_child_before_its_parent() {
         let score =
             |pid: u32| -> i64 { fs::read_to_string(format!("/proc/{pid}/oom_score")).unwrap().trim().parse().unwrap() };
         let is_parent = |pid: u32| pid == server.pid();
-        // The nursery is one that the server needs; what it starts is not.
+        // The fork server is one that the server needs; what it starts is not.
         let mut all = server.pids();
         all.extend(server.children().into_iter().flat_map(children_of));
         let expendable: Vec<u32> =
-            all.into_iter().filter(|&pid| !is_parent(pid) && !is_named(pid, "nursery")).collect();
+            all.into_iter().filter(|&pid| !is_parent(pid) && !is_named(pid, "fork-server")).collect();
         assert!(kind[0] != "--architecture" || expendable.len() == 3, "{expendable:?}");
         for pid in expendable {
             assert!(score(pid) > score(server.pid()), "{kind:?}: {} and {}", score(pid), score(server.pid()));
@@ -494,7 +494,7 @@ fn server_outlives_exhausted_memory() {
         }
         let mut hog = Hog::start(&group);
         let before = server.pids();
-        let expendable = |pid: &u32| *pid != server.pid() && !is_named(*pid, "nursery");
+        let expendable = |pid: &u32| *pid != server.pid() && !is_named(*pid, "fork-server");
         let needed: Vec<u32> = before.iter().filter(|pid| !expendable(pid)).copied().collect();
         group.leave(48 << 20);
         // In large pieces at first, and in pages in the end: not more than it takes for one to be killed.

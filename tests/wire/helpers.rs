@@ -1,6 +1,6 @@
 //! Helpers that are processes: what they bring, what happens when they die, and that none is left behind.
 //!
-//! They are told from the server by `/proc`: the nursery is its child, helpers are the nursery's. One that is stopped
+//! They are told from the server by `/proc`: the fork server is its child, helpers are the fork server's. One that is stopped
 //! (SIGSTOP) has work for as long as a test wants.
 
 use std::fs::{self, Permissions};
@@ -31,14 +31,14 @@ fn serve_with(site: &Site, flags: &[&str], toml: &str) -> Server {
     Server::start(&[&listing[..], flags].concat())
 }
 
-fn nursery_of(server: &Server) -> u32 {
+fn fork_server_of(server: &Server) -> u32 {
     let children = children_of(server.pid());
     assert_eq!(children.len(), 1, "{children:?}");
     children[0]
 }
 
 pub fn helpers_of(server: &Server) -> Vec<u32> {
-    children_of(nursery_of(server))
+    children_of(fork_server_of(server))
 }
 
 pub fn signal(name: &str, pid: u32) {
@@ -224,7 +224,7 @@ fn a_thousand_cold_requests_leave_no_descriptor_open() {
         wait_until("the connections' end", || server.report("connections", "open") == 0);
     };
     all(1);
-    let processes = |server: &Server| [vec![server.pid(), nursery_of(server)], helpers_of(server)].concat();
+    let processes = |server: &Server| [vec![server.pid(), fork_server_of(server)], helpers_of(server)].concat();
     let count = || processes(&server).into_iter().map(|pid| (pid, descriptors_of(pid))).collect::<Vec<_>>();
     // Ten clients at once have as many helpers, which stay.
     let before = count();
@@ -238,7 +238,7 @@ fn a_thousand_cold_requests_leave_no_descriptor_open() {
     for &(pid, descriptors) in &after[1..] {
         let (name, most) = match before.iter().find(|(known, _)| *known == pid) {
             // One for each helper that came since.
-            Some((_, known)) if pid == after[1].0 => ("nursery", known + after.len() - before.len()),
+            Some((_, known)) if pid == after[1].0 => ("fork server", known + after.len() - before.len()),
             Some((_, known)) => ("helper", *known),
             None => ("helper", before[2].1),
         };
@@ -309,7 +309,7 @@ fn no_helper_process_outlives_its_server() {
             // One is stopped in the middle of its work, another has nothing to do.
             let helper = give_work_to_a_stopped_one(&server, &mut client);
             assert_eq!(server.get("/").status, 200);
-            let family = [vec![nursery_of(&server)], helpers_of(&server)].concat();
+            let family = [vec![fork_server_of(&server)], helpers_of(&server)].concat();
             assert_eq!(family.len(), 3);
             server.signal(how);
             signal("CONT", helper);
@@ -349,12 +349,12 @@ fn where_no_helper_process_can_be_started_cold_requests_are_answered_503_until_o
     let toml = "[helpers]\nkind = 'processes'\n[limits]\ndisk_timeout = '300ms'";
     let server = serve_with(&site, &["--user", "nobody"], toml);
     assert_eq!(server.get("/hot.txt").status, 200);
-    let nursery = nursery_of(&server).to_string();
+    let fork_server = fork_server_of(&server).to_string();
     // The soft limit alone, and as the user himself, which needs no right that a container may lack.
-    let number = |field| status_of(nursery_of(&server), field).trim().split('\t').next().unwrap().parse().unwrap();
+    let number = |field| status_of(fork_server_of(&server), field).trim().split('\t').next().unwrap().parse().unwrap();
     let allow = |processes: &str| {
         let mut prlimit = Command::new("prlimit");
-        prlimit.args(["--pid", &nursery, &format!("--nproc={processes}:")]).uid(number("Uid:")).gid(number("Gid:"));
+        prlimit.args(["--pid", &fork_server, &format!("--nproc={processes}:")]).uid(number("Uid:")).gid(number("Gid:"));
         assert!(prlimit.status().unwrap().success());
     };
     allow("0");
@@ -377,13 +377,13 @@ fn signals_are_left_to_the_server() {
     let site = Site::new();
     let server = serve(&site, 1, "");
     assert_eq!(server.get("/").status, 200);
-    let family = [vec![nursery_of(&server)], helpers_of(&server)].concat();
+    let family = [vec![fork_server_of(&server)], helpers_of(&server)].concat();
     assert_eq!(family.len(), 2);
     for name in ["INT", "HUP", "USR1", "USR2", "TERM"] {
         family.iter().for_each(|pid| signal(name, *pid));
     }
     assert_eq!(server.get("/").status, 200);
-    assert_eq!([vec![nursery_of(&server)], helpers_of(&server)].concat(), family);
+    assert_eq!([vec![fork_server_of(&server)], helpers_of(&server)].concat(), family);
     assert_eq!(server.report("helpers", "died"), 0);
 }
 
@@ -391,7 +391,7 @@ fn signals_are_left_to_the_server() {
 fn a_server_without_its_nursery_ends_and_says_why() {
     let site = Site::new();
     let mut server = serve(&site, 1, "");
-    signal("KILL", nursery_of(&server));
+    signal("KILL", fork_server_of(&server));
     assert_eq!(server.wait().code(), Some(1));
     server.wait_for("the process that helpers come from was killed by signal 9 (Killed)");
 }
@@ -402,7 +402,7 @@ fn helper_processes_are_the_user_who_serves_and_have_no_listener() {
     let site = Site::new();
     let server = serve_with(&site, &["--user", "nobody", "--helpers-as", "processes"], "");
     assert_eq!(server.get("/").status, 200);
-    for pid in [vec![nursery_of(&server)], helpers_of(&server)].concat() {
+    for pid in [vec![fork_server_of(&server)], helpers_of(&server)].concat() {
         for name in ["Uid:", "Gid:", "Groups:", "NoNewPrivs:", "CapEff:"] {
             assert_eq!(status_of(pid, name), status_of(server.pid(), name), "{name} of {pid}");
         }

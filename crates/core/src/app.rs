@@ -109,14 +109,14 @@ pub(crate) struct AppHead<'a> {
 
 /// A request that is an application's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct HandlerMatch {
     pub(crate) site: u16,
     pub(crate) rule: u16,
     path: Box<[u8]>,
     ends: Vec<usize>,
 }
 
-impl Claim {
+impl HandlerMatch {
     /// The path, by which rules for headers find the reply.
     pub(crate) fn path(&self) -> &[u8] {
         &self.path
@@ -163,7 +163,7 @@ impl Claim {
 ///
 /// # Errors
 /// The status with which the site refuses a name that may be the script.
-pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Result<Option<Claim>, Status> {
+pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch>, Status> {
     let mut denials = site.has_denials();
     for (rule, number) in site.apps.iter().zip(0..) {
         let slashes = memchr::memchr_iter(b'/', path).skip(1);
@@ -188,7 +188,7 @@ pub(crate) fn claim_of(site: &Site, path: &[u8]) -> Result<Option<Claim>, Status
                 return Err(status);
             }
         }
-        return Ok(Some(Claim { site: site.number, rule: number, path: path.into(), ends }));
+        return Ok(Some(HandlerMatch { site: site.number, rule: number, path: path.into(), ends }));
     }
     Ok(None)
 }
@@ -341,8 +341,9 @@ mod tests {
     fn scripts_and_what_follows_them() {
         let check = |patterns: &[&str], path: &str, expected: Option<(u16, &[&str])>| {
             let apps = patterns.iter().map(|pattern| rule(pattern)).collect();
-            let claim = claim_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("nothing is denied");
-            let found = claim.map(|claim| (claim.rule, claim.ends.iter().map(|&end| &path[..end]).collect::<Vec<_>>()));
+            let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("nothing is denied");
+            let found =
+                handler.map(|handler| (handler.rule, handler.ends.iter().map(|&end| &path[..end]).collect::<Vec<_>>()));
             assert_eq!(found, expected.map(|(rule, ends)| (rule, ends.to_vec())), "{patterns:?} {path}");
         };
         check(&["*.php"], "/a/x.php", Some((0, &["/a/x.php"])));

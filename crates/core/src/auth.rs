@@ -47,12 +47,12 @@ pub enum Verdict {
 pub struct Accounts {
     list: Vec<(Vec<u8>, Hash)>,
     /// The entries that let nobody in.
-    pub flaws: Vec<Flaw>,
+    pub flaws: Vec<AccountError>,
 }
 
 /// An entry that lets nobody in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flaw {
+pub struct AccountError {
     /// Counted from 1.
     pub line: usize,
     /// What is wrong with it.
@@ -80,7 +80,7 @@ impl Accounts {
                 }
                 Err(why) => why,
             };
-            accounts.flaws.push(Flaw { line, why, costs_too_much: TOO_COSTLY.contains(&why) });
+            accounts.flaws.push(AccountError { line, why, costs_too_much: TOO_COSTLY.contains(&why) });
         }
         accounts
     }

@@ -2,7 +2,7 @@
 //!
 //! A browser sends `Origin` along, and hands the reply to the page only if it says so. What the reply says is the rule's, for
 //! one of the origins that it lists or for all; nothing that a client sends is put into it. So a head depends on the place of
-//! the origin in the list ([`Asker`]) and can be kept ready.
+//! the origin in the list ([`CorsOrigin`]) and can be kept ready.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -36,14 +36,14 @@ pub struct CorsRule {
 
 /// Which of a rule's origins asks; the default: none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Asker(u16);
+pub struct CorsOrigin(u16);
 
 impl CorsRule {
     /// Which of its origins asks.
-    pub fn asker(&self, request: &Request<'_>) -> Asker {
+    pub fn cors_origin(&self, request: &Request<'_>) -> CorsOrigin {
         let at = |origin: &[u8]| self.origins.iter().position(|known| known.as_bytes() == origin);
         let number = request.origin.and_then(at).and_then(|at| u16::try_from(at + 1).ok());
-        Asker(number.unwrap_or_default())
+        CorsOrigin(number.unwrap_or_default())
     }
 
     /// Fetch, 3.2.5, and RFC 9110, 12.5.5: where one origin is told what another is not, the reply depends on it.
@@ -52,21 +52,21 @@ impl CorsRule {
     }
 
     /// What is said of whose page may read the reply; `None`: not this one's.
-    fn allowed(&self, asker: Asker) -> Option<&str> {
-        match usize::from(asker.0).checked_sub(1) {
+    fn allowed(&self, cors_origin: CorsOrigin) -> Option<&str> {
+        match usize::from(cors_origin.0).checked_sub(1) {
             Some(at) => self.origins.get(at).map(|origin| &**origin),
             None => self.origins.is_empty().then_some("*"),
         }
     }
 
     /// Whether this one's page may read the reply.
-    pub fn allows(&self, asker: Asker) -> bool {
-        self.allowed(asker).is_some()
+    pub fn allows(&self, cors_origin: CorsOrigin) -> bool {
+        self.allowed(cors_origin).is_some()
     }
 
     /// Fetch, 3.2.3: the fields of any reply.
-    pub fn allow(&self, head: &mut Head, asker: Asker) {
-        let Some(origin) = self.allowed(asker) else { return };
+    pub fn allow(&self, head: &mut Head, cors_origin: CorsOrigin) {
+        let Some(origin) = self.allowed(cors_origin) else { return };
         head.field("Access-Control-Allow-Origin", origin);
         if self.credentials {
             head.field("Access-Control-Allow-Credentials", "true");

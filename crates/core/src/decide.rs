@@ -15,45 +15,45 @@ use amped_http::negotiate;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::{self, Claim};
+use crate::app::{self, HandlerMatch};
 use crate::auth::Verdict;
 use crate::cache::Caches;
-use crate::cache::path::{Known, Meaning};
-use crate::desk::{Counts, Desk};
+use crate::cache::path::{CachedEntry, LookupResult};
 use crate::event::{Answer, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle, NotUnpacked};
 use crate::limits::Limits;
 use crate::listing::{ListForm, ListOrder};
 use crate::plan::{self, CleanPath, Origin, Plan, Resolved};
 use crate::record::Outcome;
-use crate::reply::{self, Body, Chosen, ReplyHead, Wall};
-use crate::resource::{Lone, Representation, Resource};
+use crate::reply::{self, Body, Chosen, ReplyHead, WallClock};
+use crate::resource::{PrecompressedOnly, Representation, Resource};
 use crate::routes::Routed;
+use crate::shared_state::{Counts, SharedState};
 use crate::site::{Site, Sites};
 use crate::variants::Negotiated;
 
 /// A reply but for what depends on the connection.
-pub(crate) struct Made<F> {
+pub(crate) struct PreparedResponse<F> {
     pub(crate) head: ReplyHead,
     pub(crate) body: Body<F>,
     pub(crate) outcome: Outcome,
 }
 
-impl<F> Made<F> {
-    fn new((head, body): (ReplyHead, Body<F>), outcome: Outcome) -> Made<F> {
-        Made { head, body, outcome }
+impl<F> PreparedResponse<F> {
+    fn new((head, body): (ReplyHead, Body<F>), outcome: Outcome) -> PreparedResponse<F> {
+        PreparedResponse { head, body, outcome }
     }
 }
 
 /// What to ask the disk, and what is known should its answer take long.
 pub(crate) struct Question {
     pub(crate) work: Work,
-    pub(crate) stale: Option<Known>,
+    pub(crate) stale: Option<CachedEntry>,
 }
 
 /// What to do next for a request.
 pub(crate) enum Step<F> {
-    Reply(Made<F>),
+    Reply(PreparedResponse<F>),
     Ask(Question),
     /// Have the password verified.
     Verify(VerifyWork),
@@ -61,12 +61,12 @@ pub(crate) enum Step<F> {
     AskForFallback(Question),
     Fail(Status, &'static str),
     /// An application is to answer it.
-    Run(Claim),
+    Run(HandlerMatch),
 }
 
 /// How an error is told.
 pub(crate) enum Failure<F> {
-    Reply(Made<F>),
+    Reply(PreparedResponse<F>),
     AskForPage(Question),
 }
 
@@ -76,16 +76,16 @@ pub(crate) fn first_step<F: FileHandle>(
     request: &Request<'_>,
     origin: Origin,
     resolved: &mut Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
-    let Desk { sites, caches, .. } = desk;
+    let SharedState { sites, caches, .. } = shared;
     if !sites.have_guards() {
-        return open_step(now, request, origin, resolved, desk);
+        return open_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.asked);
     // An application that names a file for this very purpose has decided who gets it.
     if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
-        return open_step(now, request, origin, resolved, desk);
+        return open_step(now, request, origin, resolved, shared);
     }
     // What browsers ask beforehand they ask without a password (Fetch, 3.2.5); what a rule answers tells nothing of what is
     // there.
@@ -98,7 +98,7 @@ pub(crate) fn first_step<F: FileHandle>(
         let (generation, accounts) = (caches.generation(), guard.accounts);
         return Step::Verify(VerifyWork { generation, accounts, credentials });
     }
-    open_step(now, request, origin, resolved, desk)
+    open_step(now, request, origin, resolved, shared)
 }
 
 /// The name that a request gives where one is wanted, for the log: of a 401, what was claimed.
@@ -123,31 +123,33 @@ fn open_step<F: FileHandle>(
     request: &Request<'_>,
     origin: Origin,
     resolved: &mut Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
-    let Desk { sites, caches, .. } = desk;
+    let SharedState { sites, caches, .. } = shared;
     let plan = plan::plan(request, origin, resolved, sites);
     let (site, asked) = (sites.of(resolved.site), &*resolved.asked);
     match plan {
         Plan::Look => {}
-        Plan::Run(claim) => return Step::Run(claim),
-        Plan::Options => return Step::Reply(Made::new(reply::options(site, request, asked), Outcome::None)),
+        Plan::Run(handler) => return Step::Run(handler),
+        Plan::Options => {
+            return Step::Reply(PreparedResponse::new(reply::options(site, request, asked), Outcome::None));
+        }
         Plan::Redirect { status, location } => {
             let reply = reply::redirect(site, request, asked, status, "what was asked for is elsewhere", &location);
-            return Step::Reply(Made::new(reply, Outcome::None));
+            return Step::Reply(PreparedResponse::new(reply, Outcome::None));
         }
         Plan::Respond(response) => {
-            return Step::Reply(Made::new(reply::fixed(site, request, asked, &response), Outcome::None));
+            return Step::Reply(PreparedResponse::new(reply::fixed(site, request, asked, &response), Outcome::None));
         }
         Plan::Refuse { status, why } => return Step::Fail(status, why),
     }
     let path = resolved.path();
     let known = caches.find(now, site.number, path);
     match &known {
-        Some(Known { meaning, age }) if *age < caches.budgets.revalidate => {
+        Some(CachedEntry { meaning, age }) if *age < caches.budgets.revalidate => {
             let found = Found { meaning, brought: &[], outcome: Outcome::Hit };
-            let step = step_for_name(now, request, origin, found, resolved, desk);
-            desk.counts.hits += u64::from(!matches!(step, Step::Ask(_)));
+            let step = step_for_name(now, request, origin, found, resolved, shared);
+            shared.counts.hits += u64::from(!matches!(step, Step::Ask(_)));
             step
         }
         _ => {
@@ -164,19 +166,19 @@ pub(crate) fn step_after<F: FileHandle>(
     (origin, answer): (Origin, Answer<F>),
     outcome: Outcome,
     resolved: &mut Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
     match answer {
-        Answer::Verified(verdict) => step_after_verdict(now, request, verdict, origin, resolved, desk),
-        Answer::Trouble(trouble) => step_after_trouble(trouble, desk),
+        Answer::Verified(verdict) => step_after_verdict(now, request, verdict, origin, resolved, shared),
+        Answer::Trouble(trouble) => step_after_trouble(trouble, shared),
         Answer::Name(meaning, brought) => {
             let found = Found { meaning: &meaning, brought: &brought, outcome };
-            step_for_name(now, request, origin, found, resolved, desk)
+            step_for_name(now, request, origin, found, resolved, shared)
         }
         Answer::Listing(listing) => {
-            let (site, path) = (desk.sites.of(resolved.site), resolved.path());
-            let reply = reply::listing(site, request, path, list_form(request), listing, desk.wall.seconds);
-            Step::Reply(Made::new(reply, outcome))
+            let (site, path) = (shared.sites.of(resolved.site), resolved.path());
+            let reply = reply::listing(site, request, path, list_form(request), listing, shared.wall.seconds);
+            Step::Reply(PreparedResponse::new(reply, outcome))
         }
         Answer::Outdated => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
     }
@@ -184,7 +186,7 @@ pub(crate) fn step_after<F: FileHandle>(
 
 /// What a name means, and how that was found out.
 struct Found<'a, F> {
-    meaning: &'a Meaning,
+    meaning: &'a LookupResult,
     /// Contents that the disk side has read with it.
     brought: &'a [Arc<Content<F>>],
     outcome: Outcome,
@@ -197,19 +199,22 @@ fn step_for_name<F: FileHandle>(
     origin: Origin,
     Found { meaning, brought, outcome }: Found<'_, F>,
     resolved: &Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
-    let Desk { sites, limits, caches, wall, counts, .. } = desk;
+    let SharedState { sites, limits, caches, wall, counts, .. } = shared;
     let (site, path) = (sites.of(resolved.site), resolved.path());
     let resource = match meaning {
-        Meaning::File(resource) => resource,
-        Meaning::Variants(variants) => match caches.choices.choose(request, variants) {
+        LookupResult::File(resource) => resource,
+        LookupResult::Variants(variants) => match caches.negotiations.choose(request, variants) {
             Negotiated::Variant(at) => &variants.list[at].resource,
             Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
                 return step_without_app(request, site, path);
             }
             told @ (Negotiated::List | Negotiated::Refused) => {
-                return Step::Reply(Made::new(reply::variants(site, request, path, variants, told), outcome));
+                return Step::Reply(PreparedResponse::new(
+                    reply::variants(site, request, path, variants, told),
+                    outcome,
+                ));
             }
         },
         no_file => {
@@ -234,7 +239,7 @@ fn step_for_name<F: FileHandle>(
         },
     };
     let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
-    Step::Reply(Made::new(reply, outcome))
+    Step::Reply(PreparedResponse::new(reply, outcome))
 }
 
 /// Asks the disk side for the content of a representation, or for everything if even the name has been evicted since it was
@@ -260,17 +265,17 @@ fn step_after_verdict<F: FileHandle>(
     verdict: Verdict,
     origin: Origin,
     resolved: &mut Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
     match verdict {
-        Verdict::Good => open_step(now, request, origin, resolved, desk),
+        Verdict::Good => open_step(now, request, origin, resolved, shared),
         Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
         Verdict::Limited => {
             let why = "too many wrong passwords came from your address; try again in a minute";
             Step::Fail(Status::TOO_MANY_REQUESTS, why)
         }
         Verdict::Busy => {
-            desk.counts.shed += 1;
+            shared.counts.shed += 1;
             let why = "too many passwords are waiting to be verified; try again in a second";
             Step::Fail(Status::SERVICE_UNAVAILABLE, why)
         }
@@ -286,7 +291,7 @@ fn fallback<F: FileHandle>(
     brought: &[Arc<Content<F>>],
     caches: &mut Caches<F>,
     limits: &Limits,
-    wall: &Wall,
+    wall: &WallClock,
 ) -> Option<(ReplyHead, Body<F>)> {
     let resource = ready(resource, site, caches.budgets.ready_headers);
     // Neither a fallback nor an error page is there compressed alone.
@@ -305,27 +310,27 @@ pub(crate) fn fallback_after<F: FileHandle>(
     answer: Answer<F>,
     outcome: Outcome,
     resolved: &Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Step<F> {
-    let Desk { sites, limits, caches, wall, .. } = desk;
+    let SharedState { sites, limits, caches, wall, .. } = shared;
     let site = sites.of(resolved.site);
-    if let Answer::Name(Meaning::File(resource), brought) = &answer
+    if let Answer::Name(LookupResult::File(resource), brought) = &answer
         && resource.lone.is_none()
         && let Some(reply) = fallback(site, request, resource, brought, caches, limits, wall)
     {
-        return Step::Reply(Made::new(reply, outcome));
+        return Step::Reply(PreparedResponse::new(reply, outcome));
     }
     match answer {
-        Answer::Trouble(trouble) => step_after_trouble(trouble, desk),
+        Answer::Trouble(trouble) => step_after_trouble(trouble, shared),
         _ => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
     }
 }
 
 /// What a request comes to when the disk side has no answer.
-fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
+fn step_after_trouble<F>(trouble: Trouble, shared: &mut SharedState<F>) -> Step<F> {
     match trouble {
         Trouble::Busy => {
-            desk.counts.shed += 1;
+            shared.counts.shed += 1;
             Step::Fail(Status::SERVICE_UNAVAILABLE, "too many requests are waiting for the disk; try again in a second")
         }
         Trouble::Exhausted => {
@@ -339,7 +344,7 @@ fn step_after_trouble<F>(trouble: Trouble, desk: &mut Desk<F>) -> Step<F> {
 fn ask_to_unpack<F: FileHandle>(
     site: &Site,
     path: &CleanPath<'_>,
-    meaning: &Meaning,
+    meaning: &LookupResult,
     caches: &mut Caches<F>,
 ) -> Step<F> {
     let work = Work::Name(caches.unpack_work(site, path.share(), meaning));
@@ -362,7 +367,7 @@ fn step_not_unpacked<F>(why: NotUnpacked) -> Step<F> {
 
 /// What goes before a sibling that stands for a missing file: it is sent where it could be asked for by its own name, and
 /// else there is nothing. A rule that matches both names was passed by whoever got here.
-fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &Lone) -> Option<Step<F>> {
+fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &PrecompressedOnly) -> Option<Step<F>> {
     let nothing = || Some(Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND));
     let same_rule = |one: &Routed, other: &Routed| mem::discriminant(one) == mem::discriminant(other);
     match (site.routed(&lone.name), site.routed(&resource.name)) {
@@ -378,7 +383,7 @@ fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &
     if is_guarded_elsewhere {
         return nothing();
     }
-    match (app::claim_of(site, &lone.name), app::claim_of(site, &resource.name)) {
+    match (app::handler_of(site, &lone.name), app::handler_of(site, &resource.name)) {
         (Ok(None), Ok(None)) => None,
         (Err(status), _) | (_, Err(status)) => Some(Step::Fail(status, plan::DENIED)),
         // The source of an application, or what is only its own to give.
@@ -404,8 +409,8 @@ fn step_before_file<F>(
         if let Some(status) = site.denied(&resource.name) {
             return Some(Step::Fail(status, plan::DENIED));
         }
-        match app::claim_of(site, &resource.name) {
-            Ok(Some(claim)) => return Some(Step::Run(claim)),
+        match app::handler_of(site, &resource.name) {
+            Ok(Some(handler)) => return Some(Step::Run(handler)),
             Ok(None) => {}
             Err(status) => return Some(Step::Fail(status, plan::DENIED)),
         }
@@ -416,7 +421,7 @@ fn step_before_file<F>(
 /// What a request comes to that only an application could have answered.
 fn step_without_app<F>(request: &Request<'_>, site: &Site, path: &[u8]) -> Step<F> {
     if request.method == Some(Method::Options) {
-        return Step::Reply(Made::new(reply::options(site, request, path), Outcome::None));
+        return Step::Reply(PreparedResponse::new(reply::options(site, request, path), Outcome::None));
     }
     let (status, why) = plan::refuse_method(request.method);
     Step::Fail(status, why)
@@ -432,50 +437,54 @@ fn step_without_file<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
     (site, path): (&Site, &CleanPath<'_>),
-    meaning: &Meaning,
+    meaning: &LookupResult,
     outcome: Outcome,
-    (caches, limits, wall, counts): (&mut Caches<F>, &Limits, &Wall, &mut Counts),
+    (caches, limits, wall, counts): (&mut Caches<F>, &Limits, &WallClock, &mut Counts),
 ) -> Step<F> {
     let query = request.target.query();
     match meaning {
-        Meaning::Absent if let Some(file) = site.fallback(path) => {
+        LookupResult::Absent if let Some(file) = site.fallback(path) => {
             if let Some(status) = site.denied(file.as_bytes()) {
                 return Step::Fail(status, plan::DENIED);
             }
-            match app::claim_of(site, file.as_bytes()) {
-                Ok(Some(claim)) => return Step::Run(claim),
+            match app::handler_of(site, file.as_bytes()) {
+                Ok(Some(handler)) => return Step::Run(handler),
                 Ok(None) if !plan::is_read(request.method) => return step_without_app(request, site, path),
                 Ok(None) => {}
                 Err(status) => return Step::Fail(status, plan::DENIED),
             }
             let known = caches.find(now, site.number, file.as_bytes());
-            if let Some(Known { meaning: Meaning::File(resource), age }) = &known
+            if let Some(CachedEntry { meaning: LookupResult::File(resource), age }) = &known
                 && *age < caches.budgets.revalidate
                 && resource.lone.is_none()
                 && let Some(reply) = fallback(site, request, resource, &[], caches, limits, wall)
             {
-                return Step::Reply(Made::new(reply, outcome));
+                return Step::Reply(PreparedResponse::new(reply, outcome));
             }
             // With its content, whatever is known: there is no second question.
             let work = Work::Name(caches.name_work(site, file.as_bytes().into(), None));
             Step::AskForFallback(Question { work, stale: None })
         }
         _ if !plan::is_read(request.method) => step_without_app(request, site, path),
-        Meaning::NeedsSlash => Step::Reply(Made::new(reply::add_slash(site, request, path, query), outcome)),
-        Meaning::Directory(folder) if site.listing => {
+        LookupResult::NeedsSlash => {
+            Step::Reply(PreparedResponse::new(reply::add_slash(site, request, path, query), outcome))
+        }
+        LookupResult::Directory(folder) if site.listing => {
             let (order, form) = (ListOrder::of(query), list_form(request));
             let work = caches.list_work(site.number, path.share(), order, form);
             if let Some(listing) = caches.listing(now, &work, folder.as_ref()) {
                 counts.page_hits += 1;
                 let reply = reply::listing(site, request, path, form, listing, wall.seconds);
-                return Step::Reply(Made::new(reply, outcome));
+                return Step::Reply(PreparedResponse::new(reply, outcome));
             }
             counts.page_misses += 1;
             Step::Ask(Question { work: Work::List(work), stale: None })
         }
-        Meaning::Directory(_) => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
-        Meaning::Forbidden => Step::Fail(Status::FORBIDDEN, "this file is not for reading"),
-        Meaning::Absent | Meaning::File(_) | Meaning::Variants(_) => Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND),
+        LookupResult::Directory(_) => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
+        LookupResult::Forbidden => Step::Fail(Status::FORBIDDEN, "this file is not for reading"),
+        LookupResult::Absent | LookupResult::File(_) | LookupResult::Variants(_) => {
+            Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND)
+        }
     }
 }
 
@@ -491,27 +500,27 @@ pub(crate) fn failure<F: FileHandle>(
     request: &Request<'_>,
     (status, why): (Status, &'static str),
     resolved: &Resolved<'_>,
-    desk: &mut Desk<F>,
+    shared: &mut SharedState<F>,
 ) -> Failure<F> {
-    let Desk { sites, caches, .. } = desk;
+    let SharedState { sites, caches, .. } = shared;
     let site = sites.of(resolved.site);
     let Some((_, page)) = site.error_pages.iter().find(|(known, _)| *known == status) else {
-        return Failure::Reply(plain_failure(request, (status, why), resolved, desk));
+        return Failure::Reply(plain_failure(request, (status, why), resolved, shared));
     };
     let known = caches.find(now, site.number, page.as_bytes());
-    if let Some(Known { meaning: Meaning::File(resource), age }) = &known
+    if let Some(CachedEntry { meaning: LookupResult::File(resource), age }) = &known
         && *age < caches.budgets.revalidate
         && resource.lone.is_none()
         && let Some(content) = caches.content(&resource.representations[0])
     {
         let reply = reply::error_from_page(site, request, &resolved.asked, status, resource, content);
-        return Failure::Reply(Made::new(reply, Outcome::None));
+        return Failure::Reply(PreparedResponse::new(reply, Outcome::None));
     }
-    let is_missing = matches!(&known, Some(Known { meaning, age })
-        if *age < caches.budgets.revalidate && !matches!(meaning, Meaning::File(resource) if resource.lone.is_none()));
+    let is_missing = matches!(&known, Some(CachedEntry { meaning, age })
+        if *age < caches.budgets.revalidate && !matches!(meaning, LookupResult::File(resource) if resource.lone.is_none()));
     if is_missing || status == Status::SERVICE_UNAVAILABLE {
         // For 503 the disk is the trouble; asking it for a page would make it worse.
-        return Failure::Reply(plain_failure(request, (status, why), resolved, desk));
+        return Failure::Reply(plain_failure(request, (status, why), resolved, shared));
     }
     let work = Work::Name(caches.name_work(site, page.as_bytes().into(), known.as_ref()));
     Failure::AskForPage(Question { work, stale: None })
@@ -523,18 +532,18 @@ pub(crate) fn error_after<F: FileHandle>(
     answer: Answer<F>,
     (status, why): (Status, &'static str),
     resolved: &Resolved<'_>,
-    desk: &mut Desk<F>,
-) -> Made<F> {
-    let Desk { sites, caches, .. } = desk;
-    if let Answer::Name(Meaning::File(resource), brought) = answer
+    shared: &mut SharedState<F>,
+) -> PreparedResponse<F> {
+    let SharedState { sites, caches, .. } = shared;
+    if let Answer::Name(LookupResult::File(resource), brought) = answer
         && resource.lone.is_none()
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
         let site = sites.of(resolved.site);
         let reply = reply::error_from_page(site, request, &resolved.asked, status, &resource, content);
-        return Made::new(reply, Outcome::None);
+        return PreparedResponse::new(reply, Outcome::None);
     }
-    plain_failure(request, (status, why), resolved, desk)
+    plain_failure(request, (status, why), resolved, shared)
 }
 
 /// The error with a page of ours.
@@ -542,9 +551,9 @@ pub(crate) fn plain_failure<F>(
     request: &Request<'_>,
     (status, why): (Status, &'static str),
     resolved: &Resolved<'_>,
-    desk: &mut Desk<F>,
-) -> Made<F> {
-    let Desk { sites, caches, errors, .. } = desk;
+    shared: &mut SharedState<F>,
+) -> PreparedResponse<F> {
+    let SharedState { sites, caches, errors, .. } = shared;
     let site = sites.of(resolved.site);
     let reply = if site.rules.is_empty()
         && site.cors.is_empty()
@@ -555,5 +564,5 @@ pub(crate) fn plain_failure<F>(
     } else {
         reply::error(site, request, &resolved.asked, status, why)
     };
-    Made::new(reply, Outcome::None)
+    PreparedResponse::new(reply, Outcome::None)
 }

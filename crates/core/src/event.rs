@@ -17,7 +17,7 @@ use amped_http::status::Status;
 use crate::app::{Input, Output};
 use crate::auth::Verdict;
 use crate::cache::page::PageName;
-use crate::cache::path::Meaning;
+use crate::cache::path::LookupResult;
 use crate::file::{Content, FileVersion, NotUnpacked, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
 use crate::reply::Reply;
@@ -256,7 +256,7 @@ pub enum Trouble {
 #[derive(Debug)]
 pub enum Answer<F> {
     /// What the name means, with the contents that were opened.
-    Name(Meaning, Vec<Arc<Content<F>>>),
+    Name(LookupResult, Vec<Arc<Content<F>>>),
     /// A listing.
     Listing(Listing),
     /// What became of a name and its password.
@@ -269,14 +269,14 @@ pub enum Answer<F> {
 
 /// What an answer comes to, in short: for whoever asked without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Brief {
-    /// Which of [`Brief::KINDS`].
+pub struct AnswerKind {
+    /// Which of [`AnswerKind::KINDS`].
     kind: u8,
     /// Bytes of the file; 0 if it is none.
     pub size: u64,
 }
 
-impl Brief {
+impl AnswerKind {
     /// The status that a request would be answered with, and why not with a file.
     const KINDS: [(Status, &str); 10] = [
         (Status::OK, ""),
@@ -292,25 +292,25 @@ impl Brief {
     ];
 
     /// Too much is waiting for the disk.
-    pub const BUSY: Brief = Brief { kind: 7, size: 0 };
+    pub const BUSY: AnswerKind = AnswerKind { kind: 7, size: 0 };
 
     /// What this answer comes to; `listing`: whether folders are listed.
-    pub fn of<F>(answer: &Answer<F>, listing: bool) -> Brief {
+    pub fn of<F>(answer: &Answer<F>, listing: bool) -> AnswerKind {
         let (kind, size) = match answer {
-            Answer::Name(Meaning::File(resource), _) => (0, resource.representations[0].version.size),
-            Answer::Name(Meaning::Directory(_), _) if listing => (1, 0),
+            Answer::Name(LookupResult::File(resource), _) => (0, resource.representations[0].version.size),
+            Answer::Name(LookupResult::Directory(_), _) if listing => (1, 0),
             Answer::Listing(_) => (1, 0),
-            Answer::Name(Meaning::NeedsSlash, _) => (2, 0),
-            Answer::Name(Meaning::Directory(_), _) => (3, 0),
-            Answer::Name(Meaning::Forbidden, _) => (4, 0),
-            Answer::Name(Meaning::Absent, _) => (5, 0),
+            Answer::Name(LookupResult::NeedsSlash, _) => (2, 0),
+            Answer::Name(LookupResult::Directory(_), _) => (3, 0),
+            Answer::Name(LookupResult::Forbidden, _) => (4, 0),
+            Answer::Name(LookupResult::Absent, _) => (5, 0),
             Answer::Trouble(Trouble::Failed) => (6, 0),
             Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
             // Nobody asks for that without a request.
             Answer::Outdated | Answer::Verified(_) => (8, 0),
-            Answer::Name(Meaning::Variants(_), _) => (9, 0),
+            Answer::Name(LookupResult::Variants(_), _) => (9, 0),
         };
-        Brief { kind, size }
+        AnswerKind { kind, size }
     }
 
     /// As bytes, for another process of the same program.
@@ -321,19 +321,19 @@ impl Brief {
     }
 
     /// Back from these bytes; `None` if they are none.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Brief> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<AnswerKind> {
         let [kind, size @ ..]: [u8; 9] = bytes.try_into().ok()?;
-        (usize::from(kind) < Brief::KINDS.len()).then_some(Brief { kind, size: u64::from_le_bytes(size) })
+        (usize::from(kind) < AnswerKind::KINDS.len()).then_some(AnswerKind { kind, size: u64::from_le_bytes(size) })
     }
 
     /// The status that a request would be answered with.
     pub fn status(self) -> Status {
-        Brief::KINDS[usize::from(self.kind)].0
+        AnswerKind::KINDS[usize::from(self.kind)].0
     }
 
     /// Why there is no file, for people; empty if there is, or if the status says it all.
     pub fn why(self) -> &'static str {
-        Brief::KINDS[usize::from(self.kind)].1
+        AnswerKind::KINDS[usize::from(self.kind)].1
     }
 }
 

@@ -19,9 +19,9 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::{self, AppHead, AppTrouble, Claim, Output};
-use crate::cache::path::Known;
-use crate::decide::{self, Failure, Made, Question, Step};
+use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output};
+use crate::cache::path::CachedEntry;
+use crate::decide::{self, Failure, PreparedResponse, Question, Step};
 use crate::event::{Action, Answer, Delay, Ticket};
 use crate::exchange::asked::{Asked, Begun, Stage, Weighed};
 use crate::file::FileHandle;
@@ -74,7 +74,7 @@ struct Waiting {
     generation: u32,
     purpose: Purpose,
     /// What was known of the name, should the answer take long.
-    stale: Option<Known>,
+    stale: Option<CachedEntry>,
     /// Whether the answer is a helper's.
     late: bool,
 }
@@ -221,7 +221,7 @@ impl Exchange {
                     });
                 };
                 unread.left = left;
-                unread.pace.note(cx.now, data.len(), &cx.desk.limits);
+                unread.pace.note(cx.now, data.len(), &cx.shared.limits);
                 if !is_last {
                     return Progress::Open;
                 }
@@ -265,7 +265,7 @@ impl Exchange {
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
         // An answer from under another configuration may be another site's file, with another media type; and a head made
         // of it would be kept. The question is put anew.
-        let holds = generation == cx.desk.caches.generation();
+        let holds = generation == cx.shared.caches.generation();
         self.step(cx, protocol, |steps| match purpose {
             _ if !holds || matches!(answer, Answer::Outdated) => {
                 *steps.resolved = resolve(&steps.request, steps.cx).keep();
@@ -274,15 +274,15 @@ impl Exchange {
             Purpose::Target => {
                 let answer = (steps.origin(), answer);
                 let step =
-                    decide::step_after(steps.cx.now, &steps.request, answer, outcome, steps.resolved, steps.cx.desk);
+                    decide::step_after(steps.cx.now, &steps.request, answer, outcome, steps.resolved, steps.cx.shared);
                 steps.take(step)
             }
             Purpose::Fallback => {
-                let step = decide::fallback_after(&steps.request, answer, outcome, steps.resolved, steps.cx.desk);
+                let step = decide::fallback_after(&steps.request, answer, outcome, steps.resolved, steps.cx.shared);
                 steps.take(step)
             }
             Purpose::ErrorPage(status, why) => {
-                let made = decide::error_after(&steps.request, answer, (status, why), steps.resolved, steps.cx.desk);
+                let made = decide::error_after(&steps.request, answer, (status, why), steps.resolved, steps.cx.shared);
                 steps.respond(made)
             }
         })
@@ -303,17 +303,18 @@ impl Exchange {
             Delay::Disk => {}
             Delay::Change => waiting.stale = None,
         }
-        let holds = waiting.generation == cx.desk.caches.generation();
+        let holds = waiting.generation == cx.shared.caches.generation();
         // Its age was taken with the question, which may have been some time ago.
-        let (max_stale, since) = (cx.desk.caches.budgets.max_stale, cx.now.since(waiting.asked));
+        let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.asked));
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
             return Progress::Open;
         };
         let (mut steps, _) = self.parts(cx, protocol);
         let answer = (steps.origin(), Answer::Name(known.meaning, Vec::new()));
-        match decide::step_after(steps.cx.now, &steps.request, answer, Outcome::Stale, steps.resolved, steps.cx.desk) {
+        match decide::step_after(steps.cx.now, &steps.request, answer, Outcome::Stale, steps.resolved, steps.cx.shared)
+        {
             Step::Reply(made) => {
-                steps.cx.desk.counts.stale_hits += 1;
+                steps.cx.shared.counts.stale_hits += 1;
                 let _ = steps.respond(made);
                 Progress::Over
             }
@@ -331,7 +332,7 @@ impl Exchange {
             }
             // A late answer will be discarded.
             State::Disk(_) => {
-                cx.desk.counts.shed += 1;
+                cx.shared.counts.shed += 1;
                 let why = "the disk does not answer; try again in a while";
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
@@ -595,13 +596,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         // An application's body stays where it is until nothing stands between the two: a password may have to be verified,
         // and whether a folder's index is a script only the disk knows.
         let is_for_files =
-            self.protocol.awaits_body() && !decide::may_be_for_app(&self.request, self.resolved, &self.cx.desk.sites);
+            self.protocol.awaits_body() && !decide::may_be_for_app(&self.request, self.resolved, &self.cx.shared.sites);
         if is_for_files { self.discard_body(has_more) } else { self.answer() }
     }
 
     /// Answers the request, or asks first.
     fn answer(&mut self) -> Option<State> {
-        let step = decide::first_step(self.cx.now, &self.request, self.origin(), self.resolved, self.cx.desk);
+        let step = decide::first_step(self.cx.now, &self.request, self.origin(), self.resolved, self.cx.shared);
         self.take(step)
     }
 
@@ -617,7 +618,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
                 state
             }
             Step::AskForFallback(question) => self.ask(question, Purpose::Fallback),
-            Step::Run(claim) => self.run(claim),
+            Step::Run(handler) => self.run(handler),
             Step::Fail(status, why) if self.protocol.awaits_body() => self.fail_before_body(status, why),
             Step::Fail(status, why) => self.fail(status, why),
         }
@@ -646,18 +647,18 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     fn has_long_body(&self) -> bool {
-        matches!(self.request.framing, Framing::Length(length) if length > self.cx.desk.limits.max_body_bytes.0)
+        matches!(self.request.framing, Framing::Length(length) if length > self.cx.shared.limits.max_body_bytes.0)
     }
 
     /// Throws the body away, within a limit.
     fn unread(&self, refusal: Option<(Status, &'static str)>) -> Option<State> {
-        let limits = &self.cx.desk.limits;
+        let limits = &self.cx.shared.limits;
         Some(State::Body(Unread { left: limits.max_body_bytes.0, pace: Pace::start(self.cx.now, limits), refusal }))
     }
 
     /// A body that is not read to its end.
     fn refuse_body(&mut self, status: Status, why: &'static str) -> Option<State> {
-        self.cx.desk.counts.bad_requests += 1;
+        self.cx.shared.counts.bad_requests += 1;
         self.protocol.forgo_body();
         self.fail_plainly(status, why)
     }
@@ -674,7 +675,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     fn fail(&mut self, status: Status, why: &'static str) -> Option<State> {
         let Steps { cx, request, resolved, .. } = self;
-        match decide::failure(cx.now, request, (status, why), resolved, cx.desk) {
+        match decide::failure(cx.now, request, (status, why), resolved, cx.shared) {
             Failure::Reply(made) => self.respond(made),
             Failure::AskForPage(question) => self.ask(question, Purpose::ErrorPage(status, why)),
         }
@@ -682,25 +683,25 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     /// An error without a page of the site's.
     fn fail_plainly(&mut self, status: Status, why: &'static str) -> Option<State> {
-        let made = decide::plain_failure(&self.request, (status, why), self.resolved, self.cx.desk);
+        let made = decide::plain_failure(&self.request, (status, why), self.resolved, self.cx.shared);
         self.respond(made)
     }
 
     fn ask(&mut self, Question { work, stale }: Question, purpose: Purpose) -> Option<State> {
-        self.cx.desk.counts.disk_questions += 1;
+        self.cx.shared.counts.disk_questions += 1;
         let (ticket, state) = self.wait(work.generation(), stale, purpose);
         self.cx.actions.push(Action::Disk(ticket, work));
         state
     }
 
     /// The state in which an answer is waited for, and the ticket of the question.
-    fn wait(&mut self, generation: u32, stale: Option<Known>, purpose: Purpose) -> (Ticket, Option<State>) {
+    fn wait(&mut self, generation: u32, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
         let (ticket, asked) = (self.protocol.next_ticket(), self.cx.now);
         (ticket, Some(State::Disk(Waiting { ticket, asked, generation, purpose, stale, late: false })))
     }
 
     /// Has an application answer.
-    fn run(&mut self, claim: Claim) -> Option<State> {
+    fn run(&mut self, handler: HandlerMatch) -> Option<State> {
         if self.protocol.has_left() {
             // The client has closed its side: the application is not started.
             return None;
@@ -710,7 +711,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
         let head = AppHead { request: &self.request, bytes: self.head, asked: &self.resolved.asked };
-        match Asked::begin(self.cx, head, self.resolved, (claim, ticket, framing)) {
+        match Asked::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
             Begun::Asked(asked) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
                     self.protocol.proceed(self.cx);
@@ -727,30 +728,30 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     /// The response is this one, and the request over.
-    fn respond(&mut self, made: Made<F>) -> Option<State> {
-        let Made { mut head, body, outcome } = made;
+    fn respond(&mut self, made: PreparedResponse<F>) -> Option<State> {
+        let PreparedResponse { mut head, body, outcome } = made;
         if let Some(fields) = self.detour.beside_file.take()
             && matches!(head.get().status(), Status::OK | Status::PARTIAL_CONTENT | Status::NOT_MODIFIED)
         {
             head = reply::beside_file(&head, &fields);
         }
-        let response = self.response(Made { head, body, outcome });
+        let response = self.response(PreparedResponse { head, body, outcome });
         self.protocol.respond(self.cx, &self.request, response);
         None
     }
 
     /// The response begins like this, and its body follows.
-    fn begin_response(&mut self, made: Made<F>, framing: ScriptFraming) {
+    fn begin_response(&mut self, made: PreparedResponse<F>, framing: ScriptFraming) {
         let response = self.response(made);
         self.protocol.begin_response(self.cx, &self.request, response, framing);
     }
 
     /// With its record for the access log.
-    fn response(&mut self, Made { head, body, outcome }: Made<F>) -> Response<F> {
+    fn response(&mut self, PreparedResponse { head, body, outcome }: PreparedResponse<F>) -> Response<F> {
         let Steps { cx, request, resolved, .. } = self;
-        let mut record = cx.desk.records.take();
+        let mut record = cx.shared.records.take();
         record.note(request, self.began);
-        if let Some(credentials) = decide::claimed_name(request, resolved, &cx.desk.sites) {
+        if let Some(credentials) = decide::claimed_name(request, resolved, &cx.shared.sites) {
             record.note_user(credentials.name());
         }
         record.set(head.get().status(), outcome);
@@ -761,8 +762,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 }
 
 fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a> {
-    let desk = &mut *cx.desk;
-    plan::resolve(request, &desk.sites, &mut desk.caches.uris, &mut desk.scratch)
+    let shared = &mut *cx.shared;
+    plan::resolve(request, &shared.sites, &mut shared.caches.uris, &mut shared.scratch)
 }
 
 /// Applications that may send one request on from one to the next.

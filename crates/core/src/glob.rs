@@ -150,25 +150,25 @@ fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'s
 
 /// What stands between a `{`, which has been read, and its `}`.
 fn braces(rest: &mut &[u8]) -> Result<Vec<Vec<Item>>, &'static str> {
-    let mut choices = Vec::new();
+    let mut negotiations = Vec::new();
     loop {
-        choices.extend(sequence(rest, true)?);
+        negotiations.extend(sequence(rest, true)?);
         let Some((&byte, behind)) = rest.split_first() else {
             return Err("a `{` has no `}` behind it; write `\\{` for the character");
         };
         *rest = behind;
         if byte == b'}' {
-            return Ok(choices);
+            return Ok(negotiations);
         }
     }
 }
 
 /// Each of these followed by each of those.
-fn multiply(all: &[Vec<Item>], choices: &[Vec<Item>]) -> Result<Vec<Vec<Item>>, &'static str> {
-    if all.len() * choices.len() > ALTERNATIVES_MAX {
+fn multiply(all: &[Vec<Item>], negotiations: &[Vec<Item>]) -> Result<Vec<Vec<Item>>, &'static str> {
+    if all.len() * negotiations.len() > ALTERNATIVES_MAX {
         return Err("its braces stand for more than 64 patterns; write several rules");
     }
-    let pairs = all.iter().flat_map(|items| choices.iter().map(move |choice| (items, choice)));
+    let pairs = all.iter().flat_map(|items| negotiations.iter().map(move |choice| (items, choice)));
     let joined = pairs.map(|(items, choice)| {
         let mut items = items.clone();
         choice.iter().for_each(|item| push(&mut items, *item));

@@ -18,13 +18,13 @@ use amped_http::h1::response::Connection;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::desk::Desk;
 use crate::event::{Action, Event, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress, Protocol};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
 use crate::record::Outcome;
 use crate::reply::{self, Reply, Response, ScriptFraming};
+use crate::shared_state::SharedState;
 
 /// Bytes of light replies that one batch may gather before they are sent.
 const BATCH_BYTES: u64 = 256 * 1024;
@@ -144,10 +144,10 @@ impl Conn {
         &mut self,
         now: Time,
         event: Event<'_, F>,
-        desk: &mut Desk<F>,
+        shared: &mut SharedState<F>,
         actions: &mut Vec<Action<F>>,
     ) {
-        let cx = &mut Context { now, desk, actions };
+        let cx = &mut Context { now, shared, actions };
         match event {
             Event::Bytes(bytes) => self.take_bytes(cx, bytes),
             Event::Ended => self.wire.ended = true,
@@ -191,7 +191,7 @@ impl Conn {
     /// The client will send nothing more: whatever that leaves without a purpose ends.
     fn take_leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         match &self.state {
-            State::Reading if !self.wire.unsent && !self.blocked(&cx.desk.limits) => self.close(cx),
+            State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
             State::Busy(busy) if busy.exchange.discards_body() && !self.wire.unsent => self.close(cx),
             State::Lingering => self.close(cx),
             // Of two who wait for an application for minutes, one has left and one has only closed its side; they cannot be
@@ -307,7 +307,7 @@ impl Conn {
         loop {
             match &mut self.state {
                 State::Reading => {
-                    if self.blocked(&cx.desk.limits) {
+                    if self.blocked(&cx.shared.limits) {
                         return at;
                     }
                     at += request::blank_lines(&bytes[at..]);
@@ -316,7 +316,7 @@ impl Conn {
                         self.partial = false;
                         return at;
                     }
-                    match request::parse(&bytes[at..], &head_limits(&cx.desk.limits)) {
+                    match request::parse(&bytes[at..], &head_limits(&cx.shared.limits)) {
                         Ok(None) => {
                             if !mem::replace(&mut self.partial, true) {
                                 self.began = cx.now;
@@ -376,8 +376,8 @@ impl Conn {
         self.wire.body_left = framing != Framing::None;
         // What follows if the exchange ends without a response.
         self.wire.after = After::Close { linger: false };
-        cx.desk.counts.requests += 1;
-        cx.desk.lap.note_head();
+        cx.shared.counts.requests += 1;
+        cx.shared.lap.note_head();
         match Exchange::begin(cx, Incoming { request, head, began, has_more }, &mut self.wire) {
             None => self.go_on(cx, Progress::Over),
             Some(exchange) => self.state = State::Busy(Box::new(Busy { exchange, body: BodyReader::new(framing) })),
@@ -424,8 +424,8 @@ impl Conn {
 
     /// A head that cannot be read, or not in time: an answer, and the end.
     fn refuse_head<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, status: Status, why: &str, bytes: &[u8]) {
-        cx.desk.counts.bad_requests += 1;
-        let mut record = cx.desk.records.take();
+        cx.shared.counts.bad_requests += 1;
+        let mut record = cx.shared.records.take();
         record.note_unreadable(bytes, if self.partial { self.began } else { cx.now });
         record.set(status, Outcome::None);
         // RFC 9110, 9.3.2: nothing follows the head of a reply to HEAD, whatever was wrong with the rest of the request.
@@ -464,7 +464,7 @@ impl Conn {
     }
 
     fn take_deadline<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
-        if cx.now < self.next_due(&cx.desk.limits) {
+        if cx.now < self.next_due(&cx.shared.limits) {
             return;
         }
         if self.wire.unsent {
@@ -517,7 +517,7 @@ impl Wire {
 
     /// What follows the next response, and its Connection field.
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
-        let requests_max = cx.desk.limits.max_requests;
+        let requests_max = cx.shared.limits.max_requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
         // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
         // the reply away before it is read (RFC 9112, 9.6).

@@ -21,9 +21,9 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::Claim;
+use crate::app::HandlerMatch;
 use crate::cache::page::{AppPage, PageName};
-use crate::reply::Wall;
+use crate::reply::WallClock;
 
 /// What a request may be answered with, and for whom.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Wanted {
 /// of what it names (RFC 9110, 13.1.1 and 13.1.4), which only the application knows.
 pub(crate) fn wanted(
     generation: u32,
-    claim: &Claim,
+    handler: &HandlerMatch,
     request: &Request<'_>,
     head: &[u8],
     framing: Framing,
@@ -62,17 +62,17 @@ pub(crate) fn wanted(
         return None;
     }
     let has_cookies = request::fields(head).any(|(name, _)| name.eq_ignore_ascii_case(b"cookie"));
-    let name = name_of(generation, claim, request, head)?;
+    let name = name_of(generation, handler, request, head)?;
     Some(Wanted { name, is_authorized: request.authorization.is_some(), has_cookies })
 }
 
 /// The name of what a request is about: the host, with its port, and the target as they were sent, since the application is
 /// told both. Without Host the address is what it is told, which nobody here knows.
-pub(crate) fn name_of(generation: u32, claim: &Claim, request: &Request<'_>, head: &[u8]) -> Option<PageName> {
+pub(crate) fn name_of(generation: u32, handler: &HandlerMatch, request: &Request<'_>, head: &[u8]) -> Option<PageName> {
     let (_, host) = request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(b"host"))?;
     // Neither holds a line end.
     let key = [&host.to_ascii_lowercase(), &b"\n"[..], request.target_text].concat();
-    Some(PageName::App { generation, site: claim.site, rule: claim.rule, key: key.into() })
+    Some(PageName::App { generation, site: handler.site, rule: handler.rule, key: key.into() })
 }
 
 /// Statuses that are kept for a rule's own time (RFC 9110, 15.1: "heuristically cacheable"; 206, 405, 414 and 501 are about
@@ -101,7 +101,7 @@ pub(crate) fn page_of(
     status: Status,
     wanted: &Wanted,
     time: Duration,
-    (now, wall): (Time, &Wall),
+    (now, wall): (Time, &WallClock),
 ) -> Option<(AppPage, Vec<String>)> {
     let fields = || said.fields.iter().copied();
     let caching::Said { forbids, for_all, lifetime, age, vary } = caching::read(fields(), wall.seconds);
@@ -151,8 +151,8 @@ mod tests {
         let head = lines.replace('\n', "\r\n") + "\r\n\r\n";
         let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head.as_bytes(), &limits).expect("good").expect("whole");
-        let claim = app::claim_of(&site, b"/a").expect("allowed").expect("claimed");
-        wanted(0, &claim, &request, head.as_bytes(), request.framing)
+        let handler = app::handler_of(&site, b"/a").expect("allowed").expect("claimed");
+        wanted(0, &handler, &request, head.as_bytes(), request.framing)
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
             let text = [head, "\n\n"].concat();
             let (said, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
             let cgi::Answer::Reply(status) = said.answer() else { panic!("{head}") };
-            let times = (Time::from_millis(5), &Wall::at(784_111_777));
+            let times = (Time::from_millis(5), &WallClock::at(784_111_777));
             let kept = page_of(&said, status, &wanted, Duration::from_secs(10), times);
             let kept = kept.map(|(page, vary)| (page.lifetime.as_secs(), vary));
             let expected = expected.map(|(seconds, vary)| (seconds, vary.iter().map(|&name| name.into()).collect()));

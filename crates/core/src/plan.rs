@@ -10,7 +10,7 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_http::uri::{self, PathError, Target};
 
-use crate::app::{self, Claim};
+use crate::app::{self, HandlerMatch};
 use crate::cache::uri::{Translated, UriCache};
 use crate::routes::{FixedResponse, Routed};
 use crate::site::{Site, Sites};
@@ -130,7 +130,7 @@ pub(crate) enum Plan {
     /// Look the path up, which is [`Resolved::path`], and send what it means.
     Look,
     /// Give it to an application.
-    Run(Claim),
+    Run(HandlerMatch),
     /// Send the client elsewhere.
     Redirect {
         /// The answer.
@@ -209,8 +209,8 @@ pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolve
             resolved.rewritten = Some(CleanPath::Shared(other.into()));
         }
     }
-    match app::claim_of(site, resolved.path()) {
-        Ok(Some(claim)) => return Plan::Run(claim),
+    match app::handler_of(site, resolved.path()) {
+        Ok(Some(handler)) => return Plan::Run(handler),
         Ok(None) => {}
         Err(status) => return refuse((status, DENIED)),
     }
@@ -318,7 +318,7 @@ mod tests {
                 }
                 Plan::Options => format!("OPTIONS {}", String::from_utf8_lossy(&resolved.asked)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
-                Plan::Run(claim) => format!("APP {}", String::from_utf8_lossy(claim.path())),
+                Plan::Run(handler) => format!("APP {}", String::from_utf8_lossy(handler.path())),
                 Plan::Look => {
                     let (site, path) = (resolved.site, resolved.path());
                     let query = request

@@ -21,10 +21,10 @@ use amped_http::status::Status;
 use amped_http::uri;
 use amped_units::Time;
 
+use crate::cache::backend::CacheBackend;
 use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::page::AppPage;
-use crate::cache::shelf::Shelf;
-use crate::cors::{Asker, CorsRule};
+use crate::cors::{CorsOrigin, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
@@ -65,7 +65,7 @@ pub enum ReplyHead {
     /// Shared with other replies.
     Ready(Arc<Head>),
     /// This reply's own.
-    Made(Box<Head>),
+    PreparedResponse(Box<Head>),
 }
 
 impl ReplyHead {
@@ -73,7 +73,7 @@ impl ReplyHead {
     pub fn get(&self) -> &Head {
         match self {
             ReplyHead::Ready(head) => head,
-            ReplyHead::Made(head) => head,
+            ReplyHead::PreparedResponse(head) => head,
         }
     }
 }
@@ -145,17 +145,17 @@ impl<F> Body<F> {
 
 /// The seconds since 1970, and their text for Date.
 #[derive(Clone, Copy, Debug)]
-pub struct Wall {
+pub struct WallClock {
     /// Seconds since 1970.
     pub seconds: i64,
     /// The same as an HTTP date.
     pub date: [u8; date::LEN],
 }
 
-impl Wall {
+impl WallClock {
     /// The clock at this second.
-    pub fn at(seconds: i64) -> Wall {
-        Wall { seconds, date: date::format(seconds) }
+    pub fn at(seconds: i64) -> WallClock {
+        WallClock { seconds, date: date::format(seconds) }
     }
 }
 
@@ -272,10 +272,10 @@ pub fn file<F>(
     representation: &Representation,
     verdict: Verdict,
     content: Option<Arc<Content<F>>>,
-    heads: &mut Shelf<HeadCache>,
+    heads: &mut CacheBackend<HeadCache>,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
-    let asker = site.asker(&resource.name, request);
+    let cors_origin = site.cors_origin(&resource.name, request);
     let mut ready = |kind: HeadKind| {
         let key = HeadKey {
             site: site.number,
@@ -283,14 +283,14 @@ pub fn file<F>(
             version: representation.version,
             coding: representation.coding,
             vary: resource.vary,
-            asker,
+            cors_origin,
             is_chosen: resource.is_chosen,
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
         ReplyHead::Ready(heads.get_or_make(hint, key, || match kind {
-            HeadKind::Whole => whole_head(site, resource, representation, asker),
-            HeadKind::NotModified => not_modified_head(site, resource, representation, asker),
+            HeadKind::Whole => whole_head(site, resource, representation, cors_origin),
+            HeadKind::NotModified => not_modified_head(site, resource, representation, cors_origin),
         }))
     };
     match verdict {
@@ -302,7 +302,7 @@ pub fn file<F>(
             };
             (ready(HeadKind::Whole), body)
         }
-        Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content, asker),
+        Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content, cors_origin),
         Verdict::PreconditionFailed => error(site, request, &resource.name, Status::PRECONDITION_FAILED, FAILED),
         Verdict::Unsatisfiable => {
             let mut text = Vec::new();
@@ -318,25 +318,30 @@ pub fn file<F>(
 }
 
 /// 200.
-fn whole_head(site: &Site, resource: &Resource, representation: &Representation, asker: Asker) -> Head {
+fn whole_head(site: &Site, resource: &Resource, representation: &Representation, cors_origin: CorsOrigin) -> Head {
     let mut head = Head::new(Status::OK);
     head.field("Content-Type", &resource.media_type).number("Content-Length", representation.version.size);
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, asker);
+    custom(&mut head, site, &resource.name, cors_origin);
     head
 }
 
 /// 304. RFC 9110, 15.4.5: what a 200 would have said of Cache-Control, Content-Location, Date, ETag, Expires and Vary.
-fn not_modified_head(site: &Site, resource: &Resource, representation: &Representation, asker: Asker) -> Head {
+fn not_modified_head(
+    site: &Site,
+    resource: &Resource,
+    representation: &Representation,
+    cors_origin: CorsOrigin,
+) -> Head {
     let mut head = Head::new(Status::NOT_MODIFIED);
     vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, asker);
+    custom(&mut head, site, &resource.name, cors_origin);
     head
 }
 
@@ -347,7 +352,7 @@ fn partial<F>(
     representation: &Representation,
     ranges: Vec<Range<u64>>,
     content: Option<Arc<Content<F>>>,
-    asker: Asker,
+    cors_origin: CorsOrigin,
 ) -> (ReplyHead, Body<F>) {
     let size = representation.version.size;
     let mut head = Head::new(Status::PARTIAL_CONTENT);
@@ -381,8 +386,8 @@ fn partial<F>(
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, asker);
-    (ReplyHead::Made(Box::new(head)), body)
+    custom(&mut head, site, &resource.name, cors_origin);
+    (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
 /// A boundary that hardly stands in the file: 128 bits that follow from the file's state and the ranges. Whoever could put
@@ -486,7 +491,7 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
     // One that says itself whose pages may read its answer is believed.
     if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
         vary(head, site, path, Vary::NOTHING);
-        rule.allow(head, site.asker(path, request));
+        rule.allow(head, site.cors_origin(path, request));
     }
     custom_but(head, site, path, is_said);
 }
@@ -520,7 +525,10 @@ pub fn kept<F>(
     }
     add_to_script(&mut head, site, request, path, |name| said(name).is_some());
     let has_body = !is_known && request.method != Some(Method::Head) && !page.body.is_empty();
-    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty })
+    (
+        ReplyHead::PreparedResponse(Box::new(head)),
+        if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty },
+    )
 }
 
 /// What a 304 says of what the client has (RFC 9110, 15.4.5), and when that was changed.
@@ -540,9 +548,9 @@ pub enum ScriptFraming {
 }
 
 /// All rules that match, in order; a later one's value replaces an earlier one's.
-fn custom(head: &mut Head, site: &Site, path: &[u8], asker: Asker) {
+fn custom(head: &mut Head, site: &Site, path: &[u8], cors_origin: CorsOrigin) {
     if let Some(rule) = site.cors(path) {
-        rule.allow(head, asker);
+        rule.allow(head, cors_origin);
     }
     custom_but(head, site, path, |_| false);
 }
@@ -584,9 +592,9 @@ fn error_with<F>(
     more(&mut head);
     challenge(&mut head, site, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, path, site.asker(path, request));
+    custom(&mut head, site, path, site.cors_origin(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::Made(Box::new(head)), body)
+    (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
 /// Errors with a page of ours that no rule of a site adds to, as they were first made: to put head and page together took a
@@ -627,7 +635,7 @@ impl ReadyErrors {
 pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
     let page = error_page(status, why);
     let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
-    (ReplyHead::Made(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
+    (ReplyHead::PreparedResponse(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
 }
 
 /// An error with a page of the site's own.
@@ -643,13 +651,13 @@ pub fn error_from_page<F>(
     let mut head = error_head(status, size, &resource.media_type);
     challenge(&mut head, site, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, path, site.asker(path, request));
+    custom(&mut head, site, path, site.cors_origin(path, request));
     let body = match request.method {
         Some(Method::Head) => Body::Empty,
         _ if size == 0 => Body::Empty,
         _ => Body::Content(content, 0..size),
     };
-    (ReplyHead::Made(Box::new(head)), body)
+    (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
 fn error_head(status: Status, length: u64, media_type: &str) -> Head {
@@ -680,12 +688,12 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     let mut head = Head::new(Status::NO_CONTENT);
     head.field("Allow", ALLOW);
     vary(&mut head, site, path, Vary::NOTHING);
-    let asker = site.asker(path, request);
-    custom(&mut head, site, path, asker);
-    if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(asker)) {
+    let cors_origin = site.cors_origin(path, request);
+    custom(&mut head, site, path, cors_origin);
+    if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(cors_origin)) {
         rule.preflight(&mut head);
     }
-    (ReplyHead::Made(Box::new(head)), Body::Empty)
+    (ReplyHead::PreparedResponse(Box::new(head)), Body::Empty)
 }
 
 /// The way to a directory is with a slash, so that its pages' relative links hold. The query goes along.
@@ -735,7 +743,7 @@ pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) ->
     for (name, value) in fields {
         head.field(name, value);
     }
-    ReplyHead::Made(Box::new(head))
+    ReplyHead::PreparedResponse(Box::new(head))
 }
 
 /// The response that a route has ready.
@@ -753,7 +761,7 @@ pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &Fixe
         fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name))
     });
     let has_body = request.method != Some(Method::Head) && !body.is_empty();
-    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
+    (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
 }
 
 /// What is said of a precondition that failed.
@@ -786,9 +794,9 @@ pub fn listing<F>(
     vary(&mut head, site, path, Vary::ACCEPT);
     head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
     cache_control(&mut head, site, path);
-    custom(&mut head, site, path, site.asker(path, request));
+    custom(&mut head, site, path, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
-    (ReplyHead::Made(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
+    (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
 
 /// All variants of a document, for the client to choose one (RFC 9110, 15.4.1), or since it accepts none (15.5.7).
@@ -820,9 +828,9 @@ pub fn variants<F>(
     let page = page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>"));
     let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
     vary(&mut head, site, path, variants.vary);
-    custom(&mut head, site, path, site.asker(path, request));
+    custom(&mut head, site, path, site.cors_origin(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::Made(Box::new(head)), body)
+    (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
 /// A page of ours: readable by day and by night, and small.
@@ -853,7 +861,7 @@ mod tests {
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
-    use crate::resource::Lone;
+    use crate::resource::PrecompressedOnly;
     use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
@@ -1029,7 +1037,7 @@ mod tests {
             let resource = resource(vec![representation(size, Coding::Identity)]);
             let representation = &resource.representations[0];
             let content = Content { version: representation.version, store: Stored::File(()) };
-            let mut heads = Shelf::Own(HeadCache::new(1 << 20));
+            let mut heads = CacheBackend::Own(HeadCache::new(1 << 20));
             let content = Some(Arc::new(content));
             let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut heads);
             let (head, length) = shown(reply);
@@ -1067,7 +1075,7 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let resource = resource(vec![representation(10, Coding::Identity), representation(5, Coding::Gzip)]);
-        let mut none = Shelf::Own(HeadCache::new(0));
+        let mut none = CacheBackend::Own(HeadCache::new(0));
         for (verdict, caches) in [
             (Verdict::Whole, true),
             (Verdict::Partial(vec![0..1]), true),
@@ -1112,7 +1120,7 @@ mod tests {
         let check = |representations: Vec<Representation>, not_unpacked, fields: &str, expected: &str| {
             let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
             let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
-            let lone = Some(Lone { name: b"/a.gz"[..].into(), not_unpacked });
+            let lone = Some(PrecompressedOnly { name: b"/a.gz"[..].into(), not_unpacked });
             let resource = Resource { vary: Vary::ENCODING, lone, ..resource(representations) };
             let shown = match choose(&request, &resource) {
                 Chosen::One(one) => String::from(one.coding.token()),

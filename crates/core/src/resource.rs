@@ -35,12 +35,12 @@ pub struct Resource {
     /// first, then, once somebody wanted it, what it unpacks to. Never empty.
     pub representations: Vec<Representation>,
     /// There is no file of this name, but its sibling.
-    pub lone: Option<Lone>,
+    pub lone: Option<PrecompressedOnly>,
 }
 
 /// A sibling without its original.
 #[derive(Clone, Debug)]
-pub struct Lone {
+pub struct PrecompressedOnly {
     /// Its clean path.
     pub name: Arc<[u8]>,
     /// Why it cannot be unpacked, if that was tried in vain.
@@ -66,7 +66,7 @@ impl Resource {
         let resource = Resource::new(site, name, states);
         let suffix = resource.representations[0].coding.suffix();
         let name = [&resource.name, suffix.as_bytes()].concat().into();
-        Resource { vary: Vary::ENCODING, lone: Some(Lone { name, not_unpacked }), ..resource }
+        Resource { vary: Vary::ENCODING, lone: Some(PrecompressedOnly { name, not_unpacked }), ..resource }
     }
 
     /// One of several variants, each of which has a name of its own.

@@ -15,7 +15,7 @@ use amped_http::status::Status;
 use amped_units::Bytes;
 
 use crate::auth::Guard;
-use crate::cors::{Asker, CorsRule};
+use crate::cors::{CorsOrigin, CorsRule};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
@@ -132,10 +132,10 @@ impl Site {
     }
 
     /// Which origin of that rule asks.
-    pub fn asker(&self, path: &[u8], request: &Request<'_>) -> Asker {
+    pub fn cors_origin(&self, path: &[u8], request: &Request<'_>) -> CorsOrigin {
         match request.origin {
-            Some(_) => self.cors(path).map(|rule| rule.asker(request)).unwrap_or_default(),
-            None => Asker::default(),
+            Some(_) => self.cors(path).map(|rule| rule.cors_origin(request)).unwrap_or_default(),
+            None => CorsOrigin::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Before it, the disk side has found files beside a name that is not there itself, all whose names begin as it does. Here
 //! their names are read: which are variants, what each is, and in which order the site prefers them. After it, `decide` has
-//! the choice made (`http/negotiate`), once for each way of asking: choices are kept ([`Choices`]).
+//! the choice made (`http/negotiate`), once for each way of asking: choices are kept ([`NegotiationCache`]).
 //!
 //! A name that is there is served as it is, so each variant has an address of its own, which `Content-Location` tells.
 
@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::h1::request::{Lines, Request};
-use amped_http::negotiate::{self, Choice, Coding, Variant, Wishes};
+use amped_http::negotiate::{self, AcceptFields, Choice, Coding, Variant};
 use hashbrown::Equivalent;
 
 use crate::cache::policy::{Store, StoreCounts};
@@ -176,7 +176,7 @@ impl Variants {
     }
 
     /// What these wishes come to.
-    fn choose(&self, wishes: &Wishes<'_>) -> Negotiated {
+    fn choose(&self, fields: &AcceptFields<'_>) -> Negotiated {
         let variants: Vec<Variant<'_>> = self
             .list
             .iter()
@@ -189,17 +189,17 @@ impl Variants {
             .collect();
         // Where none is acceptable and one is sent all the same, the wishes are let go of one by one: a text in another
         // language is of more use than a picture to whoever wants text.
-        let Wishes { accept, charset, encoding, .. } = *wishes;
+        let AcceptFields { accept, charset, encoding, .. } = *fields;
         let less = [
-            *wishes,
-            Wishes { accept, charset, encoding, language: None },
-            Wishes { accept, encoding, ..Wishes::default() },
-            Wishes { encoding, ..Wishes::default() },
-            Wishes::default(),
+            *fields,
+            AcceptFields { accept, charset, encoding, language: None },
+            AcceptFields { accept, encoding, ..AcceptFields::default() },
+            AcceptFields { encoding, ..AcceptFields::default() },
+            AcceptFields::default(),
         ];
         let tried = if self.refuse { &less[..1] } else { &less[..] };
-        for wishes in tried {
-            match negotiate::choose_variant(&variants, wishes) {
+        for fields in tried {
+            match negotiate::choose_variant(&variants, fields) {
                 Choice::One(at) => return Negotiated::Variant(at),
                 Choice::Tie(_) if self.list_ties => return Negotiated::List,
                 Choice::Tie(at) => return Negotiated::Variant(at),
@@ -222,7 +222,7 @@ fn essence(traits: &Traits) -> &str {
 /// This is what Hu, Nanda and Yang left open (section 5.4): their cache of URIs could not hold one that stands for several
 /// files.
 #[derive(Default)]
-pub struct Choices {
+pub struct NegotiationCache {
     store: Option<Store<Key, (Arc<Variants>, Negotiated)>>,
     /// The fields of the request in hand, one behind another, and where each of them is.
     fields: Vec<u8>,
@@ -262,11 +262,11 @@ const MEAN_BYTES: u64 = 512;
 /// What a choice costs beside its fields.
 const OVERHEAD: u64 = 120;
 
-impl Choices {
+impl NegotiationCache {
     /// A cache of so many choices; 0 switches it off.
-    pub fn new(entries_max: usize) -> Choices {
+    pub fn new(entries_max: usize) -> NegotiationCache {
         let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
-        Choices { store: (entries_max > 0).then_some(store), fields: Vec::new() }
+        NegotiationCache { store: (entries_max > 0).then_some(store), fields: Vec::new() }
     }
 
     /// What this request comes to.
@@ -299,7 +299,7 @@ impl Choices {
             return *known;
         }
         let [accept, language, charset, encoding] = places.map(|place| place.map(|(start, end)| &fields[start..end]));
-        let chosen = variants.choose(&Wishes { accept, language, charset, encoding });
+        let chosen = variants.choose(&AcceptFields { accept, language, charset, encoding });
         if let Some(store) = &mut self.store {
             let key = Key { variants: at, fields: fields[..].into() };
             let weight = OVERHEAD + fields.len() as u64;
@@ -492,11 +492,11 @@ mod tests {
         assert_eq!(codings(6_000, 5_999), [Coding::Identity]);
     }
 
-    fn ask(choices: &mut Choices, variants: &Arc<Variants>, fields: &str) -> Negotiated {
+    fn ask(negotiations: &mut NegotiationCache, variants: &Arc<Variants>, fields: &str) -> Negotiated {
         let limits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
         let text = format!("GET /docs/page HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
-        choices.choose(&request, variants)
+        negotiations.choose(&request, variants)
     }
 
     #[test]
@@ -504,11 +504,11 @@ mod tests {
         let site = site();
         let files = [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5)];
         let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
-        let mut choices = Choices::new(10);
+        let mut negotiations = NegotiationCache::new(10);
         let (fr, en) = (Negotiated::Variant(0), Negotiated::Variant(1));
         let mut check = |fields: &str, expected, hits: u64, misses: u64| {
-            assert_eq!(ask(&mut choices, &variants, fields), expected, "{fields}");
-            let counts = choices.counts();
+            assert_eq!(ask(&mut negotiations, &variants, fields), expected, "{fields}");
+            let counts = negotiations.counts();
             assert_eq!((counts.hits, counts.misses), (hits, misses), "{fields}");
         };
         check("", fr, 0, 1);
@@ -526,15 +526,15 @@ mod tests {
         assert!(found.is_same_as(&variants));
         let changed = Variants::of(&site, b"/docs/page", &files[..1]).expect("some");
         assert!(!changed.is_same_as(&variants));
-        assert_eq!(ask(&mut choices, &Arc::new(changed), "Accept-Language: en\r\n"), Negotiated::Variant(0));
-        assert_eq!((choices.counts().hits, choices.len()), (4, 5));
+        assert_eq!(ask(&mut negotiations, &Arc::new(changed), "Accept-Language: en\r\n"), Negotiated::Variant(0));
+        assert_eq!((negotiations.counts().hits, negotiations.len()), (4, 5));
         // As many as the budget allows, and no more.
         for n in 0..100 {
-            ask(&mut choices, &variants, &format!("Accept-Language: x-{n}\r\n"));
+            ask(&mut negotiations, &variants, &format!("Accept-Language: x-{n}\r\n"));
         }
-        assert_eq!(choices.len(), 10);
-        choices.clear();
-        assert!(choices.is_empty());
+        assert_eq!(negotiations.len(), 10);
+        negotiations.clear();
+        assert!(negotiations.is_empty());
     }
 
     #[test]
@@ -545,7 +545,7 @@ mod tests {
         let mut check = |list_ties: bool, refuse: bool, fields: &str, expected: Negotiated| {
             (site.negotiations[0].list_ties, site.negotiations[0].refuse) = (list_ties, refuse);
             let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
-            assert_eq!(ask(&mut Choices::new(0), &variants, fields), expected, "{fields}");
+            assert_eq!(ask(&mut NegotiationCache::new(0), &variants, fields), expected, "{fields}");
             variants.vary.value()
         };
         // As the site likes them: fr, en, en.pdf.

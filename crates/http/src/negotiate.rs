@@ -181,7 +181,7 @@ pub struct Variant<'a> {
 /// What a client said that it wants: the fields as they came, several lines of one joined by commas. Of a field that is
 /// `None` anything is welcome (RFC 9110, 12.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes<'a> {
+pub struct AcceptFields<'a> {
     /// RFC 9110, 12.5.1.
     pub accept: Option<&'a [u8]>,
     /// RFC 9110, 12.5.4.
@@ -210,12 +210,12 @@ pub enum Choice {
 type Grade = ((u16, u8), (u8, u16, u8), u16);
 
 /// The best of these variants.
-pub fn choose_variant(variants: &[Variant<'_>], wishes: &Wishes<'_>) -> Choice {
-    let accepted = wishes.encoding.map(|field| Accepted::parse(Some(field)));
+pub fn choose_variant(variants: &[Variant<'_>], fields: &AcceptFields<'_>) -> Choice {
+    let accepted = fields.encoding.map(|field| Accepted::parse(Some(field)));
     let mut best: Option<(Grade, usize)> = None;
     let mut tie = false;
     for (at, variant) in variants.iter().enumerate() {
-        let Some(grade) = grade(variant, wishes, accepted) else { continue };
+        let Some(grade) = grade(variant, fields, accepted) else { continue };
         match &best {
             Some((known, _)) if grade < *known => {}
             Some((known, _)) if grade == *known => tie = true,
@@ -230,19 +230,19 @@ pub fn choose_variant(variants: &[Variant<'_>], wishes: &Wishes<'_>) -> Choice {
 }
 
 /// `None`: it is not acceptable.
-fn grade(variant: &Variant<'_>, wishes: &Wishes<'_>, accepted: Option<Accepted>) -> Option<Grade> {
+fn grade(variant: &Variant<'_>, fields: &AcceptFields<'_>, accepted: Option<Accepted>) -> Option<Grade> {
     // As for any file: the plain form is better than nothing even to those who exclude it.
     let decodes =
         |&coding: &Coding| coding == Coding::Identity || accepted.is_none_or(|accepted| accepted.quality(coding) > 0);
     if !variant.codings.iter().any(decodes) {
         return None;
     }
-    let media_type = wishes.accept.map_or((1000, 0), |accept| type_grade(accept, variant.media_type));
-    let charset = match (wishes.charset, variant.charset) {
+    let media_type = fields.accept.map_or((1000, 0), |accept| type_grade(accept, variant.media_type));
+    let charset = match (fields.charset, variant.charset) {
         (Some(field), Some(charset)) => charset_quality(field, charset),
         _ => 1000,
     };
-    let language = language_grade(wishes.language, variant.language)?;
+    let language = language_grade(fields.language, variant.language)?;
     (media_type.0 > 0 && charset > 0).then_some((media_type, language, charset))
 }
 
@@ -529,10 +529,10 @@ mod tests {
     }
 
     /// `accept | language | charset | encoding`, empty for none.
-    fn wishes(text: &str) -> Wishes<'_> {
+    fn fields(text: &str) -> AcceptFields<'_> {
         let fields: Vec<_> = text.split('|').map(str::trim).collect();
         let field = |at: usize| fields.get(at).filter(|text| !text.is_empty()).map(|text| text.as_bytes());
-        Wishes { accept: field(0), language: field(1), charset: field(2), encoding: field(3) }
+        AcceptFields { accept: field(0), language: field(1), charset: field(2), encoding: field(3) }
     }
 
     #[test]
@@ -541,8 +541,8 @@ mod tests {
         fn check(languages: &str, field: &str, expected: Choice) {
             let texts: Vec<_> = languages.split(' ').map(|tag| std::format!("text/html {tag} -")).collect();
             let variants: Vec<_> = texts.iter().map(|text| variant(text)).collect();
-            let wishes = Wishes { language: Some(field.as_bytes()), ..Wishes::default() };
-            assert_eq!(choose_variant(&variants, &wishes), expected, "{languages}: {field}");
+            let fields = AcceptFields { language: Some(field.as_bytes()), ..AcceptFields::default() };
+            assert_eq!(choose_variant(&variants, &fields), expected, "{languages}: {field}");
         }
         use Choice::{Nothing, One, Tie};
         check("en fr", "fr", One(1));
@@ -578,7 +578,7 @@ mod tests {
         #[track_caller]
         fn check(variants: &[&str], fields: &str, expected: Choice) {
             let variants: Vec<_> = variants.iter().map(|text| variant(text)).collect();
-            assert_eq!(choose_variant(&variants, &wishes(fields)), expected, "{fields}");
+            assert_eq!(choose_variant(&variants, &fields(fields)), expected, "{fields}");
         }
         use Choice::{Nothing, One, Tie};
         let types = ["text/html - -", "application/pdf - -", "text/plain - -"];
@@ -602,7 +602,7 @@ mod tests {
         // What is there in codings alone that the client cannot decode.
         let packed = [Variant { codings: &[Gzip, Brotli], ..variant("text/html en -") }, variant("text/html fr -")];
         let check = |fields: &str, expected: Choice| {
-            assert_eq!(choose_variant(&packed, &wishes(fields)), expected, "{fields}");
+            assert_eq!(choose_variant(&packed, &fields(fields)), expected, "{fields}");
         };
         check("|en, fr;q=0.1", One(0));
         check("|en, fr;q=0.1||br", One(0));
@@ -654,8 +654,8 @@ mod tests {
         fn never_panics(field: Vec<u8>) {
             prop_assert!(ALL.iter().all(|&coding| Accepted::parse(Some(&field)).quality(coding) <= 1000));
             let _ = prefers_json(Some(&field));
-            let wishes = Wishes { accept: Some(&field), language: Some(&field), charset: Some(&field), encoding: Some(&field) };
-            let _ = choose_variant(&[variant("text/html en utf-8"), variant("text/plain - -")], &wishes);
+            let fields = AcceptFields { accept: Some(&field), language: Some(&field), charset: Some(&field), encoding: Some(&field) };
+            let _ = choose_variant(&[variant("text/html en utf-8"), variant("text/plain - -")], &fields);
         }
 
         /// The rules once more, slowly: each variant has a place for each of its qualities, and whoever no other one beats
@@ -671,7 +671,7 @@ mod tests {
         ) {
             let fields = [types.join(","), languages.join(", "), charsets.join(" ,")];
             let field = |at: usize| present[at].then_some(&*fields[at]);
-            let wishes = Wishes {
+            let fields = AcceptFields {
                 accept: field(0).map(str::as_bytes),
                 language: field(1).map(str::as_bytes),
                 charset: field(2).map(str::as_bytes),
@@ -688,7 +688,7 @@ mod tests {
                     if same.next().is_some() { Choice::Tie(first) } else { Choice::One(first) }
                 }
             };
-            prop_assert_eq!(choose_variant(&variants, &wishes), expected);
+            prop_assert_eq!(choose_variant(&variants, &fields), expected);
             // It is kept under the fields as they are normalised, so it must be the same for these.
             let normal = fields.each_ref().map(|field| {
                 let mut out = Vec::new();
@@ -696,8 +696,8 @@ mod tests {
                 out
             });
             let field = |at: usize| present[at].then_some(&*normal[at]);
-            let wishes = Wishes { accept: field(0), language: field(1), charset: field(2), encoding: None };
-            prop_assert_eq!(choose_variant(&variants, &wishes), expected);
+            let fields = AcceptFields { accept: field(0), language: field(1), charset: field(2), encoding: None };
+            prop_assert_eq!(choose_variant(&variants, &fields), expected);
         }
 
         #[test]

@@ -37,7 +37,7 @@ statuses! {
     /// RFC 5842, 7.1.
     ALREADY_REPORTED = 208 "Already Reported";
     /// RFC 9110, 15.4.1.
-    MULTIPLE_CHOICES = 300 "Multiple Choices";
+    MULTIPLE_CHOICES = 300 "Multiple NegotiationCache";
     /// RFC 9110, 15.4.2.
     MOVED_PERMANENTLY = 301 "Moved Permanently";
     /// RFC 9110, 15.4.3.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use amped_core::reply::Wall;
+use amped_core::reply::WallClock;
 use amped_units::Time;
 
 /// The time, from one clock.
@@ -27,7 +27,7 @@ impl Clock {
 }
 
 /// The time of day.
-pub fn wall() -> Wall {
+pub fn wall() -> WallClock {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    Wall::at(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+    WallClock::at(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
 }

@@ -19,7 +19,7 @@ use crate::shared_cache::SharedCache;
 
 /// A configuration in force: the settings, and what was opened for them.
 #[derive(Debug)]
-pub struct Generation {
+pub struct ConfigSnapshot {
     /// The settings.
     pub settings: Settings,
     /// The roots.
@@ -36,7 +36,7 @@ pub struct Generation {
     pub apps: Apps,
 }
 
-impl Generation {
+impl ConfigSnapshot {
     /// Whether the loops are a pool, with one connection each and the listeners in common.
     pub fn pooled(&self) -> bool {
         form(self.settings.architecture).pool

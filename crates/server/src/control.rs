@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use amped_core::event::Brief;
+use amped_core::event::AnswerKind;
 use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
@@ -45,7 +45,7 @@ pub trait Orders {
     fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize;
 
     /// Takes the answers to the order of this number that have come since the last time.
-    fn answers(&mut self, number: u64) -> Vec<Brief>;
+    fn answers(&mut self, number: u64) -> Vec<AnswerKind>;
 
     /// What can be read when there may be some.
     fn bells(&self) -> Vec<BorrowedFd<'_>>;
@@ -54,7 +54,7 @@ pub trait Orders {
 /// Answers of threads, and a bell that rings when there are any.
 #[derive(Debug)]
 pub struct Answers {
-    answers: Mutex<Vec<(u64, Brief)>>,
+    answers: Mutex<Vec<(u64, AnswerKind)>>,
     bell: EventFd,
 }
 
@@ -68,13 +68,13 @@ impl Answers {
     }
 
     /// An answer to the order of this number.
-    pub fn put(&self, number: u64, answer: Brief) {
+    pub fn put(&self, number: u64, answer: AnswerKind) {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((number, answer));
         self.bell.ring();
     }
 
     /// Takes the answers to the order of this number; those to earlier ones came too late.
-    pub fn take(&self, number: u64) -> Vec<Brief> {
+    pub fn take(&self, number: u64) -> Vec<AnswerKind> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         self.bell.silence();
         answers.drain(..).filter(|(of, _)| *of == number).map(|(_, answer)| answer).collect()
@@ -115,7 +115,7 @@ struct Client {
 struct Round {
     number: u64,
     of: usize,
-    answers: Vec<Brief>,
+    answers: Vec<AnswerKind>,
     until: Instant,
 }
 
@@ -170,11 +170,11 @@ impl Control {
     }
 
     /// Says what it waits for.
-    pub fn await_in<'a>(&'a self, crew: &'a impl Orders, awaited: &mut Awaited<'a>) {
+    pub fn await_in<'a>(&'a self, workers: &'a impl Orders, awaited: &mut Awaited<'a>) {
         self.clients.iter().filter(|client| client.order == 0).for_each(|client| awaited.until(client.due()));
         if let Some(round) = &self.round {
             awaited.until(round.until);
-            crew.bells().into_iter().for_each(|bell| awaited.readable(bell));
+            workers.bells().into_iter().for_each(|bell| awaited.readable(bell));
         }
         if self.clients.len() < CLIENTS_MAX {
             awaited.readable(self.listener.as_fd());
@@ -185,7 +185,7 @@ impl Control {
     }
 
     /// Does what there is to do; waits for nobody.
-    pub fn turn(&mut self, sites: &Sites, crew: &mut impl Orders) {
+    pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders) {
         while self.clients.len() < CLIENTS_MAX
             && let Ok((stream, _)) = self.listener.accept()
         {
@@ -197,7 +197,7 @@ impl Control {
             }
         }
         self.clients.iter_mut().for_each(Client::receive);
-        self.collect(crew);
+        self.collect(workers);
         while self.round.is_none()
             && let Some(at) = self.clients.iter().position(|client| client.line().is_some())
         {
@@ -208,22 +208,22 @@ impl Control {
                 Ok((site, path)) => {
                     self.orders += 1;
                     client.order = self.orders;
-                    let of = crew.preload(self.orders, site, &path.into());
+                    let of = workers.preload(self.orders, site, &path.into());
                     let until = Instant::now() + ORDER_TIME;
                     self.round = Some(Round { number: self.orders, of, answers: Vec::new(), until });
                 }
                 Err((status, why)) => client.tell(&format!("{} 0 0 0 {why}\n", status.0)),
             }
             self.clients.push(client);
-            self.collect(crew);
+            self.collect(workers);
         }
         self.clients.retain(|client| client.order != 0 || !client.is_over());
     }
 
     /// Takes the answers to the order that is under way; if these are all, or it has taken too long, its client is told.
-    fn collect(&mut self, crew: &mut impl Orders) {
+    fn collect(&mut self, workers: &mut impl Orders) {
         let Some(round) = &mut self.round else { return };
-        round.answers.extend(crew.answers(round.number));
+        round.answers.extend(workers.answers(round.number));
         if round.answers.len() < round.of && Instant::now() < round.until {
             return;
         }
@@ -254,7 +254,7 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// What is told of an order: the worst that a worker found.
-fn sum_up(answers: &[Brief], of: usize) -> String {
+fn sum_up(answers: &[AnswerKind], of: usize) -> String {
     match answers.iter().max_by_key(|answer| answer.status()) {
         Some(answer) => format!("{} {} {} {of} {}\n", answer.status().0, answer.size, answers.len(), answer.why()),
         None => format!("{} 0 0 {of} no worker has answered\n", Status::SERVICE_UNAVAILABLE.0),
@@ -377,8 +377,8 @@ mod tests {
     }
 
     /// As it comes from another process.
-    fn brief(kind: u8, size: u64) -> Brief {
-        Brief::from_bytes(&[&[kind][..], &size.to_le_bytes()].concat()).unwrap()
+    fn brief(kind: u8, size: u64) -> AnswerKind {
+        AnswerKind::from_bytes(&[&[kind][..], &size.to_le_bytes()].concat()).unwrap()
     }
 
     /// Answers at once, and keeps count.
@@ -391,7 +391,7 @@ mod tests {
             1
         }
 
-        fn answers(&mut self, _: u64) -> Vec<Brief> {
+        fn answers(&mut self, _: u64) -> Vec<AnswerKind> {
             vec![brief(0, 5)]
         }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use amped_core::cache::Figures;
 use amped_core::cache::hostname::HostnameCounts;
-use amped_core::desk::Counts;
 use amped_core::event::{Delay, Work};
+use amped_core::shared_state::Counts;
 
 /// One loop's state, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -295,7 +295,7 @@ figures! {
     helpers.peak: Gauge Things "helpers_peak" "" "Most helpers at once.",
     helpers.died: Counter Things "helpers_died" "" "Helpers that ended without being told to.",
     caches.uris.hits: Counter Things "cache_hits" "cache=\"uri\"" "Lookups that found their entry.",
-    caches.choices.hits: Counter Things "cache_hits" "cache=\"choice\"" "Lookups that found their entry.",
+    caches.negotiations.hits: Counter Things "cache_hits" "cache=\"choice\"" "Lookups that found their entry.",
     caches.paths.hits: Counter Things "cache_hits" "cache=\"path\"" "Lookups that found their entry.",
     caches.heads.hits: Counter Things "cache_hits" "cache=\"head\"" "Lookups that found their entry.",
     caches.bodies.hits: Counter Things "cache_hits" "cache=\"body\"" "Lookups that found their entry.",
@@ -304,7 +304,7 @@ figures! {
     mapped.hits: Counter Things "cache_hits" "cache=\"mapped\"" "Lookups that found their entry.",
     hostnames.hits: Counter Things "cache_hits" "cache=\"hostname\"" "Lookups that found their entry.",
     caches.uris.misses: Counter Things "cache_misses" "cache=\"uri\"" "Lookups that did not.",
-    caches.choices.misses: Counter Things "cache_misses" "cache=\"choice\"" "Lookups that did not.",
+    caches.negotiations.misses: Counter Things "cache_misses" "cache=\"choice\"" "Lookups that did not.",
     caches.paths.misses: Counter Things "cache_misses" "cache=\"path\"" "Lookups that did not.",
     caches.heads.misses: Counter Things "cache_misses" "cache=\"head\"" "Lookups that did not.",
     caches.bodies.misses: Counter Things "cache_misses" "cache=\"body\"" "Lookups that did not.",
@@ -313,20 +313,20 @@ figures! {
     mapped.misses: Counter Things "cache_misses" "cache=\"mapped\"" "Lookups that did not.",
     hostnames.misses: Counter Things "cache_misses" "cache=\"hostname\"" "Lookups that did not.",
     caches.uris.insertions: Counter Things "cache_insertions" "cache=\"uri\"" "Entries put in.",
-    caches.choices.insertions: Counter Things "cache_insertions" "cache=\"choice\"" "Entries put in.",
+    caches.negotiations.insertions: Counter Things "cache_insertions" "cache=\"choice\"" "Entries put in.",
     caches.paths.insertions: Counter Things "cache_insertions" "cache=\"path\"" "Entries put in.",
     caches.heads.insertions: Counter Things "cache_insertions" "cache=\"head\"" "Entries put in.",
     caches.bodies.insertions: Counter Things "cache_insertions" "cache=\"body\"" "Entries put in.",
     caches.files.insertions: Counter Things "cache_insertions" "cache=\"file\"" "Entries put in.",
     caches.uris.evictions: Counter Things "cache_evictions" "cache=\"uri\"" "Entries that made room.",
-    caches.choices.evictions: Counter Things "cache_evictions" "cache=\"choice\"" "Entries that made room.",
+    caches.negotiations.evictions: Counter Things "cache_evictions" "cache=\"choice\"" "Entries that made room.",
     caches.paths.evictions: Counter Things "cache_evictions" "cache=\"path\"" "Entries that made room.",
     caches.heads.evictions: Counter Things "cache_evictions" "cache=\"head\"" "Entries that made room.",
     caches.bodies.evictions: Counter Things "cache_evictions" "cache=\"body\"" "Entries that made room.",
     caches.files.evictions: Counter Things "cache_evictions" "cache=\"file\"" "Entries that made room.",
     mapped.unmapped: Counter Things "cache_evictions" "cache=\"mapped\"" "Entries that made room.",
     caches.uris.refusals: Counter Things "cache_refusals" "cache=\"uri\"" "Entries that were not put in.",
-    caches.choices.refusals: Counter Things "cache_refusals" "cache=\"choice\"" "Entries that were not put in.",
+    caches.negotiations.refusals: Counter Things "cache_refusals" "cache=\"choice\"" "Entries that were not put in.",
     caches.paths.refusals: Counter Things "cache_refusals" "cache=\"path\"" "Entries that were not put in.",
     caches.heads.refusals: Counter Things "cache_refusals" "cache=\"head\"" "Entries that were not put in.",
     caches.bodies.refusals: Counter Things "cache_refusals" "cache=\"body\"" "Entries that were not put in.",
@@ -417,7 +417,7 @@ impl fmt::Display for Snapshot {
         )?;
         for (name, store, unit, amount) in [
             ("uri cache", &caches.uris, "entries", caches.uri_entries),
-            ("choice cache", &caches.choices, "entries", caches.negotiation_entries),
+            ("choice cache", &caches.negotiations, "entries", caches.negotiation_entries),
             ("path cache", &caches.paths, "entries", caches.path_entries),
             ("head cache", &caches.heads, "bytes", caches.head_bytes),
             ("content cache, bodies", &caches.bodies, "bytes", caches.body_bytes),

@@ -21,10 +21,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::AppTrouble;
 use amped_core::cache::Budgets;
-use amped_core::desk::Desk;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, NotUnpacked, Stored};
 use amped_core::listing::{self, Entry, Listing};
+use amped_core::shared_state::SharedState;
 use amped_core::site::{Site, Sites, Symlinks};
 use amped_core::variants;
 use amped_http::negotiate::Coding;
@@ -292,14 +292,14 @@ impl Disk {
         asked: Time,
         work: &Work,
         found: Found<OpenFile>,
-        desk: &mut Desk<OpenFile>,
+        shared: &mut SharedState<OpenFile>,
     ) -> event::Answer<OpenFile> {
         // Before: what comes of the note must not come before what it is about.
         if let (Work::Name(work), Some(notes)) = (work, self.notes.get()) {
             notes.note(work.site, &work.path);
         }
-        let sites = Arc::clone(&desk.sites);
-        desk.caches.learn(asked, work, found, &sites)
+        let sites = Arc::clone(&shared.sites);
+        shared.caches.learn(asked, work, found, &sites)
     }
 
     /// Those who watch are told from now on.

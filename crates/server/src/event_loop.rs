@@ -20,11 +20,11 @@ use amped_units::Time;
 use crate::access_log::Writer;
 use crate::app::AppSide;
 use crate::clock::Clock;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::mailbox::Mailbox;
 use crate::message::Message;
-use crate::metrics::Seat;
+use crate::metrics::StatsSlot;
 use crate::say;
 use crate::token::Token;
 use crate::worker::{Accepted, DiskSide, Worker};
@@ -50,7 +50,7 @@ const LISTENERS: u64 = Token::FIRST_OTHER + 3;
 /// What one loop starts with.
 pub struct Start {
     /// The configuration in force.
-    pub generation: Arc<Generation>,
+    pub generation: Arc<ConfigSnapshot>,
     /// Its own listeners, one for each address.
     pub listeners: Vec<OwnedFd>,
     /// How it is reached.
@@ -59,10 +59,10 @@ pub struct Start {
     pub log: Option<Arc<Writer>>,
     /// The time, the same for all loops.
     pub clock: Clock,
-    /// Where its helpers come from, if these are processes (`helper::nursery`).
-    pub nursery: Option<OwnedFd>,
+    /// Where its helpers come from, if these are processes (`helper::fork_server`).
+    pub fork_server: Option<OwnedFd>,
     /// Where it publishes what it counts, if anybody is to know.
-    pub seat: Option<Seat>,
+    pub slot: Option<StatsSlot>,
 }
 
 /// Runs the loop; returns how things stood at its end.
@@ -70,13 +70,13 @@ pub struct Start {
 /// # Errors
 /// What the kernel refused that no loop can do without.
 pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
-    let Start { generation, listeners, mailbox, log, clock, seat, .. } = start;
+    let Start { generation, listeners, mailbox, log, clock, slot, .. } = start;
     let epoll = Arc::new(Epoll::new()?);
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
     let mut door = Door::new(listeners, generation.pooled());
     let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
-    let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, seat);
+    let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, slot);
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;

@@ -15,10 +15,11 @@
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
-//! 11. `config`, which makes settings of flags and file; `front`, `processes`, `serve`, `preload`: the program.
+//! 11. `config`, which makes settings of flags and file; `admin`, `processes`, `serve`, `preload`: the program.
 #![forbid(unsafe_code)]
 
 pub mod access_log;
+pub mod admin;
 pub mod app;
 pub mod arch;
 pub mod clock;
@@ -29,7 +30,6 @@ pub mod counters;
 pub mod descriptors;
 pub mod disk;
 pub mod event_loop;
-pub mod front;
 pub mod helper;
 pub mod listen;
 pub mod listings;

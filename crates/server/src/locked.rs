@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use amped_core::cache::backend::Shards;
 use amped_core::cache::content::ContentCache;
 use amped_core::cache::head::HeadCache;
 use amped_core::cache::path::PathCache;
-use amped_core::cache::shelf::Shards;
 use amped_core::cache::{Budgets, SharedCaches};
 
 use crate::open_file::OpenFile;

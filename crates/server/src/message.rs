@@ -8,14 +8,14 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use amped_core::cache::{Caches, Change};
-use amped_core::event::Brief;
+use amped_core::event::AnswerKind;
 use amped_core::site::Sites;
 use amped_units::Time;
 
 use crate::app::cgi::Started;
-use crate::app::fills::Settled;
+use crate::app::single_flight::Settled;
 use crate::app::spool;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::helper::Done;
 use crate::passwords::verifier::Verified;
@@ -35,7 +35,7 @@ pub enum Message {
     /// A page for which a request waits is kept now, or is not going to be.
     PageSettled(Settled),
     /// Another configuration comes into force.
-    Renew(Arc<Generation>),
+    Renew(Arc<ConfigSnapshot>),
     /// Listen on these from now on, and on no others.
     Listen(Vec<OwnedFd>),
     /// Stop: finish what is under way, at the latest at this moment.
@@ -100,7 +100,7 @@ pub struct Preload {
     /// The clean path.
     pub path: Arc<[u8]>,
     /// Whom to tell what was found.
-    pub tell: Box<dyn FnOnce(Brief) + Send>,
+    pub tell: Box<dyn FnOnce(AnswerKind) + Send>,
 }
 
 impl std::fmt::Debug for Preload {

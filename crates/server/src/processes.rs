@@ -13,25 +13,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_core::event::Brief;
+use amped_core::event::AnswerKind;
 use amped_sys::poll;
 use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
 use amped_units::Time;
 
 use crate::access_log::{Sink, Writer, end_log};
+use crate::admin::AdminEndpoint;
 use crate::arch;
 use crate::clock::Clock;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::control::Orders;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::event_loop::Start;
-use crate::front::Front;
 use crate::listen::Address;
 use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
-use crate::metrics::{Seat, Seats};
+use crate::metrics::{StatsSlot, StatsSlots};
 use crate::notes::Notes;
 use crate::say;
 use crate::say::die;
@@ -40,7 +40,7 @@ use crate::watch::{self, Audience};
 /// What a child starts with.
 pub struct Parts {
     /// The configuration in force.
-    pub generation: Arc<Generation>,
+    pub generation: Arc<ConfigSnapshot>,
     /// Where it listens. In the parent these are kept nowhere else: what a child has beside, it could not close.
     pub addresses: Vec<Address>,
     /// Opens the log: each child has its own writer on the same file.
@@ -50,16 +50,16 @@ pub struct Parts {
     /// Kept back in the parent, let go in the child.
     pub signals: Signals,
     /// Places for what the children count, if anybody is to know.
-    pub seats: Option<Seats>,
+    pub slots: Option<StatsSlots>,
 }
 
 /// The children.
 pub struct Pool {
     parts: Parts,
     /// What was in force before, while that may have to be restored.
-    before: Option<(Arc<Generation>, Vec<Address>)>,
+    before: Option<(Arc<ConfigSnapshot>, Vec<Address>)>,
     /// The parent's alone: a client that a child held too would not see its end.
-    pub front: Option<Front>,
+    pub admin: Option<AdminEndpoint>,
     children: Vec<Child>,
     /// Moments at which a child that died soon after its start is replaced.
     vacancies: Vec<Instant>,
@@ -73,7 +73,7 @@ struct Child {
     pid: u32,
     line: UnixStream,
     /// Where it counts.
-    seat: Option<Seat>,
+    slot: Option<StatsSlot>,
     started: Instant,
     /// It has been told to stop.
     stopping: bool,
@@ -84,7 +84,7 @@ struct Child {
     /// What it has said in its last report, and the number of that.
     report: Option<(u64, Snapshot)>,
     /// What it has found for orders, and their numbers.
-    found: Vec<(u64, Brief)>,
+    found: Vec<(u64, AnswerKind)>,
     /// Orders to look a name up that it has not answered. `unanswered <= UNANSWERED_MAX`
     unanswered: usize,
 }
@@ -128,9 +128,9 @@ impl Pool {
     ///
     /// # Errors
     /// When one cannot be started.
-    pub fn start(parts: Parts, front: Option<Front>) -> io::Result<Pool> {
+    pub fn start(parts: Parts, admin: Option<AdminEndpoint>) -> io::Result<Pool> {
         let (children, vacancies) = (Vec::new(), Vec::new());
-        let mut pool = Pool { parts, before: None, front, children, vacancies, ended: Snapshot::default(), report: 0 };
+        let mut pool = Pool { parts, before: None, admin, children, vacancies, ended: Snapshot::default(), report: 0 };
         for _ in 0..pool.parts.generation.settings.workers {
             pool.add()?;
         }
@@ -139,10 +139,10 @@ impl Pool {
 
     fn add(&mut self) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
-        let seat = self.parts.seats.as_mut().map(Seats::take);
+        let slot = self.parts.slots.as_mut().map(StatsSlots::take);
         // What is on its way to standard error and output would else be written by both.
         io::stdout().flush()?;
-        let forked = process::fork().inspect_err(|_| self.give_back(seat.as_ref()))?;
+        let forked = process::fork().inspect_err(|_| self.give_back(slot.as_ref()))?;
         match forked {
             Fork::Parent(pid) => {
                 // A child that is stopped (SIGSTOP) must not stop its parent.
@@ -150,7 +150,7 @@ impl Pool {
                 self.children.push(Child {
                     pid,
                     line: ours,
-                    seat,
+                    slot,
                     started: Instant::now(),
                     stopping: false,
                     ended: false,
@@ -167,21 +167,21 @@ impl Pool {
                 self.children.clear();
                 // An address that is given up is closed only when nobody has it open.
                 self.before = None;
-                self.front = None;
-                self.run(theirs, seat)
+                self.admin = None;
+                self.run(theirs, slot)
             }
         }
     }
 
     /// Whoever was to count there, or did, does not.
-    fn give_back(&mut self, seat: Option<&Seat>) {
-        if let (Some(seats), Some(seat)) = (&mut self.parts.seats, seat) {
-            seats.give_back(seat);
+    fn give_back(&mut self, slot: Option<&StatsSlot>) {
+        if let (Some(slots), Some(slot)) = (&mut self.parts.slots, slot) {
+            slots.give_back(slot);
         }
     }
 
     /// A child's life.
-    fn run(&mut self, line: UnixStream, seat: Option<Seat>) -> ! {
+    fn run(&mut self, line: UnixStream, slot: Option<StatsSlot>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
         // Where memory runs out, one child is a client's loss, the parent everybody's.
@@ -198,8 +198,8 @@ impl Pool {
             mailbox: Arc::clone(&mailbox),
             log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock: *clock,
-            nursery: None,
-            seat,
+            fork_server: None,
+            slot,
         };
         if generation.settings.watch {
             watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
@@ -231,7 +231,7 @@ impl Pool {
     ///
     /// # Errors
     /// When a new one cannot be started; then the old ones go on.
-    pub fn renew(&mut self, generation: Arc<Generation>, addresses: Vec<Address>, stop_at: Time) -> io::Result<()> {
+    pub fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>, stop_at: Time) -> io::Result<()> {
         let old = self.children.len();
         self.before = Some((
             std::mem::replace(&mut self.parts.generation, generation),
@@ -252,7 +252,7 @@ impl Pool {
     }
 
     /// The configuration in force.
-    pub fn generation(&self) -> &Arc<Generation> {
+    pub fn generation(&self) -> &Arc<ConfigSnapshot> {
         &self.parts.generation
     }
 
@@ -337,7 +337,7 @@ impl Pool {
             if let Some(last) = child.last_words.take() {
                 self.ended += &last.after_the_end();
             }
-            self.give_back(child.seat.take().as_ref());
+            self.give_back(child.slot.take().as_ref());
             if child.stopping {
                 continue;
             }
@@ -380,7 +380,7 @@ impl Orders for Pool {
         of
     }
 
-    fn answers(&mut self, number: u64) -> Vec<Brief> {
+    fn answers(&mut self, number: u64) -> Vec<AnswerKind> {
         let mut found = Vec::new();
         for child in &mut self.children {
             if poll::wait_readable(&[child.line.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
@@ -426,7 +426,7 @@ fn obey(
             PRELOAD => {
                 let Ok((site, path)) = read_name(&mut orders) else { break };
                 let answers = Arc::clone(answers);
-                let tell = Box::new(move |found: Brief| tell(&answers, PRELOAD, number, &found.to_bytes()));
+                let tell = Box::new(move |found: AnswerKind| tell(&answers, PRELOAD, number, &found.to_bytes()));
                 mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
             }
             REOPEN_LOG => {
@@ -488,7 +488,7 @@ impl Child {
             REPORT => self.report = Some((number, Snapshot::from_bytes(&said))),
             _ => {
                 self.unanswered = self.unanswered.saturating_sub(1);
-                self.found.extend(Brief::from_bytes(&said).map(|found| (number, found)));
+                self.found.extend(AnswerKind::from_bytes(&said).map(|found| (number, found)));
             }
         }
         Ok(())

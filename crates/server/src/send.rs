@@ -1,6 +1,6 @@
 //! Stop 10 of 10: bytes to the client.
 //!
-//! Replies wait in an [`Outbox`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
+//! Replies wait in an [`SendQueue`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
 //! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
 //! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
 //! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use amped_core::file::{Content, FileVersion, Stored};
 use amped_core::record::{Outcome, Record, Records};
-use amped_core::reply::{self, Body, Reply, Wall};
+use amped_core::reply::{self, Body, Reply, WallClock};
 use amped_http::date;
 use amped_http::h1::response::Connection;
 use amped_http::status::Status;
@@ -35,7 +35,7 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::{Optimisation, Optimise};
 use crate::config::settings::ContentMode;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
@@ -62,7 +62,7 @@ const PIECES_MAX: usize = 64;
 
 /// What is still to be sent on a connection.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct SendQueue {
     chunks: VecDeque<Chunk>,
     /// The bytes of all text chunks behind one another; those before `text_at` have been sent.
     text: Vec<u8>,
@@ -119,9 +119,9 @@ pub enum Probes {
 
 /// A loop's means of sending, shared by its connections.
 pub struct Sender {
-    /// Outboxes to be used again, so that a reply that goes out at once allocates nothing.
+    /// send queues to be used again, so that a reply that goes out at once allocates nothing.
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is used again")]
-    spare: Vec<Box<Outbox>>,
+    spare: Vec<Box<SendQueue>>,
     /// Where windows of young files are copied.
     window: Vec<u8>,
     /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
@@ -130,7 +130,7 @@ pub struct Sender {
     /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
     lends: bool,
     style: Style,
-    wary: Wary,
+    backoff: EvictionBackoff,
     /// Tests of residency so far.
     looks: u64,
     /// The moment of this turn, and the time of day in seconds since 1970.
@@ -150,7 +150,7 @@ pub struct Sender {
 /// dear as lending. What was read so is lent for a moment again ([`READ_FOR`]), so that a file that many ask for is read once
 /// a second. A window that nobody has seen before tells nothing: it is read in any case, and lent from then on.
 #[derive(Debug, Default)]
-struct Wary {
+struct EvictionBackoff {
     since: Time,
     until: Time,
     /// Blocks that this thread had read when it looked last, and when that was.
@@ -178,7 +178,7 @@ const FETCHES_MAX: u8 = 3;
 /// other reasons, the folder of a name say, must not be taken for a wait when it loses the processor minutes later.
 const COUNT_STEP: Duration = Duration::from_millis(100);
 
-impl Wary {
+impl EvictionBackoff {
     /// Something is about to be lent.
     fn look(&mut self, now: Time, blocks_read: impl FnOnce() -> i64) {
         if now.since(self.looked) >= COUNT_STEP || self.looked == Time::START {
@@ -234,8 +234,8 @@ impl Style {
         }
     }
 
-    fn date(self, wall: &Wall) -> [u8; date::LEN] {
-        if self.string_caches { wall.date } else { Wall::at(wall.seconds).date }
+    fn date(self, wall: &WallClock) -> [u8; date::LEN] {
+        if self.string_caches { wall.date } else { WallClock::at(wall.seconds).date }
     }
 
     fn alignment(self) -> usize {
@@ -246,14 +246,14 @@ impl Style {
 /// Bytes to which heads are aligned: those of the cache lines of the paper's day.
 const ALIGNMENT: usize = 32;
 
-/// An outbox whose text has grown beyond this is not kept.
+/// A send queue whose text has grown beyond this is not kept.
 const SPARE_TEXT_MAX: usize = 256 * 1024;
 
-/// Outboxes that are kept; one is enough but for bursts.
+/// send queues that are kept; one is enough but for bursts.
 const SPARE_MAX: usize = 16;
 
 /// Whom a line of the log is about, and where lines and records go.
-pub struct Teller<'a> {
+pub struct LogContext<'a> {
     /// The log.
     pub log: &'a mut AccessLog,
     /// The client.
@@ -261,7 +261,7 @@ pub struct Teller<'a> {
     /// Records to be used again.
     pub records: &'a mut Records,
     /// The time of day.
-    pub wall: &'a Wall,
+    pub wall: &'a WallClock,
     /// The time.
     pub now: Time,
     /// Who counts.
@@ -270,7 +270,7 @@ pub struct Teller<'a> {
     pub timing: &'a mut Option<Box<Timing>>,
 }
 
-impl Teller<'_> {
+impl LogContext<'_> {
     /// A reply is out, all of it if `is_whole`.
     fn tell(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
         let mut timing = self.timing.take();
@@ -285,14 +285,14 @@ impl Teller<'_> {
 
 impl Sender {
     /// Means of sending under this configuration.
-    pub fn new(generation: &Generation) -> Sender {
+    pub fn new(generation: &ConfigSnapshot) -> Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             lends: generation.settings.optimise.has(Optimisation::Sendfile),
             style: Style::of(&generation.settings.optimise),
-            wary: Wary::default(),
+            backoff: EvictionBackoff::default(),
             looks: 0,
             now: Time::START,
             wall_seconds: 0,
@@ -308,30 +308,30 @@ impl Sender {
     }
 
     /// Another configuration comes into force. Tests and mappings stay as they are.
-    pub fn renew(&mut self, generation: &Generation) {
+    pub fn renew(&mut self, generation: &ConfigSnapshot) {
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
         self.style = Style::of(&generation.settings.optimise);
     }
 
-    /// An empty outbox.
-    pub fn outbox(&mut self) -> Box<Outbox> {
+    /// An empty send queue.
+    pub fn send_queue(&mut self) -> Box<SendQueue> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes back an outbox of which everything was sent.
-    pub fn give_back(&mut self, mut outbox: Box<Outbox>) {
-        if self.spare.len() < SPARE_MAX && outbox.text.capacity() <= SPARE_TEXT_MAX {
-            outbox.text.clear();
-            outbox.text_at = 0;
-            self.spare.push(outbox);
+    /// Takes back a send queue of which everything was sent.
+    pub fn give_back(&mut self, mut send_queue: Box<SendQueue>) {
+        if self.spare.len() < SPARE_MAX && send_queue.text.capacity() <= SPARE_TEXT_MAX {
+            send_queue.text.clear();
+            send_queue.text_at = 0;
+            self.spare.push(send_queue);
         }
     }
 }
 
-impl Outbox {
+impl SendQueue {
     /// Puts a reply behind what is there.
-    pub fn put(&mut self, reply: Reply<OpenFile>, now: Time, wall: &Wall, style: Style) {
+    pub fn put(&mut self, reply: Reply<OpenFile>, now: Time, wall: &WallClock, style: Style) {
         let Reply { head, connection, body, mut record } = reply;
         self.looked_at = (record.outcome == Outcome::Hit).then_some(now);
         let start = self.text.len();
@@ -436,7 +436,7 @@ impl Outbox {
 
     /// Bytes of memory it holds.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<Outbox>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
+        size_of::<SendQueue>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
     }
 
     /// Sends until something is in the way. Replies that are complete are told to the log.
@@ -447,12 +447,12 @@ impl Outbox {
         transport: &Transport,
         sender: &mut Sender,
         probes: Probes,
-        teller: &mut Teller<'_>,
+        log_context: &mut LogContext<'_>,
     ) -> Progress {
         let mut windows = 0;
-        (sender.now, sender.wall_seconds) = (teller.now, teller.wall.seconds);
+        (sender.now, sender.wall_seconds) = (log_context.now, log_context.wall.seconds);
         loop {
-            self.tell_ends(teller);
+            self.tell_ends(log_context);
             if self.chunks.is_empty() {
                 return Progress::Done;
             }
@@ -461,16 +461,16 @@ impl Outbox {
                 probes => probes,
             };
             match self.send_front(transport, sender, WINDOWS_A_TURN - windows, probes) {
-                Ok(Front::Sent(count)) => self.advance(count, teller),
-                Ok(Front::SentWindows(number, count)) => {
+                Ok(SendOutcome::Sent(count)) => self.advance(count, log_context),
+                Ok(SendOutcome::SentWindows(number, count)) => {
                     windows += number;
                     self.looked_at = None;
-                    self.advance(count, teller);
+                    self.advance(count, log_context);
                 }
-                Ok(Front::Cold(content, range)) => return Progress::Cold(content, range),
-                Ok(Front::TurnIsOver) => return Progress::Yield,
-                Ok(Front::Changed) => return Progress::Broken,
-                Ok(Front::Unread) => self.fail_front(teller.wall, sender.style),
+                Ok(SendOutcome::Cold(content, range)) => return Progress::Cold(content, range),
+                Ok(SendOutcome::TurnIsOver) => return Progress::Yield,
+                Ok(SendOutcome::Changed) => return Progress::Broken,
+                Ok(SendOutcome::Unread) => self.fail_front(log_context.wall, sender.style),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Full,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Progress::Broken,
@@ -485,10 +485,10 @@ impl Outbox {
         sender: &mut Sender,
         windows_max: u64,
         probes: Probes,
-    ) -> io::Result<Front> {
+    ) -> io::Result<SendOutcome> {
         // The usual case, for which nobody has to write a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
-            return Ok(Front::Sent(transport.send(&[IoSlice::new(&self.text[self.text_at..])], false)? as u64));
+            return Ok(SendOutcome::Sent(transport.send(&[IoSlice::new(&self.text[self.text_at..])], false)? as u64));
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let (count, next) = self.gather(&mut pieces);
@@ -499,22 +499,22 @@ impl Outbox {
                 let windows = (range.clone(), windows_max, must_look);
                 let is_undecided = self.is_undecided();
                 match send_windows(transport, before, content, windows, sender, probes)? {
-                    Window::Sent(number, count) => return Ok(Front::SentWindows(number, count)),
-                    Window::Unread if is_undecided => return Ok(Front::Unread),
-                    Window::Cold(range) if is_undecided => return Ok(Front::Cold(Arc::clone(content), range)),
+                    Window::Sent(number, count) => return Ok(SendOutcome::SentWindows(number, count)),
+                    Window::Unread if is_undecided => return Ok(SendOutcome::Unread),
+                    Window::Cold(range) if is_undecided => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
                     // Whatever stands there is not to be lost.
                     Window::Cold(_) | Window::Changed | Window::Unread if !before.is_empty() => {}
-                    Window::Cold(range) => return Ok(Front::Cold(Arc::clone(content), range)),
-                    Window::Changed | Window::Unread => return Ok(Front::Changed),
+                    Window::Cold(range) => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
+                    Window::Changed | Window::Unread => return Ok(SendOutcome::Changed),
                     Window::AfterTheHead => {}
                 }
             } else if before.is_empty() {
-                return Ok(Front::TurnIsOver);
+                return Ok(SendOutcome::TurnIsOver);
             }
         }
         // If a file is next, its first window follows at once; without this the head would be a packet of its own.
         let more = next.is_some();
-        Ok(Front::Sent(transport.send(before, more)? as u64))
+        Ok(SendOutcome::Sent(transport.send(before, more)? as u64))
     }
 
     /// Whether nothing stands at the front but a reply with a file behind its head, of which nothing was sent: then it may
@@ -525,7 +525,7 @@ impl Outbox {
     }
 
     /// Makes an error of the reply at the front, of which nothing was sent: the disk has failed on its first bytes.
-    fn fail_front(&mut self, wall: &Wall, style: Style) {
+    fn fail_front(&mut self, wall: &WallClock, style: Style) {
         let is_end = |chunk: &Chunk| matches!(chunk, Chunk::End(_));
         let Some(end) = self.chunks.iter().position(is_end) else { return };
         let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
@@ -598,13 +598,13 @@ impl Outbox {
     }
 
     /// Takes `count` bytes from the front.
-    fn advance(&mut self, mut count: u64, teller: &mut Teller<'_>) {
-        teller.meter.sent(count);
+    fn advance(&mut self, mut count: u64, log_context: &mut LogContext<'_>) {
+        log_context.meter.sent(count);
         while count > 0 {
             let left = match self.chunks.front_mut() {
                 None => return,
                 Some(Chunk::End(_)) => {
-                    self.tell_ends(teller);
+                    self.tell_ends(log_context);
                     continue;
                 }
                 Some(Chunk::Text(length)) => {
@@ -643,12 +643,12 @@ impl Outbox {
         }
     }
 
-    fn tell_ends(&mut self, teller: &mut Teller<'_>) {
+    fn tell_ends(&mut self, log_context: &mut LogContext<'_>) {
         while matches!(self.chunks.front(), Some(Chunk::End(_))) {
             if let Some(Chunk::End(record)) = self.chunks.pop_front() {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                teller.tell(record, body_bytes, true);
+                log_context.tell(record, body_bytes, true);
             }
         }
         if self.chunks.is_empty() {
@@ -658,13 +658,13 @@ impl Outbox {
     }
 
     /// Tells the log of replies that will not be completed: with the bytes that went out of the first.
-    pub fn give_up(&mut self, teller: &mut Teller<'_>) {
+    pub fn give_up(&mut self, log_context: &mut LogContext<'_>) {
         self.put_end();
         for chunk in self.chunks.drain(..) {
             if let Chunk::End(record) = chunk {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                teller.tell(record, body_bytes, false);
+                log_context.tell(record, body_bytes, false);
             }
         }
     }
@@ -673,7 +673,7 @@ impl Outbox {
 type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
 
 /// What came of sending what is at the front.
-enum Front {
+enum SendOutcome {
     /// So many bytes went out.
     Sent(u64),
     /// The same, of so many windows among them.
@@ -740,7 +740,9 @@ impl Sender {
             ContentMode::Copy => Way::Copied,
             // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
-            _ if self.now < self.wary.until && !self.wary.believes(file.last_seen(number), self.now) => Way::Copied,
+            _ if self.now < self.backoff.until && !self.backoff.believes(file.last_seen(number), self.now) => {
+                Way::Copied
+            }
             _ if !is_settled(version, self.sendfile_min_age, self.wall_seconds) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
@@ -753,7 +755,7 @@ impl Sender {
     fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, way: &Way) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
-        if self.wary.believes(seen, self.now) {
+        if self.backoff.believes(seen, self.now) {
             return true;
         }
         self.looks += 1;
@@ -762,7 +764,7 @@ impl Sender {
         if self.samples() && is_there && is_whole(window, version) {
             file.is_seen(number, version.size, self.now);
         } else if seen.is_some() && !is_there {
-            self.wary.begin(self.now);
+            self.backoff.begin(self.now);
         }
         is_there
     }
@@ -831,7 +833,7 @@ fn send_windows(
         let count = match sender.residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                sender.wary.go_on(sender.now);
+                sender.backoff.go_on(sender.now);
                 return Ok(Window::Cold(window));
             }
             Err(_) => return Ok(Window::Unread),
@@ -876,7 +878,7 @@ fn send_windows(
         window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
     }
     if samples {
-        sender.wary.look(sender.now, blocks_read);
+        sender.backoff.look(sender.now, blocks_read);
     }
     let more = window.end < range.end;
     let begun = Instant::now();
@@ -888,7 +890,7 @@ fn send_windows(
         Way::Lent | Way::Copied => transport.send_file(file, window.clone()),
     })?;
     if begun.elapsed() > SUSPICIOUS && samples {
-        sender.wary.suspect(sender.now, blocks_read());
+        sender.backoff.suspect(sender.now, blocks_read());
     }
     let before: usize = before.iter().map(|piece| piece.len()).sum();
     let end = window.start + sent.saturating_sub(before) as u64;
@@ -917,39 +919,39 @@ mod tests {
 
     #[test]
     fn what_was_read_long_ago_is_no_reason_to_copy() {
-        let mut wary = Wary::default();
+        let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
         // A block was read while names were looked up; then the thread loses the processor while it sends.
-        wary.look(at(1), || 8);
-        wary.suspect(at(1), 8);
-        assert!(wary.until <= at(1));
-        wary.look(at(60_000), || 16);
-        wary.suspect(at(60_000), 16);
-        assert!(wary.until <= at(60_000));
+        backoff.look(at(1), || 8);
+        backoff.suspect(at(1), 8);
+        assert!(backoff.until <= at(1));
+        backoff.look(at(60_000), || 16);
+        backoff.suspect(at(60_000), 16);
+        assert!(backoff.until <= at(60_000));
         // This time the block is read by the sending itself.
-        wary.look(at(60_050), || 24);
-        wary.suspect(at(60_050), 24);
-        assert_eq!(wary.until, at(60_050) + WARY);
+        backoff.look(at(60_050), || 24);
+        backoff.suspect(at(60_050), 24);
+        assert_eq!(backoff.until, at(60_050) + WARY);
     }
 
     #[test]
     fn where_pages_are_lost_only_what_was_read_since_is_believed() {
-        let mut wary = Wary::default();
+        let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
-        let check = |wary: &Wary, seen: Option<u64>, now: u64, expected: bool| {
-            assert_eq!(wary.believes(seen.map(at), at(now)), expected, "{seen:?} at {now}");
+        let check = |backoff: &EvictionBackoff, seen: Option<u64>, now: u64, expected: bool| {
+            assert_eq!(backoff.believes(seen.map(at), at(now)), expected, "{seen:?} at {now}");
         };
-        check(&wary, None, 1_000, false);
-        check(&wary, Some(1_000), 1_009, true);
-        check(&wary, Some(1_000), 1_010, false);
-        wary.begin(at(2_000));
-        check(&wary, Some(1_999), 2_001, false);
-        check(&wary, Some(2_001), 3_000, true);
-        check(&wary, Some(2_001), 3_001, false);
+        check(&backoff, None, 1_000, false);
+        check(&backoff, Some(1_000), 1_009, true);
+        check(&backoff, Some(1_000), 1_010, false);
+        backoff.begin(at(2_000));
+        check(&backoff, Some(1_999), 2_001, false);
+        check(&backoff, Some(2_001), 3_000, true);
+        check(&backoff, Some(2_001), 3_001, false);
         // Another that is gone puts the end off, and changes nothing of what has been read.
-        wary.begin(at(2_500));
-        check(&wary, Some(2_100), 3_000, true);
-        check(&wary, Some(12_499), 12_600, false);
-        check(&wary, Some(12_499), 12_505, true);
+        backoff.begin(at(2_500));
+        check(&backoff, Some(2_100), 3_000, true);
+        check(&backoff, Some(12_499), 12_600, false);
+        check(&backoff, Some(12_499), 12_505, true);
     }
 }

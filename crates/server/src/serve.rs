@@ -19,32 +19,32 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use amped_core::event::Brief;
+use amped_core::event::AnswerKind;
 use amped_exporter::Exporter;
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer, end_log};
+use crate::admin::AdminEndpoint;
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
 use crate::config::optimise::Optimisation;
 use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, Settings, form};
 use crate::config::{self, cli};
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
 use crate::disk::Disk;
 use crate::event_loop::Start;
-use crate::front::Front;
-use crate::helper::nursery::{self, Nursery};
+use crate::helper::fork_server::{self, ForkServer};
 use crate::listen::{self, Address};
 use crate::locked;
 use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
-use crate::metrics::{Board, Seat, Seats};
+use crate::metrics::{StatsSegment, StatsSlot, StatsSlots};
 use crate::open_file::MappedWindows;
 use crate::passwords::accounts::AccountFiles;
 use crate::passwords::ledger::Ledger;
@@ -64,11 +64,11 @@ struct Server {
     flags: cli::Serve,
     /// Workers that the configuration asks for; there may be fewer.
     workers_asked: usize,
-    generation: Arc<Generation>,
-    crew: Crew,
+    generation: Arc<ConfigSnapshot>,
+    workers: Crew,
     clock: Clock,
     /// Where the loops publish what they count, if anybody is to know.
-    board: Option<Arc<Board>>,
+    segment: Option<Arc<StatsSegment>>,
 }
 
 /// The workers.
@@ -80,7 +80,7 @@ enum Crew {
 /// Workers that are threads of this process.
 struct Threads {
     addresses: Vec<Address>,
-    front: Option<Front>,
+    admin: Option<AdminEndpoint>,
     /// What they found for orders.
     answers: Arc<Answers>,
     /// They share their caches, so that it is enough if one of them carries an order out.
@@ -88,7 +88,7 @@ struct Threads {
     mailboxes: Vec<Arc<Mailbox<Message>>>,
     loops: Vec<JoinHandle<Snapshot>>,
     /// Where helpers come from, if these are processes.
-    nursery: Option<Nursery>,
+    fork_server: Option<ForkServer>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
 }
 
@@ -164,10 +164,10 @@ impl Server {
         }
         let owner = owner(&settings)?;
         // Before there is anything that these processes should not have.
-        let nursery = match settings.helpers.kind {
+        let fork_server = match settings.helpers.kind {
             HelperKind::Processes if form(settings.architecture).helpers => {
-                let nursery = nursery::start(settings.workers, signals, || become_owner(owner.as_ref()));
-                Some(nursery.map_err(|error| format!("cannot start the process that helpers come from: {error}"))?)
+                let fork_server = fork_server::start(settings.workers, signals, || become_owner(owner.as_ref()));
+                Some(fork_server.map_err(|error| format!("cannot start the process that helpers come from: {error}"))?)
             }
             HelperKind::Processes | HelperKind::Threads => None,
         };
@@ -182,9 +182,9 @@ impl Server {
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
         let exporter = settings.metrics.listen.map(|asked| exporter(asked, addresses.iter())).transpose()?;
-        let front =
-            Front::new(control, exporter, &signals).map_err(|error| format!("cannot hear of signals: {error}"))?;
-        let board = board_of(&settings)?.map(Arc::new);
+        let admin = AdminEndpoint::new(control, exporter, &signals)
+            .map_err(|error| format!("cannot hear of signals: {error}"))?;
+        let segment = board_of(&settings)?.map(Arc::new);
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, who may read every file; give a user to become with --user NAME");
@@ -199,10 +199,10 @@ impl Server {
 
         // Threads and processes start when there is nothing left to give up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
-        let crew = if form(generation.settings.architecture).processes {
-            let seats = board.clone().map(Seats::of);
-            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals, seats };
-            let pool = Pool::start(parts, front).map_err(|error| format!("cannot start a process: {error}"))?;
+        let workers = if form(generation.settings.architecture).processes {
+            let slots = segment.clone().map(StatsSlots::of);
+            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals, slots };
+            let pool = Pool::start(parts, admin).map_err(|error| format!("cannot start a process: {error}"))?;
             Crew::Processes(Box::new(pool))
         } else {
             let settings = &generation.settings.log;
@@ -211,18 +211,18 @@ impl Server {
             let answers = Answers::new().map_err(|error| format!("cannot make a mailbox: {error}"))?;
             let shared_caches = generation.caches.is_some();
             let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
-            let mut threads = Threads { addresses, front, answers, shared_caches, mailboxes, loops, nursery, log };
+            let mut threads = Threads { addresses, admin, answers, shared_caches, mailboxes, loops, fork_server, log };
             for n in 0..generation.settings.workers {
-                threads.add(n, &generation, clock, board.as_ref().map(|board| board.seat(n)))?;
+                threads.add(n, &generation, clock, segment.as_ref().map(|segment| segment.slot(n)))?;
             }
             threads.watch(&generation);
             Crew::Threads(Box::new(threads))
         };
-        Ok(Server { flags: flags.clone(), workers_asked, generation, crew, clock, board })
+        Ok(Server { flags: flags.clone(), workers_asked, generation, workers, clock, segment })
     }
 
     fn addresses(&self) -> &[Address] {
-        match &self.crew {
+        match &self.workers {
             Crew::Threads(threads) => &threads.addresses,
             Crew::Processes(pool) => pool.addresses(),
         }
@@ -264,7 +264,7 @@ impl Server {
             text += &format!(", up to {} {what} a loop", settings.helpers.max);
         }
         text += "\n";
-        if let Some(exporter) = self.crew.front().and_then(|front| front.exporter.as_ref()) {
+        if let Some(exporter) = self.workers.admin().and_then(|admin| admin.exporter.as_ref()) {
             text += &format!("amped: metrics on http://{}/metrics\n", exporter.address());
         }
         // To standard error: standard output may be the log's.
@@ -273,13 +273,13 @@ impl Server {
 
     fn obey(mut self, signals: &Signals) -> ExitCode {
         loop {
-            let patience = match &self.crew {
+            let patience = match &self.workers {
                 Crew::Threads(_) => Duration::MAX,
                 Crew::Processes(pool) => pool.patience(),
             };
-            let patience = match self.crew.front() {
-                Some(front) => {
-                    front.wait(&self.crew, patience);
+            let patience = match self.workers.admin() {
+                Some(admin) => {
+                    admin.wait(&self.workers, patience);
                     Duration::ZERO
                 }
                 None => patience,
@@ -292,18 +292,18 @@ impl Server {
                 Some(Signal::Child) | None => {}
             }
             // Without it no helper could be started any more; a supervisor that sees the server end starts it anew.
-            if let Crew::Threads(threads) = &self.crew
-                && let Some(nursery) = &threads.nursery
-                && let Some(ending) = process::has_ended(nursery.pid)
+            if let Crew::Threads(threads) = &self.workers
+                && let Some(fork_server) = &threads.fork_server
+                && let Some(ending) = process::has_ended(fork_server.pid)
             {
                 die(&format!("the process that helpers come from {ending}"));
             }
-            if let Crew::Processes(pool) = &mut self.crew {
+            if let Crew::Processes(pool) = &mut self.workers {
                 pool.look_after();
             }
-            if let Some(mut front) = self.crew.front_mut().take() {
-                front.turn(&self.generation.settings.sites, &mut self.crew, self.board.as_deref());
-                *self.crew.front_mut() = Some(front);
+            if let Some(mut admin) = self.workers.admin_mut().take() {
+                admin.turn(&self.generation.settings.sites, &mut self.workers, self.segment.as_deref());
+                *self.workers.admin_mut() = Some(admin);
             }
         }
     }
@@ -319,7 +319,7 @@ impl Server {
 
     fn try_reload(&mut self) -> Result<(), String> {
         let (generation, addresses) = self.prepare()?;
-        match &mut self.crew {
+        match &mut self.workers {
             Crew::Threads(threads) => {
                 let listeners = (0..threads.mailboxes.len()).map(|n| listen::listeners_of(&addresses, n));
                 let listeners = listeners.collect::<io::Result<Vec<_>>>();
@@ -350,7 +350,7 @@ impl Server {
     }
 
     fn reopen_log(&mut self) {
-        match &mut self.crew {
+        match &mut self.workers {
             Crew::Threads(threads) => {
                 if let Some((writer, _)) = &threads.log {
                     writer.reopen();
@@ -364,7 +364,7 @@ impl Server {
     }
 
     /// Everything that a new configuration needs.
-    fn prepare(&self) -> Result<(Arc<Generation>, Vec<Address>), String> {
+    fn prepare(&self) -> Result<(Arc<ConfigSnapshot>, Vec<Address>), String> {
         let mut settings = config::load(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
         let mut fixed = Vec::new();
@@ -406,25 +406,25 @@ impl Server {
 
     /// How things stand, over all workers. One that does not answer within a second is missing from it.
     fn report(&mut self) -> String {
-        let (sum, answered, of) = match &mut self.crew {
+        let (sum, answered, of) = match &mut self.workers {
             Crew::Threads(threads) => threads.report(&self.generation),
             Crew::Processes(pool) => pool.report(),
         };
         let shared = self.generation.shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
-        let control = self.crew.front().and_then(|front| front.control.as_ref());
+        let control = self.workers.admin().and_then(|admin| admin.control.as_ref());
         let control = control.map_or(String::new(), |control| format!("control: orders={}\n", control.orders()));
         format!("{sum}{shared}{control}loops: answered={answered} of={of}\n")
     }
 
     /// Finishes what is under way, within the deadline; a second signal does not wait for it.
     fn stop(mut self, signals: &Signals) -> ExitCode {
-        if let Some(control) = self.crew.front_mut().take().and_then(|front| front.control) {
+        if let Some(control) = self.workers.admin_mut().take().and_then(|admin| admin.control) {
             control.close();
         }
         let deadline = self.generation.settings.stop_deadline;
         say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
-        match self.crew {
+        match self.workers {
             Crew::Threads(threads) => threads.stop(self.generation, at, self.clock, signals),
             Crew::Processes(pool) => stop_processes(*pool, at, self.clock, signals),
         }
@@ -432,17 +432,17 @@ impl Server {
 }
 
 impl Crew {
-    fn front(&self) -> Option<&Front> {
+    fn admin(&self) -> Option<&AdminEndpoint> {
         match self {
-            Crew::Threads(threads) => threads.front.as_ref(),
-            Crew::Processes(pool) => pool.front.as_ref(),
+            Crew::Threads(threads) => threads.admin.as_ref(),
+            Crew::Processes(pool) => pool.admin.as_ref(),
         }
     }
 
-    fn front_mut(&mut self) -> &mut Option<Front> {
+    fn admin_mut(&mut self) -> &mut Option<AdminEndpoint> {
         match self {
-            Crew::Threads(threads) => &mut threads.front,
-            Crew::Processes(pool) => &mut pool.front,
+            Crew::Threads(threads) => &mut threads.admin,
+            Crew::Processes(pool) => &mut pool.admin,
         }
     }
 }
@@ -455,7 +455,7 @@ impl Orders for Crew {
         }
     }
 
-    fn answers(&mut self, number: u64) -> Vec<Brief> {
+    fn answers(&mut self, number: u64) -> Vec<AnswerKind> {
         match self {
             Crew::Threads(threads) => threads.answers.take(number),
             Crew::Processes(pool) => pool.answers(number),
@@ -472,7 +472,7 @@ impl Orders for Crew {
 
 impl Threads {
     /// Begins to watch folders, if that is wanted.
-    fn watch(&self, generation: &Generation) {
+    fn watch(&self, generation: &ConfigSnapshot) {
         if generation.settings.watch {
             let audience = match &generation.caches {
                 Some(shared) => Audience::Shared(shared.clone()),
@@ -495,7 +495,13 @@ impl Threads {
         if self.shared_caches { 1 } else { self.mailboxes.len() }
     }
 
-    fn add(&mut self, n: usize, generation: &Arc<Generation>, clock: Clock, seat: Option<Seat>) -> Result<(), String> {
+    fn add(
+        &mut self,
+        n: usize,
+        generation: &Arc<ConfigSnapshot>,
+        clock: Clock,
+        slot: Option<StatsSlot>,
+    ) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
         let start = Start {
@@ -504,8 +510,8 @@ impl Threads {
             mailbox: Arc::clone(&mailbox),
             log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock,
-            nursery: self.nursery.as_mut().and_then(|nursery| nursery.links.pop()),
-            seat,
+            fork_server: self.fork_server.as_mut().and_then(|fork_server| fork_server.links.pop()),
+            slot,
         };
         let architecture = generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
@@ -523,7 +529,7 @@ impl Threads {
         Ok(())
     }
 
-    fn report(&self, generation: &Generation) -> (Snapshot, usize, usize) {
+    fn report(&self, generation: &ConfigSnapshot) -> (Snapshot, usize, usize) {
         let (to, from) = channel();
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Report(to.clone()));
@@ -538,7 +544,7 @@ impl Threads {
         (generation.sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
-    fn stop(mut self, generation: Arc<Generation>, at: Time, clock: Clock, signals: &Signals) -> ! {
+    fn stop(mut self, generation: Arc<ConfigSnapshot>, at: Time, clock: Clock, signals: &Signals) -> ! {
         self.addresses.clear();
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Stop(at));
@@ -612,13 +618,13 @@ fn exporter<'a>(asked: SocketAddr, own: impl Iterator<Item = &'a Address> + Clon
 
 /// Memory for what the loops count, if anybody is to know. Where they are processes there is room for twice as many, since
 /// after a reload the old ones are still at their last replies.
-fn board_of(settings: &Settings) -> Result<Option<Board>, String> {
+fn board_of(settings: &Settings) -> Result<Option<StatsSegment>, String> {
     let MetricsSettings { file, listen, .. } = &settings.metrics;
     if file.is_none() && listen.is_none() {
         return Ok(None);
     }
     let loops = if form(settings.architecture).processes { 2 * settings.workers } else { settings.workers };
-    Board::new(file.as_deref(), loops).map(Some)
+    StatsSegment::new(file.as_deref(), loops).map(Some)
 }
 
 /// What the limit on open files bears of a configuration.
@@ -646,7 +652,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
 }
 
 /// Opens what a configuration names.
-fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, String> {
+fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
     settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
@@ -700,7 +706,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     }
     // The page cache and what is mapped outlive a configuration.
     let (residency, mapped) = match old {
-        Some(Generation { disk, .. }) => (Arc::clone(disk.residency()), disk.mapped().clone()),
+        Some(ConfigSnapshot { disk, .. }) => (Arc::clone(disk.residency()), disk.mapped().clone()),
         None => {
             let bytes = settings.send.mapped_bytes.0;
             let bytes = if form.processes { bytes / settings.workers as u64 } else { bytes * workers as u64 };
@@ -712,7 +718,7 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.budgets);
         match old {
-            Some(Generation { settings: old, caches: Some(contents), .. }) if old.budgets == settings.budgets => {
+            Some(ConfigSnapshot { settings: old, caches: Some(contents), .. }) if old.budgets == settings.budgets => {
                 shared.with_contents_of(contents)
             }
             _ => shared,
@@ -724,11 +730,11 @@ fn open(mut settings: Settings, old: Option<&Generation>) -> Result<Generation, 
     let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
     let apps = apps.map_err(|error| format!("cannot start what keeps applications: {error}"))?;
     let verifier = verifier(&settings, old).map_err(|error| format!("cannot prepare for passwords: {error}"))?;
-    Ok(Generation { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps })
+    Ok(ConfigSnapshot { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps })
 }
 
 /// What verifies passwords, if a site wants any. What was tried under another configuration still counts.
-fn verifier(settings: &Settings, old: Option<&Generation>) -> io::Result<Option<Verifier>> {
+fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Option<Verifier>> {
     if settings.accounts.is_empty() {
         return Ok(None);
     }

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::auth::Verdict;
-use amped_core::desk::Desk;
 use amped_core::event::{Action, Answer, Delay, Event, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Content;
 use amped_core::http1::Conn;
+use amped_core::shared_state::SharedState;
 use amped_sys::clock;
 use amped_units::Time;
 
@@ -27,7 +27,7 @@ use crate::access_log::{AccessLog, Peer};
 use crate::app::{AppRequest, AppSide, Ends, Heard};
 use crate::clock::Clock;
 use crate::config::settings::LogFormat;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::metrics::{Meter, Phase, Timing};
@@ -35,7 +35,7 @@ use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, Asker};
 use crate::say;
-use crate::send::{Outbox, Probes, Progress, Sender, Teller};
+use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::token::Token;
 use crate::transport::Transport;
 
@@ -46,7 +46,14 @@ pub trait DiskAccess {
     const PROBES: bool;
 
     /// A connection's question.
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked;
+    fn ask(
+        &mut self,
+        now: Time,
+        asker: Token,
+        ticket: Ticket,
+        work: &Work,
+        shared: &mut SharedState<OpenFile>,
+    ) -> Asked;
 
     /// The connection no longer waits for the answer to this question.
     fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
@@ -72,7 +79,7 @@ pub struct Connection {
     pub(crate) transport: Transport,
     pub(crate) peer: Peer,
     /// `None` when nothing is to be sent.
-    pub(crate) outbox: Option<Box<Outbox>>,
+    pub(crate) send_queue: Option<Box<SendQueue>>,
     /// The earliest moment at which the wheel will name this connection.
     pub(crate) armed: Time,
     /// Bytes that were sent and not acknowledged when the socket was last found full.
@@ -106,7 +113,7 @@ impl Connection {
             conn: Conn::new(now),
             transport: Transport::new(socket),
             peer: Peer::new(address),
-            outbox: None,
+            send_queue: None,
             armed: Time::NEVER,
             unacknowledged: 0,
             // Often the request has come by now.
@@ -125,17 +132,17 @@ impl Connection {
 
     /// Bytes of memory that it holds beside itself.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let outbox = self.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes());
-        self.conn.heap_bytes() + outbox + self.app.as_ref().map_or(0, |app| app.heap_bytes())
+        let send_queue = self.send_queue.as_ref().map_or(0, |send_queue| send_queue.heap_bytes());
+        self.conn.heap_bytes() + send_queue + self.app.as_ref().map_or(0, |app| app.heap_bytes())
     }
 }
 
 /// What the turns of a loop share.
 pub struct LoopContext {
     /// What connections share.
-    pub desk: Desk<OpenFile>,
+    pub shared: SharedState<OpenFile>,
     /// The configuration in force.
-    pub(crate) generation: Arc<Generation>,
+    pub(crate) generation: Arc<ConfigSnapshot>,
     /// How verdicts reach the loop.
     pub(crate) mailbox: Arc<Mailbox<Message>>,
     /// The loop's end of the log.
@@ -205,7 +212,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             self.carry_out()?;
             self.note_answered();
             if batches == BATCHES_A_TURN {
-                // What was said last lies in the outbox; it goes out with the next turn.
+                // What was said last lies in the send queue; it goes out with the next turn.
                 break Rest::ComesAgain;
             }
             match self.send()? {
@@ -225,7 +232,7 @@ impl<D: DiskAccess> Turn<'_, D> {
 
     /// Passes an event to the connection, which appends its actions.
     fn handle(&mut self, event: Event<'_, OpenFile>) {
-        self.connection.conn.handle(self.now, event, &mut self.context.desk, self.actions);
+        self.connection.conn.handle(self.now, event, &mut self.context.shared, self.actions);
     }
 
     /// Receives once.
@@ -254,7 +261,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(_) => return Err(Dead),
         };
-        connection.conn.handle(self.now, event, &mut context.desk, self.actions);
+        connection.conn.handle(self.now, event, &mut context.shared, self.actions);
         Ok(())
     }
 
@@ -266,12 +273,12 @@ impl<D: DiskAccess> Turn<'_, D> {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
                 Action::Send(reply) => {
                     let style = self.context.sender.style();
-                    let outbox = self.connection.outbox.get_or_insert_with(|| self.context.sender.outbox());
-                    outbox.put(reply, self.now, &self.context.desk.wall, style);
+                    let send_queue = self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue());
+                    send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
-                Action::Interim(bytes) => self.outbox().put_interim(bytes),
-                Action::Piece(bytes, framed) => self.outbox().put_piece(&bytes, framed),
-                Action::PieceEnd => self.connection.outbox.iter_mut().for_each(|outbox| outbox.put_end()),
+                Action::Interim(bytes) => self.send_queue().put_interim(bytes),
+                Action::Piece(bytes, framed) => self.send_queue().put_piece(&bytes, framed),
+                Action::PieceEnd => self.connection.send_queue.iter_mut().for_each(|send_queue| send_queue.put_end()),
                 Action::App(ticket, input) => {
                     let Turn { connection, context, .. } = self;
                     let socket = (connection.transport.as_fd(), &mut connection.ends);
@@ -293,13 +300,13 @@ impl<D: DiskAccess> Turn<'_, D> {
         Ok(())
     }
 
-    fn outbox(&mut self) -> &mut Outbox {
-        self.connection.outbox.get_or_insert_with(|| self.context.sender.outbox())
+    fn send_queue(&mut self) -> &mut SendQueue {
+        self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue())
     }
 
     /// A question for the disk.
     fn ask_disk(&mut self, ticket: Ticket, work: &Work) {
-        match self.disk.ask(self.now, self.token, ticket, work, &mut self.context.desk) {
+        match self.disk.ask(self.now, self.token, ticket, work, &mut self.context.shared) {
             Asked::Answered(answer) => self.handle(Event::Disk(ticket, answer)),
             Asked::Later(delay) => {
                 self.handle(Event::Late(ticket, delay));
@@ -357,47 +364,47 @@ impl<D: DiskAccess> Turn<'_, D> {
             Heard::Nothing => return false,
             Heard::Again => {}
             Heard::Said(ticket, output) => {
-                connection.conn.handle(self.now, Event::App(ticket, output), &mut context.desk, self.actions);
+                connection.conn.handle(self.now, Event::App(ticket, output), &mut context.shared, self.actions);
             }
         }
         true
     }
 
-    /// Sends what is in the outbox, and notifies the connection.
+    /// Sends what is in the send queue, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
         let Turn { connection, context, now, .. } = self;
         // One that is empty waits for an application to go on.
-        let Some(outbox) = connection.outbox.as_mut().filter(|outbox| !outbox.is_empty()) else {
+        let Some(send_queue) = connection.send_queue.as_mut().filter(|send_queue| !send_queue.is_empty()) else {
             return Ok(Sent::Nothing);
         };
         if !connection.writable || connection.cold != Time::NEVER {
             return Ok(Sent::Waits);
         }
-        let mut teller = Teller {
+        let mut log_context = LogContext {
             // Only JSON lines say how long a request took; for these the time is asked for anew.
             now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
             log: &mut context.log,
             peer: &connection.peer,
-            records: &mut context.desk.records,
-            wall: &context.desk.wall,
+            records: &mut context.shared.records,
+            wall: &context.shared.wall,
             meter: &mut context.meter,
             timing: &mut connection.timing,
         };
         // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
         // some file systems cannot tell, but a window must come forward at some time.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
-        let progress = outbox.pump(&connection.transport, &mut context.sender, probes, &mut teller);
+        let progress = send_queue.pump(&connection.transport, &mut context.sender, probes, &mut log_context);
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
             Progress::Cold(_, range) => connection.fetched = (0, range.start),
             _ => connection.fetched.0 = 0,
         }
         let all = matches!(progress, Progress::Done);
-        connection.conn.handle(*now, Event::Sent { all }, &mut context.desk, self.actions);
+        connection.conn.handle(*now, Event::Sent { all }, &mut context.shared, self.actions);
         match progress {
             Progress::Done => {
-                if let Some(outbox) = connection.outbox.take_if(|outbox| !outbox.is_open()) {
-                    context.sender.give_back(outbox);
+                if let Some(send_queue) = connection.send_queue.take_if(|send_queue| !send_queue.is_open()) {
+                    context.sender.give_back(send_queue);
                 }
                 Ok(Sent::All)
             }
@@ -441,14 +448,14 @@ impl<D> Turn<'_, D> {
             None => {}
         }
         if matches!(&connection.timing, Some(timing) if timing.phase() == Phase::Parsing) {
-            context.desk.lap.clock = Some(clock::monotonic_ns);
+            context.shared.lap.clock = Some(clock::monotonic_ns);
         }
     }
 
     fn note_received(&mut self) {
         let Turn { connection, context, .. } = self;
         if let Some(timing) = &mut connection.timing {
-            match std::mem::take(&mut context.desk.lap).head_ns {
+            match std::mem::take(&mut context.shared.lap).head_ns {
                 Some(head_ns) => timing.note_head(head_ns),
                 // Nothing came, or blank lines: a request has not begun.
                 None if connection.conn.is_idle() => connection.timing = None,
@@ -460,10 +467,10 @@ impl<D> Turn<'_, D> {
     fn note_answered(&mut self) {
         let Turn { connection, context, .. } = self;
         // Before sending, so that a request is counted when its client has the response.
-        context.meter.heard(context.desk.counts.requests);
-        if let (Some(timing), Some(outbox)) = (&mut connection.timing, &connection.outbox)
+        context.meter.heard(context.shared.counts.requests);
+        if let (Some(timing), Some(send_queue)) = (&mut connection.timing, &connection.send_queue)
             && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
-            && outbox.holds_reply()
+            && send_queue.holds_reply()
         {
             timing.pass(Phase::Sending);
         }

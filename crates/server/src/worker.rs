@@ -15,28 +15,28 @@ use std::time::Duration;
 use amped_core::app::Output;
 use amped_core::cache::{Caches, Change};
 use amped_core::deadline::Wheel;
-use amped_core::desk::Desk;
-use amped_core::event::{Action, Answer, Brief, Event, Ticket, Trouble, Work};
+use amped_core::event::{Action, Answer, AnswerKind, Event, Ticket, Trouble, Work};
+use amped_core::shared_state::SharedState;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{file, socket};
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Writer};
 use crate::app::cgi::Started;
-use crate::app::fills::Settled;
+use crate::app::single_flight::Settled;
 use crate::app::{AppSide, spool};
 use crate::clock::{Clock, wall};
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
 use crate::helper::Done;
 use crate::mailbox::Mailbox;
 use crate::message::{Forget, Message, Preload};
-use crate::metrics::{Meter, Scope, Seat};
+use crate::metrics::{Meter, Scope, StatsSlot};
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verified;
 use crate::say;
-use crate::send::{Sender, Teller};
+use crate::send::{LogContext, Sender};
 use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
 use crate::turn::{ASK_ANEW, Asked, BUFFER, Connection, Dead, DiskAccess, LoopContext, Rest, Turn};
@@ -55,7 +55,7 @@ pub trait DiskSide: DiskAccess {
     fn ready(&mut self, _now: Time, _: &mut Worker) {}
 
     /// Names are forgotten: what this side knows of them in common with others is to go too.
-    fn forget(&mut self, _: &Forget, _: &Desk<OpenFile>) {}
+    fn forget(&mut self, _: &Forget, _: &SharedState<OpenFile>) {}
 
     /// A helper has done something.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
@@ -69,7 +69,7 @@ pub trait DiskSide: DiskAccess {
     fn take_due(&mut self, _now: Time, _: &mut Worker) {}
 
     /// Another configuration comes into force.
-    fn renew(&mut self, generation: &Generation);
+    fn renew(&mut self, generation: &ConfigSnapshot);
 
     /// Adds what only the disk side knows to how things stand.
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
@@ -112,12 +112,12 @@ const ACCEPTS_A_TURN: usize = 64;
 impl Worker {
     /// A loop without connections.
     pub fn new(
-        generation: Arc<Generation>,
+        generation: Arc<ConfigSnapshot>,
         apps: AppSide,
         mailbox: Arc<Mailbox<Message>>,
         log: Option<Arc<Writer>>,
         clock: Clock,
-        seat: Option<Seat>,
+        slot: Option<StatsSlot>,
     ) -> Worker {
         let settings = &generation.settings;
         let budgets = settings.budgets.clone();
@@ -125,15 +125,15 @@ impl Worker {
             Some(shared) => Caches::shared(shared, budgets, 0),
             None => Caches::new(budgets),
         };
-        let desk = Desk::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
+        let shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         let context = LoopContext {
-            desk,
+            shared,
             log: AccessLog::new(&settings.log, log),
             sender: Sender::new(&generation),
             generation,
             mailbox,
             apps,
-            meter: Meter::new(seat, clock),
+            meter: Meter::new(slot, clock),
             clock,
             buffer: vec![0; BUFFER],
             turned_away: VecDeque::new(),
@@ -166,8 +166,8 @@ impl Worker {
         if now.since(self.wall_checked) >= WALL_STEP {
             self.wall_checked = now;
             let wall = wall();
-            if wall.seconds != self.context.desk.wall.seconds {
-                self.context.desk.wall = wall;
+            if wall.seconds != self.context.shared.wall.seconds {
+                self.context.shared.wall = wall;
             }
         }
         now
@@ -184,7 +184,7 @@ impl Worker {
     }
 
     /// The configuration in force.
-    pub fn generation(&self) -> &Arc<Generation> {
+    pub fn generation(&self) -> &Arc<ConfigSnapshot> {
         &self.context.generation
     }
 
@@ -257,7 +257,7 @@ impl Worker {
 
     fn add(&mut self, socket: OwnedFd, address: Option<SocketAddr>, now: Time) {
         let mut connection = Connection::new(socket, address, now);
-        let armed = connection.conn.next_due(&self.context.desk.limits);
+        let armed = connection.conn.next_due(&self.context.shared.limits);
         connection.armed = armed;
         let token = self.connections.insert(connection);
         self.accepted += 1;
@@ -404,10 +404,10 @@ impl Worker {
 
     /// Forgets what names mean.
     pub fn forget(&mut self, what: &Forget, now: Time, disk: &mut impl DiskSide) {
-        let sites = Arc::clone(&self.context.desk.sites);
-        what.carry_out(now, &mut self.context.desk.caches, &sites);
+        let sites = Arc::clone(&self.context.shared.sites);
+        what.carry_out(now, &mut self.context.shared.caches, &sites);
         self.context.apps.forget_scripts();
-        disk.forget(what, &self.context.desk);
+        disk.forget(what, &self.context.shared);
     }
 
     /// Forgets what is known of a name, and has it looked up as for a request. Whoever ordered it is told when that is done.
@@ -416,13 +416,13 @@ impl Worker {
         self.context.generation.disk.forget_folders();
         let change = Change { site: *site, path: Arc::clone(path), beneath: false };
         self.forget(&Forget::Changes(vec![change]), now, disk);
-        let sites = Arc::clone(&self.context.desk.sites);
+        let sites = Arc::clone(&self.context.shared.sites);
         let asked = sites.get(*site).unwrap_or(sites.first());
-        let work = Work::Name(self.context.desk.caches.name_work(asked, Arc::clone(path), None));
+        let work = Work::Name(self.context.shared.caches.name_work(asked, Arc::clone(path), None));
         let index = self.next_errand;
         self.next_errand = index.wrapping_add(1);
         self.errands.insert(index, order);
-        match disk.ask(now, Token::of_errand(index), Ticket::default(), &work, &mut self.context.desk) {
+        match disk.ask(now, Token::of_errand(index), Ticket::default(), &work, &mut self.context.shared) {
             Asked::Answered(answer) => self.end_errand(index, &answer),
             Asked::Later(_) => {}
             Asked::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
@@ -433,7 +433,7 @@ impl Worker {
         let Some(Preload { site, tell, .. }) = self.errands.remove(&index) else {
             return;
         };
-        tell(Brief::of(answer, self.context.desk.sites.get(site).is_some_and(|site| site.listing)));
+        tell(AnswerKind::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
     }
 
     /// What was to be sent next is in memory, or as near to it as can be.
@@ -498,7 +498,7 @@ impl Worker {
     }
 
     fn take_deadline(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
-        let limits = &self.context.desk.limits;
+        let limits = &self.context.shared.limits;
         let Some(connection) = self.connections.get(token) else {
             return;
         };
@@ -513,7 +513,7 @@ impl Worker {
             return self.arm(token);
         }
         let mut event = Event::Deadline;
-        if connection.outbox.as_ref().is_some_and(|outbox| !outbox.is_empty())
+        if connection.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
             && connection.conn.next_due(limits) <= now
         {
             // The socket has been full all the time, but the client may be taking what is in it.
@@ -546,10 +546,10 @@ impl Worker {
     }
 
     /// Another configuration comes into force; connections stay.
-    pub fn renew(&mut self, generation: Arc<Generation>) {
+    pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
         let settings = &generation.settings;
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
-        self.context.desk.renew(sites, limits, budgets, generation.caches.as_ref());
+        self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);
         self.context.generation = generation;
@@ -598,14 +598,14 @@ impl Worker {
     /// How things stand, but for what takes long to find out.
     fn figures(&self) -> Snapshot {
         Snapshot {
-            counts: self.context.desk.counts,
+            counts: self.context.shared.counts,
             accepted: self.accepted,
             connections: self.open() as u64,
             broken: self.broken,
             // Shared ones are told of once for all, by whoever sums up.
             caches: match &self.context.generation.caches {
-                Some(_) => self.context.desk.caches.own_figures(),
-                None => self.context.desk.caches.figures(),
+                Some(_) => self.context.shared.caches.own_figures(),
+                None => self.context.shared.caches.figures(),
             },
             cold_windows: self.context.cold_windows,
             waits: WaitCounts { windows: self.windows, passwords: self.passwords, ..WaitCounts::default() },
@@ -645,7 +645,7 @@ impl Worker {
 
     /// Sees to it that the wheel names a connection when something is due on it, or earlier.
     fn arm(&mut self, token: Token) {
-        let limits = &self.context.desk.limits;
+        let limits = &self.context.shared.limits;
         if let Some(connection) = self.connections.get(token) {
             let due = match connection.cold {
                 Time::NEVER => connection.conn.next_due(limits),
@@ -664,20 +664,20 @@ impl Worker {
             return;
         };
         self.context.apps.abandon(connection.app.take());
-        if let Some(outbox) = &mut connection.outbox {
+        if let Some(send_queue) = &mut connection.send_queue {
             self.broken += 1;
             // The client must see that what it has is not all.
             connection.transport.reset_on_close();
-            let mut teller = Teller {
+            let mut log_context = LogContext {
                 log: &mut self.context.log,
                 peer: &connection.peer,
-                records: &mut self.context.desk.records,
-                wall: &self.context.desk.wall,
+                records: &mut self.context.shared.records,
+                wall: &self.context.shared.wall,
                 now: self.context.clock.now(),
                 meter: &mut self.context.meter,
                 timing: &mut connection.timing,
             };
-            outbox.give_up(&mut teller);
+            send_queue.give_up(&mut log_context);
         }
     }
 }

@@ -8,9 +8,9 @@ use alloc::sync::Arc;
 use amped_http::h1::response::Head;
 use amped_http::negotiate::Coding;
 
+use super::backend::CacheBackend;
 use super::policy::{Hint, Store, StoreCounts};
-use super::shelf::Shelf;
-use crate::cors::Asker;
+use crate::cors::CorsOrigin;
 use crate::file::FileVersion;
 use crate::vary::Vary;
 
@@ -37,7 +37,7 @@ pub struct HeadKey {
     /// On what it depends that this one is sent.
     pub vary: Vary,
     /// Whose page may read it.
-    pub asker: Asker,
+    pub cors_origin: CorsOrigin,
     /// Whether it says which of several variants this is.
     pub is_chosen: bool,
     /// What it is for.
@@ -85,7 +85,7 @@ impl HeadCache {
     }
 }
 
-impl Shelf<HeadCache> {
+impl CacheBackend<HeadCache> {
     /// The head under `key`, or the one that `make` writes, which is then kept.
     pub fn get_or_make(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
         self.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))

@@ -3,15 +3,15 @@
 //! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
 //! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for), and among
 //! the contents pages that are made ([`page`]). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`], from what the disk side found. Each is a loop's own or
-//! shared by threads ([`shelf`]). Another, of clients' names ([`hostname`]), is the access log's.
+//! shared by threads ([`backend`]). Another, of clients' names ([`hostname`]), is the access log's.
 
+pub mod backend;
 pub mod content;
 pub mod head;
 pub mod hostname;
 pub mod page;
 pub mod path;
 pub mod policy;
-pub mod shelf;
 pub mod uri;
 
 use alloc::string::String;
@@ -29,13 +29,13 @@ use crate::listing::{ListForm, ListOrder, Listing};
 use crate::pages::VARY_MAX;
 use crate::resource::{Representation, Resource};
 use crate::site::{Site, Sites};
-use crate::variants::{self, Choices, Variants};
+use crate::variants::{self, NegotiationCache, Variants};
+use backend::{CacheBackend, Shards, Shared};
 use content::ContentCache;
 use head::HeadCache;
 use page::{AppPage, Lookup, PART_MAX, Page, PageName};
-use path::{Known, Meaning, PathCache};
+use path::{CachedEntry, LookupResult, PathCache};
 use policy::StoreCounts;
-use shelf::{Shards, Shared, Shelf};
 use uri::UriCache;
 
 /// What the caches may hold, and for how long an entry is believed.
@@ -159,7 +159,7 @@ pub struct Figures {
     /// Targets in it.
     pub uri_entries: u64,
     /// The cache of choices among variants.
-    pub choices: StoreCounts,
+    pub negotiations: StoreCounts,
     /// Choices in it.
     pub negotiation_entries: u64,
     /// The path cache.
@@ -184,7 +184,7 @@ impl AddAssign<&Figures> for Figures {
     fn add_assign(&mut self, other: &Figures) {
         self.uris += &other.uris;
         self.uri_entries += other.uri_entries;
-        self.choices += &other.choices;
+        self.negotiations += &other.negotiations;
         self.negotiation_entries += other.negotiation_entries;
         self.paths += &other.paths;
         self.path_entries += other.path_entries;
@@ -246,13 +246,13 @@ pub struct Caches<F> {
     /// hear of another's.
     pub uris: UriCache,
     /// Choices among variants. Each loop's own for the same reason.
-    pub choices: Choices,
+    pub negotiations: NegotiationCache,
     /// What names mean.
-    pub paths: Shelf<PathCache>,
+    pub paths: CacheBackend<PathCache>,
     /// Ready header blocks.
-    pub heads: Shelf<HeadCache>,
+    pub heads: CacheBackend<HeadCache>,
     /// Contents.
-    pub contents: Shelf<ContentCache<F>>,
+    pub contents: CacheBackend<ContentCache<F>>,
     /// What they may hold.
     pub budgets: Budgets,
     generation: u32,
@@ -263,10 +263,10 @@ impl<F> Caches<F> {
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
-            choices: Choices::new(budgets.negotiation_entries),
-            paths: Shelf::Own(PathCache::new(budgets.path_entries)),
-            heads: Shelf::Own(HeadCache::new(budgets.head_bytes.0)),
-            contents: Shelf::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
+            negotiations: NegotiationCache::new(budgets.negotiation_entries),
+            paths: CacheBackend::Own(PathCache::new(budgets.path_entries)),
+            heads: CacheBackend::Own(HeadCache::new(budgets.head_bytes.0)),
+            contents: CacheBackend::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
             budgets,
             generation: 0,
         }
@@ -277,10 +277,10 @@ impl<F> Caches<F> {
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
-            choices: Choices::new(budgets.negotiation_entries),
-            paths: Shelf::Shared(shared.paths.clone()),
-            heads: Shelf::Shared(shared.heads.clone()),
-            contents: Shelf::Shared(shared.contents.clone()),
+            negotiations: NegotiationCache::new(budgets.negotiation_entries),
+            paths: CacheBackend::Shared(shared.paths.clone()),
+            heads: CacheBackend::Shared(shared.heads.clone()),
+            contents: CacheBackend::Shared(shared.contents.clone()),
             budgets,
             generation,
         }
@@ -289,8 +289,8 @@ impl<F> Caches<F> {
     /// How those stand that nobody shares.
     pub fn own_figures(&self) -> Figures {
         let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
-        let (choices, negotiation_entries) = (self.choices.counts(), self.choices.len() as u64);
-        Figures { uris, uri_entries, choices, negotiation_entries, ..Figures::default() }
+        let (negotiations, negotiation_entries) = (self.negotiations.counts(), self.negotiations.len() as u64);
+        Figures { uris, uri_entries, negotiations, negotiation_entries, ..Figures::default() }
     }
 
     /// How they stand; of shared ones, all of them.
@@ -324,13 +324,13 @@ impl<F> Caches<F> {
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
         self.uris.clear();
-        self.choices.clear();
+        self.negotiations.clear();
         self.paths.change(PathCache::clear);
         self.heads.change(HeadCache::clear);
     }
 
     /// What `path` means, as far as is known.
-    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
+    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<CachedEntry> {
         self.paths.at((site, path), |paths| paths.find(now, site, path))
     }
 
@@ -340,16 +340,16 @@ impl<F> Caches<F> {
     }
 
     /// The work that asks what a name means.
-    pub fn name_work(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&Known>) -> NameWork {
+    pub fn name_work(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&CachedEntry>) -> NameWork {
         self.name_work_after(site, path, known.map(|known| &known.meaning))
     }
 
     /// The same where a file that is there compressed alone is to be unpacked.
-    pub fn unpack_work(&mut self, site: &Site, path: Arc<[u8]>, meaning: &Meaning) -> NameWork {
+    pub fn unpack_work(&mut self, site: &Site, path: Arc<[u8]>, meaning: &LookupResult) -> NameWork {
         NameWork { unpack: true, ..self.name_work_after(site, path, Some(meaning)) }
     }
 
-    fn name_work_after(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&Meaning>) -> NameWork {
+    fn name_work_after(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&LookupResult>) -> NameWork {
         let mut states = Vec::new();
         for resource in known.iter().flat_map(|meaning| meaning.resources()) {
             let versions = resource.representations.iter().map(|representation| representation.version);
@@ -488,10 +488,10 @@ impl<F> Caches<F> {
                 return Answer::Listing(listing);
             }
             Found::Missing(opened) => return self.learn_missing(work, opened),
-            Found::NeedsSlash => Meaning::NeedsSlash,
-            Found::Directory(version) => Meaning::Directory(Some(version)),
-            Found::Absent => Meaning::Absent,
-            Found::Forbidden => Meaning::Forbidden,
+            Found::NeedsSlash => LookupResult::NeedsSlash,
+            Found::Directory(version) => LookupResult::Directory(Some(version)),
+            Found::Absent => LookupResult::Absent,
+            Found::Forbidden => LookupResult::Forbidden,
             Found::File { name, files, not_unpacked } => {
                 let states = files.iter().map(|file| (file.coding, file.version));
                 let site = site_of(work, sites);
@@ -502,7 +502,7 @@ impl<F> Caches<F> {
                     _ => Resource::new(site, name, states),
                 };
                 contents = self.learn_contents(files);
-                Meaning::File(Arc::new(resource))
+                LookupResult::File(Arc::new(resource))
             }
             Found::Variants { names, files } => {
                 let found: Vec<_> = names.into_iter().zip(files.iter().map(|file| file.version)).collect();
@@ -512,10 +512,10 @@ impl<F> Caches<F> {
                 };
                 contents = self.learn_contents(files);
                 match (variants, work) {
-                    (Some(variants), _) => Meaning::Variants(Arc::new(variants)),
+                    (Some(variants), _) => LookupResult::Variants(Arc::new(variants)),
                     // The folder was read, so it is there.
-                    (None, Work::Name(work)) if work.path.ends_with(b"/") => Meaning::Directory(None),
-                    (None, _) => Meaning::Absent,
+                    (None, Work::Name(work)) if work.path.ends_with(b"/") => LookupResult::Directory(None),
+                    (None, _) => LookupResult::Absent,
                 }
             }
         };
@@ -599,15 +599,15 @@ impl<F> Caches<F> {
         self.let_go(meanings);
     }
 
-    fn let_go(&mut self, meanings: Vec<Meaning>) {
+    fn let_go(&mut self, meanings: Vec<LookupResult>) {
         for meaning in meanings {
-            self.forget_contents(&meaning, &Meaning::Absent);
+            self.forget_contents(&meaning, &LookupResult::Absent);
         }
     }
 
     /// Lets go of what the name used to mean: memory, and the descriptor of a file that may have been removed and takes its
     /// room on the disk until then.
-    fn forget_contents(&mut self, replaced: &Meaning, meaning: &Meaning) {
+    fn forget_contents(&mut self, replaced: &LookupResult, meaning: &LookupResult) {
         let still = |version: &FileVersion| {
             meaning.resources().any(|resource| resource.representations.iter().any(|one| one.version == *version))
         };
@@ -872,8 +872,8 @@ mod tests {
             let meaning = |caches: &mut Caches<()>| caches.find(Time::START, 0, b"/a/b").map(|known| known.meaning);
             caches.learn(Time::START, &after, Found::Absent, &sites);
             let answer = caches.learn(Time::START, &before, Found::Forbidden, &sites);
-            assert!(matches!(answer, Answer::Name(Meaning::Forbidden, _)), "those who asked get it");
-            assert!(matches!(meaning(&mut caches), Some(Meaning::Absent)));
+            assert!(matches!(answer, Answer::Name(LookupResult::Forbidden, _)), "those who asked get it");
+            assert!(matches!(meaning(&mut caches), Some(LookupResult::Absent)));
             // The earlier one is answered first.
             forget(&mut caches, &sites, &changes);
             caches.learn(Time::START, &after, Found::Forbidden, &sites);

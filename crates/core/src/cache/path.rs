@@ -19,7 +19,7 @@ use crate::variants::Variants;
 
 /// What a name means.
 #[derive(Clone, Debug)]
-pub enum Meaning {
+pub enum LookupResult {
     /// A file, perhaps in several codings.
     File(Arc<Resource>),
     /// No file of this name, but a document in variants.
@@ -34,13 +34,15 @@ pub enum Meaning {
     Forbidden,
 }
 
-impl Meaning {
+impl LookupResult {
     /// The files that it stands for.
     pub fn resources(&self) -> impl Iterator<Item = &Resource> {
         let (file, variants) = match self {
-            Meaning::File(resource) => (Some(&**resource), &[][..]),
-            Meaning::Variants(variants) => (None, &variants.list[..]),
-            Meaning::NeedsSlash | Meaning::Directory(_) | Meaning::Absent | Meaning::Forbidden => (None, &[][..]),
+            LookupResult::File(resource) => (Some(&**resource), &[][..]),
+            LookupResult::Variants(variants) => (None, &variants.list[..]),
+            LookupResult::NeedsSlash | LookupResult::Directory(_) | LookupResult::Absent | LookupResult::Forbidden => {
+                (None, &[][..])
+            }
         };
         file.into_iter().chain(variants.iter().map(|variant| &*variant.resource))
     }
@@ -48,9 +50,9 @@ impl Meaning {
 
 /// A cached meaning and how far it can be trusted.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct CachedEntry {
     /// The meaning.
-    pub meaning: Meaning,
+    pub meaning: LookupResult,
     /// How long ago the file system was last asked.
     pub age: Duration,
 }
@@ -77,7 +79,7 @@ impl Edition {
 }
 
 struct Entry {
-    meaning: Meaning,
+    meaning: LookupResult,
     checked: Time,
 }
 
@@ -125,13 +127,13 @@ impl PathCache {
     }
 
     /// What `path` means, as far as is known.
-    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Known> {
+    pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<CachedEntry> {
         let entry = self.store.get(&NameRef(site, path))?;
-        Some(Known { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
+        Some(CachedEntry { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
     }
 
     /// What `path` means, however old that is. Does not count as a use.
-    pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<Meaning> {
+    pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<LookupResult> {
         self.store.peek(&NameRef(site, path)).map(|entry| entry.meaning.clone())
     }
 
@@ -152,7 +154,7 @@ impl PathCache {
     }
 
     /// Forgets what a name means. An answer to a question that was asked before is not kept. Returns what it meant.
-    pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<Meaning> {
+    pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<LookupResult> {
         let count = self.shared_count(site, path);
         self.editions[count].end(now);
         self.store.remove(&NameRef(site, path)).map(|entry| entry.meaning)
@@ -160,7 +162,7 @@ impl PathCache {
 
     /// Forgets all names of which `gone` says so, as [`forget`](PathCache::forget) does one. What it says is not asked of
     /// names that are being looked up now: none of these answers is kept.
-    pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<Meaning> {
+    pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
         self.editions.iter_mut().for_each(|edition| edition.end(now));
         let entries = self.store.remove_where(|name| gone(name.site, &name.path));
         entries.into_iter().map(|entry| entry.meaning).collect()
@@ -175,21 +177,23 @@ impl PathCache {
         (asked, edition): (Time, u32),
         site: u16,
         path: &Arc<[u8]>,
-        meaning: Meaning,
-    ) -> (Meaning, Option<Meaning>) {
+        meaning: LookupResult,
+    ) -> (LookupResult, Option<LookupResult>) {
         if edition != self.edition(site, path) {
             return (meaning, None);
         }
         if let Some(entry) = self.store.peek(&NameRef(site, path)) {
             let says_more = match (&entry.meaning, &meaning) {
-                (Meaning::File(old), Meaning::File(new)) => new.says_no_less_than(old) && !old.says_no_less_than(new),
+                (LookupResult::File(old), LookupResult::File(new)) => {
+                    new.says_no_less_than(old) && !old.says_no_less_than(new)
+                }
                 _ => false,
             };
             let is_same = match (&entry.meaning, &meaning) {
                 // What a file unpacks to stays known as long as it is in the same state.
-                (Meaning::File(old), Meaning::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
+                (LookupResult::File(old), LookupResult::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
                 // So choices that were made among them stay good.
-                (Meaning::Variants(old), Meaning::Variants(new)) => old.is_same_as(new),
+                (LookupResult::Variants(old), LookupResult::Variants(new)) => old.is_same_as(new),
                 _ => false,
             };
             if entry.checked > asked && !says_more {
@@ -239,19 +243,19 @@ mod tests {
     use amped_http::negotiate::Coding;
 
     /// A compressed file in this state alone, and how many bytes it unpacks to, or why it does not.
-    fn lone(state: i64, unpacked: Option<Result<u64, NotUnpacked>>, is_changing: bool) -> Meaning {
+    fn lone(state: i64, unpacked: Option<Result<u64, NotUnpacked>>, is_changing: bool) -> LookupResult {
         let version = FileVersion { size: 9, mtime_ns: state, is_changing, ..FileVersion::default() };
         let plain = unpacked.and_then(Result::ok).map(|size| (Coding::Identity, version.unpacked(size)));
         let states = core::iter::once((Coding::Gzip, version)).chain(plain);
         let why = unpacked.and_then(Result::err);
-        Meaning::File(Arc::new(Resource::of_lone(&Site::default(), b"/a"[..].into(), states, why)))
+        LookupResult::File(Arc::new(Resource::of_lone(&Site::default(), b"/a"[..].into(), states, why)))
     }
 
     #[test]
     fn what_a_file_unpacks_to_is_known_until_it_changes() {
-        let shown = |meaning: &Meaning| alloc::format!("{meaning:?}");
+        let shown = |meaning: &LookupResult| alloc::format!("{meaning:?}");
         // What is known of it, what is found then, asked later or earlier; and what is used and kept.
-        let learn = |old: &Meaning, new: &Meaning, asked_ms: u64| {
+        let learn = |old: &LookupResult, new: &LookupResult, asked_ms: u64| {
             let mut cache = PathCache::new(10);
             let path = b"/a"[..].into();
             cache.learn((Time::from_millis(5), 0), 0, &path, old.clone());
@@ -260,7 +264,7 @@ mod tests {
             assert_eq!(kept.age, Duration::from_millis(9 - asked_ms.max(5)));
             (shown(&used), shown(&kept.meaning))
         };
-        let check = |old: &Meaning, new: &Meaning, asked_ms: u64, expected: &Meaning| {
+        let check = |old: &LookupResult, new: &LookupResult, asked_ms: u64, expected: &LookupResult| {
             assert_eq!(learn(old, new, asked_ms), (shown(expected), shown(expected)), "{old:?} {new:?} {asked_ms}");
         };
         let (packed, unpacked) = (lone(1, None, false), lone(1, Some(Ok(100)), false));
@@ -275,7 +279,7 @@ mod tests {
             check(known, &changed, 6, &changed);
             // An earlier question: whoever asked it gets what was found, whose content was brought with it.
             assert_eq!(learn(known, &changed, 4), (shown(&changed), shown(known)));
-            check(known, &Meaning::Absent, 6, &Meaning::Absent);
+            check(known, &LookupResult::Absent, 6, &LookupResult::Absent);
         }
         // Of a file that keeps changing the state says nothing.
         let changing = lone(1, None, true);
@@ -290,12 +294,12 @@ mod tests {
         let mut cache = PathCache::new(100);
         for n in 0..1000 {
             let path: Arc<[u8]> = alloc::format!("/{n}{}", "x".repeat(8000)).into_bytes().into();
-            cache.learn((Time::START, 0), 0, &path, Meaning::Absent);
+            cache.learn((Time::START, 0), 0, &path, LookupResult::Absent);
         }
         assert!(cache.len() * 8000 <= 100 * 512, "{} of 8000 bytes", cache.len());
         for n in 0..1000 {
             let path = alloc::format!("/{n}").into_bytes().into();
-            cache.learn((Time::START, 0), 0, &path, Meaning::Absent);
+            cache.learn((Time::START, 0), 0, &path, LookupResult::Absent);
         }
         assert_eq!(cache.len(), 100);
     }

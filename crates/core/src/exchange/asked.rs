@@ -24,9 +24,9 @@ use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use super::context::{Context, Protocol};
-use crate::app::{self, AppHead, AppTrouble, Claim, Input};
+use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Input};
 use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
-use crate::decide::{self, Made};
+use crate::decide::{self, PreparedResponse};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
 use crate::pace::Pace;
@@ -40,7 +40,7 @@ use crate::site::AppRule;
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) ticket: Ticket,
-    claim: Claim,
+    handler: HandlerMatch,
     /// Whether its body is complete, and how many bytes may still come of it.
     has_body: bool,
     left: u64,
@@ -92,7 +92,7 @@ pub(super) enum Begun<F> {
     /// The application has it.
     Asked(Box<Asked>),
     /// This page is kept, and the reply.
-    Kept(Made<F>),
+    Kept(PreparedResponse<F>),
     /// It is refused, for this reason.
     Refused(Status, &'static str),
 }
@@ -113,21 +113,21 @@ impl Asked {
         cx: &mut Context<'_, F>,
         head: AppHead<'_>,
         resolved: &Resolved<'_>,
-        (claim, ticket, framing): (Claim, Ticket, Framing),
+        (handler, ticket, framing): (HandlerMatch, Ticket, Framing),
     ) -> Begun<F> {
         let request = head.request;
         if request.expectation == Expectation::Unknown {
             return Begun::Refused(Status::EXPECTATION_FAILED, "the only expectation known is 100-continue");
         }
-        let Some(rule) = claim.rule(&cx.desk.sites) else {
+        let Some(rule) = handler.rule(&cx.shared.sites) else {
             return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "the request was lost");
         };
         let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, cache, .. } = *rule;
         if matches!(framing, Framing::Length(length) if length > body.0) {
-            cx.actions.push(Action::Log(too_long(&claim, body)));
+            cx.actions.push(Action::Log(too_long(&handler, body)));
             return Begun::Refused(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
         }
-        let fill = match cache.map(|time| look_for_page(cx, (request, head.bytes), &claim, framing, time)) {
+        let fill = match cache.map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time)) {
             Some(Ok(made)) => return Begun::Kept(made),
             Some(Err(fill)) => fill,
             None => None,
@@ -135,10 +135,10 @@ impl Asked {
         let input = match fill.as_ref().and_then(|fill| fill.shared.clone()) {
             Some(name) => Input::Join(name),
             None => {
-                let user = decide::claimed_name(request, resolved, &cx.desk.sites);
+                let user = decide::claimed_name(request, resolved, &cx.shared.sites);
                 let user = user.as_ref().map(Credentials::name);
-                let generation = cx.desk.caches.generation();
-                Input::Start(Box::new(claim.work(&cx.desk.sites, generation, head, framing, user, false)))
+                let generation = cx.shared.caches.generation();
+                Input::Start(Box::new(handler.work(&cx.shared.sites, generation, head, framing, user, false)))
             }
         };
         cx.actions.push(Action::App(ticket, input));
@@ -146,13 +146,13 @@ impl Asked {
             ticket,
             has_body: framing == Framing::None,
             left: body.0,
-            pace: Pace::start(cx.now, &cx.desk.limits),
+            pace: Pace::start(cx.now, &cx.shared.limits),
             given: 0,
             time,
             output_left: output.map_or(u64::MAX, |most| most.0),
             begun: false,
             stage: Stage::Head(Vec::new()),
-            claim,
+            handler,
             fill,
         }))
     }
@@ -199,14 +199,14 @@ impl Asked {
         is_last: bool,
     ) -> Result<(), (Status, &'static str)> {
         let Some(left) = self.left.checked_sub(data.len() as u64) else {
-            if let Some(rule) = self.claim.rule(&cx.desk.sites) {
-                cx.actions.push(Action::Log(too_long(&self.claim, rule.max_body_bytes)));
+            if let Some(rule) = self.handler.rule(&cx.shared.sites) {
+                cx.actions.push(Action::Log(too_long(&self.handler, rule.max_body_bytes)));
             }
             return Err((Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         };
         self.left = left;
         self.given += data.len();
-        self.pace.note(cx.now, data.len(), &cx.desk.limits);
+        self.pace.note(cx.now, data.len(), &cx.shared.limits);
         if !data.is_empty() {
             cx.actions.push(Action::App(self.ticket, Input::Body(data.to_vec())));
         }
@@ -225,25 +225,29 @@ impl Asked {
 
     /// Somebody else is making the page.
     pub(super) fn note_followed<F>(&mut self, cx: &mut Context<'_, F>) {
-        cx.desk.counts.page_collapsed += 1;
+        cx.shared.counts.page_collapsed += 1;
         self.fill.iter_mut().for_each(|fill| fill.follows = true);
     }
 
     /// Has the application begin, for a request without a body.
     fn start<F>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>, for_others: bool) {
-        let generation = cx.desk.caches.generation();
-        let work = self.claim.work(&cx.desk.sites, generation, head, Framing::None, None, for_others);
+        let generation = cx.shared.caches.generation();
+        let work = self.handler.work(&cx.shared.sites, generation, head, Framing::None, None, for_others);
         cx.actions.push(Action::App(self.ticket, Input::Start(Box::new(work))));
     }
 
     /// It is this request for which the page is made. Returns the reply if the page is kept by now.
-    pub(super) fn begin_page<F: FileHandle>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>) -> Option<Made<F>> {
+    pub(super) fn begin_page<F: FileHandle>(
+        &self,
+        cx: &mut Context<'_, F>,
+        head: AppHead<'_>,
+    ) -> Option<PreparedResponse<F>> {
         let fill = self.fill.as_ref()?;
         // Another thread may have kept it since we looked.
-        if let Lookup::Kept(page) = cx.desk.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
+        if let Lookup::Kept(page) = cx.shared.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
             && fill.wanted.may_have(&page)
         {
-            let made = kept(cx, head.request, &self.claim, &page);
+            let made = kept(cx, head.request, &self.handler, &page);
             self.leave(cx, "");
             return Some(made);
         }
@@ -271,7 +275,7 @@ impl Asked {
     ) -> Weighed {
         let (instead, why) = match (said.send, said.answer()) {
             (Some(send), _) => {
-                let site = cx.desk.sites.of(self.claim.site);
+                let site = cx.shared.sites.of(self.handler.site);
                 let target = app::target_of(send, site);
                 let why = "the application names a file to send that is none of the site";
                 (target.and_then(|target| app::instead(head, &target)), why)
@@ -298,7 +302,7 @@ impl Asked {
         (request, sent_head): (&Request<'_>, &[u8]),
         said: &cgi::ScriptHead<'_>,
         (status, length, open_ended): (Status, Option<usize>, ScriptFraming),
-    ) -> (Made<F>, ScriptFraming) {
+    ) -> (PreparedResponse<F>, ScriptFraming) {
         let framing = match (request.method, status, said.length) {
             // RFC 9112, 6.3: none of these has a body.
             (Some(Method::Head), ..) | (_, Status::NO_CONTENT | Status::NOT_MODIFIED, _) => ScriptFraming::None,
@@ -310,11 +314,11 @@ impl Asked {
         if said.unbuffered {
             cx.actions.push(Action::App(self.ticket, Input::Unbuffered));
         }
-        let site = cx.desk.sites.of(self.claim.site);
-        let head = reply::script(site, request, self.claim.path(), status, said, framing);
-        let head = ReplyHead::Made(Box::new(head));
+        let site = cx.shared.sites.of(self.handler.site);
+        let head = reply::script(site, request, self.handler.path(), status, said, framing);
+        let head = ReplyHead::PreparedResponse(Box::new(head));
         let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
-        (Made { head, body, outcome: Outcome::App }, framing)
+        (PreparedResponse { head, body, outcome: Outcome::App }, framing)
     }
 
     /// Whether, and how, an answer with this head is kept; and whether it ends what was kept before.
@@ -325,20 +329,20 @@ impl Asked {
         said: &cgi::ScriptHead<'_>,
         status: Status,
     ) {
-        let caches = &mut cx.desk.caches;
+        let caches = &mut cx.shared.caches;
         // RFC 9111, 4.4; RFC 9110, 9.2.1: these are safe.
         let is_safe = matches!(request.method, Some(Method::Get | Method::Head | Method::Options));
         if !is_safe
             && status.0 < 400
-            && self.claim.rule(&cx.desk.sites).is_some_and(|rule| rule.cache.is_some())
-            && let Some(name) = pages::name_of(caches.generation(), &self.claim, request, head)
+            && self.handler.rule(&cx.shared.sites).is_some_and(|rule| rule.cache.is_some())
+            && let Some(name) = pages::name_of(caches.generation(), &self.handler, request, head)
         {
             caches.note_unkept(cx.now, &name, Duration::ZERO);
         }
         let Some(fill) = &mut self.fill else {
             return;
         };
-        fill.page = pages::page_of(said, status, &fill.wanted, fill.time, (cx.now, &cx.desk.wall));
+        fill.page = pages::page_of(said, status, &fill.wanted, fill.time, (cx.now, &cx.shared.wall));
         // What the head takes of the room is not the body's.
         let head_bytes = said.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let room = fill.max.checked_sub(head_bytes);
@@ -353,7 +357,7 @@ impl Asked {
         if let Some(fill) = self.fill.take()
             && let Some(name) = fill.shared
         {
-            cx.desk.caches.note_unkept(cx.now, &name, time);
+            cx.shared.caches.note_unkept(cx.now, &name, time);
             cx.actions.push(Action::App(self.ticket, Input::Settled));
         }
     }
@@ -363,7 +367,7 @@ impl Asked {
         let Some(Fill { wanted, shared, began, page, mut body, .. }) = self.fill.take().map(|fill| *fill) else {
             return;
         };
-        let caches = &mut cx.desk.caches;
+        let caches = &mut cx.shared.caches;
         match page.filter(|_| is_whole) {
             Some((page, vary)) => {
                 body.shrink_to_fit();
@@ -424,12 +428,12 @@ impl Asked {
             }
             Some(AppTrouble::Unreachable) => (Status::BAD_GATEWAY, "the application cannot be reached"),
             Some(AppTrouble::Busy) => {
-                cx.desk.counts.shed += 1;
+                cx.shared.counts.shed += 1;
                 (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
             }
             Some(AppTrouble::Restarting) => (Status::SERVICE_UNAVAILABLE, "the application is being restarted"),
             Some(AppTrouble::NoRoom) => {
-                cx.desk.counts.shed += 1;
+                cx.shared.counts.shed += 1;
                 (Status::SERVICE_UNAVAILABLE, "there is no room for the request's body")
             }
             Some(AppTrouble::Absent) => (Status::NOT_FOUND, crate::plan::NOT_FOUND),
@@ -466,22 +470,22 @@ impl Asked {
 fn look_for_page<F: FileHandle>(
     cx: &mut Context<'_, F>,
     (request, head): (&Request<'_>, &[u8]),
-    claim: &Claim,
+    handler: &HandlerMatch,
     framing: Framing,
     time: Duration,
-) -> Result<Made<F>, Option<Box<Fill>>> {
-    let caches = &mut cx.desk.caches;
+) -> Result<PreparedResponse<F>, Option<Box<Fill>>> {
+    let caches = &mut cx.shared.caches;
     let max = usize::try_from(caches.page_max()).unwrap_or(usize::MAX).min(BODY_MAX);
     if max == 0 {
         return Err(None);
     }
-    let wanted = pages::wanted(caches.generation(), claim, request, head, framing).ok_or(None)?;
+    let wanted = pages::wanted(caches.generation(), handler, request, head, framing).ok_or(None)?;
     let shared = match caches.app_page(cx.now, &wanted.name, head) {
-        Lookup::Kept(page) if wanted.may_have(&page) => return Ok(kept(cx, request, claim, &page)),
+        Lookup::Kept(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page)),
         Lookup::Missing(name) if wanted.is_anybodys() => Some(name),
         Lookup::Kept(_) | Lookup::Missing(_) | Lookup::Unkept => None,
     };
-    cx.desk.counts.page_misses += 1;
+    cx.shared.counts.page_misses += 1;
     // The answer to HEAD is no page.
     if request.method != Some(Method::Get) {
         return Err(None);
@@ -491,13 +495,18 @@ fn look_for_page<F: FileHandle>(
 }
 
 /// The reply that was kept.
-fn kept<F: FileHandle>(cx: &mut Context<'_, F>, request: &Request<'_>, claim: &Claim, page: &AppPage) -> Made<F> {
-    cx.desk.counts.page_hits += 1;
-    cx.desk.counts.hits += 1;
-    let site = cx.desk.sites.of(claim.site);
-    let times = (cx.now, cx.desk.wall.seconds);
-    let (head, body) = reply::kept(site, request, claim.path(), page, times);
-    Made { head, body, outcome: Outcome::Page }
+fn kept<F: FileHandle>(
+    cx: &mut Context<'_, F>,
+    request: &Request<'_>,
+    handler: &HandlerMatch,
+    page: &AppPage,
+) -> PreparedResponse<F> {
+    cx.shared.counts.page_hits += 1;
+    cx.shared.counts.hits += 1;
+    let site = cx.shared.sites.of(handler.site);
+    let times = (cx.now, cx.shared.wall.seconds);
+    let (head, body) = reply::kept(site, request, handler.path(), page, times);
+    PreparedResponse { head, body, outcome: Outcome::Page }
 }
 
 /// Bytes of a body that an application is given ahead; a client that sends faster waits for it.
@@ -511,8 +520,8 @@ const BODY_MAX: usize = 1 << 20;
 const FAILED_TIME: Duration = Duration::from_secs(1);
 
 /// RFC 9110, 15.5.14.
-fn too_long(claim: &Claim, limit: Bytes) -> String {
-    let path = String::from_utf8_lossy(claim.path());
+fn too_long(handler: &HandlerMatch, limit: Bytes) -> String {
+    let path = String::from_utf8_lossy(handler.path());
     alloc::format!(
         "{}: 413, the request's body is longer than {limit} (`max_body_bytes` of its [[site.app]])",
         path.escape_debug()

@@ -5,16 +5,16 @@ use alloc::vec::Vec;
 use amped_http::h1::request::{Request, Version};
 use amped_units::Time;
 
-use crate::desk::Desk;
 use crate::event::{Action, Ticket};
 use crate::reply::{Response, ScriptFraming};
+use crate::shared_state::SharedState;
 
 /// What all steps share that one event leads to.
 pub struct Context<'a, F> {
     /// The moment.
     pub now: Time,
     /// What the loop shares.
-    pub desk: &'a mut Desk<F>,
+    pub shared: &'a mut SharedState<F>,
     /// What is to be done, in this order.
     pub actions: &'a mut Vec<Action<F>>,
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use amped_core::json;
 use amped_core::record::Record;
-use amped_core::reply::Wall;
+use amped_core::reply::WallClock;
 use amped_http::date::Civil;
 use amped_sys::process;
 use amped_units::Time;
@@ -128,7 +128,7 @@ impl AccessLog {
     }
 
     /// Adds a request's line.
-    pub fn write(&mut self, record: &Record, peer: &Peer, body_bytes: u64, wall: &Wall, now: Time) {
+    pub fn write(&mut self, record: &Record, peer: &Peer, body_bytes: u64, wall: &WallClock, now: Time) {
         let Some(writer) = &self.writer else {
             return;
         };

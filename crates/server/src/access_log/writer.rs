@@ -539,7 +539,7 @@ mod tests {
     use crate::access_log::{AccessLog, Peer};
     use amped_core::cache::hostname::HostnameLimits;
     use amped_core::record::Record;
-    use amped_core::reply::Wall;
+    use amped_core::reply::WallClock;
 
     #[test]
     fn what_nobody_writes_is_lost_beyond_a_bound_and_counted() {
@@ -556,7 +556,7 @@ mod tests {
         // A writer whose thread hangs, as on a dead disk: nobody takes a batch away.
         let writer = Writer::new(&settings, Clock::start());
         let mut log = AccessLog::new(&settings, Some(Arc::clone(&writer)));
-        let (record, peer, wall) = (Record::default(), Peer::new(None), Wall::at(0));
+        let (record, peer, wall) = (Record::default(), Peer::new(None), WallClock::at(0));
         for _ in 0..BATCHES_MAX + 7 {
             log.write(&record, &peer, 0, &wall, Time::START);
         }

@@ -4,7 +4,7 @@
 //! that nobody uses; so a connection to an application that others may need too, that is one that was here before
 //! (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, the backlog of its socket, decides who
 //! is next. Only where the administrator says so (`min_spare`) are some kept open (FCGI_KEEP_CONN). An application that is started
-//! here (`manager`) serves nobody else: its connection holds its place in the gate as long as it is open, and is used again.
+//! here (`manager`) serves nobody else: its connection holds its place in the semaphore as long as it is open, and is used again.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use amped_core::app::AppTrouble;
 use amped_sys::{file, local, socket};
 
-use super::gate::{Gate, Pass};
 use super::manager::Application;
+use super::semaphore::{Permit, Semaphore};
 use crate::say;
 
 /// An application, and the connections to it that nobody uses at the moment. Rules that name the same address share it.
@@ -50,7 +50,7 @@ pub enum At {
 struct Idle {
     socket: OwnedFd,
     /// Its place, where that is a process.
-    pass: Option<Pass>,
+    permit: Option<Permit>,
     since: Instant,
 }
 
@@ -83,25 +83,25 @@ impl Backend {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that was used before and is still open, with its place: that of a process, or one of this gate.
-    pub fn take_idle(&self, gate: &Arc<Gate>) -> Option<(OwnedFd, Pass)> {
+    /// A connection that was used before and is still open, with its place: that of a process, or one of this semaphore.
+    pub fn take_idle(&self, semaphore: &Arc<Semaphore>) -> Option<(OwnedFd, Permit)> {
         if self.idle_max == 0 {
             return None;
         }
         // Where the connection has none of its own.
         let mut own = None;
         if !matches!(self.at, At::Kept(_)) {
-            own = Some(gate.enter()?);
+            own = Some(semaphore.enter()?);
         }
         loop {
-            let Idle { socket, pass, .. } = self.idle().pop()?;
-            if pass.is_some() {
-                gate.idle.fetch_sub(1, Ordering::Relaxed);
+            let Idle { socket, permit, .. } = self.idle().pop()?;
+            if permit.is_some() {
+                semaphore.idle.fetch_sub(1, Ordering::Relaxed);
             }
             // Nothing is to be said on it now. Whatever it says is its end, or not meant for us.
             match socket::receive(&socket, &mut [0]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return pass.or(own).map(|pass| (socket, pass));
+                    return permit.or(own).map(|permit| (socket, permit));
                 }
                 Ok(_) | Err(_) => {}
             }
@@ -109,20 +109,20 @@ impl Backend {
     }
 
     /// Keeps a connection for the next request, if there may be one more and no request waits for what it holds.
-    pub(super) fn keep(&self, socket: OwnedFd, pass: Pass) {
+    pub(super) fn keep(&self, socket: OwnedFd, permit: Permit) {
         let mut idle = self.idle();
         if idle.len() >= self.idle_max {
             return;
         }
-        let pass = match self.at {
+        let permit = match self.at {
             At::Kept(_) => {
-                pass.gate().idle.fetch_add(1, Ordering::Relaxed);
-                Some(pass)
+                permit.semaphore().idle.fetch_add(1, Ordering::Relaxed);
+                Some(permit)
             }
-            At::Unix(_) | At::Tcp(_) if pass.gate().is_wanted() => return,
+            At::Unix(_) | At::Tcp(_) if permit.semaphore().is_wanted() => return,
             At::Unix(_) | At::Tcp(_) => None,
         };
-        idle.push(Idle { socket, pass, since: Instant::now() });
+        idle.push(Idle { socket, permit, since: Instant::now() });
     }
 
     /// Lets go of what has been idle for long enough. Whether there is anything left that is to be looked after.
@@ -136,8 +136,8 @@ impl Backend {
         // The longest idle are in front.
         while idle.len() > kept && idle.first().is_some_and(|first| now >= first.since + time) {
             let gone = idle.remove(0);
-            if let Some(pass) = &gone.pass {
-                pass.gate().idle.fetch_sub(1, Ordering::Relaxed);
+            if let Some(permit) = &gone.permit {
+                permit.semaphore().idle.fetch_sub(1, Ordering::Relaxed);
             }
         }
         !idle.is_empty()
@@ -155,24 +155,24 @@ impl Backend {
     }
 
     /// Sees to it that a connection to it can be made without waiting.
-    pub fn prepare(&self, pass: &Pass) {
+    pub fn prepare(&self, permit: &Permit) {
         let name = match &self.at {
             At::Tcp(_) => return,
             At::Unix(name) => name.clone(),
-            At::Kept(application) => application.name(pass.number()),
+            At::Kept(application) => application.name(permit.number()),
         };
         // Only its name is to be in memory: whether it is there is found out by connecting.
         let _ = std::fs::symlink_metadata(name);
     }
 
     /// A new connection.
-    pub(super) fn connect(&self, pass: &Pass) -> Result<OwnedFd, NotBegun> {
+    pub(super) fn connect(&self, permit: &Permit) -> Result<OwnedFd, NotBegun> {
         let connected = match &self.at {
             At::Unix(name) => local::connect_now(name).map_err(|error| (name.display().to_string(), error)),
             At::Tcp(address) => connect(*address).map_err(|error| (address.to_string(), error)),
             At::Kept(application) => {
-                let name = application.name(pass.number());
-                application.note_use(pass.number());
+                let name = application.name(permit.number());
+                application.note_use(permit.number());
                 local::connect_now(&name).map_err(|error| (name.display().to_string(), error))
             }
         };

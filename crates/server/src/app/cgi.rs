@@ -23,9 +23,9 @@ use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, process, socket};
 
 use super::backend::Backend;
-use super::gate::Pass;
 use super::process::Process;
 use super::scripts::Found;
+use super::semaphore::Permit;
 use crate::disk::{Disk, Script};
 use crate::say;
 use crate::token::Token;
@@ -48,7 +48,7 @@ pub struct Job {
     /// What only the server knows of the request.
     pub place: Place,
     /// The place that it takes.
-    pub pass: Pass,
+    pub permit: Permit,
     /// A connection that the place has been used with.
     pub kept: Option<OwnedFd>,
     /// When it was asked for.
@@ -135,8 +135,8 @@ impl Job {
             let result = found.map(|found| Begun::Found(Box::new(self), found));
             return Started { token, ticket, result };
         }
-        let Job { work, place, pass, .. } = self;
-        let (mut tries, mut pass) = (0, Some(pass));
+        let Job { work, place, permit, .. } = self;
+        let (mut tries, mut permit) = (0, Some(permit));
         let result = loop {
             let script = match place.disk.script(work.site, &work.path, &work.ends) {
                 Ok(script) => script,
@@ -144,7 +144,7 @@ impl Job {
             };
             let path = script.path.clone();
             let variables = variables(&work, &place, script.end, &path);
-            match start(script, &variables, work.has_body, &mut pass) {
+            match start(script, &variables, work.has_body, &mut permit) {
                 // It was replaced in this moment.
                 Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle && tries < TRIES => tries += 1,
                 result => break result.map_err(|error| trouble_of(&error, &place.id, &path)),
@@ -166,7 +166,7 @@ impl Job {
             }
         };
         if self.kept.is_none() {
-            backend.prepare(&self.pass);
+            backend.prepare(&self.permit);
         }
         Ok(found)
     }
@@ -237,7 +237,12 @@ const VARIABLES_MAX: usize = 12;
 
 /// Starts a script. The file that was found is what is executed, whatever its name means by then. A script with `#!` is opened
 /// once more by its interpreter, which wants its name: so what that means is compared at the last moment.
-fn start(script: Script, variables: &[Variable<'_>], has_body: bool, pass: &mut Option<Pass>) -> io::Result<Running> {
+fn start(
+    script: Script,
+    variables: &[Variable<'_>],
+    has_body: bool,
+    permit: &mut Option<Permit>,
+) -> io::Result<Running> {
     let stdin = if has_body { Some(pipe::to_program()?) } else { None };
     let (stdout, stderr) = (pipe::from_program()?, pipe::from_program()?);
     let Script { path: script, file, .. } = script;
@@ -260,7 +265,7 @@ fn start(script: Script, variables: &[Variable<'_>], has_body: bool, pass: &mut 
         process::execute_file(&mut command, file, variables.iter().filter_map(text).collect());
     }
     let pid = command.spawn()?.id();
-    let process = Process::new(pid, pass.take())?;
+    let process = Process::new(pid, permit.take())?;
     Ok(Running { process, stdin, stdout: Some(stdout.ours), stderr: Some(stderr.ours) })
 }
 

@@ -17,10 +17,10 @@ use amped_sys::socket;
 
 use super::backend::{At, Backend, NotBegun};
 use super::cgi::{self, Place};
-use super::gate::Pass;
 use super::manager::CANNOT_START;
-use super::output::{Came, Complaints};
+use super::output::{Came, StderrLines};
 use super::scripts::Found;
+use super::semaphore::Permit;
 use crate::say;
 
 /// What is asked, and under which rules.
@@ -28,11 +28,11 @@ pub type Question = (Box<AppWork>, Place);
 
 /// A request on a connection to an application.
 #[derive(Debug)]
-pub struct Talk {
+pub struct FastCgiRequest {
     backend: Arc<Backend>,
     /// The connection.
     pub socket: OwnedFd,
-    pass: Pass,
+    permit: Permit,
     /// Records that are still to be written, from `out_at` on.
     out: Vec<u8>,
     out_at: usize,
@@ -51,7 +51,7 @@ pub struct Talk {
     connecting: Option<SocketAddr>,
 }
 
-impl Talk {
+impl FastCgiRequest {
     /// Begins a request, on this connection or on a new one, and says what it waits for then.
     ///
     /// # Errors
@@ -59,12 +59,12 @@ impl Talk {
     pub fn begin(
         backend: &Arc<Backend>,
         (work, place): Question,
-        pass: Pass,
+        permit: Permit,
         kept: Option<OwnedFd>,
         (end, script): Found,
-    ) -> Result<(Box<Talk>, Interest), (NotBegun, Question)> {
+    ) -> Result<(Box<FastCgiRequest>, Interest), (NotBegun, Question)> {
         let is_used = kept.is_some();
-        let socket = match kept.map_or_else(|| backend.connect(&pass), Ok) {
+        let socket = match kept.map_or_else(|| backend.connect(&permit), Ok) {
             Ok(socket) => socket,
             Err(why) => return Err((why, (work, place))),
         };
@@ -82,10 +82,10 @@ impl Talk {
             .iter()
             .any(|(name, value)| name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS"));
         let again = (is_used && is_safe && !has_body).then_some((work, place));
-        let mut talk = Box::new(Talk {
+        let mut request_ = Box::new(FastCgiRequest {
             backend: Arc::clone(backend),
             socket,
-            pass,
+            permit,
             out,
             out_at: 0,
             reader: RecordReader::default(),
@@ -100,8 +100,8 @@ impl Talk {
             },
         });
         // Most requests are written at once, and then there is no room to wait for.
-        let is_written = talk.flush() && !has_body;
-        Ok((talk, if is_written { Interest::Incoming } else { Interest::Connection }))
+        let is_written = request_.flush() && !has_body;
+        Ok((request_, if is_written { Interest::Incoming } else { Interest::Connection }))
     }
 
     /// Gives it part of the body.
@@ -151,7 +151,7 @@ impl Talk {
     }
 
     /// Takes in what it says. The answer's bytes are put to the front of the buffer.
-    pub(super) fn hear(&mut self, buffer: &mut [u8], complaints: &mut Complaints) -> Came {
+    pub(super) fn hear(&mut self, buffer: &mut [u8], complaints: &mut StderrLines) -> Came {
         loop {
             if let Some(is_whole) = self.end {
                 complaints.say_line();
@@ -180,7 +180,7 @@ impl Talk {
     }
 
     /// Reads records, and puts the answer's bytes among them to the front: how many these are.
-    fn take(&mut self, bytes: &mut [u8], complaints: &mut Complaints) -> usize {
+    fn take(&mut self, bytes: &mut [u8], complaints: &mut StderrLines) -> usize {
         let (mut at, mut kept) = (0, 0);
         while at < bytes.len() {
             if self.end.is_some() {
@@ -221,9 +221,9 @@ impl Talk {
     ///
     /// # Errors
     /// The request itself, if there is nothing to ask anew.
-    pub fn into_again(mut self: Box<Talk>) -> Result<(Question, Pass), Box<Talk>> {
+    pub fn into_again(mut self: Box<FastCgiRequest>) -> Result<(Question, Permit), Box<FastCgiRequest>> {
         match self.again.take() {
-            Some(again) => Ok((again, self.pass)),
+            Some(again) => Ok((again, self.permit)),
             None => Err(self),
         }
     }
@@ -236,7 +236,7 @@ impl Talk {
     /// It is over, and was not broken off: the connection is kept, if it may be used again. Then this has to be looked after.
     pub fn finish(self) -> Option<Arc<Backend>> {
         self.may_be_kept().then(|| {
-            self.backend.keep(self.socket, self.pass);
+            self.backend.keep(self.socket, self.permit);
             self.backend
         })
     }
@@ -245,7 +245,7 @@ impl Talk {
     /// for a long time, and is the only one in its place. Then this is what is left of the request until it has.
     pub fn abandon(self) -> Option<Abandoned> {
         let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
-        is_kept.then(|| Abandoned { backend: self.backend, socket: self.socket, pass: self.pass, is_told: false })
+        is_kept.then(|| Abandoned { backend: self.backend, socket: self.socket, permit: self.permit, is_told: false })
     }
 }
 
@@ -255,7 +255,7 @@ pub struct Abandoned {
     backend: Arc<Backend>,
     /// The connection.
     pub socket: OwnedFd,
-    pass: Pass,
+    permit: Permit,
     /// The process manager knows.
     is_told: bool,
 }
@@ -267,7 +267,7 @@ impl Abandoned {
             return true;
         };
         if !self.is_told {
-            self.is_told = application.end(self.pass.number());
+            self.is_told = application.end(self.permit.number());
         }
         let mut buffer = [0; 4096];
         // An application that says much is ended in the midst of it; the rest is read when its end is told.

@@ -1,4 +1,4 @@
-//! The process manager: starts the applications of `command` rules, one process for each place of their gate, and keeps them
+//! The process manager: starts the applications of `command` rules, one process for each place of their semaphore, and keeps them
 //! as long as the server lives.
 //!
 //! It is a thread that never ends before the server does, or, where workers are processes, a process of its own that outlives
@@ -37,8 +37,8 @@ use amped_sys::signal::Signals;
 use amped_sys::slots::Slots;
 use amped_sys::{local, poll, process, socket};
 
-use super::gate::{Gate, Pass};
 use super::process::Process;
+use super::semaphore::{Permit, Semaphore};
 use crate::say;
 use crate::say::die;
 
@@ -59,7 +59,7 @@ enum Runs {
 }
 
 /// The places of applications whose manager is a thread, by the application's number.
-type Gates = Arc<Mutex<HashMap<u64, Weak<Gate>>>>;
+type Gates = Arc<Mutex<HashMap<u64, Weak<Semaphore>>>>;
 
 /// An application that the manager keeps.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl ProcessManager {
         Ok(ProcessManager { control: ours, runs: Mutex::new(Some(runs)), gates, next: AtomicU64::new(0) })
     }
 
-    /// Gives it an application to keep: program and arguments, variables, the gate of its places, and how many processes stay
+    /// Gives it an application to keep: program and arguments, variables, the semaphore, and how many processes stay
     /// when there is nothing to do.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl ProcessManager {
         &self,
         command: &[String],
         env: &[(Box<str>, Box<str>)],
-        (gate, places): (&Arc<Gate>, usize),
+        (semaphore, places): (&Arc<Semaphore>, usize),
         reserve: usize,
     ) -> io::Result<Application> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -138,9 +138,9 @@ impl ProcessManager {
         if text.len() > DESCRIPTION_MAX {
             return Err(io::Error::other("its command and variables are longer than 128 KiB"));
         }
-        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(gate));
+        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
         let descriptors: Vec<BorrowedFd<'_>> =
-            [theirs.as_fd()].into_iter().chain(gate.slots().map(AsFd::as_fd)).collect();
+            [theirs.as_fd()].into_iter().chain(semaphore.slots().map(AsFd::as_fd)).collect();
         socket::send_with_descriptors(&self.control, text.as_bytes(), &descriptors, Patience::Wait)?;
         let mut answer = vec![0; 64 * 1024];
         let received = socket::receive_with_descriptors(&self.control, &mut answer, &mut Vec::new(), Patience::Wait)?;
@@ -232,9 +232,9 @@ struct Kept {
     command: Vec<String>,
     env: Vec<(String, String)>,
     reserve: usize,
-    gate: Weak<Gate>,
-    /// Where the gate is this process's own.
-    _own: Option<Arc<Gate>>,
+    semaphore: Weak<Semaphore>,
+    /// Where the semaphore is this process's own.
+    _own: Option<Arc<Semaphore>>,
     channel: OwnedFd,
     places: Vec<Place>,
 }
@@ -249,7 +249,7 @@ struct Place {
     /// A loop wants it ended: then what waits at the socket is that loop's, and for nobody.
     is_unwanted: bool,
     /// It was idle for too long: nobody enters its place before it has ended.
-    closed: Option<Pass>,
+    closed: Option<Permit>,
     /// It is not started again before this,
     not_before: Instant,
     /// since it lived so shortly that there is a pause. `pause <= PAUSE_MAX`
@@ -376,15 +376,15 @@ impl Manager {
         // Lost where this process can have no more of them.
         let channel =
             descriptors.next().ok_or_else(|| io::Error::other("the process manager is out of descriptors"))?;
-        let (gate, own) = match &self.gates {
+        let (semaphore, own) = match &self.gates {
             Some(gates) => {
-                let gate = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&(id as u64));
-                (gate.ok_or_else(unreadable)?, None)
+                let semaphore = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&(id as u64));
+                (semaphore.ok_or_else(unreadable)?, None)
             }
             None => {
                 let slots = descriptors.next().ok_or_else(unreadable)?;
-                let gate = Arc::new(Gate::of_slots(places, Slots::of(slots)));
-                (Arc::downgrade(&gate), Some(gate))
+                let semaphore = Arc::new(Semaphore::of_slots(places, Slots::of(slots)));
+                (Arc::downgrade(&semaphore), Some(semaphore))
             }
         };
         if self.folder.is_none() {
@@ -393,7 +393,7 @@ impl Manager {
         let folder = self.folder.as_ref().map(|folder| &folder.path).ok_or_else(unreadable)?;
         let places = (0..places).map(|place| Place::new(folder.join(format!("{id}-{place}"))));
         let places = places.collect::<io::Result<_>>()?;
-        self.kept.push(Kept { command, env, reserve, gate, _own: own, channel, places });
+        self.kept.push(Kept { command, env, reserve, semaphore, _own: own, channel, places });
         Ok(folder.display().to_string())
     }
 }
@@ -471,14 +471,14 @@ impl Kept {
     /// Ends what has not been used for so long, beyond the reserve.
     fn sweep(&mut self, idle_timeout: Duration) {
         let mut alive = self.alive();
-        let Some(gate) = self.gate.upgrade() else { return };
+        let Some(semaphore) = self.semaphore.upgrade() else { return };
         for (number, place) in self.places.iter_mut().enumerate().rev() {
             let is_idle = alive > self.reserve && place.used.elapsed() >= idle_timeout && place.closed.is_none();
             if let Some(process) = place.process.as_ref().filter(|_| is_idle)
-                && let Some(pass) = gate.enter_at(number)
+                && let Some(permit) = semaphore.enter_at(number)
             {
                 process.kill();
-                place.closed = Some(pass);
+                place.closed = Some(permit);
                 alive -= 1;
             }
         }
@@ -644,7 +644,7 @@ mod tests {
     struct Bench {
         manager: Manager,
         application: Application,
-        gate: Arc<Gate>,
+        semaphore: Arc<Semaphore>,
         control: OwnedFd,
         _parent: tempfile::TempDir,
     }
@@ -652,8 +652,8 @@ mod tests {
     fn bench(command: &[&str], reserve: usize) -> Bench {
         let parent = tempfile::tempdir().expect("a folder");
         let (ours, theirs) = socket::packet_pair().expect("made");
-        let gate = Arc::new(Gate::new(Some(2), 0, false).expect("made"));
-        let gates: Gates = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&gate))])));
+        let semaphore = Arc::new(Semaphore::new(Some(2), 0, false).expect("made"));
+        let gates: Gates = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&semaphore))])));
         let folder = Folder::new(parent.path()).expect("made");
         let path = folder.path.clone();
         let (control, gates) = (theirs, Some(gates));
@@ -664,7 +664,7 @@ mod tests {
         manager.add(&text, vec![its_end]).expect("taken");
         let told_ms = [0, 0].map(AtomicU64::new).into();
         let application = Application { number: 0, folder: path, channel, told_ms, start: Instant::now() };
-        Bench { manager, application, gate, control: ours, _parent: parent }
+        Bench { manager, application, semaphore, control: ours, _parent: parent }
     }
 
     impl Bench {
@@ -714,11 +714,11 @@ mod tests {
         let mut bench = bench(&["/bin/sleep", "1000"], 1);
         let connections = [0, 1].map(|place| bench.connect(place));
         bench.turn_until("two processes", |kept| kept.alive() == 2);
-        let held = bench.gate.enter_at(1).expect("free");
+        let held = bench.semaphore.enter_at(1).expect("free");
         bench.manager.idle_timeout = Duration::ZERO;
         bench.turn_until("the end of one", |kept| kept.alive() == 1);
         assert!(bench.manager.kept[0].places[1].process.is_some(), "who holds a place keeps its process");
-        assert!(bench.gate.enter_at(0).is_some(), "its place is free again");
+        assert!(bench.semaphore.enter_at(0).is_some(), "its place is free again");
         drop((held, connections));
     }
 

@@ -8,19 +8,19 @@
 //! `cgi` starts a process for a request (`process`), `fastcgi` asks an application that lives on over a connection to it
 //! (`backend`), and `manager` starts these; `scripts` knows which names are scripts, and what of all this may wait is done in a
 //! thread where the loop must not (`threads`). `request` moves the bytes, `spool` keeps those that one side is too slow for,
-//! and `output` is what an application writes. The `gate` limits how many there are at a time; further requests wait here, in
-//! their order. Requests for a page that is being made for another wait for that (`fills`).
+//! and `output` is what an application writes. The `semaphore` limits how many there are at a time; further requests wait here, in
+//! their order. Requests for a page that is being made for another wait for that (`single_flights`).
 
 pub mod backend;
 pub mod cgi;
 pub mod fastcgi;
-pub mod fills;
-pub mod gate;
 pub mod manager;
 mod output;
 pub mod process;
 mod request;
 mod scripts;
+pub mod semaphore;
+pub mod single_flight;
 pub mod spool;
 mod threads;
 
@@ -42,15 +42,15 @@ use amped_units::Time;
 use self::backend::{At, Backend, NotBegun};
 pub use self::cgi::Ends;
 use self::cgi::{Begun, Job, Place, Running, Started};
-use self::fastcgi::{Abandoned, Question, Talk};
-use self::fills::{Filling, Fills, Settled};
-use self::gate::{Gate, Pass};
+use self::fastcgi::{Abandoned, FastCgiRequest, Question};
 use self::manager::ProcessManager;
-use self::output::{Came, Complaints};
+use self::output::{Came, StderrLines};
 use self::process::Process;
 pub use self::request::AppRequest;
 use self::request::Stage;
 use self::scripts::{Found, Scripts};
+use self::semaphore::{Permit, Semaphore};
+use self::single_flight::{Filling, Settled, SingleFlight};
 use self::spool::{Room, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
@@ -65,7 +65,7 @@ pub struct Apps {
     /// There is one as soon as an application was to be started; it lives as long as the server.
     manager: Option<Arc<ProcessManager>>,
     /// Of loops that share their caches.
-    fills: Arc<Fills>,
+    single_flights: Arc<SingleFlight>,
     /// For bodies.
     room: Arc<Room>,
 }
@@ -73,7 +73,7 @@ pub struct Apps {
 #[derive(Clone, Debug)]
 struct App {
     settings: AppSettings,
-    gate: Arc<Gate>,
+    semaphore: Arc<Semaphore>,
     env: Arc<[(Box<str>, Box<str>)]>,
     backend: Option<Arc<Backend>>,
 }
@@ -116,7 +116,7 @@ impl Apps {
         before: Option<&Apps>,
         processes: bool,
     ) -> io::Result<App> {
-        let gate = Arc::new(Gate::new(settings.max_processes, settings.max_queue, processes)?);
+        let semaphore = Arc::new(Semaphore::new(settings.max_processes, settings.max_queue, processes)?);
         let env: Arc<[_]> = settings.env.clone().into();
         let at = match &settings.kind {
             AppKind::Cgi => None,
@@ -128,7 +128,7 @@ impl Apps {
                     None => self.manager.insert(Arc::new(ProcessManager::start(processes)?)),
                 };
                 let places = settings.max_processes.unwrap_or(1);
-                Some(At::Kept(manager.add(command, &env, (&gate, places), settings.min_spare)?))
+                Some(At::Kept(manager.add(command, &env, (&semaphore, places), settings.min_spare)?))
             }
         };
         // Rules that name the same address share what they keep idle.
@@ -148,7 +148,7 @@ impl Apps {
             };
             at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve)))
         });
-        Ok(App { settings: settings.clone(), gate, env, backend })
+        Ok(App { settings: settings.clone(), semaphore, env, backend })
     }
 
     /// Ends the process manager, with all that it has started. Only a server that ends does so.
@@ -189,7 +189,7 @@ pub struct AppSide {
     /// What stores bodies.
     spooler: Spooler,
     /// Requests that wait for a place, by their number. Those whose client has left meanwhile are among them.
-    queue: BTreeMap<u64, (Token, Arc<Gate>)>,
+    queue: BTreeMap<u64, (Token, Arc<Semaphore>)>,
     /// When they look again.
     look_again: Time,
     /// Processes that nobody listens to any more, and when they are ended if they have not.
@@ -208,7 +208,7 @@ pub struct AppSide {
     scripts: Scripts,
     mailbox: Arc<dyn Post<Settled>>,
     /// Pages that are being made for this loop's own cache.
-    fills: Arc<Fills>,
+    single_flights: Arc<SingleFlight>,
 }
 
 /// Those who wait for a place that may become free in another loop look again after this.
@@ -243,9 +243,9 @@ impl Task for Box<Job> {
 }
 
 /// A place for a request, with a connection that it was used with before, if there is one.
-fn enter(gate: &Arc<Gate>, place: &Place) -> Option<(Pass, Option<OwnedFd>)> {
-    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(gate));
-    kept.map(|(socket, pass)| (pass, Some(socket))).or_else(|| gate.enter().map(|pass| (pass, None)))
+fn enter(semaphore: &Arc<Semaphore>, place: &Place) -> Option<(Permit, Option<OwnedFd>)> {
+    let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(semaphore));
+    kept.map(|(socket, permit)| (permit, Some(socket))).or_else(|| semaphore.enter().map(|permit| (permit, None)))
 }
 
 impl AppSide {
@@ -274,7 +274,7 @@ impl AppSide {
             name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
             scripts: Scripts::default(),
             mailbox: Arc::<M>::clone(mailbox),
-            fills: Arc::default(),
+            single_flights: Arc::default(),
         }
     }
 
@@ -289,8 +289,9 @@ impl AppSide {
     ) -> Option<Output<'static>> {
         match input {
             Input::Join(name) => {
-                let fills = if context.shares_caches { &context.apps.fills } else { &self.fills };
-                let (filling, stage, output) = match fills.join(name, (token, ticket), &self.mailbox) {
+                let single_flights =
+                    if context.shares_caches { &context.apps.single_flights } else { &self.single_flights };
+                let (filling, stage, output) = match single_flights.join(name, (token, ticket), &self.mailbox) {
                     Ok(filling) => (Some(filling), Stage::Joins, Output::First),
                     Err(following) => (None, Stage::Follows(following), Output::Follows),
                 };
@@ -323,7 +324,7 @@ impl AppSide {
                 let request = request.as_mut().filter(|request| request.ticket == ticket)?;
                 request.input_ended = true;
                 match std::mem::replace(&mut request.stage, Stage::Over) {
-                    Stage::Gathers(mut work, mut place, gate) => {
+                    Stage::Gathers(mut work, mut place, semaphore) => {
                         // It comes behind the requests that were whole before it.
                         self.count += 1;
                         place.number = self.count;
@@ -331,7 +332,7 @@ impl AppSide {
                             let length = decimal(request.input.total());
                             work.variables.push((CONTENT_LENGTH.to_vec(), length));
                         }
-                        self.look_first(request, token, (work, place), &gate)
+                        self.look_first(request, token, (work, place), &semaphore)
                     }
                     stage => {
                         request.stage = stage;
@@ -384,17 +385,17 @@ impl AppSide {
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.room))),
-            complaints: Complaints::new(&place.id, &work.path),
+            complaints: StderrLines::new(&place.id, &work.path),
             time: rule.timeout,
             filling,
             ..AppRequest::new(ticket)
         });
         if request.gathers {
             request.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.room)));
-            request.stage = Stage::Gathers(work, place, Arc::clone(&app.gate));
+            request.stage = Stage::Gathers(work, place, Arc::clone(&app.semaphore));
             return (Some(request), None);
         }
-        let output = self.look_first(&mut request, token, (work, place), &app.gate);
+        let output = self.look_first(&mut request, token, (work, place), &app.semaphore);
         (Some(request), output)
     }
 
@@ -404,14 +405,14 @@ impl AppSide {
         request: &mut AppRequest,
         token: Token,
         (work, place): Question,
-        gate: &Arc<Gate>,
+        semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
         // Requests that wait already go first.
-        let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, gate));
-        let entered = if others { None } else { enter(gate, &place) };
+        let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, semaphore));
+        let entered = if others { None } else { enter(semaphore, &place) };
         let output = match entered {
             Some(entered) => self.begin(request, token, (work, place), entered),
-            None => self.put_off(request, token, (work, place), gate),
+            None => self.put_off(request, token, (work, place), semaphore),
         };
         // It stays for as long as the connection's turn, as what others wait for.
         if matches!(output, Some(Output::Failed(_))) {
@@ -433,12 +434,12 @@ impl AppSide {
         request: &mut AppRequest,
         token: Token,
         (work, place): Question,
-        gate: &Arc<Gate>,
+        semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
-        let Some(waits) = gate.queue(place.number) else {
+        let Some(waits) = semaphore.queue(place.number) else {
             return Some(Output::Failed(AppTrouble::Busy));
         };
-        self.queue.insert(place.number, (token, Arc::clone(gate)));
+        self.queue.insert(place.number, (token, Arc::clone(semaphore)));
         if self.look_again == Time::NEVER {
             self.look_again = Time::START;
         }
@@ -452,16 +453,16 @@ impl AppSide {
         request: &mut AppRequest,
         token: Token,
         (work, place): (Box<AppWork>, Place),
-        (pass, kept): (Pass, Option<OwnedFd>),
+        (permit, kept): (Permit, Option<OwnedFd>),
     ) -> Option<Output<'static>> {
         request.stage = Stage::Starting;
         if let Some(backend) = &place.backend
             && (kept.is_some() || backend.is_at_hand())
             && let Some(found) = self.script_of(&work, &place)
         {
-            return self.ask(request, token, (work, place), (pass, kept), found);
+            return self.ask(request, token, (work, place), (permit, kept), found);
         }
-        let job = Box::new(Job { token, ticket: request.ticket, work, place, pass, kept, asked: Instant::now() });
+        let job = Box::new(Job { token, ticket: request.ticket, work, place, permit, kept, asked: Instant::now() });
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
@@ -495,11 +496,11 @@ impl AppSide {
         let running = match started.result {
             Ok(Begun::Runs(running)) => running,
             Ok(Begun::Found(job, found)) => {
-                let Job { token, work, place, pass, kept, asked, .. } = *job;
+                let Job { token, work, place, permit, kept, asked, .. } = *job;
                 if place.files {
                     self.scripts.learn(&place.disk, &work, &found, asked);
                 }
-                return self.ask(request, token, (work, place), (pass, kept), found);
+                return self.ask(request, token, (work, place), (permit, kept), found);
             }
             Err(trouble) => {
                 self.look_again = Time::START;
@@ -521,19 +522,19 @@ impl AppSide {
         request: &mut AppRequest,
         token: Token,
         question: Question,
-        (pass, kept): (Pass, Option<OwnedFd>),
+        (permit, kept): (Permit, Option<OwnedFd>),
         found: Found,
     ) -> Option<Output<'static>> {
         let Some(backend) = question.1.backend.clone() else {
             return Some(Output::Failed(AppTrouble::Failed));
         };
-        let (gate, is_told) = (Arc::clone(pass.gate()), question.1.is_told);
-        match Talk::begin(&backend, question, pass, kept, found) {
-            Ok((talk, interest)) => {
-                if self.epoll.add(&talk.socket, token.to_app_number(), interest).is_err() {
+        let (semaphore, is_told) = (Arc::clone(permit.semaphore()), question.1.is_told);
+        match FastCgiRequest::begin(&backend, question, permit, kept, found) {
+            Ok((request_, interest)) => {
+                if self.epoll.add(&request_.socket, token.to_app_number(), interest).is_err() {
                     return Some(Output::Failed(AppTrouble::Busy));
                 }
-                request.stage = Stage::Talks(talk);
+                request.stage = Stage::Talks(request_);
                 // Nothing has come yet; epoll tells when something does.
                 request.is_ready = false;
                 (!is_told).then_some(Output::Begun)
@@ -545,7 +546,7 @@ impl AppSide {
             Err((NotBegun::Waits, (work, mut place))) => {
                 // It is the application that it waits for now, so its time runs.
                 place.is_told = true;
-                let refused = self.put_off(request, token, (work, place), &gate);
+                let refused = self.put_off(request, token, (work, place), &semaphore);
                 refused.or((!is_told).then_some(Output::Begun))
             }
         }
@@ -569,8 +570,8 @@ impl AppSide {
     fn leave_stage(&mut self, stage: Stage) {
         match stage {
             Stage::Runs { running, .. } => self.end(Begun::Runs(running)),
-            Stage::Talks(talk) => {
-                if let Some(mut abandoned) = talk.abandon()
+            Stage::Talks(request_) => {
+                if let Some(mut abandoned) = request_.abandon()
                     && !abandoned.is_over()
                 {
                     // If its end cannot be told of, it is looked at as often as the others are.
@@ -644,11 +645,11 @@ impl AppSide {
             self.look_again = now + LOOK_AGAIN;
             self.abandoned.retain_mut(|abandoned| !abandoned.is_over());
             // As many of those who wait for the same as there may be places.
-            let mut places: Vec<(Arc<Gate>, usize)> = Vec::new();
-            self.queue.retain(|_, (token, gate)| {
-                let known = places.iter().position(|(known, _)| Arc::ptr_eq(known, gate));
+            let mut places: Vec<(Arc<Semaphore>, usize)> = Vec::new();
+            self.queue.retain(|_, (token, semaphore)| {
+                let known = places.iter().position(|(known, _)| Arc::ptr_eq(known, semaphore));
                 let at = known.unwrap_or_else(|| {
-                    places.push((Arc::clone(gate), gate.free() + gate.idle.load(Ordering::Relaxed)));
+                    places.push((Arc::clone(semaphore), semaphore.free() + semaphore.idle.load(Ordering::Relaxed)));
                     places.len() - 1
                 });
                 let has_turn = places[at].1 > 0;
@@ -692,8 +693,8 @@ impl AppSide {
             Came::Bytes(count) => Output::Bytes(&buffer[..count]),
             Came::Last(count) => {
                 request.complaints.say_line();
-                if let Stage::Talks(talk) = std::mem::replace(&mut request.stage, Stage::Over) {
-                    self.finish(talk, now);
+                if let Stage::Talks(request_) = std::mem::replace(&mut request.stage, Stage::Over) {
+                    self.finish(request_, now);
                 }
                 Output::Last(&buffer[..count])
             }
@@ -716,15 +717,15 @@ impl AppSide {
         let until = now + request.time;
         match std::mem::replace(&mut request.stage, Stage::Drains(trouble)) {
             Stage::Runs { running, .. } => self.leave(running.process, until),
-            Stage::Talks(talk) => match talk.into_again() {
-                Ok((again, pass)) => {
-                    let output = self.begin(request, token, again, (pass, None));
+            Stage::Talks(request_) => match request_.into_again() {
+                Ok((again, permit)) => {
+                    let output = self.begin(request, token, again, (permit, None));
                     if matches!(output, Some(Output::Failed(_))) {
                         request.stage = Stage::Over;
                     }
                     return output.map_or(Heard::Nothing, |output| Heard::Said(request.ticket, output));
                 }
-                Err(talk) => self.finish(talk, now),
+                Err(request_) => self.finish(request_, now),
             },
             // It stays for as long as the connection's turn: that may have something to say of it.
             Stage::Drains(_) => {
@@ -740,14 +741,14 @@ impl AppSide {
     }
 
     /// A request to an application that lives on is over: its connection is kept, or its place is free.
-    fn finish(&mut self, talk: Box<Talk>, now: Time) {
-        if talk.may_be_kept() {
-            let _ = self.epoll.remove(&talk.socket);
+    fn finish(&mut self, request_: Box<FastCgiRequest>, now: Time) {
+        if request_.may_be_kept() {
+            let _ = self.epoll.remove(&request_.socket);
         }
         let known = |backend: &Arc<Backend>| {
             self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))
         };
-        if let Some(backend) = talk.finish().filter(|backend| !known(backend)) {
+        if let Some(backend) = request_.finish().filter(|backend| !known(backend)) {
             self.backends.push(Arc::downgrade(&backend));
             self.sweep_at = self.sweep_at.min(now + SWEEP);
         }
@@ -759,7 +760,7 @@ impl AppSide {
         let Stage::Queued(work, place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
         };
-        if let Some(entered) = enter(waits.gate(), &place) {
+        if let Some(entered) = enter(waits.semaphore(), &place) {
             drop(waits);
             let output = self.begin(request, token, (work, place), entered);
             if !matches!(request.stage, Stage::Queued(..)) {
@@ -769,7 +770,7 @@ impl AppSide {
             return output;
         }
         // Another loop may have been faster. It keeps its turn.
-        self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.gate())));
+        self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.semaphore())));
         request.stage = Stage::Queued(work, place, waits);
         None
     }

@@ -1,4 +1,4 @@
-//! What an application writes: pieces of its response ([`Came`]), and messages on standard error ([`Complaints`]).
+//! What an application writes: pieces of its response ([`Came`]), and messages on standard error ([`StderrLines`]).
 //!
 //! Both come from a script by pipes (`request`), or in records of a connection (`fastcgi`).
 
@@ -30,7 +30,7 @@ pub(super) enum Came {
 }
 
 /// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
-pub(super) struct Complaints {
+pub(super) struct StderrLines {
     /// The request's number, and its path.
     id: Box<str>,
     path: Box<[u8]>,
@@ -43,9 +43,9 @@ pub(super) struct Complaints {
 const COMPLAINTS_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1024;
 
-impl Complaints {
-    pub(super) fn new(id: &str, path: &[u8]) -> Complaints {
-        Complaints { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
+impl StderrLines {
+    pub(super) fn new(id: &str, path: &[u8]) -> StderrLines {
+        StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
     }
 
     /// Which request it is, for people.

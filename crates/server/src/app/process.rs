@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use amped_sys::{poll, process};
 
-use super::gate::Pass;
+use super::semaphore::Permit;
 
 /// A process that was started, and its group. Dropped before it has ended, it is ended.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Process {
     pub watch: OwnedFd,
     /// How it has ended, once it was waited for.
     ending: Option<process::Ending>,
-    _pass: Option<Pass>,
+    _pass: Option<Permit>,
 }
 
 impl Process {
@@ -26,9 +26,9 @@ impl Process {
     ///
     /// # Errors
     /// When it cannot be watched; then it is ended.
-    pub fn new(pid: u32, pass: Option<Pass>) -> io::Result<Process> {
+    pub fn new(pid: u32, permit: Option<Permit>) -> io::Result<Process> {
         match process::watch(pid) {
-            Ok(watch) => Ok(Process { pid, watch, ending: None, _pass: pass }),
+            Ok(watch) => Ok(Process { pid, watch, ending: None, _pass: permit }),
             Err(error) => {
                 process::kill_group(pid);
                 let _ = process::wait_for(pid);

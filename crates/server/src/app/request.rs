@@ -20,10 +20,10 @@ use amped_sys::process::Ending;
 use amped_units::Time;
 
 use super::cgi::{Place, Running};
-use super::fastcgi::Talk;
-use super::fills::{Filling, Following};
-use super::gate::{Gate, Waits};
-use super::output::{Came, Complaints};
+use super::fastcgi::FastCgiRequest;
+use super::output::{Came, StderrLines};
+use super::semaphore::{Semaphore, Waits};
+use super::single_flight::{Filling, Following};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
 use crate::token::Token;
 
@@ -45,7 +45,7 @@ pub struct AppRequest {
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
-    pub(super) complaints: Complaints,
+    pub(super) complaints: StderrLines,
     /// How long it may go on when nobody listens any more.
     pub(super) time: Duration,
     /// Others wait for what it answers.
@@ -58,7 +58,7 @@ pub(super) enum Stage {
     /// It waits for that.
     Follows(#[expect(dead_code, reason = "dropped, it waits no more")] Following),
     /// Its body is not whole yet.
-    Gathers(Box<AppWork>, Place, Arc<Gate>),
+    Gathers(Box<AppWork>, Place, Arc<Semaphore>),
     /// It waits for a place.
     Queued(Box<AppWork>, Place, Waits),
     /// A process is being started.
@@ -66,7 +66,7 @@ pub(super) enum Stage {
     /// It runs. `ended`: its answer has, at that moment.
     Runs { running: Running, ended: Option<Time> },
     /// An application that lives on has it.
-    Talks(Box<Talk>),
+    Talks(Box<FastCgiRequest>),
     /// The application has ended, like this, and is free for others; the client has not taken all of the response.
     Drains(Option<AppTrouble>),
     /// It has ended.
@@ -90,7 +90,7 @@ impl AppRequest {
             output: Spool::new(Side::Response, None),
             reads_ahead: false,
             is_ready: true,
-            complaints: Complaints::new("", b""),
+            complaints: StderrLines::new("", b""),
             time: Duration::ZERO,
             filling: None,
         }
@@ -140,7 +140,7 @@ impl AppRequest {
         let is_free = match (self.gathers, &self.stage) {
             (true, _) => self.input.has_room(),
             (false, Stage::Runs { .. }) => self.input.is_empty(),
-            (false, Stage::Talks(talk)) => self.input.is_empty() && talk.has_flushed(),
+            (false, Stage::Talks(request_)) => self.input.is_empty() && request_.has_flushed(),
             (false, _) => false,
         };
         is_free && std::mem::take(&mut self.owes_room)
@@ -181,18 +181,18 @@ impl AppRequest {
                 }
                 true
             }
-            Stage::Talks(talk) => {
-                if !talk.flush() {
+            Stage::Talks(request_) => {
+                if !request_.flush() {
                     return false;
                 }
                 let bytes = self.input.front();
                 let count = bytes.len().min(MEMORY);
-                talk.put(&bytes[..count]);
+                request_.put(&bytes[..count]);
                 self.input.consume(count);
                 if self.input_ended && self.input.is_empty() {
-                    talk.put_end();
+                    request_.put_end();
                 }
-                talk.flush() && count > 0
+                request_.flush() && count > 0
             }
             Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => false,
             Stage::Starting | Stage::Drains(_) | Stage::Over => false,
@@ -269,11 +269,11 @@ impl AppRequest {
     fn hear(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
-            Stage::Talks(talk) => {
+            Stage::Talks(request_) => {
                 if !self.is_ready {
                     return Came::Nothing;
                 }
-                let came = talk.hear(buffer, &mut self.complaints);
+                let came = request_.hear(buffer, &mut self.complaints);
                 self.is_ready = !matches!(came, Came::Nothing);
                 return came;
             }

@@ -11,14 +11,14 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use amped_core::desk::Desk;
 use amped_core::event::{Delay, Found, Ticket, Work};
 use amped_core::file::Content;
+use amped_core::shared_state::SharedState;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
 use crate::config::settings::HelperKind;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
 use crate::disk::{Disk, Effort};
 use crate::event_loop::{self, Start};
@@ -37,13 +37,13 @@ use crate::worker::{DiskSide, Worker};
 pub fn run(mut start: Start) -> io::Result<Snapshot> {
     let settings = &start.generation.settings.helpers;
     let disk = Arc::clone(&start.generation.disk);
-    match (settings.kind, start.nursery.take()) {
+    match (settings.kind, start.fork_server.take()) {
         (HelperKind::Threads, _) => {
             let helpers = Threads::new(settings.clone(), Arc::clone(&start.mailbox));
             event_loop::run(start, Helped::new(disk, helpers))
         }
-        (HelperKind::Processes, Some(nursery)) => {
-            let helpers = Processes::new(&start.generation, nursery, start.clock)?;
+        (HelperKind::Processes, Some(fork_server)) => {
+            let helpers = Processes::new(&start.generation, fork_server, start.clock)?;
             event_loop::run(start, Helped::new(disk, helpers))
         }
         (HelperKind::Processes, None) => Err(io::Error::other("nothing that helper processes could come from")),
@@ -76,18 +76,25 @@ const ASKERS_MAX: usize = 64 * 1024;
 impl<H: Helpers> DiskAccess for Helped<H> {
     const PROBES: bool = true;
 
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
+    fn ask(
+        &mut self,
+        now: Time,
+        asker: Token,
+        ticket: Ticket,
+        work: &Work,
+        shared: &mut SharedState<OpenFile>,
+    ) -> Asked {
         if let Some(waiting) = self.waiting.get_mut(work) {
             if waiting.askers.len() >= ASKERS_MAX {
                 return Asked::Refused;
             }
             waiting.askers.push((asker, ticket));
-            desk.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
+            shared.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
             return Asked::Later(waiting.why);
         }
         let why = match self.disk.perform(work, Effort::Now) {
             Ok(found) => {
-                return Asked::Answered(self.disk.learn(now, work, found, desk));
+                return Asked::Answered(self.disk.learn(now, work, found, shared));
             }
             Err(why) => why,
         };
@@ -146,7 +153,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
         self.helpers.take_due(now);
     }
 
-    fn renew(&mut self, generation: &Generation) {
+    fn renew(&mut self, generation: &ConfigSnapshot) {
         self.disk = Arc::clone(&generation.disk);
         self.helpers.renew(generation);
     }
@@ -175,7 +182,7 @@ impl<H: Helpers> Helped<H> {
         };
         cause.add(now.since(since));
         // What was found is as old as the question: nobody knows when in between the helper looked.
-        let answer = self.disk.learn(since, &work, found, &mut worker.context.desk);
+        let answer = self.disk.learn(since, &work, found, &mut worker.context.shared);
         for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
@@ -191,7 +198,7 @@ mod tests {
     use amped_core::event::ListWork;
     use amped_core::limits::Limits;
     use amped_core::listing::{ListForm, ListKey, ListOrder};
-    use amped_core::reply::Wall;
+    use amped_core::reply::WallClock;
     use amped_core::site::{Site, Sites};
     use std::time::Duration;
 
@@ -206,13 +213,14 @@ mod tests {
         let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
         let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
         let mut helped = Helped::new(Arc::new(disk), helpers);
-        let mut desk = Desk::new(sites, Limits::default(), Budgets::default(), Wall::at(0));
+        let mut shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
         // A listing always takes a helper; nobody takes its answer out of the mailbox here.
         let order = ListOrder { key: ListKey::Name, descending: false };
         let path = Arc::from(&b"/"[..]);
         let work = Work::List(ListWork { generation: 0, site: 0, path, edition: 0, order, form: ListForm::Html });
         let token = |n: u64| Token::from_number(n);
-        let mut ask = |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut desk);
+        let mut ask =
+            |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut shared);
         for n in 0..10 {
             assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
             if n != 3 {

@@ -7,12 +7,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use amped_core::desk::Desk;
 use amped_core::event::{Answer, Delay, Found, Ticket, Trouble, Work};
 use amped_core::file::Content;
+use amped_core::shared_state::SharedState;
 use amped_units::Time;
 
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::message::Forget;
@@ -28,7 +28,7 @@ pub(super) trait Sharing {
     const SLEEPS: bool;
 
     /// An answer that this worker need not ask the disk for, or not alone.
-    fn answer(&self, _: &Disk, _now: Time, _: &Work, _: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+    fn answer(&self, _: &Disk, _now: Time, _: &Work, _: &mut SharedState<OpenFile>) -> Option<Answer<OpenFile>> {
         None
     }
 
@@ -44,16 +44,16 @@ pub(super) trait Sharing {
         now: Time,
         work: &Work,
         found: Found<OpenFile>,
-        desk: &mut Desk<OpenFile>,
+        shared: &mut SharedState<OpenFile>,
     ) -> Answer<OpenFile> {
-        disk.learn(now, work, found, desk)
+        disk.learn(now, work, found, shared)
     }
 
     /// Names are forgotten.
-    fn forget(&self, _: &Forget, _: &Desk<OpenFile>) {}
+    fn forget(&self, _: &Forget, _: &SharedState<OpenFile>) {}
 
     /// Another configuration comes into force.
-    fn renew(&mut self, _: &Generation) {}
+    fn renew(&mut self, _: &ConfigSnapshot) {}
 }
 
 /// Does the work, however long it takes.
@@ -66,12 +66,12 @@ pub(super) struct Inline<S> {
     disk: Arc<Disk>,
     sharing: S,
     /// The oldest first.
-    put_off: Vec<PutOff>,
+    put_off: Vec<DeferredLookup>,
     probes: ProbeCounts,
 }
 
 /// A question about a file that was being written.
-struct PutOff {
+struct DeferredLookup {
     since: Time,
     until: Time,
     work: Work,
@@ -80,7 +80,7 @@ struct PutOff {
 
 impl<S: Sharing> Inline<S> {
     /// With what these workers share.
-    pub(super) fn new(generation: &Generation, sharing: S) -> Inline<S> {
+    pub(super) fn new(generation: &ConfigSnapshot, sharing: S) -> Inline<S> {
         Inline { disk: Arc::clone(&generation.disk), sharing, put_off: Vec::new(), probes: ProbeCounts::default() }
     }
 
@@ -92,20 +92,33 @@ impl<S: Sharing> Inline<S> {
         self.disk.perform(work, if S::SLEEPS { Effort::Wait } else { Effort::Defer })
     }
 
-    fn learn(&self, now: Time, work: &Work, found: Found<OpenFile>, desk: &mut Desk<OpenFile>) -> Answer<OpenFile> {
-        self.sharing.learn(&self.disk, now, work, found, desk)
+    fn learn(
+        &self,
+        now: Time,
+        work: &Work,
+        found: Found<OpenFile>,
+        shared: &mut SharedState<OpenFile>,
+    ) -> Answer<OpenFile> {
+        self.sharing.learn(&self.disk, now, work, found, shared)
     }
 }
 
 impl<S: Sharing> DiskAccess for Inline<S> {
     const PROBES: bool = false;
 
-    fn ask(&mut self, now: Time, asker: Token, ticket: Ticket, work: &Work, desk: &mut Desk<OpenFile>) -> Asked {
+    fn ask(
+        &mut self,
+        now: Time,
+        asker: Token,
+        ticket: Ticket,
+        work: &Work,
+        shared: &mut SharedState<OpenFile>,
+    ) -> Asked {
         if let Some(waiting) = self.put_off.iter_mut().find(|waiting| waiting.work == *work) {
             waiting.askers.push((asker, ticket));
             return Asked::Later(Delay::Change);
         }
-        if let Some(answer) = self.sharing.answer(&self.disk, now, work, desk) {
+        if let Some(answer) = self.sharing.answer(&self.disk, now, work, shared) {
             return Asked::Answered(answer);
         }
         let question = self.sharing.question(work);
@@ -115,10 +128,10 @@ impl<S: Sharing> DiskAccess for Inline<S> {
             self.try_perform(&question)
         });
         match found {
-            Ok(found) => Asked::Answered(self.learn(now, work, found, desk)),
+            Ok(found) => Asked::Answered(self.learn(now, work, found, shared)),
             Err(why) => {
                 let askers = vec![(asker, ticket)];
-                self.put_off.push(PutOff { since: now, until: now + STILL, work: work.clone(), askers });
+                self.put_off.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), askers });
                 Asked::Later(why)
             }
         }
@@ -132,8 +145,8 @@ impl<S: Sharing> DiskAccess for Inline<S> {
 }
 
 impl<S: Sharing> DiskSide for Inline<S> {
-    fn forget(&mut self, what: &Forget, desk: &Desk<OpenFile>) {
-        self.sharing.forget(what, desk);
+    fn forget(&mut self, what: &Forget, shared: &SharedState<OpenFile>) {
+        self.sharing.forget(what, shared);
     }
 
     fn next_due(&self) -> Time {
@@ -142,16 +155,16 @@ impl<S: Sharing> DiskSide for Inline<S> {
 
     fn take_due(&mut self, now: Time, worker: &mut Worker) {
         while self.next_due() <= now {
-            let PutOff { since, work, askers, .. } = self.put_off.remove(0);
+            let DeferredLookup { since, work, askers, .. } = self.put_off.remove(0);
             let is_over = now.since(since) >= CHANGES_MAX;
             let found = match self.disk.perform(&work, if is_over { Effort::Accept } else { Effort::Defer }) {
                 Ok(found) => found,
                 Err(_) => {
-                    self.put_off.push(PutOff { since, until: now + STILL, work, askers });
+                    self.put_off.push(DeferredLookup { since, until: now + STILL, work, askers });
                     continue;
                 }
             };
-            let answer = self.learn(now, &work, found, &mut worker.context.desk);
+            let answer = self.learn(now, &work, found, &mut worker.context.shared);
             for (token, ticket) in askers {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }
@@ -162,7 +175,7 @@ impl<S: Sharing> DiskSide for Inline<S> {
         Snapshot { probes: self.probes, ..snapshot }
     }
 
-    fn renew(&mut self, generation: &Generation) {
+    fn renew(&mut self, generation: &ConfigSnapshot) {
         self.disk = Arc::clone(&generation.disk);
         self.sharing.renew(generation);
     }

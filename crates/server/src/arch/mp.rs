@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::cache::{Change, each_spelling};
-use amped_core::desk::Desk;
 use amped_core::event::{Answer, Found, NameWork, Work};
+use amped_core::shared_state::SharedState;
 use amped_units::Time;
 
 use super::inline::{Inline, Sharing, perform};
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::event_loop::{self, Start};
@@ -54,7 +54,7 @@ impl Processes {
         now: Time,
         work: &Work,
         fresh_for: Duration,
-        desk: &mut Desk<OpenFile>,
+        state: &mut SharedState<OpenFile>,
     ) -> Option<Answer<OpenFile>> {
         let (shared, name) = self.shared(work)?;
         let (found, checked) = shared.find(now, name, fresh_for)?;
@@ -62,24 +62,30 @@ impl Processes {
             return None;
         }
         let lacks = shared_cache::lacks_content(&found, &name.known);
-        let answer = disk.learn(checked, work, found, desk);
+        let answer = disk.learn(checked, work, found, state);
         // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
-        (!lacks || desk.caches.holds_name(name.site, &name.path)).then_some(answer)
+        (!lacks || state.caches.holds_name(name.site, &name.path)).then_some(answer)
     }
 
     /// How old an answer of others may be.
-    fn fresh_for(now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Duration {
+    fn fresh_for(now: Time, work: &Work, state: &mut SharedState<OpenFile>) -> Duration {
         let Work::Name(name) = work else { return Duration::ZERO };
         // What was told there by who had not heard yet that the name is to be forgotten is older than that.
-        desk.caches.budgets.revalidate.min(now.since(desk.caches.forgotten_at(name)))
+        state.caches.budgets.revalidate.min(now.since(state.caches.forgotten_at(name)))
     }
 }
 
 impl Sharing for Processes {
     const SLEEPS: bool = true;
 
-    fn answer(&self, disk: &Disk, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
-        self.others_answer(disk, now, work, Self::fresh_for(now, work, desk), desk)
+    fn answer(
+        &self,
+        disk: &Disk,
+        now: Time,
+        work: &Work,
+        state: &mut SharedState<OpenFile>,
+    ) -> Option<Answer<OpenFile>> {
+        self.others_answer(disk, now, work, Self::fresh_for(now, work, state), state)
     }
 
     /// What the disk is to be asked: bytes that others have read are not read again only since the name is asked for anew.
@@ -101,35 +107,35 @@ impl Sharing for Processes {
         now: Time,
         work: &Work,
         found: Found<OpenFile>,
-        desk: &mut Desk<OpenFile>,
+        state: &mut SharedState<OpenFile>,
     ) -> Answer<OpenFile> {
         if let Some((shared, name)) = self.shared(work) {
             shared.learn(now, name, &found);
             if shared_cache::lacks_content(&found, &name.known) {
-                return match self.others_answer(disk, now, work, Duration::MAX, desk) {
+                return match self.others_answer(disk, now, work, Duration::MAX, state) {
                     Some(answer) => answer,
                     // Evicted just now.
-                    None => self.learn(disk, now, work, perform(disk, work), desk),
+                    None => self.learn(disk, now, work, perform(disk, work), state),
                 };
             }
         }
-        disk.learn(now, work, found, desk)
+        disk.learn(now, work, found, state)
     }
 
-    fn forget(&self, what: &Forget, desk: &Desk<OpenFile>) {
+    fn forget(&self, what: &Forget, state: &SharedState<OpenFile>) {
         let Some(shared) = &self.shared else { return };
         let changes = match what {
             Forget::Changes(changes) if changes.iter().all(|change| !change.beneath) => changes,
             Forget::Changes(_) | Forget::All => return shared.clear(),
         };
         for Change { site, path, .. } in changes {
-            if let Some(site) = desk.sites.get(*site) {
-                each_spelling(site, path, |path| shared.forget(desk.caches.generation(), site.number, path));
+            if let Some(site) = state.sites.get(*site) {
+                each_spelling(site, path, |path| shared.forget(state.caches.generation(), site.number, path));
             }
         }
     }
 
-    fn renew(&mut self, generation: &Generation) {
+    fn renew(&mut self, generation: &ConfigSnapshot) {
         self.shared.clone_from(&generation.shared);
     }
 }

@@ -6,8 +6,8 @@
 
 use std::io;
 
-use amped_core::desk::Desk;
 use amped_core::event::{Answer, Work};
+use amped_core::shared_state::SharedState;
 use amped_units::Time;
 
 use super::inline::{Inline, Sharing, perform};
@@ -31,11 +31,17 @@ struct Threads;
 impl Sharing for Threads {
     const SLEEPS: bool = true;
 
-    fn answer(&self, disk: &Disk, now: Time, work: &Work, desk: &mut Desk<OpenFile>) -> Option<Answer<OpenFile>> {
+    fn answer(
+        &self,
+        disk: &Disk,
+        now: Time,
+        work: &Work,
+        shared: &mut SharedState<OpenFile>,
+    ) -> Option<Answer<OpenFile>> {
         let Work::List(list) = work else { return None };
         // Other threads of the pool may be at the same.
         let (found, was_anothers) = disk.listings.once(list, || perform(disk, work));
-        desk.counts.page_collapsed += u64::from(was_anothers);
-        Some(disk.learn(now, work, found, desk))
+        shared.counts.page_collapsed += u64::from(was_anothers);
+        Some(disk.learn(now, work, found, shared))
     }
 }

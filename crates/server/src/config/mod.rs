@@ -25,7 +25,7 @@ pub use error::{Error, Problem};
 pub use print::print;
 pub use types::known as known_type;
 
-use amped_core::auth::Flaw;
+use amped_core::auth::AccountError;
 
 use crate::passwords::accounts;
 use error::{Findings, Source};
@@ -81,7 +81,7 @@ fn check_accounts(path: &Path, findings: &mut Findings) -> String {
         }
     };
     let mut lines = String::new();
-    for Flaw { line, why, costs_too_much } in &accounts.flaws {
+    for AccountError { line, why, costs_too_much } in &accounts.flaws {
         let message = format!("{shown}:{line}: this entry lets nobody in: {why}");
         match costs_too_much {
             true => findings.outside(message, format!("write it anew: `htpasswd -B {shown} NAME`")),

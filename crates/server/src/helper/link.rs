@@ -20,9 +20,9 @@ use crate::open_file::OpenFile;
 /// What a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// To the nursery: start a helper of this number, on this socket.
+    /// To the fork server: start a helper of this number, on this socket.
     Start,
-    /// From the nursery: the helper of this number has ended, or could not be started.
+    /// From the fork server: the helper of this number has ended, or could not be started.
     Ended,
     /// To a helper: from here on follow the sites of another configuration.
     Begin,

@@ -9,8 +9,8 @@
 //! memory of the loop, so that nothing is copied. A process that dies, or is killed, takes nothing with it but its task,
 //! and that is asked again.
 
+pub mod fork_server;
 mod link;
-pub mod nursery;
 pub mod processes;
 pub mod threads;
 
@@ -24,7 +24,7 @@ use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
 
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::HelperCounts;
 use crate::disk::{Disk, Effort};
 use crate::open_file::OpenFile;
@@ -39,7 +39,7 @@ pub trait Helpers {
     fn ask(&mut self, task: Task) -> Result<(), Busy>;
 
     /// Another configuration comes into force; those that are at work finish first.
-    fn renew(&mut self, generation: &Generation);
+    fn renew(&mut self, generation: &ConfigSnapshot);
 
     /// How they stand.
     fn counts(&self) -> HelperCounts;

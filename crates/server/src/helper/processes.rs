@@ -2,10 +2,10 @@
 //!
 //! Each has a socket, and one task at a time; the queue stays here. What they say is waited for in a set of its own, which
 //! the loop waits for in turn, so that it need not know how many there are. Nothing here waits: neither for a helper, nor
-//! for the [`nursery`](super::nursery) that they come from, and a helper that was just ordered can be given work at once,
+//! for the [`fork_server`](super::fork server) that they come from, and a helper that was just ordered can be given work at once,
 //! since the loop has its end of the socket before the process is there.
 //!
-//! The nursery says how a helper ended, and only then is its task dealt with: it is asked once more, and if another helper
+//! The fork server says how a helper ended, and only then is its task dealt with: it is asked once more, and if another helper
 //! dies of it, it is given up.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,12 +20,12 @@ use amped_sys::file::Patience;
 use amped_sys::socket;
 use amped_units::Time;
 
+use super::fork_server::{self, Fate};
 use super::link::{Kind, Lent, Link};
-use super::nursery::{self, Fate};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
 use crate::config::settings::HelperSettings;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::HelperCounts;
 use crate::disk::Disk;
 use crate::open_file::OpenFile;
@@ -37,11 +37,11 @@ pub struct Processes {
     settings: HelperSettings,
     /// In force: those who have no work are to know it, so that they keep no root that is not served any more.
     disk: Weak<Disk>,
-    nursery: Link,
-    /// The nursery has ended; the server is about to.
+    fork_server: Link,
+    /// The fork server has ended; the server is about to.
     orphaned: bool,
     clock: Clock,
-    /// Where the nursery and all helpers are waited for.
+    /// Where the fork server and all helpers are waited for.
     epoll: Epoll,
     events: Events,
     /// `queue.len() <= settings.max_queue`, but for those that are asked once more.
@@ -75,28 +75,28 @@ struct Helper {
     forgotten: Duration,
     /// Since when it has had nothing to do, while it has not.
     idle_since: Time,
-    /// It is not spoken with any more. How it has ended, the nursery will say.
+    /// It is not spoken with any more. How it has ended, the fork server will say.
     ended: bool,
 }
 
-/// The nursery's number among the helpers'.
-const NURSERY: u64 = u64::MAX;
+/// The fork server's number among the helpers'.
+const FORK_SERVER: u64 = u64::MAX;
 
 /// When no helper can be started, it is tried again after this.
 const START_AGAIN: Duration = Duration::from_millis(100);
 
 impl Processes {
-    /// Helpers that come from the nursery behind `link`. None is started yet.
+    /// Helpers that come from the fork server behind `link`. None is started yet.
     ///
     /// # Errors
     /// When the process is out of descriptors.
-    pub fn new(generation: &Generation, link: OwnedFd, clock: Clock) -> io::Result<Processes> {
+    pub fn new(generation: &ConfigSnapshot, link: OwnedFd, clock: Clock) -> io::Result<Processes> {
         let epoll = Epoll::new()?;
-        epoll.add(&link, NURSERY, Interest::Readable)?;
+        epoll.add(&link, FORK_SERVER, Interest::Readable)?;
         Ok(Processes {
             settings: generation.settings.helpers.clone(),
             disk: Arc::downgrade(&generation.disk),
-            nursery: Link::new(link),
+            fork_server: Link::new(link),
             orphaned: false,
             clock,
             epoll,
@@ -160,8 +160,8 @@ impl Processes {
         let (ours, theirs) = socket::pair()?;
         self.epoll.add(&ours, number, Interest::Readable)?;
         let theirs = vec![Lent::Descriptor(Arc::new(theirs))];
-        self.nursery.put(Kind::Start, &nursery::write_order(number), theirs);
-        self.nursery.flush(&self.epoll, NURSERY)?;
+        self.fork_server.put(Kind::Start, &fork_server::write_order(number), theirs);
+        self.fork_server.flush(&self.epoll, FORK_SERVER)?;
         Ok(Link::new(ours))
     }
 
@@ -233,18 +233,18 @@ impl Processes {
         }
     }
 
-    /// The nursery tells how helpers have ended.
+    /// The fork server tells how helpers have ended.
     fn hear_nursery(&mut self, ready: Ready, done: &mut Vec<Done>) {
-        let flushed = if ready.writable { self.nursery.flush(&self.epoll, NURSERY) } else { Ok(()) };
-        let received = if ready.readable { self.nursery.receive(Patience::Now) } else { Ok(false) };
-        while let Some(frame) = self.nursery.take() {
+        let flushed = if ready.writable { self.fork_server.flush(&self.epoll, FORK_SERVER) } else { Ok(()) };
+        let received = if ready.readable { self.fork_server.receive(Patience::Now) } else { Ok(false) };
+        while let Some(frame) = self.fork_server.take() {
             if let Some((number, fate)) = Fate::read(&frame.bytes).filter(|_| frame.kind == Some(Kind::Ended)) {
                 self.bury(number, fate, done);
             }
         }
         if flushed.and(received).is_err() {
             self.orphaned = true;
-            let _ = self.epoll.remove(&self.nursery);
+            let _ = self.epoll.remove(&self.fork_server);
         }
     }
 
@@ -321,7 +321,7 @@ impl Helpers for Processes {
         Ok(())
     }
 
-    fn renew(&mut self, generation: &Generation) {
+    fn renew(&mut self, generation: &ConfigSnapshot) {
         self.settings = generation.settings.helpers.clone();
         self.disk = Arc::downgrade(&generation.disk);
         self.spread_the_news();
@@ -344,7 +344,7 @@ impl Helpers for Processes {
         let ready: Vec<Ready> = self.events.iter().collect();
         for ready in ready {
             match ready.token {
-                NURSERY => self.hear_nursery(ready, done),
+                FORK_SERVER => self.hear_nursery(ready, done),
                 number => self.hear(number, ready, done),
             }
         }

@@ -8,7 +8,7 @@ use amped_core::file::Stored;
 
 use super::{Busy, Done, Helpers, Task, perform};
 use crate::config::settings::HelperSettings;
-use crate::config_snapshot::Generation;
+use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::HelperCounts;
 use crate::disk;
 use crate::mailbox::Mailbox;
@@ -88,7 +88,7 @@ impl Helpers for Threads {
         Ok(())
     }
 
-    fn renew(&mut self, generation: &Generation) {
+    fn renew(&mut self, generation: &ConfigSnapshot) {
         self.shared.lock().settings = generation.settings.helpers.clone();
         self.shared.wake.notify_all();
     }

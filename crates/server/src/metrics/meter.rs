@@ -1,8 +1,8 @@
 //! A loop's own side of the metrics: counts, times one request of many, and publishes.
 //!
-//! What belongs to a reply, and the bytes, go to the board at once; so do requests, before their replies are sent, so that a
+//! What belongs to a reply, and the bytes, go to the segment at once; so do requests, before their replies are sent, so that a
 //! process that is killed has counted whatever was answered. The other figures of a [`Snapshot`] are counted in the loop's own
-//! memory in any case; they go to the board when something has happened, 50 ms later at the latest, and a loop that has
+//! memory in any case; they go to the segment when something has happened, 50 ms later at the latest, and a loop that has
 //! nothing to do wakes once for that.
 //!
 //! **Which requests are timed** is drawn by chance, one of [`EVERY`] on average: a fixed step would fall in with a client that
@@ -25,7 +25,7 @@ use amped_core::record::Record;
 use amped_sys::clock;
 use amped_units::Time;
 
-use super::board::{PHASES, Phase, Scope, Seat};
+use super::segment::{PHASES, Phase, Scope, StatsSlot};
 use crate::clock::Clock;
 use crate::counters::{FIGURES, LoopCounts, Snapshot};
 
@@ -48,12 +48,12 @@ const SENT_BYTES: usize = 1;
 /// One loop's.
 pub struct Meter {
     /// `None`: nobody is to be told.
-    seat: Option<Seat>,
+    slot: Option<StatsSlot>,
     /// Bytes given to sockets.
     pub sent_bytes: u64,
     /// The loop itself.
     pub loops: LoopCounts,
-    /// What the board has of this loop.
+    /// What the segment has of this loop.
     published: [u64; FIGURES.len()],
     /// When something happened last.
     changed: Time,
@@ -71,16 +71,16 @@ pub struct Meter {
 
 impl Meter {
     /// For a loop with this place, or one of whom nobody is to know. To be made by the loop's own thread.
-    pub fn new(seat: Option<Seat>, clock: Clock) -> Meter {
-        let seat = seat.filter(|_| cfg!(feature = "metrics"));
+    pub fn new(slot: Option<StatsSlot>, clock: Clock) -> Meter {
+        let slot = slot.filter(|_| cfg!(feature = "metrics"));
         // One right behind the other: they are the same clock.
         let (origin_ns, now) = (clock::monotonic_ns(), clock.now());
         let origin_ns = origin_ns.saturating_sub(now.as_nanos());
-        if let Some(seat) = &seat {
-            seat.sit_down();
+        if let Some(slot) = &slot {
+            slot.occupy();
         }
         Meter {
-            seat,
+            slot,
             sent_bytes: 0,
             loops: LoopCounts::default(),
             published: [0; FIGURES.len()],
@@ -96,7 +96,7 @@ impl Meter {
 
     /// Whether anybody is to know.
     pub fn is_on(&self) -> bool {
-        cfg!(feature = "metrics") && self.seat.is_some()
+        cfg!(feature = "metrics") && self.slot.is_some()
     }
 
     /// A request may be about to come, of which epoll told at `ready`: whether it is timed, and the beginning of that.
@@ -154,13 +154,13 @@ impl Meter {
             timing.rest();
             timing.phases
         });
-        let Some(seat) = &self.seat else { return };
-        seat.count(record.body_bytes, sent_bytes, record.handler, is_whole);
+        let Some(slot) = &self.slot else { return };
+        slot.count(record.body_bytes, sent_bytes, record.handler, is_whole);
         if is_whole {
-            seat.respond(record.site, record.handler, record.status);
+            slot.respond(record.site, record.handler, record.status);
         }
         if let Some(phases) = timing {
-            seat.time(record.body_bytes, record.handler, &phases);
+            slot.time(record.body_bytes, record.handler, &phases);
         }
     }
 
@@ -179,7 +179,7 @@ impl Meter {
 
     /// Whether figures are about the loop's whole process.
     pub fn scope(&self) -> Option<Scope> {
-        self.seat.as_ref().map(Seat::scope)
+        self.slot.as_ref().map(StatsSlot::scope)
     }
 
     /// Whether the memory of connections is to be looked at.
@@ -196,7 +196,7 @@ impl Meter {
         connection_bytes: Option<u64>,
         of_process: impl FnOnce() -> Snapshot,
     ) {
-        let Some(seat) = self.seat.clone() else { return };
+        let Some(slot) = self.slot.clone() else { return };
         self.due = Time::NEVER;
         match connection_bytes {
             Some(_) => self.memory_at = now,
@@ -208,21 +208,21 @@ impl Meter {
         for (number, figure) in figures.fields().into_iter().enumerate() {
             self.tell(number, *figure);
         }
-        seat.look_after_file();
-        if seat.scope() == Scope::Loop
-            && let Err(due) = seat.board().publish_process(now, self.changed, of_process)
+        slot.look_after_file();
+        if slot.scope() == Scope::Loop
+            && let Err(due) = slot.segment().publish_process(now, self.changed, of_process)
         {
             self.due = self.due.min(due);
         }
     }
 
-    /// What the board has of a figure becomes this.
+    /// What the segment has of a figure becomes this.
     fn tell(&mut self, number: usize, figure: u64) {
         let known = std::mem::replace(&mut self.published[number], figure);
-        if let Some(seat) = &self.seat
+        if let Some(slot) = &self.slot
             && known != figure
         {
-            seat.add_to_figure(number, FIGURES[number].growth(known, figure));
+            slot.add_to_figure(number, FIGURES[number].growth(known, figure));
         }
     }
 }
@@ -317,16 +317,16 @@ fn cpu_ns() -> u64 {
 #[cfg(test)]
 #[cfg(feature = "metrics")]
 mod tests {
-    use super::super::Board;
+    use super::super::StatsSegment;
     use super::*;
     use amped_core::record::Handler;
     use std::sync::Arc;
     use std::time::Instant;
 
-    fn meter() -> (Arc<Board>, Meter) {
-        let board = Arc::new(Board::new(None, 1).expect("memory"));
-        let meter = Meter::new(Some(board.seat(0)), Clock::start());
-        (board, meter)
+    fn meter() -> (Arc<StatsSegment>, Meter) {
+        let segment = Arc::new(StatsSegment::new(None, 1).expect("memory"));
+        let meter = Meter::new(Some(segment.slot(0)), Clock::start());
+        (segment, meter)
     }
 
     fn record_of(body_bytes: u64, is_made: bool) -> Record {
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn phases_have_what_passed_in_them_and_cpu_time_only_what_was_worked() {
-        let (board, mut meter) = meter();
+        let (segment, mut meter) = meter();
         let millis = |n: u64| Duration::from_millis(n);
         let work = |time| {
             let until = Instant::now() + time;
@@ -380,7 +380,7 @@ mod tests {
         meter.count(&record_of(5000, false), 5000, true, Some(timing));
         let whole = clock::monotonic_ns() - begun;
 
-        let class = board.sum().classes[3];
+        let class = segment.sum().classes[3];
         assert_eq!((class.replies, class.body_bytes, class.timed), (1, 5000, 1));
         let [waiting, parsing, processing, sending, logging] = class.phases;
         // They are parts of one stretch, in which nothing is left out but the last lines of this test.
@@ -397,24 +397,25 @@ mod tests {
 
     #[test]
     fn what_was_broken_off_counts_its_bytes_alone() {
-        let (board, mut meter) = meter();
+        let (segment, mut meter) = meter();
         let timing = meter.begin(Time::START);
         meter.count(&record_of(5000, true), 17, false, timing);
-        let class = board.sum().classes[4];
+        let class = segment.sum().classes[4];
         assert_eq!((class.replies, class.body_bytes, class.timed), (0, 17, 0));
     }
 
     #[test]
     fn figures_are_published_once_after_a_change() {
-        let (board, mut meter) = meter();
+        let (segment, mut meter) = meter();
         let at = Time::from_millis;
         let publish = |meter: &mut Meter, now, connections| {
             let figures = Snapshot { connections, ..Snapshot::default() };
             let memory = meter.wants_memory(now, false).then_some(100 * connections);
             meter.publish(now, figures, memory, || Snapshot { lost_lines: 2, ..Snapshot::default() });
         };
-        let figure =
-            |name: &str| board.sum().figures[FIGURES.iter().position(|figure| figure.name == name).expect("a figure")];
+        let figure = |name: &str| {
+            segment.sum().figures[FIGURES.iter().position(|figure| figure.name == name).expect("a figure")]
+        };
         assert_eq!(meter.next_due(), Time::NEVER);
         meter.note_change(at(2000));
         meter.note_change(at(2010));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! meter     a loop's own side: counts each request, times one of many; publishes what it knows
-//! board     the memory that all loops, threads or processes, publish in: one slot each, summed by who reads
+//! segment     the memory that all loops, threads or processes, publish in: one slot each, summed by who reads
 //! text      the sums as OpenMetrics, for the address at which they are asked for (`amped-exporter`)
 //! ```
 //!
@@ -14,12 +14,13 @@
 //! Built without the feature `metrics`, [`Meter::is_on`] is false for the compiler too and all this is gone; `cargo xtask
 //! bench metrics` compares the two.
 
-mod board;
 mod meter;
+mod segment;
 mod text;
 
-pub use board::{
-    BUCKETS, Board, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, Phase, PhaseSum, SIZES, Scope, Seat, Seats, Sum,
-};
 pub use meter::{Meter, Timing};
+pub use segment::{
+    BUCKETS, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, Phase, PhaseSum, SIZES, Scope, StatsSegment, StatsSlot,
+    StatsSlots, Sum,
+};
 pub use text::text;

@@ -5,8 +5,8 @@
 
 use amped_exporter::{self as exporter, Page, seconds};
 
-use super::board::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use super::meter::EVERY;
+use super::segment::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use crate::counters::{FIGURES, Kind, Unit};
 
 /// All that is known.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use amped_core::auth::{Accounts, Flaw};
+use amped_core::auth::{AccountError, Accounts};
 use amped_core::file::FileVersion;
 use amped_http::auth::Credentials;
 use amped_sys::clock::monotonic_ns;
@@ -178,7 +178,7 @@ impl AccountFiles {
 /// Says which entries let nobody in, once for each state of the file.
 fn complain(path: &Path, accounts: &Accounts) {
     let shown = path.display();
-    if let [Flaw { line, why, .. }, ..] = accounts.flaws[..] {
+    if let [AccountError { line, why, .. }, ..] = accounts.flaws[..] {
         let count = match accounts.flaws.len() {
             1 => "an entry lets".to_owned(),
             count => format!("{count} entries let"),

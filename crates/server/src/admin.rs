@@ -13,11 +13,11 @@ use amped_sys::poll::Awaited;
 use amped_sys::signal::Signals;
 
 use crate::control::{Control, Orders};
-use crate::metrics::{self, Board};
+use crate::metrics::{self, StatsSegment};
 
 /// Both, as far as they are wanted. One of them is.
 #[derive(Debug)]
-pub struct Front {
+pub struct AdminEndpoint {
     /// Tells of signals.
     bell: OwnedFd,
     /// Where orders are taken.
@@ -26,34 +26,38 @@ pub struct Front {
     pub exporter: Option<Exporter>,
 }
 
-impl Front {
+impl AdminEndpoint {
     /// These; `None` if none is wanted.
     ///
     /// # Errors
     /// When the process is out of descriptors.
-    pub fn new(control: Option<Control>, exporter: Option<Exporter>, signals: &Signals) -> io::Result<Option<Front>> {
+    pub fn new(
+        control: Option<Control>,
+        exporter: Option<Exporter>,
+        signals: &Signals,
+    ) -> io::Result<Option<AdminEndpoint>> {
         if control.is_none() && exporter.is_none() {
             return Ok(None);
         }
-        Ok(Some(Front { bell: signals.bell()?, control, exporter }))
+        Ok(Some(AdminEndpoint { bell: signals.bell()?, control, exporter }))
     }
 
     /// Waits until there is something to do here, or a signal to take, and no longer than `patience`.
-    pub fn wait(&self, crew: &impl Orders, patience: Duration) {
+    pub fn wait(&self, workers: &impl Orders, patience: Duration) {
         let mut awaited = Awaited::default();
         awaited.readable(self.bell.as_fd());
-        self.control.iter().for_each(|control| control.await_in(crew, &mut awaited));
+        self.control.iter().for_each(|control| control.await_in(workers, &mut awaited));
         self.exporter.iter().for_each(|exporter| exporter.await_in(&mut awaited));
         awaited.wait(patience);
     }
 
     /// Does what there is to do; waits for nobody.
-    pub fn turn(&mut self, sites: &Sites, crew: &mut impl Orders, board: Option<&Board>) {
+    pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders, segment: Option<&StatsSegment>) {
         if let Some(control) = &mut self.control {
-            control.turn(sites, crew);
+            control.turn(sites, workers);
         }
-        if let (Some(exporter), Some(board)) = (&mut self.exporter, board) {
-            exporter.turn(|| metrics::text(&board.sum()));
+        if let (Some(exporter), Some(segment)) = (&mut self.exporter, segment) {
+            exporter.turn(|| metrics::text(&segment.sum()));
         }
     }
 }

@@ -14,7 +14,7 @@ use amped_sys::slots::Slots;
 
 /// The places of one rule.
 #[derive(Debug)]
-pub struct Gate {
+pub struct Semaphore {
     places: Mutex<Places>,
     queue_max: usize,
     /// What other processes see of it.
@@ -31,22 +31,22 @@ struct Places {
     waiting: usize,
 }
 
-impl Gate {
+impl Semaphore {
     /// So many places, and so many requests may wait for one. `shared`: with other processes.
     ///
     /// # Errors
     /// When the process is out of descriptors.
-    pub fn new(places: Option<usize>, queue_max: usize, shared: bool) -> std::io::Result<Gate> {
+    pub fn new(places: Option<usize>, queue_max: usize, shared: bool) -> std::io::Result<Semaphore> {
         let shared = (shared && places.is_some()).then(Slots::new).transpose()?;
         let taken = places.map(|places| vec![false; places]);
-        Ok(Gate { places: Mutex::new(Places { taken, waiting: 0 }), queue_max, shared, idle: AtomicUsize::new(0) })
+        Ok(Semaphore { places: Mutex::new(Places { taken, waiting: 0 }), queue_max, shared, idle: AtomicUsize::new(0) })
     }
 
     /// So many places that another process shares with this one.
-    pub fn of_slots(places: usize, slots: Slots) -> Gate {
+    pub fn of_slots(places: usize, slots: Slots) -> Semaphore {
         let taken = Some(vec![false; places]);
         let places = Mutex::new(Places { taken, waiting: 0 });
-        Gate { places, queue_max: 0, shared: Some(slots), idle: AtomicUsize::new(0) }
+        Semaphore { places, queue_max: 0, shared: Some(slots), idle: AtomicUsize::new(0) }
     }
 
     /// What other processes see of it, if they do.
@@ -59,21 +59,21 @@ impl Gate {
     }
 
     /// A place, if one is free.
-    pub fn enter(self: &Arc<Gate>) -> Option<Pass> {
+    pub fn enter(self: &Arc<Semaphore>) -> Option<Permit> {
         let Some(places) = self.places().taken.as_ref().map(Vec::len) else {
-            return Some(Pass { gate: Arc::clone(self), number: 0 });
+            return Some(Permit { semaphore: Arc::clone(self), number: 0 });
         };
         (0..places).find_map(|number| self.enter_at(number))
     }
 
     /// This place, if it is free.
-    pub fn enter_at(self: &Arc<Gate>, number: usize) -> Option<Pass> {
+    pub fn enter_at(self: &Arc<Semaphore>, number: usize) -> Option<Permit> {
         let mut places = self.places();
         let taken = places.taken.as_mut()?;
         let is_free = !taken[number] && self.shared.as_ref().is_none_or(|shared| shared.take(number as u32));
         is_free.then(|| {
             taken[number] = true;
-            Pass { gate: Arc::clone(self), number }
+            Permit { semaphore: Arc::clone(self), number }
         })
     }
 
@@ -86,11 +86,11 @@ impl Gate {
     }
 
     /// A place in the queue for the request of this number, if the queue is not full.
-    pub fn queue(self: &Arc<Gate>, number: u64) -> Option<Waits> {
+    pub fn queue(self: &Arc<Semaphore>, number: u64) -> Option<Waits> {
         let mut places = self.places();
         (places.waiting < self.queue_max).then(|| {
             places.waiting += 1;
-            Waits { gate: Arc::clone(self), number }
+            Waits { semaphore: Arc::clone(self), number }
         })
     }
 
@@ -105,28 +105,28 @@ const UNLIMITED_TRIES: usize = 8;
 
 /// A place that is taken until this is dropped.
 #[derive(Debug)]
-pub struct Pass {
-    gate: Arc<Gate>,
+pub struct Permit {
+    semaphore: Arc<Semaphore>,
     number: usize,
 }
 
-impl Pass {
+impl Permit {
     /// Which place it is.
     pub fn number(&self) -> usize {
         self.number
     }
 
     /// Of which rule.
-    pub fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    pub fn semaphore(&self) -> &Arc<Semaphore> {
+        &self.semaphore
     }
 }
 
-impl Drop for Pass {
+impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some(taken) = &mut self.gate.places().taken {
+        if let Some(taken) = &mut self.semaphore.places().taken {
             taken[self.number] = false;
-            if let Some(shared) = &self.gate.shared {
+            if let Some(shared) = &self.semaphore.shared {
                 shared.give_back(self.number as u32);
             }
         }
@@ -136,21 +136,21 @@ impl Drop for Pass {
 /// A request that waits, until this is dropped.
 #[derive(Debug)]
 pub struct Waits {
-    gate: Arc<Gate>,
+    semaphore: Arc<Semaphore>,
     /// Its number among the loop's requests: the lowest goes first.
     pub number: u64,
 }
 
 impl Waits {
     /// What it waits for.
-    pub fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    pub fn semaphore(&self) -> &Arc<Semaphore> {
+        &self.semaphore
     }
 }
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        self.gate.places().waiting -= 1;
+        self.semaphore.places().waiting -= 1;
     }
 }
 
@@ -161,28 +161,28 @@ mod tests {
     #[test]
     fn as_many_as_there_are_places() {
         for shared in [false, true] {
-            let gate = Arc::new(Gate::new(Some(2), 1, shared).expect("made"));
-            let first = gate.enter().expect("free");
-            let second = gate.enter().expect("free");
-            assert!(gate.enter().is_none());
-            let waits = gate.queue(1).expect("room");
-            assert!(gate.queue(2).is_none() && gate.is_wanted());
+            let semaphore = Arc::new(Semaphore::new(Some(2), 1, shared).expect("made"));
+            let first = semaphore.enter().expect("free");
+            let second = semaphore.enter().expect("free");
+            assert!(semaphore.enter().is_none());
+            let waits = semaphore.queue(1).expect("room");
+            assert!(semaphore.queue(2).is_none() && semaphore.is_wanted());
             drop(first);
-            let third = gate.enter().expect("free again");
-            assert!(gate.enter().is_none());
+            let third = semaphore.enter().expect("free again");
+            assert!(semaphore.enter().is_none());
             drop((second, third, waits));
-            assert!(gate.queue(3).is_some() && gate.enter().is_some());
+            assert!(semaphore.queue(3).is_some() && semaphore.enter().is_some());
         }
     }
 
     #[test]
     fn a_gate_without_limit_lets_all_in_and_bounds_its_queue() {
-        let gate = Arc::new(Gate::new(None, 1, true).expect("made"));
-        let passes: Vec<Pass> = (0..1000).map_while(|_| gate.enter()).collect();
+        let semaphore = Arc::new(Semaphore::new(None, 1, true).expect("made"));
+        let passes: Vec<Permit> = (0..1000).map_while(|_| semaphore.enter()).collect();
         assert_eq!(passes.len(), 1000);
-        let waits = gate.queue(1).expect("room");
-        assert!(gate.queue(2).is_none());
+        let waits = semaphore.queue(1).expect("room");
+        assert!(semaphore.queue(2).is_none());
         drop((passes, waits));
-        assert!(gate.queue(3).is_some() && gate.free() > 0);
+        assert!(semaphore.queue(3).is_some() && semaphore.free() > 0);
     }
 }

@@ -46,19 +46,19 @@ impl<T> Clone for Shared<T> {
 }
 
 /// A cache, wherever it stands.
-pub enum Shelf<T> {
+pub enum CacheBackend<T> {
     /// One loop's own.
     Own(T),
     /// Shared.
     Shared(Shared<T>),
 }
 
-impl<T> Shelf<T> {
+impl<T> CacheBackend<T> {
     /// Does something with the part of the cache that `key` belongs to.
     pub fn at<R>(&mut self, key: impl Hash, f: impl FnOnce(&mut T) -> R) -> R {
         match self {
-            Shelf::Own(cache) => f(cache),
-            Shelf::Shared(shared) => {
+            CacheBackend::Own(cache) => f(cache),
+            CacheBackend::Shared(shared) => {
                 let number = shared.hasher.hash_one(key) % shared.shards.count() as u64;
                 shared.with(number as usize, f)
             }
@@ -68,24 +68,24 @@ impl<T> Shelf<T> {
     /// Into how many parts its budgets are divided.
     pub fn parts(&self) -> usize {
         match self {
-            Shelf::Own(_) => 1,
-            Shelf::Shared(shared) => shared.shards.count(),
+            CacheBackend::Own(_) => 1,
+            CacheBackend::Shared(shared) => shared.shards.count(),
         }
     }
 
     /// Looks at every part.
     pub fn each(&self, mut f: impl FnMut(&T)) {
         match self {
-            Shelf::Own(cache) => f(cache),
-            Shelf::Shared(shared) => (0..shared.shards.count()).for_each(|n| shared.with(n, |cache| f(cache))),
+            CacheBackend::Own(cache) => f(cache),
+            CacheBackend::Shared(shared) => (0..shared.shards.count()).for_each(|n| shared.with(n, |cache| f(cache))),
         }
     }
 
     /// Changes every part.
     pub fn change(&mut self, mut f: impl FnMut(&mut T)) {
         match self {
-            Shelf::Own(cache) => f(cache),
-            Shelf::Shared(shared) => (0..shared.shards.count()).for_each(|n| shared.with(n, &mut f)),
+            CacheBackend::Own(cache) => f(cache),
+            CacheBackend::Shared(shared) => (0..shared.shards.count()).for_each(|n| shared.with(n, &mut f)),
         }
     }
 }

@@ -128,7 +128,7 @@ fn bucket_of(ns: u64) -> usize {
 
 /// The memory, as one process sees it.
 #[derive(Debug)]
-pub struct Board {
+pub struct StatsSegment {
     words: Words,
     head_words: usize,
     /// With the last one, which is for all.
@@ -139,12 +139,12 @@ pub struct Board {
     cut_said: AtomicBool,
 }
 
-impl Board {
+impl StatsSegment {
     /// Memory for so many loops at once; with a path it has that name. To be made before the fork.
     ///
     /// # Errors
     /// In words, with the way out.
-    pub fn new(path: Option<&Path>, loops: usize) -> Result<Board, String> {
+    pub fn new(path: Option<&Path>, loops: usize) -> Result<StatsSegment, String> {
         let names = names();
         let head_words = (NAMES_AT + names.len()).div_ceil(8).next_multiple_of(PAGE_WORDS);
         let slots = loops + 1;
@@ -160,13 +160,13 @@ impl Board {
             Some(path) => Words::publish(path, count, |begin| begin.starts_with(&MAGIC), head)
                 .map_err(|error| cannot_publish(path, &error))?,
         };
-        Ok(Board { words, head_words, slots, process: Mutex::default(), cut_said: AtomicBool::new(false) })
+        Ok(StatsSegment { words, head_words, slots, process: Mutex::default(), cut_said: AtomicBool::new(false) })
     }
 
     /// The place of the loop of this number, among threads.
-    pub fn seat(self: &Arc<Board>, number: usize) -> Seat {
+    pub fn slot(self: &Arc<StatsSegment>, number: usize) -> StatsSlot {
         debug_assert!(number + 1 < self.slots, "loop {number} of {}", self.slots - 1);
-        Seat { board: Arc::clone(self), slot: number, alone: true, scope: Scope::Loop }
+        StatsSlot { segment: Arc::clone(self), slot: number, alone: true, scope: Scope::Loop }
     }
 
     /// Publishes what is known of a process whose loops are threads, unless that was done a moment ago. Whoever says that
@@ -190,7 +190,7 @@ impl Board {
         }
         *at = now;
         let mut figures = figures();
-        let slot = self.slot(self.slots - 1);
+        let slot = self.slot_words(self.slots - 1);
         slot[OWNERS].store(1, Relaxed);
         let words = slot[FIGURES_AT..].iter().zip(FIGURES);
         for ((word, figure), (known, now)) in words.zip(known.fields().into_iter().zip(figures.fields())) {
@@ -204,7 +204,7 @@ impl Board {
     pub fn sum(&self) -> Sum {
         let mut sum = Sum::default();
         for slot in 0..self.slots {
-            let words = self.slot(slot);
+            let words = self.slot_words(slot);
             let add = |to: &mut u64, at: usize| *to = to.wrapping_add(words[at].load(Relaxed));
             sum.figures.iter_mut().enumerate().for_each(|(number, figure)| add(figure, FIGURES_AT + number));
             sum.responses.iter_mut().enumerate().for_each(|(number, count)| add(count, RESPONSES_AT + number));
@@ -224,7 +224,7 @@ impl Board {
         sum
     }
 
-    fn slot(&self, number: usize) -> &[AtomicU64] {
+    fn slot_words(&self, number: usize) -> &[AtomicU64] {
         let begin = self.head_words + number * SLOT_WORDS;
         &self.words.all()[begin..begin + SLOT_WORDS]
     }
@@ -304,38 +304,38 @@ pub enum Scope {
     Process,
 }
 
-/// A loop's place on the board.
+/// A loop's place on the segment.
 #[derive(Clone, Debug)]
-pub struct Seat {
-    board: Arc<Board>,
+pub struct StatsSlot {
+    segment: Arc<StatsSegment>,
     slot: usize,
     /// Nobody else writes there.
     alone: bool,
     scope: Scope,
 }
 
-impl Seat {
+impl StatsSlot {
     /// What its figures are about.
     pub fn scope(&self) -> Scope {
         self.scope
     }
 
-    /// The board.
-    pub fn board(&self) -> &Board {
-        &self.board
+    /// The segment.
+    pub fn segment(&self) -> &StatsSegment {
+        &self.segment
     }
 
     /// Says once that the file is gone, if it is; among processes, the one at the first place does.
     pub(super) fn look_after_file(&self) {
-        let Board { words, cut_said, .. } = &*self.board;
+        let StatsSegment { words, cut_said, .. } = &*self.segment;
         if (self.slot == 0 || self.scope == Scope::Loop) && words.is_cut() && !cut_said.swap(true, Relaxed) {
             say!("the metrics file was cut short by another program; restart the server to have it written again");
         }
     }
 
-    /// From now on this process is here.
-    pub(super) fn sit_down(&self) {
-        let slot = self.board.slot(self.slot);
+    /// Assigns the slot to this process.
+    pub(super) fn occupy(&self) {
+        let slot = self.segment.slot_words(self.slot);
         slot[OWNER].store(std::process::id().into(), Relaxed);
         slot[OWNERS].fetch_add(1, Relaxed);
     }
@@ -372,7 +372,7 @@ impl Seat {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        self.board.slot(self.slot)
+        self.segment.slot_words(self.slot)
     }
 
     fn add(&self, words: &[AtomicU64], at: usize, more: u64) {
@@ -388,37 +388,37 @@ impl Seat {
 
 /// Places for processes that come and go.
 #[derive(Debug)]
-pub struct Seats {
-    board: Arc<Board>,
+pub struct StatsSlots {
+    segment: Arc<StatsSegment>,
     free: Vec<usize>,
 }
 
-impl Seats {
-    /// All of this board.
-    pub fn of(board: Arc<Board>) -> Seats {
-        let free = (0..board.slots - 1).rev().collect();
-        Seats { board, free }
+impl StatsSlots {
+    /// All of this segment.
+    pub fn of(segment: Arc<StatsSegment>) -> StatsSlots {
+        let free = (0..segment.slots - 1).rev().collect();
+        StatsSlots { segment, free }
     }
 
     /// A place for a process.
-    pub fn take(&mut self) -> Seat {
-        let (slot, alone) = self.free.pop().map_or((self.board.slots - 1, false), |slot| (slot, true));
-        Seat { board: Arc::clone(&self.board), slot, alone, scope: Scope::Process }
+    pub fn take(&mut self) -> StatsSlot {
+        let (slot, alone) = self.free.pop().map_or((self.segment.slots - 1, false), |slot| (slot, true));
+        StatsSlot { segment: Arc::clone(&self.segment), slot, alone, scope: Scope::Process }
     }
 
     /// A process has ended, however it did. What it has counted stays; what it had is gone.
-    pub fn give_back(&mut self, seat: &Seat) {
-        if !seat.alone {
+    pub fn give_back(&mut self, slot: &StatsSlot) {
+        if !slot.alone {
             return;
         }
-        let words = self.board.slot(seat.slot);
+        let words = self.segment.slot_words(slot.slot);
         words[OWNER].store(0, Relaxed);
         for (word, figure) in words[FIGURES_AT..].iter().zip(FIGURES) {
             if figure.kind == Kind::Gauge {
                 word.store(0, Relaxed);
             }
         }
-        self.free.push(seat.slot);
+        self.free.push(slot.slot);
     }
 }
 
@@ -469,8 +469,8 @@ const _: () = assert!(Phase::Logging as usize + 1 == PHASES.len());
 mod tests {
     use super::*;
 
-    fn board(loops: usize) -> Arc<Board> {
-        Arc::new(Board::new(None, loops).expect("memory"))
+    fn segment(loops: usize) -> Arc<StatsSegment> {
+        Arc::new(StatsSegment::new(None, loops).expect("memory"))
     }
 
     #[test]
@@ -504,75 +504,75 @@ mod tests {
 
     #[test]
     fn slots_are_summed_and_outlive_who_had_them() {
-        let mut seats = Seats::of(board(2));
-        let (first, second, third, fourth) = (seats.take(), seats.take(), seats.take(), seats.take());
-        assert_eq!([&first, &second, &third, &fourth].map(|seat| seat.alone), [true, true, false, false]);
+        let mut slots = StatsSlots::of(segment(2));
+        let (first, second, third, fourth) = (slots.take(), slots.take(), slots.take(), slots.take());
+        assert_eq!([&first, &second, &third, &fourth].map(|slot| slot.alone), [true, true, false, false]);
         let connections = FIGURES.iter().position(|figure| figure.name == "connections").expect("a gauge");
-        for seat in [&first, &second, &third, &fourth] {
-            seat.sit_down();
-            seat.add_to_figure(0, 10);
-            seat.add_to_figure(connections, 3);
-            seat.add_to_figure(connections, 1u64.wrapping_neg());
-            seat.count(5000, 5000, Handler::File, true);
-            seat.respond(40_000, Handler::Error, 404);
-            seat.time(5000, Handler::File, &[(1, 1), (2000, 2), (3, 3), (4, 4), (5, 5)]);
+        for slot in [&first, &second, &third, &fourth] {
+            slot.occupy();
+            slot.add_to_figure(0, 10);
+            slot.add_to_figure(connections, 3);
+            slot.add_to_figure(connections, 1u64.wrapping_neg());
+            slot.count(5000, 5000, Handler::File, true);
+            slot.respond(40_000, Handler::Error, 404);
+            slot.time(5000, Handler::File, &[(1, 1), (2000, 2), (3, 3), (4, 4), (5, 5)]);
         }
-        let sum = |seats: &Seats| {
-            let sum = seats.board.sum();
+        let sum = |slots: &StatsSlots| {
+            let sum = slots.segment.sum();
             assert_eq!(sum.responses[RESPONSES - 2], 4, "4xx of the last handler, of the sites beyond");
             (sum.figures[0], sum.figures[connections], sum.classes[3])
         };
-        let (requests, open, class) = sum(&seats);
+        let (requests, open, class) = sum(&slots);
         assert_eq!((requests, open, class.replies, class.body_bytes, class.timed), (40, 8, 4, 20_000, 4));
         assert_eq!((class.phases[1].elapsed_ns, class.phases[1].cpu_ns, class.phases[1].buckets[1]), (8000, 8, 4));
-        seats.give_back(&first);
-        seats.give_back(&fourth);
-        assert_eq!(sum(&seats), (40, 6, class), "what it has done stays, what it had is gone");
-        let next = seats.take();
+        slots.give_back(&first);
+        slots.give_back(&fourth);
+        assert_eq!(sum(&slots), (40, 6, class), "what it has done stays, what it had is gone");
+        let next = slots.take();
         assert_eq!((next.slot, next.alone), (first.slot, true));
         next.add_to_figure(0, 1);
-        assert_eq!(sum(&seats).0, 41);
+        assert_eq!(sum(&slots).0, 41);
     }
 
     #[test]
     fn what_is_shared_is_exact_with_several_writers() {
-        let mut seats = Seats::of(board(0));
-        let seat = seats.take();
+        let mut slots = StatsSlots::of(segment(0));
+        let slot = slots.take();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                let seat = seat.clone();
-                scope.spawn(move || (0..10_000).for_each(|_| seat.add_to_figure(0, 1)));
+                let slot = slot.clone();
+                scope.spawn(move || (0..10_000).for_each(|_| slot.add_to_figure(0, 1)));
             }
         });
-        assert_eq!(seats.board.sum().figures[0], 40_000);
+        assert_eq!(slots.segment.sum().figures[0], 40_000);
     }
 
     #[test]
     fn the_process_is_published_now_and_then_and_seen_by_all() {
-        let board = board(1);
+        let segment = segment(1);
         let at = Time::from_millis;
         let figures = || Snapshot { lost_lines: 7, ..Snapshot::default() };
         let fewer = || Snapshot { lost_lines: 2, ..Snapshot::default() };
         let unasked = || -> Snapshot { panic!("not now") };
-        assert_eq!(board.publish_process(at(5), at(5), figures), Ok(()));
-        assert_eq!(board.publish_process(at(50), at(20), unasked), Err(at(105)));
-        assert_eq!(board.publish_process(at(105), at(20), fewer), Ok(()));
-        assert_eq!(board.publish_process(at(106), at(30), unasked), Ok(()), "that was seen at 105");
+        assert_eq!(segment.publish_process(at(5), at(5), figures), Ok(()));
+        assert_eq!(segment.publish_process(at(50), at(20), unasked), Err(at(105)));
+        assert_eq!(segment.publish_process(at(105), at(20), fewer), Ok(()));
+        assert_eq!(segment.publish_process(at(106), at(30), unasked), Ok(()), "that was seen at 105");
         let lost = FIGURES.iter().position(|figure| figure.name == "log_lines_lost").expect("a counter");
-        assert_eq!(board.sum().figures[lost], 9, "a counter that begins anew goes on");
+        assert_eq!(segment.sum().figures[lost], 9, "a counter that begins anew goes on");
     }
 
     #[test]
     fn a_file_that_cannot_be_is_told_with_the_way_out() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let check = |path: &Path, says: &str| {
-            let text = Board::new(Some(path), 1).expect_err("refused");
+            let text = StatsSegment::new(Some(path), 1).expect_err("refused");
             assert!(text.contains(says) && text.contains(&*path.to_string_lossy()), "{text}");
         };
         let path = folder.path().join("metrics");
-        let board = Board::new(Some(&path), 1).expect("made");
+        let segment = StatsSegment::new(Some(&path), 1).expect("made");
         check(&path, "another server that runs has it");
-        drop(board);
+        drop(segment);
         std::fs::write(&path, "a letter").expect("written");
         check(&path, "something else is there");
         check(&folder.path().join("none/metrics"), "its folder is not there");

@@ -15,7 +15,7 @@ use crate::token::Token;
 
 /// Those that are being made.
 #[derive(Debug, Default)]
-pub struct Fills(Mutex<HashMap<PageName, Followers>>);
+pub struct SingleFlight(Mutex<HashMap<PageName, Followers>>);
 
 /// By request, and by the loop that has it, whose mailbox has that address.
 type Followers = HashMap<(Token, Ticket, usize), Arc<dyn Post<Settled>>>;
@@ -32,41 +32,41 @@ pub struct Settled {
 /// This request has a page made.
 #[derive(Debug)]
 pub struct Filling {
-    fills: Arc<Fills>,
+    single_flights: Arc<SingleFlight>,
     name: PageName,
 }
 
 /// This request waits for a page.
 #[derive(Debug)]
 pub struct Following {
-    fills: Arc<Fills>,
+    single_flights: Arc<SingleFlight>,
     name: PageName,
     key: (Token, Ticket, usize),
 }
 
-impl Fills {
+impl SingleFlight {
     /// The page of this name is to be made by this request, or, as an error, it is being made and this request waits for it.
     /// Then the mailbox is told when it need not wait any more.
     ///
     /// # Errors
     /// If somebody else is at it.
     pub fn join(
-        self: &Arc<Fills>,
+        self: &Arc<SingleFlight>,
         name: PageName,
         (token, ticket): (Token, Ticket),
         mailbox: &Arc<dyn Post<Settled>>,
     ) -> Result<Filling, Following> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fills = Arc::clone(self);
+        let single_flights = Arc::clone(self);
         match all.get_mut(&name) {
             Some(followers) => {
                 let key = (token, ticket, Arc::as_ptr(mailbox).addr());
                 followers.insert(key, Arc::clone(mailbox));
-                Err(Following { fills, name, key })
+                Err(Following { single_flights, name, key })
             }
             None => {
                 all.insert(name.clone(), Followers::new());
-                Ok(Filling { fills, name })
+                Ok(Filling { single_flights, name })
             }
         }
     }
@@ -74,7 +74,7 @@ impl Fills {
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        let followers = self.fills.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+        let followers = self.single_flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
         for ((token, ticket, _), mailbox) in followers.into_iter().flatten() {
             mailbox.post(Settled { token, ticket });
         }
@@ -83,7 +83,9 @@ impl Drop for Filling {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        if let Some(followers) = self.fills.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&self.name) {
+        if let Some(followers) =
+            self.single_flights.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&self.name)
+        {
             followers.remove(&self.key);
         }
     }
@@ -100,11 +102,11 @@ mod tests {
 
     #[test]
     fn one_makes_it_and_the_others_are_told() {
-        let fills = Arc::new(Fills::default());
+        let single_flights = Arc::new(SingleFlight::default());
         let mailboxes: [Arc<Mailbox<Settled>>; 2] = [(); 2].map(|()| Arc::new(Mailbox::new().expect("made")));
         let posts = mailboxes.clone().map(|mailbox| mailbox as Arc<dyn Post<Settled>>);
         let join = |key: &str, n: u64, loop_number: usize| {
-            fills.join(name(key), (Token::from_number(n), Ticket(1)), &posts[loop_number])
+            single_flights.join(name(key), (Token::from_number(n), Ticket(1)), &posts[loop_number])
         };
         let told = |loop_number: usize| {
             let mut messages = Vec::new();
@@ -131,6 +133,6 @@ mod tests {
         drop(again);
         assert_eq!((told(0), told(1)), (vec![], vec![6]));
         drop((late, other));
-        assert!(fills.0.lock().unwrap().is_empty());
+        assert!(single_flights.0.lock().unwrap().is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! The nursery: the process that helper processes come from, and what a helper does there.
+//! The fork server: the process that helper processes come from, and what a helper does there.
 //!
 //! A process with threads cannot be split, so at the very start, before there is a second thread, a port or a log, the
 //! server splits off one that does nothing else: it has no descriptors but standard ones and a link to each loop, and is
-//! the user who will serve. A loop that needs a helper makes a pair of sockets and sends one end; the nursery splits off
+//! the user who will serve. A loop that needs a helper makes a pair of sockets and sends one end; the fork server splits off
 //! a process that has this end and nothing else. It watches over them (pidfd_open(2)), and says how they ended.
 //!
 //! The other way would have been to start the program anew (`/proc/self/exe`) with its socket as an inherited descriptor.
@@ -34,9 +34,9 @@ use crate::open_file::OpenFile;
 use crate::portable;
 use crate::say::die;
 
-/// The nursery, as the server knows it.
+/// The fork server, as the server knows it.
 #[derive(Debug)]
-pub struct Nursery {
+pub struct ForkServer {
     /// Its process.
     pub pid: u32,
     /// The loops' ends of its links, one for each.
@@ -47,21 +47,25 @@ pub struct Nursery {
 /// the server has the caches. What uses more than half of the memory still goes first.
 const HELPER_OOM_SCORE: i32 = 500;
 
-/// Starts the nursery, which first does `become_user`.
+/// Starts the fork server, which first does `become_user`.
 ///
 /// # Errors
 /// When there are other threads, or as fork(2).
-pub fn start(loops: usize, signals: Signals, become_user: impl FnOnce() -> Result<(), String>) -> io::Result<Nursery> {
+pub fn start(
+    loops: usize,
+    signals: Signals,
+    become_user: impl FnOnce() -> Result<(), String>,
+) -> io::Result<ForkServer> {
     let (ours, theirs): (Vec<_>, Vec<_>) =
         (0..loops).map(|_| socket::pair()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     // What is on its way to standard output would else be written by both.
     io::stdout().flush()?;
     if let Fork::Parent(pid) = process::fork()? {
-        return Ok(Nursery { pid, links: ours });
+        return Ok(ForkServer { pid, links: ours });
     }
     drop(ours);
     signals.leave_to_parent();
-    process::set_name(c"nursery");
+    process::set_name(c"fork-server");
     become_user().unwrap_or_else(|message| die(&message));
     match (Keeper { links: theirs.into_iter().map(|end| Some(Link::new(end))).collect(), children: HashMap::new() })
         .watch()
@@ -77,7 +81,7 @@ pub fn start(loops: usize, signals: Signals, become_user: impl FnOnce() -> Resul
     }
 }
 
-/// How a helper has ended, as the nursery tells the loop.
+/// How a helper has ended, as the fork server tells the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The process of this number has ended.
@@ -134,7 +138,7 @@ struct Child {
 
 impl Keeper {
     /// Starts helpers until all loops have ended, and looks after them. In a helper it returns, with its socket; what the
-    /// nursery had is closed by then.
+    /// fork server had is closed by then.
     fn watch(mut self) -> io::Result<Option<OwnedFd>> {
         let epoll = Epoll::new()?;
         let children_from = self.links.len() as u64;

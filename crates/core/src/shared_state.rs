@@ -8,11 +8,11 @@ use alloc::vec::Vec;
 use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
 use crate::record::Records;
-use crate::reply::{ReadyErrors, Wall};
+use crate::reply::{ReadyErrors, WallClock};
 use crate::site::Sites;
 
 /// One loop's belongings.
-pub struct Desk<F> {
+pub struct SharedState<F> {
     /// The sites; shared with the other loops.
     pub sites: Arc<Sites>,
     /// What a client may cost.
@@ -20,13 +20,13 @@ pub struct Desk<F> {
     /// The caches.
     pub caches: Caches<F>,
     /// The time of day, put forward by the driver once a second.
-    pub wall: Wall,
+    pub wall: WallClock,
     /// Records to be used again.
     pub records: Records,
     /// What has happened.
     pub counts: Counts,
     /// When the head of a request that is timed had been read.
-    pub lap: Lap,
+    pub lap: PhaseTimes,
     /// Where a path is cleaned that cannot stay as it was sent.
     pub(crate) scratch: Vec<u8>,
     /// Errors that are sent again and again.
@@ -59,14 +59,14 @@ pub struct Counts {
 /// The one moment in the midst of a call that somebody may want to know: when a request's head had been read. The core has
 /// no clock; whoever times a request lends one for it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Lap {
+pub struct PhaseTimes {
     /// Reads a clock, in nanoseconds since a start of its own.
     pub clock: Option<fn() -> u64>,
     /// What it showed when the first head had been read since this was last taken.
     pub head_ns: Option<u64>,
 }
 
-impl Lap {
+impl PhaseTimes {
     pub(crate) fn note_head(&mut self) {
         if let (Some(clock), None) = (self.clock, self.head_ns) {
             self.head_ns = Some(clock());
@@ -74,22 +74,22 @@ impl Lap {
     }
 }
 
-impl<F> Desk<F> {
-    /// A desk with empty caches.
-    pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: Wall) -> Desk<F> {
-        Desk::with_caches(sites, limits, Caches::new(budgets), wall)
+impl<F> SharedState<F> {
+    /// A shared state with empty caches.
+    pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: WallClock) -> SharedState<F> {
+        SharedState::with_caches(sites, limits, Caches::new(budgets), wall)
     }
 
-    /// A desk with these caches.
-    pub fn with_caches(sites: Arc<Sites>, limits: Limits, caches: Caches<F>, wall: Wall) -> Desk<F> {
-        Desk {
+    /// A shared state with these caches.
+    pub fn with_caches(sites: Arc<Sites>, limits: Limits, caches: Caches<F>, wall: WallClock) -> SharedState<F> {
+        SharedState {
             sites,
             limits,
             caches,
             wall,
             records: Records::default(),
             counts: Counts::default(),
-            lap: Lap::default(),
+            lap: PhaseTimes::default(),
             scratch: Vec::new(),
             errors: ReadyErrors::default(),
         }
