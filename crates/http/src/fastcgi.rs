@@ -1,9 +1,9 @@
 //! FastCGI 1.0: the records between a web server and an application that lives longer than a request.
 //!
-//! The server's side of the role *responder* (specification of 1996, sections 3, 5 and 6): it writes `BEGIN_REQUEST`,
-//! `PARAMS` and `STDIN`, and reads `STDOUT`, `STDERR` and `END_REQUEST`. One request at a time on a connection, whose number
-//! is always 1: multiplexing is asked for by nobody, since hardly an application can do it. What the streams hold is CGI's
-//! ([`crate::cgi`]).
+//! The server's side of the role *responder* (specification of 1996, sections 3, 5 and 6): it writes
+//! `BEGIN_REQUEST`, `PARAMS` and `STDIN`, and reads `STDOUT`, `STDERR` and `END_REQUEST`. One request at a time on a
+//! connection, whose number is always 1: multiplexing is asked for by nobody, since hardly an application can do it.
+//! What the streams hold is CGI's ([`crate::cgi`]).
 //!
 //! Sans-I/O, as `h1::body` is: bytes go in as they come, in pieces of any size, and content is pointed at, not copied.
 
@@ -33,8 +33,8 @@ const HEADER: usize = 8;
 /// Content of one record; the most that is a multiple of eight, so that nothing has to be padded.
 const CONTENT_MAX: usize = 65_528;
 
-/// Writes the beginning of a request, with all its variables. `keep`: the connection is for others after it
-/// (FCGI_KEEP_CONN).
+/// Writes the beginning of a request, with all its variables. `keep`: the connection is
+/// for others after it (FCGI_KEEP_CONN).
 pub fn begin<'a>(out: &mut Vec<u8>, keep: bool, variables: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
     // Section 5.1: FCGI_RESPONDER is 1; the flags; five bytes that are reserved.
     record(out, BEGIN_REQUEST, &[0, 1, u8::from(keep), 0, 0, 0, 0, 0]);

@@ -246,8 +246,8 @@ const ENCODED_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// Appends a text as the value of a field in a query must write it: `&`, `=`, `+` and whatever else means something there are
-/// encoded.
+/// Appends a text as the value of a field in a query must write it: `&`, `=`, `+` and whatever else
+/// means something there are encoded.
 pub fn encode_query_value(text: &[u8], out: &mut Vec<u8>) {
     for piece in percent_encode(text, ENCODED_IN_QUERY_VALUE) {
         out.extend_from_slice(piece.as_bytes());

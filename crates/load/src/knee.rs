@@ -125,8 +125,8 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
 }
 
-/// The rates that decide about the capacity, and of which fewer valid runs are known than it takes: the highest that is borne, and
-/// the one above it.
+/// The rates that decide about the capacity, and of which fewer valid runs are known than it takes: the highest that is
+/// borne, and the one above it.
 pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {
     let rates = by_rate(runs, objective);
     let above = rates.iter().position(|(_, runs)| !runs.is_borne()).unwrap_or(rates.len());

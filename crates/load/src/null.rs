@@ -1,7 +1,7 @@
 //! A server that does as little as a server can: what a generator cannot do against it, it can do against nobody.
 //!
-//! One thread, one reply for whatever comes. For calibration and for tests; it reads no request, so it takes each piece that
-//! it receives for one.
+//! One thread, one reply for whatever comes. For calibration and for tests; it reads no request, so it takes each piece
+//! that it receives for one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;

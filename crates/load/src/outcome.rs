@@ -279,8 +279,8 @@ impl Outcome {
         crate::date(self.began_s)
     }
 
-    /// How late 99 % of the connections of an open loop may begin, in milliseconds: 5 % of the mean gap, a millisecond at
-    /// least.
+    /// How late 99 % of the connections of an open loop may begin, in milliseconds: 5 % of the mean
+    /// gap, a millisecond at least.
     pub fn allowed_lateness_ms(&self) -> Option<f64> {
         match self.asked {
             Loop::Open { rate, .. } => Some((50.0 / rate.max(1e-9)).max(1.0)),

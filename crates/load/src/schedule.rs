@@ -27,8 +27,8 @@ pub enum Arrivals {
     Constant,
     /// Independent of each other: gaps are exponential.
     Poisson,
-    /// The rate is `ratio` times its mean for `share` of each period, and lower for the rest, so that the mean stays (Banga
-    /// and Druschel, section 5.4).
+    /// The rate is `ratio` times its mean for `share` of each period, and lower for the rest, so that the mean stays
+    /// (Banga and Druschel, section 5.4).
     Bursty {
         /// Peak rate over mean rate.
         ratio: f64,
@@ -143,8 +143,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     amped_units::parse_duration(text).map_err(|error| format!("{text:?} is {error}"))
 }
 
-/// The same of a flag, where a bare number is in seconds, as wrk, oha and hey read it. Not in a condition such as `p99>20`, which
-/// others mean in milliseconds.
+/// The same of a flag, where a bare number is in seconds, as wrk, oha and hey read it. Not in a condition such as
+/// `p99>20`, which others mean in milliseconds.
 ///
 /// # Errors
 /// A text that says what would be right.
@@ -286,8 +286,8 @@ impl Schedule {
         Some(Schedule { at_ns, duration_ns: last.saturating_add(gap_ns), slice: Slice::default() })
     }
 
-    /// The instants of requests that have their own: that of the first on each connection of so many. `None` if one of
-    /// these has none.
+    /// The instants of requests that have their own: that of the first on each connection of so many. `None` if
+    /// one of these has none.
     pub fn of_requests(requests: &Requests, per_connection: u64) -> Option<Schedule> {
         let first = requests.instants().iter().step_by(usize::try_from(per_connection.max(1)).unwrap_or(usize::MAX));
         Schedule::at(&first.copied().collect::<Vec<_>>())
@@ -310,8 +310,8 @@ impl Schedule {
         self.duration_ns = self.duration_ns.min(end_ns);
     }
 
-    /// One generator's part of a whole schedule: every so manieth arrival, with the number that it has in the whole, over the
-    /// whole's time.
+    /// One generator's part of a whole schedule: every so manieth arrival, with the number that it has in the
+    /// whole, over the whole's time.
     pub fn slice(self, slice: Slice) -> Schedule {
         let own = (0..slice.share(self.at_ns.len() as u64)).map(|n| self.at_ns[slice.number(n) as usize]);
         Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, slice }

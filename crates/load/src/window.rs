@@ -172,8 +172,8 @@ impl Window {
 /// Parts into which a window is divided.
 const BINS: usize = 100;
 
-/// How a run went through its window, in parts of equal length: when connections began and ended, and how long those that were
-/// established stayed.
+/// How a run went through its window, in parts of equal length: when connections began and ended, and how long
+/// those that were established stayed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Course {
     #[serde(skip)]
@@ -533,8 +533,8 @@ mod tests {
         assert_eq!((run(120.0), run(70.0)), (Pace::Kept, Pace::FellBehind));
     }
 
-    /// What a server does with more than it can take: it queues all of it, as much as clients wait for or as it has room for, or
-    /// refuses it.
+    /// What a server does with more than it can take: it queues all of it, as much as clients wait for or as it has
+    /// room for, or refuses it.
     #[test]
     fn shedding_and_queueing_are_told_apart() {
         let bounded = |room| Bounded { server: Fifo::of(400.0), room, waiting: BinaryHeap::new() };

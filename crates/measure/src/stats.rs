@@ -25,14 +25,14 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and its coverage below
-    /// 95 %.
+    /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and
+    /// its coverage below 95 %.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         Summary::at(COVERAGE_MIN, values)
     }
 
-    /// As [`Summary::of`], with an interval that is to reach another level: several that are all to be right must each be
-    /// surer than one.
+    /// As [`Summary::of`], with an interval that is to reach another level: several that are all to be right must
+    /// each be surer than one.
     pub fn at(level: f64, values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         let values = sorted(values);
         let (n, median) = (values.len(), middle(&values)?);

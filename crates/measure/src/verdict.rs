@@ -20,8 +20,8 @@ pub enum Validity {
     Disturbed,
     /// The instrument did not do what was asked of it: the figures are its own.
     ClientBound,
-    /// The network between client and server, where an instrument played it, was not the one asked for: the figures are that
-    /// instrument's.
+    /// The network between client and server, where an instrument played it, was not the one asked for:
+    /// the figures are that instrument's.
     PathBound,
 }
 

@@ -48,8 +48,8 @@ impl Endpoint {
     /// The share of the monitor's budget that is the clients'.
     pub const PART: f64 = 0.2;
 
-    /// Listens at `address`. `target` is whom all is about, `budget` what the monitor may use of a processor, of which clients
-    /// have [`Endpoint::PART`].
+    /// Listens at `address`. `target` is whom all is about, `budget` what the monitor may use of a processor,
+    /// of which clients have [`Endpoint::PART`].
     ///
     /// # Errors
     /// The address is taken, is not this machine's, or its port is for root.

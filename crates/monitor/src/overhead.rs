@@ -9,8 +9,8 @@
 //! counters have to do: segments with data, of which a request is always as many as long as the load is of one kind.
 //! Counting connections would not do: one of a hundred requests that comes and goes within a window would be one piece.
 //!
-//! In a watched window the monitor looks three times, which at the default window is fifteen times as often as `ammeter
-//! monitor` does by default.
+//! In a watched window the monitor looks three times, which at the default window is fifteen times as often as
+//! `ammeter monitor` does by default.
 
 use std::time::{Duration, Instant};
 

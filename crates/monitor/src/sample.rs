@@ -1,9 +1,9 @@
 //! All that is known at one moment, and the sampler that looks again and again.
 //!
-//! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's threads,
-//! its listeners. The census of connections, whose cost grows with them, has intervals of its own, and comes at another moment
-//! of each. Threads come and go: they are listed anew each second, and who belongs to the server every five or when one has
-//! gone.
+//! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's
+//! threads, its listeners. The census of connections, whose cost grows with them, has intervals of its own, and comes
+//! at another moment of each. Threads come and go: they are listed anew each second, and who belongs to the server
+//! every five or when one has gone.
 //!
 //! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
 

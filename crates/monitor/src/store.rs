@@ -103,8 +103,8 @@ impl Recorder {
 /// No line is longer, in bytes: one of a sample of 512 threads has some 100 KB.
 const LINE_MAX: u64 = 16 << 20;
 
-/// A record that is read: its samples, in their order, as far as it goes. One is in memory at a time, since a record may be
-/// that of a week.
+/// A record that is read: its samples, in their order, as far as it goes. One is in memory at a time, since a record
+/// may be that of a week.
 pub struct Replay<'a> {
     head: Head,
     lines: Box<dyn BufRead + 'a>,

@@ -1,9 +1,9 @@
 //! The floor: what a reply costs when a server does nothing but move bytes.
 //!
-//! One loop over this crate: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked, timed,
-//! logged or looked up anew, and a request that comes in two pieces ends its connection. No server that keeps HTTP's rules can
-//! be cheaper on these calls, so `cargo xtask bench server` measures it beside the others, with replies of the same bytes as
-//! `amped` sends.
+//! One loop over this crate: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked,
+//! timed, logged or looked up anew, and a request that comes in two pieces ends its connection. No server that keeps
+//! HTTP's rules can be cheaper on these calls, so `cargo xtask bench server` measures it beside the others, with
+//! replies of the same bytes as `amped` sends.
 //!
 //! `floor ADDRESS:PORT REPLIES`. The file has a line for each reply, `TARGET HEAD-BYTES BODY-BYTES FILE`, and the bytes of head
 //! and body behind it. Where FILE is not `-`, the body is not there but in that file, and goes out by sendfile, which is

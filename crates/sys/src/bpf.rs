@@ -18,8 +18,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The program, and the places of the rings that it writes to: one for each processor. Rings that have it keep it: it may be
-/// dropped.
+/// The program, and the places of the rings that it writes to: one for each processor. Rings that have it keep
+/// it: it may be dropped.
 #[derive(Debug)]
 pub struct SyscallNumbers {
     program: OwnedFd,
@@ -58,8 +58,8 @@ impl AsFd for SyscallNumbers {
     }
 }
 
-/// Where the number of the call stands in the registers that were saved (`struct pt_regs`): how many bytes in, and how long it
-/// is.
+/// Where the number of the call stands in the registers that were saved (`struct pt_regs`): how many bytes in,
+/// and how long it is.
 #[derive(Debug)]
 struct Field {
     at: i16,

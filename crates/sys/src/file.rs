@@ -120,9 +120,9 @@ pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) 
     Ok(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?)
 }
 
-/// Opens `path`, relative to `root`, for reading. The kernel keeps it beneath the root: neither `..` nor a symbolic link,
-/// not even one that is put there at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened without waiting for its
-/// writer.
+/// Opens `path`, relative to `root`, for reading. The kernel keeps it beneath the root: neither `..` nor a
+/// symbolic link, not even one that is put there at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened
+/// without waiting for its writer.
 ///
 /// # Errors
 /// As openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] when it would have waited.
@@ -349,8 +349,8 @@ fn is_writable(fd: impl AsFd, patience: Option<&Timespec>) -> io::Result<bool> {
 /// Waits for a write(2) that is in progress, if the file system keeps readers of this kind out meanwhile: ext4, XFS, Btrfs,
 /// F2FS and tmpfs do. What is read afterwards has all of every write that had stamped the file before this call.
 ///
-/// lseek(2) with `SEEK_DATA` takes the lock that a write holds from its stamp to its last byte. The position of the
-/// descriptor changes.
+/// lseek(2) with `SEEK_DATA` takes the lock that a write holds from its stamp to its last byte. The
+/// position of the descriptor changes.
 pub fn wait_for_writer(fd: impl AsFd) {
     // An empty file has no data (ENXIO), and some file systems know no such question: nobody can do better then.
     let _ = rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(0));

@@ -5,8 +5,8 @@
 //! is resolved first, by an `O_PATH` descriptor that gives no access, and what it reached is then opened a second time by its
 //! real path, beneath the root and with links forbidden. So the kernel proves the result, whatever is renamed meanwhile.
 //!
-//! Resolving may wait for the disk; a caller that must not wait is told so ([`io::ErrorKind::WouldBlock`]) as soon as the
-//! quick way fails.
+//! Resolving may wait for the disk; a caller that must not wait is told so ([`io::ErrorKind::WouldBlock`]) as soon
+//! as the quick way fails.
 
 use std::error::Error;
 use std::ffi::{CStr, CString, OsStr};

@@ -38,8 +38,8 @@ pub fn give_to(name: &Path, uid: u32, gid: u32) -> io::Result<()> {
 /// Connects to the socket of this name; neither that nor any later call on it waits longer than `patience`.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if somebody
-/// does and accepts nobody.
+/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if
+/// somebody does and accepts nobody.
 pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for direction in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
@@ -52,8 +52,8 @@ pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
 /// Connects to the socket of this name, or fails, at once; later calls do not block either.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if too many
-/// wait there already.
+/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if
+/// too many wait there already.
 pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

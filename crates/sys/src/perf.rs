@@ -4,8 +4,8 @@
 //! server less than can be told from nothing, where counting each system call costs 2 to 3 %. The software clock cannot
 //! fire while interrupts are off: such time is seen at the place where they come on again.
 //!
-//! The kernel writes at `data_head` and never overtakes `data_tail`, which is ours: what does not fit is lost, and a
-//! record says how many.
+//! The kernel writes at `data_head` and never overtakes `data_tail`, which is ours: what does not fit is lost, and
+//! a record says how many.
 //!
 //! Where a program of `bpf` tells the system call as well, it writes to a second event, whose output goes to the same ring: what
 //! it says of a sample stands right before it, since the program runs first.
@@ -60,8 +60,8 @@ pub struct Ring {
     scratch: Vec<u8>,
 }
 
-/// Pages of the ring, without that of its counters: 512 KiB, as much as a user without privileges may lock
-/// (`kernel.perf_event_mlock_kb`).
+/// Pages of the ring, without that of its counters: 512 KiB, as much as a user
+/// without privileges may lock (`kernel.perf_event_mlock_kb`).
 const PAGES: usize = 128;
 
 /// The deepest samples that a ring has room for: each of 127 addresses (`kernel.perf_event_max_stack`), marks, header and the
@@ -119,8 +119,8 @@ impl Ring {
     /// Samples whatever runs on this processor, `frequency` times a second, from the call of [`enable`](Ring::enable) on.
     ///
     /// # Errors
-    /// EACCES or EPERM: the process may not watch others (`kernel.perf_event_paranoid`, `CAP_PERFMON`); ENODEV: there is no
-    /// such processor.
+    /// EACCES or EPERM: the process may not watch others (`kernel.perf_event_paranoid`, `CAP_PERFMON`); ENODEV:
+    /// there is no such processor.
     pub fn open(processor: u32, frequency: u32) -> io::Result<Ring> {
         let attributes = Attributes {
             frequency: u64::from(frequency),

@@ -24,8 +24,8 @@ pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::R
     wait(&descriptors, timeout)
 }
 
-/// Waits until one of these is as it is waited for, has ended or has failed, no longer than `timeout`. Says of each whether
-/// it is.
+/// Waits until one of these is as it is waited for, has ended or has failed, no longer than `timeout`. Says
+/// of each whether it is.
 ///
 /// # Errors
 /// When memory is short.

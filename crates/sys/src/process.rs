@@ -98,9 +98,9 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
-/// Closes all descriptors that this process has inherited but for the standard three: a listener or a secret of the program
-/// that started it would stay open as long as the server, and in all that it starts (close_range(2)). To be called before
-/// anything was opened.
+/// Closes all descriptors that this process has inherited but for the standard three: a listener or a secret of the
+/// program that started it would stay open as long as the server, and in all that it starts (close_range(2)). To be
+/// called before anything was opened.
 ///
 /// # Errors
 /// As close_range(2): before Linux 5.9, or where a sandbox forbids it.
@@ -241,8 +241,8 @@ pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variable
     unsafe { command.pre_exec(execute) };
 }
 
-/// Has `command` fail with ESTALE, rather than execute what its name means by now, if that is not the file of this device and
-/// inode.
+/// Has `command` fail with ESTALE, rather than execute what its name means by now, if that is not the file
+/// of this device and inode.
 pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64) {
     use std::os::unix::process::CommandExt;
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
@@ -295,8 +295,8 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Splits off a process that has nothing open but its standard descriptors and this one, and lives this life to its end.
-/// Returns its number.
+/// Splits off a process that has nothing open but its standard descriptors and this one, and lives this life to
+/// its end. Returns its number.
 ///
 /// # Errors
 /// As [`fork`].

@@ -1,5 +1,5 @@
-//! Names of addresses and addresses of names, as the C library finds them: in files, in the DNS, wherever nsswitch.conf(5)
-//! and resolv.conf(5) send it.
+//! Names of addresses and addresses of names, as the C library finds them: in files, in the DNS, wherever
+//! nsswitch.conf(5) and resolv.conf(5) send it.
 //!
 //! Both wait, for a name server that is silent as long as resolv.conf(5) says: 10 s for each server by default. A thread that
 //! has something else to do must not call them.
@@ -12,8 +12,8 @@ use std::ptr;
 use rustix::net::SocketAddrAny;
 use rustix::net::addr::SocketAddrArg;
 
-/// What a host with this address is called, by whoever holds the address; bytes that are no UTF-8 become U+FFFD. `None`: it
-/// has no name.
+/// What a host with this address is called, by whoever holds the address; bytes that are no UTF-8 become U+FFFD.
+/// `None`: it has no name.
 ///
 /// # Errors
 /// When nobody answers, or as getnameinfo(3).

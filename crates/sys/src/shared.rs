@@ -42,8 +42,8 @@ unsafe impl Sync for Region {}
 /// Before the first part: how many there are, and their size.
 const PREAMBLE: usize = 128;
 
-/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged. Two cache lines, so
-/// that parts share none.
+/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged. Two cache lines,
+/// so that parts share none.
 const PART_HEAD: usize = 128;
 const STATE: usize = 64;
 
@@ -334,8 +334,8 @@ pub struct Damaged<'a> {
 }
 
 impl<'a> Damaged<'a> {
-    /// Puts it right. Until `put_right` has returned the part stays damaged, whoever may die on the way; the same if this
-    /// is dropped instead.
+    /// Puts it right. Until `put_right` has returned the part stays damaged, whoever may die on the way; the same
+    /// if this is dropped instead.
     pub fn mend(self, put_right: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
         put_right(&self.guard);
         self.guard.set_damaged(false);

@@ -1,5 +1,5 @@
-//! Signals, taken one by one by a thread that waits for them (sigwaitinfo(2)): no handler, so nothing that a handler must
-//! not do.
+//! Signals, taken one by one by a thread that waits for them (sigwaitinfo(2)): no handler, so nothing that
+//! a handler must not do.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -83,8 +83,8 @@ impl Signals {
         KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
     }
 
-    /// A descriptor that can be read while one waits to be taken by [`wait_for`](Signals::wait_for): for who waits for
-    /// other things too (signalfd(2)).
+    /// A descriptor that can be read while one waits to be taken by [`wait_for`](Signals::wait_for): for who waits
+    /// for other things too (signalfd(2)).
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -98,8 +98,8 @@ impl Signals {
         Ok(unsafe { OwnedFd::from_raw_fd(bell) })
     }
 
-    /// In a child that a parent looks after: what a terminal or a supervisor sends to all is the parent's to obey. SIGKILL
-    /// ends the child.
+    /// In a child that a parent looks after: what a terminal or a supervisor sends to all is the parent's to
+    /// obey. SIGKILL ends the child.
     pub fn leave_to_parent(self) {
         for (number, signal) in KNOWN {
             let disposition = match signal {

@@ -125,8 +125,8 @@ pub struct Socket {
     pub send_queue: u32,
     /// Its inode, by which `/proc/PID/fd` names it; 0 once no descriptor is left.
     pub inode: u32,
-    /// Of a listener: connections that it turned away since it listens, for want of room or of memory. `None` where the
-    /// kernel does not say.
+    /// Of a listener: connections that it turned away since it listens, for want of room or of memory. `None` where
+    /// the kernel does not say.
     pub drops: Option<u32>,
     /// Why it was limited, if that was asked.
     pub limits: Option<Limits>,

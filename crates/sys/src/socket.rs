@@ -45,9 +45,9 @@ pub fn is_without_ipv6(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
 
-/// A socket for a connection to `to`, not blocking, and bound to `from` where that is given: to its port, or, where that is
-/// 0, to one that the kernel chooses when it connects. Ports of connections that are over, though not yet forgotten
-/// (TIME_WAIT), are taken again.
+/// A socket for a connection to `to`, not blocking, and bound to `from` where that is given: to its port, or, where
+/// that is 0, to one that the kernel chooses when it connects. Ports of connections that are over, though not yet
+/// forgotten (TIME_WAIT), are taken again.
 ///
 /// # Errors
 /// As bind(2): [`io::ErrorKind::AddrInUse`] if somebody has the port; when the process is out of descriptors.
@@ -220,8 +220,8 @@ pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub const DESCRIPTORS_MAX: usize = 64;
 
 /// Sends `bytes`, or as many as there is room for, and with the first of them these descriptors (`SCM_RIGHTS`): the
-/// receiver gets descriptors of its own of the same open files, in this order. There must be a byte to go with them, and
-/// no more than [`DESCRIPTORS_MAX`].
+/// receiver gets descriptors of its own of the same open files, in this order. There must be a byte to go with them,
+/// and no more than [`DESCRIPTORS_MAX`].
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is no room; when more descriptors are on their way than

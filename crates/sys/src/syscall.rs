@@ -9,8 +9,8 @@ const TABLE: &str = include_str!("syscall/aarch64.txt");
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const TABLE: &str = "";
 
-/// The name of the system call of this number, as programs and syscalls(2) have it. `None`: there is none, or it is newer than
-/// the table.
+/// The name of the system call of this number, as programs and syscalls(2) have it. `None`: there is none, or it
+/// is newer than the table.
 pub fn name(number: u64) -> Option<&'static str> {
     TABLE.lines().find_map(|line| {
         // What is a comment does not begin with a number.

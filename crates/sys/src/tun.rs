@@ -1,9 +1,9 @@
-//! TUN: a network device whose other end is a program, which reads what the kernel sends and writes what it is to receive
-//! (Documentation/networking/tuntap.rst).
+//! TUN: a network device whose other end is a program, which reads what the kernel sends and writes what
+//! it is to receive (Documentation/networking/tuntap.rst).
 //!
-//! Packets are IP packets, each behind a header of [`HEADER_BYTES`] (`struct virtio_net_hdr`, linux/virtio_net.h) that says
-//! what is still to be done: cut it into segments, or put a checksum in. Because of that header a TCP sender may hand over
-//! 64 KiB at once.
+//! Packets are IP packets, each behind a header of [`HEADER_BYTES`] (`struct virtio_net_hdr`, linux/virtio_net.h) that
+//! says what is still to be done: cut it into segments, or put a checksum in. Because of that header a TCP sender may
+//! hand over 64 KiB at once.
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
@@ -64,8 +64,8 @@ impl Tun {
         Ok(rustix::io::read(&self.fd, buffer)?)
     }
 
-    /// Gives the kernel a packet, with its header, in pieces. The kernel works it off before this returns, as far as a
-    /// socket.
+    /// Gives the kernel a packet, with its header, in pieces. The kernel works it off before this returns,
+    /// as far as a socket.
     ///
     /// # Errors
     /// EIO while the device is down; EBADFD once it was removed; EINVAL for a packet that is none.

@@ -1,5 +1,5 @@
-//! One command behind one path: a namespace for it, a device on each side, a router between them, and nothing left of it
-//! afterwards.
+//! One command behind one path: a namespace for it, a device on each side, a router between them, and
+//! nothing left of it afterwards.
 //!
 //! This host is [`HOST4`] and [`HOST6`] in there; the command has the next free address beside it, so that several can be
 //! behind paths of their own at once. The main thread waits for signals and for the command; one thread is in the namespace,

@@ -73,8 +73,8 @@ pub enum Shape {
     Uniform,
     /// The normal distribution.
     Normal,
-    /// The Pareto distribution of shape 3, moved so that mean and deviation are those asked for: a few packets come very
-    /// late.
+    /// The Pareto distribution of shape 3, moved so that mean and deviation are those asked for: a
+    /// few packets come very late.
     Pareto,
 }
 

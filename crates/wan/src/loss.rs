@@ -17,8 +17,8 @@ pub enum Loss {
     Bernoulli(f64),
     /// In bursts, see [`GilbertElliott`].
     GilbertElliott(GilbertElliott),
-    /// The packets for which it says `true`, from the first packet on, and again from the beginning after its end.
-    /// Never empty.
+    /// The packets for which it says `true`, from the first packet on, and again from the beginning
+    /// after its end. Never empty.
     Pattern(Arc<[bool]>),
 }
 

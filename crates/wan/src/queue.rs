@@ -130,8 +130,8 @@ impl<T> Queue<T> {
         Queue { limit: settings.limit, state, waiting: VecDeque::new(), bytes: 0 }
     }
 
-    /// Whether a packet may pass that comes while the wire is free, so that nobody waits. RED alone may say no: its average
-    /// is of the past.
+    /// Whether a packet may pass that comes while the wire is free, so that nobody waits. RED alone may say no: its
+    /// average is of the past.
     pub(crate) fn admits(&mut self, now: Time) -> bool {
         match &mut self.state {
             State::Red(red) => !red.drops(now, 0),

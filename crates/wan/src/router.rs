@@ -1,5 +1,5 @@
-//! The delay router: takes packets from the devices of clients and server, has the links decide when each is to leave, and
-//! sends it then.
+//! The delay router: takes packets from the devices of clients and server, has the links decide when each is to
+//! leave, and sends it then.
 //!
 //! One thread, one wait. A turn: (1) wait until a packet is there or the next one is due, the last bit of it by looking again
 //! and again (`spin`), since a sleeper is woken tens of microseconds late; (2) take in what is there, a batch a device;
@@ -478,8 +478,8 @@ struct State {
     report: Report,
 }
 
-/// Among threads of real time: before those of clients and servers on the same machine, or packets would wait for who waits
-/// for them.
+/// Among threads of real time: before those of clients and servers on the same machine, or packets would wait
+/// for who waits for them.
 pub(crate) const PRIORITY: u8 = 20;
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -151,8 +151,8 @@ pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Resul
 }
 
 impl Trial {
-    /// Whether it speaks of the machine and not of the router: not all is as asked, and there was a stall, or a hypervisor
-    /// took time.
+    /// Whether it speaks of the machine and not of the router: not all is as asked, and there was a stall,
+    /// or a hypervisor took time.
     pub fn is_disturbed(&self) -> bool {
         self.verdict.validity != Validity::Valid && (self.stalls.count > 0 || self.stolen_s > 0.0)
     }
@@ -352,8 +352,8 @@ fn measure(
     })
 }
 
-/// The longest part of a train, by its numbers, in which the wire always had a packet to send, one each `gap`: a sender that was not run for a
-/// while leaves it without.
+/// The longest part of a train, by its numbers, in which the wire always had a packet to send, one each `gap`: a sender
+/// that was not run for a while leaves it without.
 fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
     let mut free = 0.0;
     let parts = train.chunk_by(|before, next| {
@@ -394,8 +394,8 @@ struct Arrival {
     got: Time,
 }
 
-/// Sends packets of `data` bytes from client to server, each at its moment after the start; returns those that arrived, in
-/// that order.
+/// Sends packets of `data` bytes from client to server, each at its moment after the start; returns those
+/// that arrived, in that order.
 fn send(
     ends: &Ends,
     family: usize,

@@ -227,8 +227,8 @@ fn pattern(text: &str) -> Result<Loss, String> {
     Ok(Loss::Pattern(packets.into()))
 }
 
-/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, or `red:MIN,MAX[,PERCENT]`, either with a
-/// limit behind a space.
+/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, or `red:MIN,MAX[,PERCENT]`, either with
+/// a limit behind a space.
 ///
 /// # Errors
 /// What to write instead.

@@ -1,5 +1,5 @@
-//! The head of a reply as a client reads it (RFC 9112, 4 and 6.3): its status, how its body ends, and what becomes of the
-//! connection.
+//! The head of a reply as a client reads it (RFC 9112, 4 and 6.3): its status, how its body ends, and
+//! what becomes of the connection.
 //!
 //! `response` writes heads, this reads them. As strict as the reader of requests, since a client that measures must not
 //! take for whole what another client would take for something else.

@@ -4,9 +4,9 @@
 //! another's, an attacker finds room between two servers (request smuggling), so whatever is ambiguous is refused. The
 //! text is only borrowed; a request that has to wait is an [`OwnedRequest`].
 //!
-//! Departures from what RFC 9112 would let a server tolerate, all towards strictness: a bare LF is no line end (2.2 says
-//! MAY), two Content-Length fields are refused even when they agree (RFC 9110, 8.6 says MAY), and so is Content-Length
-//! beside Transfer-Encoding (6.3).
+//! Departures from what RFC 9112 would let a server tolerate, all towards strictness: a bare LF is no line end
+//! (2.2 says MAY), two Content-Length fields are refused even when they agree (RFC 9110, 8.6 says MAY), and so
+//! is Content-Length beside Transfer-Encoding (6.3).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -221,8 +221,8 @@ impl Span {
     }
 }
 
-/// A request that outlives the bytes it came in: it has a copy of its head and knows where each part is, so that it is not
-/// parsed again.
+/// A request that outlives the bytes it came in: it has a copy of its head and knows where each part is, so that
+/// it is not parsed again.
 #[derive(Debug)]
 pub struct OwnedRequest {
     head: Box<[u8]>,
@@ -401,8 +401,8 @@ pub fn blank_lines(bytes: &[u8]) -> usize {
 
 /// The length of the head with its empty line, or `None` while that has not come.
 ///
-/// Line ends are checked on the way, so that a client that ends its lines with LF alone hears so at once instead of
-/// waiting for a time-out.
+/// Line ends are checked on the way, so that a client that ends its lines with LF alone hears so at once instead
+/// of waiting for a time-out.
 fn find_end(bytes: &[u8], limits: &HeadLimits) -> Result<Option<usize>, BadHead> {
     // RFC 9110, 5.6.2: a method is a token. A TLS client on a plain port, say, is told at its first byte.
     if bytes.first().is_some_and(|&b| !(b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~\r".contains(&b))) {

@@ -1,8 +1,8 @@
 //! The head of a reply, as bytes with a hole for the date.
 //!
-//! A head is written once and sent many times: all but the Date and the Connection field stay the same from one reply to
-//! the next, so these two are put in when it is sent. [`Head`] therefore ends before its empty line and knows where its
-//! date lies.
+//! A head is written once and sent many times: all but the Date and the Connection field stay the same from one
+//! reply to the next, so these two are put in when it is sent. [`Head`] therefore ends before its empty line and
+//! knows where its date lies.
 
 use alloc::vec::Vec;
 

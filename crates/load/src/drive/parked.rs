@@ -34,8 +34,8 @@ use crate::client::{Connection, Plan};
 pub enum IdleMode {
     /// It asks once, reads the reply as fast as that comes, and is silent from then on: a connection kept alive.
     Idle,
-    /// It asks, and takes 16 bytes of the reply a second, with a window as small as the kernel allows; when nothing is left,
-    /// it asks again.
+    /// It asks, and takes 16 bytes of the reply a second, with a window as small as the kernel allows; when nothing
+    /// is left, it asks again.
     SlowRead,
 }
 
@@ -153,9 +153,9 @@ struct Counts {
 }
 
 impl IdlePool {
-    /// Opens the connections, and waits until all are open and the idle ones have been answered; or until `settings.timeout`
-    /// has brought no further one, and it will be seen in the counts that some are missing. What they ask for is the first
-    /// request of `plan`.
+    /// Opens the connections, and waits until all are open and the idle ones have been answered; or until
+    /// `settings.timeout` has brought no further one, and it will be seen in the counts that some are missing. What
+    /// they ask for is the first request of `plan`.
     ///
     /// # Errors
     /// When this process cannot have as many descriptors or ports; the text has the number.
@@ -238,8 +238,8 @@ impl Drop for IdlePool {
 /// Connections that are being established at once: fewer than the shortest queue of a listener that is usual (128).
 const OPENING_MAX: usize = 64;
 
-/// From the end of a connection, or of an attempt, to the next one in its place: a server that wants none is not asked in a
-/// loop.
+/// From the end of a connection, or of an attempt, to the next one in its place: a server that wants none is
+/// not asked in a loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What a slow reader takes, and how often.
@@ -273,8 +273,8 @@ enum State {
     Vacant,
     /// A connection is being established.
     Opening { socket: OwnedFd },
-    /// Parked. `heard`: bytes have come since it asked; `settled`: it has counted as such; `sip_at`: when it reads, if it is
-    /// slow.
+    /// Parked. `heard`: bytes have come since it asked; `settled`: it has counted as such; `sip_at`: when it
+    /// reads, if it is slow.
     Open { socket: OwnedFd, heard: bool, settled: bool, sip_at: Time },
 }
 

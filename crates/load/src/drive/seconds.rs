@@ -105,8 +105,8 @@ struct Open {
     parts: usize,
 }
 
-/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970, and whose window is
-/// so long.
+/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970, and
+/// whose window is so long.
 pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f64) -> (Vec<Cutter>, Seconds) {
     let (out, input) = channel();
     // Two for each thread: one that it fills after its own, and one that is being read.

@@ -217,10 +217,10 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 /// What a logged request asks for, as it must be written to ask for it again: path and query (RFC 9112, 3.2.1).
 ///
-/// What the log escaped is put back, and then whatever a target may not hold is encoded (RFC 3986, 2.1), so that a name with
-/// a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for. A path without its first
-/// slash is taken from the root, as servers of the time did: logs whose names were made unknowable (Calgary's, SDSC's) have
-/// no other.
+/// What the log escaped is put back, and then whatever a target may not hold is encoded (RFC 3986, 2.1), so that a name
+/// with a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for. A path without
+/// its first slash is taken from the root, as servers of the time did: logs whose names were made unknowable
+/// (Calgary's, SDSC's) have no other.
 ///
 /// # Errors
 /// [`SkipReason::Nothing`], [`SkipReason::Method`] or [`SkipReason::Target`].

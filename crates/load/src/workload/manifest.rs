@@ -63,8 +63,8 @@ pub struct File {
     pub class: String,
     /// How often it is asked for, in proportion to the others; 0 is never.
     pub weight: f64,
-    /// What its content is made from, see [`Content`](super::content::Content). Below 2^53, which every reader of JSON
-    /// can tell.
+    /// What its content is made from, see [`Content`](super::content::Content). Below 2^53, which every
+    /// reader of JSON can tell.
     pub seed: u64,
 }
 

@@ -33,9 +33,9 @@ pub(crate) struct Place {
     pub(crate) category: &'static str,
 }
 
-/// Where a chain of functions belongs, the innermost first. `saved_number` is what was saved where the number of a system call
-/// stands, if somebody told it: it is that number where the chain began with a call of 64 bits, and else an error's or an
-/// interrupt's.
+/// Where a chain of functions belongs, the innermost first. `saved_number` is what was saved where the number of a
+/// system call stands, if somebody told it: it is that number where the chain began with a call of 64 bits, and else
+/// an error's or an interrupt's.
 pub(crate) fn classify(table: &KernelTable, chain: &[&str], saved_number: Option<u64>) -> Place {
     let category =
         chain.iter().filter_map(|function| table.categories.of(function)).find(|category| *category != CALLER);

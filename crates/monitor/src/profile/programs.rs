@@ -6,8 +6,8 @@
 //!
 //! Read after the sampling, so that it costs what is measured nothing. A process that has ended by then has no names.
 //!
-//! A program without frame pointers gives chains that go astray. An address outside of executable memory shows that, and ends
-//! the chain.
+//! A program without frame pointers gives chains that go astray. An address outside of executable memory shows
+//! that, and ends the chain.
 
 use std::collections::HashMap;
 use std::fs;
@@ -88,8 +88,8 @@ impl Area<'_> {
         is_executable.then_some(Area { start, end, offset, inode, path })
     }
 
-    /// A path at which the file that is mapped here can be read. The first takes privileges; the others must prove that they
-    /// are the same file.
+    /// A path at which the file that is mapped here can be read. The first takes privileges; the others must prove that
+    /// they are the same file.
     fn file(&self, process: &Path) -> Option<PathBuf> {
         if !self.path.starts_with('/') {
             return None;

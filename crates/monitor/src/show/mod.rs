@@ -1,5 +1,5 @@
-//! Ticks as people and programs read them: a line each, CSV, a screen, a page for collectors. Texts and cells only; who calls
-//! prints them.
+//! Ticks as people and programs read them: a line each, CSV, a screen, a page for collectors. Texts and cells
+//! only; who calls prints them.
 
 mod csv;
 mod line;

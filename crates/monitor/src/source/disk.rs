@@ -27,8 +27,8 @@ figures! {
 }
 
 impl Disk {
-    /// Reads `/proc/diskstats`: the devices that ever did something and that `is_disk` calls whole, as parts would be counted
-    /// twice.
+    /// Reads `/proc/diskstats`: the devices that ever did something and that `is_disk` calls whole, as
+    /// parts would be counted twice.
     pub fn parse(text: &str, mut is_disk: impl FnMut(&str) -> bool) -> Vec<Disk> {
         let disk = |line: &str| {
             let mut fields = line.split_ascii_whitespace().skip(2);

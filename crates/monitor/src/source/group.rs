@@ -173,8 +173,8 @@ impl Limits {
     }
 }
 
-/// The folders of a process's groups and of those above them, without the roots, which limit nothing: from
-/// `/proc/PID/cgroup` and `/proc/mounts`.
+/// The folders of a process's groups and of those above them, without the roots, which limit
+/// nothing: from `/proc/PID/cgroup` and `/proc/mounts`.
 pub(crate) fn folders(groups: &str, mounts: &str) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     for (_, root, own) in trees(groups, mounts) {

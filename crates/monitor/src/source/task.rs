@@ -17,8 +17,8 @@ figures! {
     } [
         /// Running, Sleeping, waiting for a Disk, sTopped, Zombie: its letter at this moment.
         state: char,
-        /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the right to
-        /// see it (ptrace(2)).
+        /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the
+        /// right to see it (ptrace(2)).
         sleeps_in: Option<String>,
     ]
     /// Time that a thread ran.
