@@ -37,7 +37,7 @@ statuses! {
     /// RFC 5842, 7.1.
     ALREADY_REPORTED = 208 "Already Reported";
     /// RFC 9110, 15.4.1.
-    MULTIPLE_CHOICES = 300 "Multiple NegotiationCache";
+    MULTIPLE_CHOICES = 300 "Multiple Choices";
     /// RFC 9110, 15.4.2.
     MOVED_PERMANENTLY = 301 "Moved Permanently";
     /// RFC 9110, 15.4.3.
@@ -122,4 +122,26 @@ statuses! {
     LOOP_DETECTED = 508 "Loop Detected";
     /// RFC 6585, 6.
     NETWORK_AUTHENTICATION_REQUIRED = 511 "Network Authentication Required";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_phrases_are_those_of_the_registry() {
+        // IANA, HTTP Status Code Registry: the redirections, which a client may show.
+        let phrases = [
+            (300, "Multiple Choices"),
+            (301, "Moved Permanently"),
+            (302, "Found"),
+            (303, "See Other"),
+            (304, "Not Modified"),
+            (307, "Temporary Redirect"),
+            (308, "Permanent Redirect"),
+        ];
+        for (code, phrase) in phrases {
+            assert_eq!(Status(code).reason(), phrase, "{code}");
+        }
+    }
 }
