@@ -529,7 +529,7 @@ mod tests {
     }
 
     /// `accept | language | charset | encoding`, empty for none.
-    fn fields(text: &str) -> AcceptFields<'_> {
+    fn accept_fields(text: &str) -> AcceptFields<'_> {
         let fields: Vec<_> = text.split('|').map(str::trim).collect();
         let field = |at: usize| fields.get(at).filter(|text| !text.is_empty()).map(|text| text.as_bytes());
         AcceptFields { accept: field(0), language: field(1), charset: field(2), encoding: field(3) }
@@ -578,7 +578,7 @@ mod tests {
         #[track_caller]
         fn check(variants: &[&str], fields: &str, expected: Choice) {
             let variants: Vec<_> = variants.iter().map(|text| variant(text)).collect();
-            assert_eq!(choose_variant(&variants, &fields(fields)), expected, "{fields}");
+            assert_eq!(choose_variant(&variants, &accept_fields(fields)), expected, "{fields}");
         }
         use Choice::{Nothing, One, Tie};
         let types = ["text/html - -", "application/pdf - -", "text/plain - -"];
@@ -602,7 +602,7 @@ mod tests {
         // What is there in codings alone that the client cannot decode.
         let packed = [Variant { codings: &[Gzip, Brotli], ..variant("text/html en -") }, variant("text/html fr -")];
         let check = |fields: &str, expected: Choice| {
-            assert_eq!(choose_variant(&packed, &fields(fields)), expected, "{fields}");
+            assert_eq!(choose_variant(&packed, &accept_fields(fields)), expected, "{fields}");
         };
         check("|en, fr;q=0.1", One(0));
         check("|en, fr;q=0.1||br", One(0));
@@ -669,8 +669,8 @@ mod tests {
             charsets in prop::collection::vec("(utf-8|ISO-8859-1|\\*)(;q=(0|0\\.[1-3]|1))?", 0..3),
             present in any::<[bool; 3]>(),
         ) {
-            let fields = [types.join(","), languages.join(", "), charsets.join(" ,")];
-            let field = |at: usize| present[at].then_some(&*fields[at]);
+            let values = [types.join(","), languages.join(", "), charsets.join(" ,")];
+            let field = |at: usize| present[at].then_some(&*values[at]);
             let fields = AcceptFields {
                 accept: field(0).map(str::as_bytes),
                 language: field(1).map(str::as_bytes),
@@ -690,7 +690,7 @@ mod tests {
             };
             prop_assert_eq!(choose_variant(&variants, &fields), expected);
             // It is kept under the fields as they are normalised, so it must be the same for these.
-            let normal = fields.each_ref().map(|field| {
+            let normal = values.each_ref().map(|field| {
                 let mut out = Vec::new();
                 normalise([field.as_bytes()].into_iter(), &mut out);
                 out
