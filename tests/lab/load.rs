@@ -269,7 +269,7 @@ fn bad_input_is_told_in_a_line() {
     check(&[url], 2, "--rate");
     check(&[url, "--rate", "0"], 2, "above 0");
     check(&[url, "--rate", "1e9"], 2, "lower --rate");
-    check(&[url, "--rate", "100", "--duration", "never"], 2, "is not a length of time");
+    check(&[url, "--rate", "100", "--duration", "never"], 2, "is not a duration");
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");

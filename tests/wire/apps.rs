@@ -317,7 +317,7 @@ fn what_goes_wrong_with_a_script() {
     for (name, why) in [
         ("half", "the application has ended without an answer"),
         ("silent", "the application has ended without an answer"),
-        ("no-head", "a line of its head is no header field"),
+        ("no-head", "malformed header line in the response"),
         ("short", "the application has ended before its answer was complete"),
         ("slow", "the application does not answer"),
         ("stops", "the application does not answer"),

@@ -1,7 +1,7 @@
-//! Basic authentication (RFC 7617): who a request says that it comes from.
+//! Basic authentication (RFC 7617): the credentials that a request carries.
 //!
-//! Before it: the `Authorization` field. After it: `amped-core`, which asks the disk side whether that is so, since to
-//! verify a password takes long on purpose.
+//! Before it: the `Authorization` field. After it: `amped-core`, which has
+//! the disk side verify them, since verifying a password is slow by design.
 
 use alloc::vec::Vec;
 
@@ -10,19 +10,19 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::text::trim_ows;
 
-/// A name and a password, as they were sent: any bytes but a colon in the name.
+/// A user name and a password as sent: any bytes, but no colon in the name.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Credentials {
     text: Vec<u8>,
-    /// Where the name ends: at the first colon.
+    /// Offset of the first colon, which ends the name.
     colon: usize,
 }
 
 impl Credentials {
-    /// What an `Authorization` field says; `None` if it is of another scheme, or malformed.
+    /// Parses an `Authorization` field; `None` if it is malformed or of another scheme.
     ///
-    /// RFC 7617, 2: `Basic`, in any case (RFC 9110, 11.1), blanks, and the base64 of name, colon and password. Neither of
-    /// these holds a control character.
+    /// RFC 7617, 2: `Basic`, in any case (RFC 9110, 11.1), spaces, and the base64 of name, colon and password. Neither
+    /// name nor password contains a control character.
     pub fn parse(field: &[u8]) -> Option<Credentials> {
         let blank = field.iter().position(|&byte| byte == b' ')?;
         let (scheme, token) = field.split_at(blank);
@@ -34,7 +34,7 @@ impl Credentials {
         (!text.iter().any(u8::is_ascii_control)).then_some(Credentials { text, colon })
     }
 
-    /// Of these parts. `None`: there is a colon in the name.
+    /// Builds credentials from their parts; `None` if the name contains a colon.
     pub fn new(name: &[u8], password: &[u8]) -> Option<Credentials> {
         let text = [name, b":", password].concat();
         (!name.contains(&b':')).then_some(Credentials { text, colon: name.len() })
@@ -51,7 +51,7 @@ impl Credentials {
     }
 }
 
-/// Without the password, which is nobody's business.
+/// Omits the password, which must not reach a log.
 impl core::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Credentials({})", self.name().escape_ascii())

@@ -1,7 +1,7 @@
-//! What a response says of its being stored: Cache-Control, Expires, Age and Vary (RFC 9111), as a shared cache obeys them.
+//! Caching directives of a response: Cache-Control, Expires, Age and Vary (RFC 9111), as a shared cache obeys them.
 //!
-//! Before it: the fields of a response. After it: what is stored, and for how long it serves, which `amped-core` decides. What
-//! cannot be read is taken in the sense that stores less.
+//! Before it: the fields of a response. After it: `amped-core` decides whether to store the response, and for how long
+//! it stays fresh. A malformed value is read in the sense that stores less.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -10,26 +10,27 @@ use crate::date;
 use crate::negotiate::split_unquoted;
 use crate::text::trim_ows;
 
-/// What a response says.
+/// The caching directives of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// RFC 9111, 5.2.2.5 `no-store`, 5.2.2.7 `private`, 5.2.2.4 `no-cache`, each with or without names of fields: nothing is
-    /// kept that must not be, or could not be used without asking again.
+    /// The response must not be stored, or not be used without revalidation: `no-store` (RFC 9111, 5.2.2.5), `private`
+    /// (5.2.2.7) or `no-cache` (5.2.2.4), each with or without field names.
     pub forbids: bool,
-    /// RFC 9111, 3.5: what was asked with a password may be kept for others: `public`, `s-maxage` or `must-revalidate`.
+    /// RFC 9111, 3.5: `public`, `s-maxage` or `must-revalidate` lets a
+    /// shared cache store the response to a request with credentials.
     pub for_all: bool,
-    /// For how many seconds it is fresh (RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires); `None`: it does not say.
+    /// Freshness lifetime in seconds (RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires); `None` if not given.
     pub lifetime: Option<u64>,
-    /// How many seconds old it was already (RFC 9111, 5.1).
+    /// Age in seconds on arrival (RFC 9111, 5.1).
     pub age: u64,
-    /// On which fields of the request it depends, in lower case, sorted (RFC 9110, 12.5.5); `None`: on something else (`*`).
+    /// The request fields that the response depends on, in lower case, sorted (RFC 9110, 12.5.5); `None` for `*`.
     pub vary: Option<Vec<String>>,
 }
 
-/// Seconds that stand for more than can be counted (RFC 9111, 1.2.2).
+/// Seconds that stand for any value too large to represent (RFC 9111, 1.2.2).
 const FOREVER: u64 = 1 << 31;
 
-/// Reads these fields of a response that came at this second.
+/// Reads these fields of a response that arrived at `now_seconds`.
 pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: i64) -> Said {
     let mut said = Said { vary: Some(Vec::new()), ..Said::default() };
     let (mut s_maxage, mut max_age, mut expires) = (None, None, None);
@@ -47,7 +48,7 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
                 }
             });
         } else if is("expires") {
-            // RFC 9111, 5.3: what is no date, `0` above all, has expired.
+            // RFC 9111, 5.3: an invalid date, `0` above all, is in the past.
             let at = date::parse(value, now_seconds).map_or(0, |at| u64::try_from(at - now_seconds).unwrap_or(0));
             expires = Some(expires.map_or(at, |known: u64| known.min(at)));
         } else if is("age") {
@@ -70,7 +71,7 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
     said
 }
 
-/// RFC 9111, 4.2.1: of directives that contradict one another, and of such as are none, the one counts that lasts least.
+/// RFC 9111, 4.2.1: of conflicting or invalid directives the shortest lifetime counts.
 fn note(known: &mut Option<u64>, argument: &[u8]) {
     let seconds = seconds(argument).unwrap_or(0);
     *known = Some(known.map_or(seconds, |known| known.min(seconds)));
@@ -82,7 +83,7 @@ fn seconds(text: &[u8]) -> Option<u64> {
     is_number.then(|| text.iter().fold(0, |sum: u64, digit| (sum * 10 + u64::from(digit - b'0')).min(FOREVER)))
 }
 
-/// Every directive of a value with its argument, which may be quoted (RFC 9111, 5.2).
+/// Calls `f` with each directive of a value and its argument, which may be quoted (RFC 9111, 5.2).
 fn each_directive<'a>(mut rest: &'a [u8], mut f: impl FnMut(&'a [u8], &'a [u8])) {
     while !rest.is_empty() {
         let (element, after) = split_unquoted(rest, b',');

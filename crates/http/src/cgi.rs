@@ -1,28 +1,29 @@
-//! CGI/1.1 (RFC 3875): the meta-variables that a request's fields become, and the head of what a script answers.
+//! CGI/1.1 (RFC 3875): the meta-variables made from a request's fields, and the parser of a script's response head.
 //!
-//! Before it, `h1::request` has found the head to be good; here its fields are gone through once more, since a script gets
-//! them all. After it, `amped-core` makes a reply of what the script says. The head of an answer is read as it comes: "not
-//! yet" is no error, but what no further byte can mend is one at once, and so is a head that does not end.
+//! Before it, `h1::request` has validated the head; this module walks its fields once more, because a script gets them
+//! all. After it, `amped-core` builds a response from the script's output. The head is parsed as it arrives: too few
+//! bytes are not an error, but a malformed or endless head is one as soon as no further byte can repair it.
 //!
-//! Stricter than servers used to be where a script could otherwise say what it must not: a field that stands twice and may
-//! not, a line that goes on in the next one, a control character. Lenient in one thing that RFC 3875, 6.2 demands and
-//! nobody keeps: a document need not say its type.
+//! Stricter than older servers where a script could otherwise inject a field: a duplicate
+//! field that must be unique, a folded line, a control character. Lenient in one rule of
+//! RFC 3875, 6.2 that scripts ignore: a document need not declare its type.
 
 use alloc::vec::Vec;
 
 use crate::status::Status;
 use crate::text::{push_decimal, trim_ows};
 
-/// Bytes that the head of an answer may have; beyond this it is none.
+/// Maximum bytes of a script's response head.
 pub const HEAD_MAX: usize = 64 * 1024;
 
 /// Names and values of meta-variables (RFC 3875, 4.1).
 pub type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Fields that are of this connection alone (RFC 9110, 7.6.1), or that a script must not have.
+/// Fields that belong to this connection alone (RFC 9110, 7.6.1), or that a script must not see.
 ///
-/// `Proxy` would become `HTTP_PROXY`, which libraries of scripts take for the proxy that they are to use. The lengths and
-/// codings of the message are those of the connection; the script's own are `CONTENT_LENGTH` and `CONTENT_TYPE`.
+/// `Proxy` would become `HTTP_PROXY`, which the HTTP libraries of scripts take for
+/// their outgoing proxy. The lengths and codings of the message are those of the
+/// connection; the script has its own in `CONTENT_LENGTH` and `CONTENT_TYPE`.
 const KEPT_BACK: &[&[u8]] = &[
     b"connection",
     b"content-length",
@@ -38,11 +39,11 @@ const KEPT_BACK: &[&[u8]] = &[
     b"upgrade",
 ];
 
-/// What a request's fields become: `CONTENT_TYPE`, and `HTTP_` variables for all that a script may have (RFC 3875,
-/// 4.1.18). Of lines with the same name one variable is made.
+/// Maps a request's fields to meta-variables: `CONTENT_TYPE`, and an `HTTP_` variable for each field that a script may
+/// see (RFC 3875, 4.1.18). Lines of the same name are joined into one variable.
 ///
-/// A name with anything in it but letters, digits and dashes is left out: `X_Real_IP` would pass for `X-Real-IP`, which a
-/// proxy in front may have set with care.
+/// A name with any other byte than letters, digits and dashes is left out: `X_Real_IP` would pass for `X-Real-IP`,
+/// which a trusted proxy in front may have set.
 pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Variables {
     let mut variables = Variables::new();
     for (name, value) in fields {
@@ -56,7 +57,7 @@ pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -
             b"HTTP_".iter().copied().chain(upper).collect()
         };
         match variables.iter_mut().find(|(known, _)| *known == variable) {
-            // RFC 9110, 5.3, and RFC 6265, 5.4 for cookies, whose lines are no list.
+            // RFC 9110, 5.3, and RFC 6265, 5.4 for cookies, which are joined by semicolons.
             Some((_, known)) => {
                 known.extend_from_slice(if variable == b"HTTP_COOKIE" { b"; " } else { b", " });
                 known.extend_from_slice(value);
@@ -67,60 +68,61 @@ pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -
     variables
 }
 
-/// A number as the value of a variable.
+/// Writes a number as the value of a variable.
 pub fn decimal(number: u64) -> Vec<u8> {
     let mut text = Vec::new();
     push_decimal(&mut text, number);
     text
 }
 
-/// The head of what a script answers.
+/// The head of a script's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScriptHead<'a> {
-    /// The status it asks for.
+    /// The value of its `Status` field.
     pub status: Option<Status>,
-    /// The reason that it gives for that status; empty for none.
+    /// Its reason phrase; empty if it gives none.
     pub reason: &'a [u8],
-    /// Where it sends the client, or us.
+    /// Its `Location`: a redirect for the client, or a local path.
     pub location: Option<&'a [u8]>,
-    /// The file that is to be sent in place of its body.
+    /// The file to send in place of the body.
     pub send: Option<SendFile<'a>>,
-    /// How long it says the body is.
+    /// Its `Content-Length`.
     pub length: Option<u64>,
-    /// It asks for its response to go to the client as it comes (`X-Accel-Buffering: no`, nginx's field).
+    /// Send the response to the client as it arrives (`X-Accel-Buffering: no`, nginx's field).
     pub unbuffered: bool,
-    /// All else that it says and may say, in order.
+    /// All other permitted fields, in order.
     pub fields: Vec<(&'a str, &'a [u8])>,
 }
 
-/// A file that the server is to send for a script. In no standard; the fields are nginx', and Apache's and lighttpd's.
+/// A file that the server sends on behalf of a script. Not
+/// standardised; the fields are those of nginx, Apache and lighttpd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendFile<'a> {
-    /// `X-Accel-Redirect`: a path of the site, escaped as in a request, perhaps with a query.
+    /// `X-Accel-Redirect`: a path of the site, escaped as in a request, with an optional query.
     Path(&'a [u8]),
     /// `X-Sendfile`: the absolute name of a file.
     File(&'a [u8]),
 }
 
-/// What a script's head comes to (RFC 3875, 6.2).
+/// How the server responds to a script's head (RFC 3875, 6.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// A reply with this status; the fields go with it, `location` among them where there is one.
+    /// With this status and the script's fields, `Location` included.
     Reply(Status),
-    /// What this path, and perhaps query, would be answered with (6.2.2).
+    /// With the response to this path and query: a local redirect (6.2.2).
     Instead(&'a [u8]),
 }
 
-/// The head is none, for this reason.
+/// The head is malformed, for this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadScript(pub &'static str);
 
 impl<'a> ScriptHead<'a> {
-    /// What it comes to.
+    /// Decides how to respond.
     pub fn answer(&self) -> Answer<'a> {
         match (self.status, self.location) {
             (Some(status), _) => Answer::Reply(status),
-            // What begins with two slashes names a host (RFC 3986, 4.2), which a browser knows how to follow.
+            // Two leading slashes begin a host name (RFC 3986, 4.2), which a browser knows how to follow.
             (None, Some(path)) if path.starts_with(b"/") && !path.starts_with(b"//") => Answer::Instead(path),
             (None, Some(_)) => Answer::Reply(Status::FOUND),
             (None, None) => Answer::Reply(Status::OK),
@@ -128,7 +130,7 @@ impl<'a> ScriptHead<'a> {
     }
 }
 
-/// Fields that a script says for nothing: these are of the connection, or the server's own.
+/// Fields that are ignored in a script's head: they belong to the connection or to the server.
 const OURS: &[&str] = &[
     "connection",
     "date",
@@ -141,12 +143,12 @@ const OURS: &[&str] = &[
     "upgrade",
 ];
 
-/// Reads the head from the start of what a script has written: `None` asks for more, `Some` brings the head and its length.
+/// Parses the head at the start of a script's output: `None` needs more bytes, `Some` is the head and its length.
 ///
-/// Lines end with LF, or with CR LF (RFC 3875, 6.3, `NL`).
+/// Lines end with LF or CR LF (RFC 3875, 6.3, `NL`).
 ///
 /// # Errors
-/// [`BadScript`] as soon as no further byte can mend it.
+/// [`BadScript`] as soon as no further byte can repair the head.
 pub fn parse(bytes: &[u8]) -> Result<Option<(ScriptHead<'_>, usize)>, BadScript> {
     let mut head = ScriptHead {
         status: None,
@@ -169,44 +171,44 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(ScriptHead<'_>, usize)>, BadScript>
             lines += 1;
             take_line(&mut head, line)?;
         } else if lines == 0 {
-            return Err(BadScript("it begins with an empty line, not with a header field"));
+            return Err(BadScript("the response begins with an empty line instead of a header field"));
         } else {
             return Ok(Some((head, at)));
         }
     }
     match bytes.len() {
         ..HEAD_MAX => Ok(None),
-        _ => Err(BadScript("its head does not end")),
+        _ => Err(BadScript("the response head is too long")),
     }
 }
 
 fn take_line<'a>(head: &mut ScriptHead<'a>, line: &'a [u8]) -> Result<(), BadScript> {
-    let colon = memchr::memchr(b':', line).ok_or(BadScript("a line of its head is no header field"))?;
+    let colon = memchr::memchr(b':', line).ok_or(BadScript("malformed header line in the response"))?;
     let (name, value) = (&line[..colon], trim_ows(&line[colon + 1..]));
     let is_token = |&byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let name = match core::str::from_utf8(name) {
         Ok(text) if !name.is_empty() && name.iter().all(is_token) => text,
-        _ => return Err(BadScript("the name of a header field is malformed")),
+        _ => return Err(BadScript("malformed header name in the response")),
     };
     if value.iter().any(|&byte| byte != b'\t' && (byte < b' ' || byte == 0x7f)) {
-        return Err(BadScript("the value of a header field holds a control character"));
+        return Err(BadScript("control character in a header value of the response"));
     }
     let is = |known: &str| name.eq_ignore_ascii_case(known);
     if is("status") {
-        let status = status_of(value).ok_or(BadScript("Status is no status from 200 to 599"))?;
+        let status = status_of(value).ok_or(BadScript("Status is not a number from 200 to 599"))?;
         head.reason = trim_ows(&value[3..]);
-        return set_once(&mut head.status, status, "Status stands twice");
+        return set_once(&mut head.status, status, "duplicate Status");
     }
     if is("content-length") {
         let length = length_of(value).ok_or(BadScript("Content-Length is not a number"))?;
-        return set_once(&mut head.length, length, "Content-Length stands twice");
+        return set_once(&mut head.length, length, "duplicate Content-Length");
     }
     if is("x-accel-buffering") {
         head.unbuffered |= value.eq_ignore_ascii_case(b"no");
         return Ok(());
     }
     if is("location") {
-        set_once(&mut head.location, value, "Location stands twice")?;
+        set_once(&mut head.location, value, "duplicate Location")?;
     }
     let send = if is("x-accel-redirect") {
         Some(SendFile::Path(value))
@@ -216,10 +218,10 @@ fn take_line<'a>(head: &mut ScriptHead<'a>, line: &'a [u8]) -> Result<(), BadScr
         None
     };
     if let Some(send) = send {
-        return set_once(&mut head.send, send, "the file to send is named twice");
+        return set_once(&mut head.send, send, "more than one file to send");
     }
     if is("content-type") && head.fields.iter().any(|(known, _)| known.eq_ignore_ascii_case(name)) {
-        return Err(BadScript("Content-Type stands twice"));
+        return Err(BadScript("duplicate Content-Type"));
     }
     if !OURS.iter().any(|ours| is(ours)) {
         head.fields.push((name, value));
@@ -231,7 +233,7 @@ fn set_once<T>(field: &mut Option<T>, value: T, why: &'static str) -> Result<(),
     if field.replace(value).is_some() { Err(BadScript(why)) } else { Ok(()) }
 }
 
-/// RFC 3875, 6.3.3: three digits, then perhaps a reason. A script cannot speak of another response that follows (1xx).
+/// RFC 3875, 6.3.3: three digits and an optional reason. A script cannot announce an interim response (1xx).
 fn status_of(value: &[u8]) -> Option<Status> {
     let digits = value.split(|&byte| byte == b' ').next()?;
     let code = u16::try_from(length_of(digits).filter(|_| digits.len() == 3)?).ok()?;
@@ -375,7 +377,7 @@ mod tests {
                 prop_assert!(*length <= mixed.len());
                 prop_assert!(head.fields.iter().all(|(_, value)| !value.iter().any(|byte| b"\r\n\0".contains(byte))));
             }
-            // What was good or bad once stays so, whatever follows.
+            // The verdict on a prefix holds whatever follows.
             for end in 0..mixed.len() {
                 match parse(&mixed[..end]) {
                     Ok(None) => {}

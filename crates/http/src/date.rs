@@ -1,17 +1,18 @@
 //! HTTP dates: seconds since 1970 to text and back (RFC 9110, 5.6.7).
 //!
-//! Before it comes a clock, which lives elsewhere: the present is an argument. After it come the `Date` and
-//! `Last-Modified` of each reply, the `If-Modified-Since` of a request, and the access log, which takes a [`Civil`]
-//! and writes its own form.
-//! The calendar is our own because httpdate speaks in `std::time::SystemTime` and this crate has no `std`; httpdate is
-//! the oracle of the tests instead. The method is to count years from 1 March, so that the leap day is the last of its
-//! year and the lengths of the months before it follow one formula (Howard Hinnant, "chrono-compatible low-level date
-//! algorithms").
-//! Not a time library: no zones and no leap seconds, save that second 60 is accepted as the first of the next minute.
+//! Before it comes a clock, which lives elsewhere: the current time is an argument. After
+//! it come the `Date` and `Last-Modified` of each response, the `If-Modified-Since` of a
+//! request, and the access log, which formats a [`Civil`] itself.
+//! The calendar is our own because httpdate uses `std::time::SystemTime` and this crate has
+//! no `std`; httpdate is the oracle of the tests instead. Years are counted from 1 March, so
+//! that the leap day is the last day of its year and the lengths of the months before it
+//! follow one formula (Howard Hinnant, "chrono-compatible low-level date algorithms").
+//! Not a time library: no time zones and no leap seconds, except
+//! that second 60 is accepted as the first of the next minute.
 
 use core::fmt;
 
-/// Bytes in an IMF-fixdate: it always has the same length, so a `Date` line can be patched in place.
+/// Bytes in an IMF-fixdate. The length is fixed, so a `Date` line can be patched in place.
 pub const LEN: usize = 29;
 
 /// The last second that has a four-digit year: 9999-12-31 23:59:59.
@@ -34,13 +35,13 @@ pub fn format(unix_seconds: i64) -> [u8; LEN] {
     text
 }
 
-/// Reads an HTTP-date in any of its three forms (RFC 9110, 5.6.7): IMF-fixdate, RFC 850, asctime.
+/// Parses an HTTP-date in any of its three forms (RFC 9110, 5.6.7): IMF-fixdate, RFC 850, asctime.
 ///
-/// Strict about the form, the length of the month and leap years. The name of the day must be one, but need not be the
-/// right one: clients that work it out wrongly still mean the date. `now_unix_seconds` settles the two-digit year of
-/// RFC 850. A date before 1970 is negative.
+/// Strict about the form, the length of the month and leap years. The day name must be valid, but may be the wrong day,
+/// since clients that compute it wrongly still mean the date. `now_unix_seconds` resolves the two-digit year of RFC
+/// 850. A date before 1970 is negative.
 pub fn parse(text: &[u8], now_unix_seconds: i64) -> Option<i64> {
-    // The fourth byte tells the forms apart: "Sun, ", "Sun " or a letter of "Sunday".
+    // The fourth byte distinguishes the forms: "Sun, ", "Sun " or a letter of "Sunday".
     let mut reader = Reader { rest: text };
     let seconds = match text.get(3)? {
         b',' => reader.imf_fixdate(),
@@ -50,10 +51,10 @@ pub fn parse(text: &[u8], now_unix_seconds: i64) -> Option<i64> {
     reader.rest.is_empty().then_some(seconds)
 }
 
-/// A second of the Gregorian calendar, in UTC. Ordered as time is: the fields compare from the year down.
+/// A second of the Gregorian calendar, in UTC. The ordering is chronological: fields compare from the year down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Civil {
-    /// 1970 to 9999, where [`Civil::from_unix`] made it.
+    /// 1970 to 9999 if made by [`Civil::from_unix`].
     pub year: u16,
     /// 1 to 12.
     pub month: u8,
@@ -63,14 +64,14 @@ pub struct Civil {
     pub hour: u8,
     /// 0 to 59.
     pub minute: u8,
-    /// 0 to 59; 60 only as a peer wrote it.
+    /// 0 to 59; 60 only as sent by a peer.
     pub second: u8,
     /// 0 to 6, from Sunday.
     pub weekday: u8,
 }
 
 impl fmt::Display for Civil {
-    /// As RFC 3339 has it, without the zone: `1994-11-06T08:49:37`.
+    /// RFC 3339 without the zone: `1994-11-06T08:49:37`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Civil { year, month, day, hour, minute, second, .. } = self;
         write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
@@ -78,20 +79,20 @@ impl fmt::Display for Civil {
 }
 
 impl Civil {
-    /// The calendar's name for a second since 1970-01-01 00:00:00, clamped to the years 1970 to 9999.
+    /// Converts seconds since 1970-01-01 00:00:00, clamped to the years 1970 to 9999.
     pub fn from_unix(unix_seconds: i64) -> Civil {
         let seconds = unix_seconds.clamp(0, UNIX_SECONDS_MAX) as u64;
-        // At most 2932896 days, so all that follows fits u32, whose divisions are the cheaper ones.
+        // At most 2932896 days, so everything below fits u32, which divides faster.
         let days = (seconds / 86_400) as u32;
         let of_day = (seconds % 86_400) as u32;
 
         let from_march_0 = days + DAYS_FROM_MARCH_0_TO_1970;
         let era = from_march_0 / DAYS_PER_ERA;
         let day_of_era = from_march_0 % DAYS_PER_ERA;
-        // Take out the leap days before dividing: one each 4 years (1460 days), but not each 100, but each 400.
+        // Remove the leap days before dividing: one every 4 years (1460 days), none every 100, one every 400.
         let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        // 153 days are any five months from March on; the fraction reproduces 31, 30, 31, 30, 31.
+        // Any five months from March on have 153 days; the fraction reproduces 31, 30, 31, 30, 31.
         let month_from_march = (5 * day_of_year + 2) / 153;
         let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
         let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
@@ -119,14 +120,14 @@ impl Civil {
         WEEKDAYS.get(usize::from(self.weekday)).map_or("???", |name| &name[..3])
     }
 
-    /// Seconds since 1970; `None` where the calendar has no such second. The weekday is not looked at.
+    /// Converts to seconds since 1970; `None` if the calendar has no such second. Ignores the weekday.
     fn to_unix(self) -> Option<i64> {
         let Civil { year, month, day, hour, minute, second, weekday: _ } = self;
         let possible = (1..=month_length(year, month)).contains(&day) && hour <= 23 && minute <= 59 && second <= 60;
         if !possible {
             return None;
         }
-        // The way of `from_unix` backwards. January and February belong to the year before, which may be -1.
+        // The inverse of `from_unix`. January and February belong to the year before, which may be -1.
         let year = i64::from(year) - i64::from(month <= 2);
         let month_from_march = (i64::from(month) + 9) % 12;
         let day_of_year = (153 * month_from_march + 2) / 5 + i64::from(day) - 1;
@@ -136,10 +137,10 @@ impl Civil {
     }
 }
 
-/// 1 March of the year 0 to 1 January 1970.
+/// Days from 1 March of year 0 to 1 January 1970.
 const DAYS_FROM_MARCH_0_TO_1970: u32 = 719_468;
 
-/// Days in 400 years, after which the calendar repeats itself.
+/// Days in 400 years, after which the calendar repeats.
 const DAYS_PER_ERA: u32 = 146_097;
 
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -157,12 +158,12 @@ fn month_length(year: u16, month: u8) -> u8 {
     }
 }
 
-/// `n` below 100, so that both are digits.
+/// Formats `n`, which must be below 100.
 fn two_digits(n: u8) -> [u8; 2] {
     [b'0' + n / 10, b'0' + n % 10]
 }
 
-/// What is still to be read of a date. Each method takes its part off the front, or gives `None`.
+/// The unread rest of a date. Each method consumes its part from the front, or returns `None`.
 struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -194,8 +195,8 @@ impl Reader<'_> {
         let (hour, minute, second) = self.time()?;
         self.literal(b" GMT")?;
 
-        // RFC 9110, 5.6.7: more than 50 years ahead of now means the last such year in the past. So it is the latest
-        // year with these two digits that keeps within 50 years from now. 1970 + 50 - 99 - 100 is still positive.
+        // RFC 9110, 5.6.7: a date more than 50 years ahead is the most recent year in the past with the same digits. So
+        // take the latest year with these two digits within 50 years from now. 1970 + 50 - 99 - 100 is still positive.
         let mut limit = Civil::from_unix(now_unix_seconds);
         limit.year += 50;
         let year = limit.year - (limit.year + 100 - year_of_century) % 100;
@@ -220,7 +221,7 @@ impl Reader<'_> {
         Civil { year, month, day: day as u8, hour, minute, second, weekday }.to_unix()
     }
 
-    /// ` 08:49:37`, which all three forms have.
+    /// Parses ` 08:49:37`, which all three forms share.
     fn time(&mut self) -> Option<(u8, u8, u8)> {
         self.literal(b" ")?;
         let hour = self.number(2)?;
@@ -247,7 +248,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Exactly `digits` of them, 4 at most, so that the value fits; two or fewer fit u8 as well.
+    /// Parses exactly `digits` digits, 4 at most, so that the value fits; two or fewer fit u8 as well.
     fn number(&mut self, digits: usize) -> Option<u16> {
         let (number, rest) = self.rest.split_at_checked(digits)?;
         self.rest = rest;
@@ -298,7 +299,7 @@ mod tests {
         check("Sunday, 06-Nov-94 08:49:37 GMT", Some(784_111_777));
         check("Sun Nov  6 08:49:37 1994", Some(784_111_777));
         check("Sun Nov 16 08:49:37 1994", Some(784_975_777));
-        // A weekday that is one, but not of this date.
+        // A valid weekday, but not of this date.
         check("Mon, 06 Nov 1994 08:49:37 GMT", Some(784_111_777));
         check("Wednesday, 06-Nov-94 08:49:37 GMT", Some(784_111_777));
         check("Xxx, 06 Nov 1994 08:49:37 GMT", None);
@@ -317,11 +318,11 @@ mod tests {
         check("Sat, 29 Feb 2000 00:00:00 GMT", Some(951_782_400));
         check("Sat, 29 Feb 1900 00:00:00 GMT", None);
         check("Sat, 30 Feb 2016 00:00:00 GMT", None);
-        // Before 1970, down to the first year that can be written.
+        // Before 1970, down to the earliest representable year.
         check("Wed, 31 Dec 1969 23:59:59 GMT", Some(-1));
         check("Sat, 01 Jan 0000 00:00:00 GMT", Some(-62_167_219_200));
         check("Fri, 31 Dec 9999 23:59:60 GMT", Some(UNIX_SECONDS_MAX + 1));
-        // Not quite the form.
+        // Nearly the form.
         check("", None);
         check("Sun", None);
         check("Sun,", None);
@@ -360,7 +361,7 @@ mod tests {
         check(now, "Saturday, 21-Nov-26 12:00:00 GMT", "Sat, 21 Nov 2026 12:00:00 GMT");
         check(now, "Friday, 31-Dec-99 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 GMT");
         check(now, "Saturday, 01-Jan-00 00:00:00 GMT", "Sat, 01 Jan 2000 00:00:00 GMT");
-        // Fifty years to the second are not more than fifty.
+        // Exactly fifty years are not more than fifty.
         check(now, "Saturday, 21-Nov-76 12:00:00 GMT", "Sat, 21 Nov 2076 12:00:00 GMT");
         check(now, "Saturday, 21-Nov-76 12:00:01 GMT", "Sun, 21 Nov 1976 12:00:01 GMT");
         check(now, "Saturday, 21-Nov-77 12:00:00 GMT", "Mon, 21 Nov 1977 12:00:00 GMT");
@@ -402,7 +403,7 @@ mod tests {
             }
         }
 
-        // httpdate reads two digits as 1970 to 2069, which is what we do at the end of 2019, 50 years before.
+        // httpdate reads two digits as 1970 to 2069; our parser agrees at the end of 2019, 50 years before.
         #[test]
         fn parses_rfc850_as_httpdate_does(unix_seconds in 0..3_155_760_000_i64) {
             let civil = Civil::from_unix(unix_seconds);
@@ -423,7 +424,7 @@ mod tests {
             let mut written = format(unix_seconds);
             written[at] = byte;
             if let Some(parsed) = parse(&written, NOW) {
-                // Nothing but the weekday and second 60 may differ from the canonical text.
+                // Only the weekday and second 60 may differ from the canonical text.
                 let canonical = format(parsed);
                 prop_assert!(canonical[3..17] == written[3..17] || written[23..25] == *b"60" || parsed < 0);
             }

@@ -1,9 +1,9 @@
 //! Entity tags: one for `If-Range`, lists of them for `If-Match` and `If-None-Match` (RFC 9110, 8.8.3).
 //!
-//! Before it: a field value as the request brought it. After it: the decision between 200, 206, 304 and 412, which
-//! `amped-core` takes. Our own tag comes in as the bytes that our `ETag` line shows, quotes included, so that a cached
-//! head can lend them and the usual comparison is one of two slices.
-//! A list is read as it is compared, and no further than the first match: there is nothing to allocate.
+//! Before it: a field value from the request. After it: `amped-core` decides between 200, 206,
+//! 304 and 412. Our own tag is passed as the bytes of our `ETag` line, quotes included, so
+//! that a cached head can lend them and the common comparison is one of two slices.
+//! A list is compared while it is parsed, up to the first match, so nothing is allocated.
 //! Not here: how a tag is made from a file.
 
 use crate::text::trim_ows;
@@ -11,30 +11,30 @@ use crate::text::trim_ows;
 /// An entity tag (RFC 9110, 8.8.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntityTag<'a> {
-    /// Written with `W/`: equivalent, but perhaps not the same byte for byte.
+    /// Written with `W/`: equivalent, but not necessarily identical byte for byte.
     pub weak: bool,
-    /// The opaque tag with its quotes. A backslash in it is only a backslash.
+    /// The opaque tag with its quotes. A backslash in it has no special meaning.
     pub opaque: &'a [u8],
 }
 
 impl<'a> EntityTag<'a> {
-    /// Reads a field value that is one tag and nothing else. `None` also for the date that `If-Range` may hold instead.
+    /// Parses a field value that is exactly one tag. `None` also for the date that `If-Range` may contain instead.
     pub fn parse(field: &'a [u8]) -> Option<EntityTag<'a>> {
         let (tag, rest) = EntityTag::take(trim_ows(field))?;
         rest.is_empty().then_some(tag)
     }
 
-    /// Strong comparison (RFC 9110, 8.8.3.2): the same opaque tag, and neither is weak.
+    /// Compares strongly (RFC 9110, 8.8.3.2): the same opaque tag, and neither is weak.
     pub fn matches_strong(&self, other: &EntityTag<'_>) -> bool {
         !self.weak && !other.weak && self.opaque == other.opaque
     }
 
-    /// Weak comparison (RFC 9110, 8.8.3.2): the same opaque tag.
+    /// Compares weakly (RFC 9110, 8.8.3.2): the same opaque tag.
     pub fn matches_weak(&self, other: &EntityTag<'_>) -> bool {
         self.opaque == other.opaque
     }
 
-    /// The tag that `text` begins with, and what follows it.
+    /// Splits `text` into its leading tag and the rest.
     fn take(text: &'a [u8]) -> Option<(EntityTag<'a>, &'a [u8])> {
         // RFC 9110, 8.8.3: weak = %s"W/", which is case-sensitive.
         let (weak, quoted) = match text.strip_prefix(b"W/") {
@@ -51,7 +51,7 @@ impl<'a> EntityTag<'a> {
     }
 }
 
-/// What `If-Match` or `If-None-Match` asks for (RFC 9110, 13.1.1, 13.1.2).
+/// The value of `If-Match` or `If-None-Match` (RFC 9110, 13.1.1, 13.1.2).
 #[derive(Clone, Debug)]
 pub enum TagList<'a> {
     /// `*`: any current representation.
@@ -61,7 +61,7 @@ pub enum TagList<'a> {
 }
 
 impl<'a> TagList<'a> {
-    /// Reads a field value. A `*` among tags is malformed, and so ends the list.
+    /// Parses a field value. A `*` among tags is malformed and ends the list.
     pub fn parse(field: &'a [u8]) -> TagList<'a> {
         match trim_ows(field) {
             b"*" => TagList::Any,
@@ -70,7 +70,7 @@ impl<'a> TagList<'a> {
     }
 }
 
-/// The tags of a list, up to the first element that is none: behind it we cannot know where an element begins.
+/// The tags of a list, up to the first malformed element: beyond it, element boundaries are unknown.
 #[derive(Clone, Debug)]
 pub struct Tags<'a> {
     rest: &'a [u8],
@@ -206,7 +206,7 @@ mod tests {
         check(r#""ABC""#, false, false);
         check(r#""abc"#, false, false);
         check(r#""abcd", "ab""#, false, false);
-        // From a malformed element on nothing matches, before it all does.
+        // No element matches from the first malformed one on; all elements before it count.
         check(r#"abc, "abc""#, false, false);
         check(r#"*, "abc""#, false, false);
         check(r#""x" "abc""#, false, false);

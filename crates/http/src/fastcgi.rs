@@ -1,17 +1,17 @@
-//! FastCGI 1.0: the records between a web server and an application that lives longer than a request.
+//! FastCGI 1.0: the records between a web server and an application that outlives a request.
 //!
-//! The server's side of the role *responder* (specification of 1996, sections 3, 5 and 6): it writes
-//! `BEGIN_REQUEST`, `PARAMS` and `STDIN`, and reads `STDOUT`, `STDERR` and `END_REQUEST`. One request at a time on a
-//! connection, whose number is always 1: multiplexing is asked for by nobody, since hardly an application can do it.
-//! What the streams hold is CGI's ([`crate::cgi`]).
+//! The server's side of the *responder* role (specification of 1996, sections 3, 5 and 6): it writes
+//! `BEGIN_REQUEST`, `PARAMS` and `STDIN`, and reads `STDOUT`, `STDERR` and `END_REQUEST`. A
+//! connection carries one request at a time, whose id is always 1: multiplexing is not implemented,
+//! because hardly any application supports it. The streams carry CGI ([`crate::cgi`]).
 //!
-//! Sans-I/O, as `h1::body` is: bytes go in as they come, in pieces of any size, and content is pointed at, not copied.
+//! Sans-I/O, as `h1::body`: bytes go in as they arrive, in pieces of any size, and content is borrowed, not copied.
 
 use alloc::vec::Vec;
 
 /// FCGI_VERSION_1.
 const VERSION: u8 = 1;
-/// The one request that is under way on a connection.
+/// The id of the only request on a connection.
 const REQUEST: u16 = 1;
 
 /// FCGI_BEGIN_REQUEST.
@@ -27,16 +27,16 @@ const STDOUT: u8 = 6;
 /// FCGI_STDERR.
 const STDERR: u8 = 7;
 
-/// Bytes of a record's header (section 3.3).
+/// Bytes of a record header (section 3.3).
 const HEADER: usize = 8;
 
-/// Content of one record; the most that is a multiple of eight, so that nothing has to be padded.
+/// Maximum content bytes of one record: the largest multiple of eight, so that records need no padding.
 const CONTENT_MAX: usize = 65_528;
 
-/// Writes the beginning of a request, with all its variables. `keep`: the connection is
-/// for others after it (FCGI_KEEP_CONN).
+/// Writes the beginning of a request, with all its variables. `keep`: the
+/// application leaves the connection open after the request (FCGI_KEEP_CONN).
 pub fn begin<'a>(out: &mut Vec<u8>, keep: bool, variables: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
-    // Section 5.1: FCGI_RESPONDER is 1; the flags; five bytes that are reserved.
+    // Section 5.1: the role FCGI_RESPONDER is 1; then the flags and five reserved bytes.
     record(out, BEGIN_REQUEST, &[0, 1, u8::from(keep), 0, 0, 0, 0, 0]);
     let mut pairs = Vec::new();
     for (name, value) in variables {
@@ -49,25 +49,25 @@ pub fn begin<'a>(out: &mut Vec<u8>, keep: bool, variables: impl Iterator<Item = 
     record(out, PARAMS, &[]);
 }
 
-/// Writes part of the request's body.
+/// Writes a part of the request body.
 pub fn body(out: &mut Vec<u8>, data: &[u8]) {
     stream(out, STDIN, data);
 }
 
-/// Writes the end of the request's body, also of one that is empty.
+/// Writes the end of the request body; required for an empty body too.
 pub fn body_end(out: &mut Vec<u8>) {
     record(out, STDIN, &[]);
 }
 
-/// FCGI_OVERLOADED: no request is taken now.
+/// FCGI_OVERLOADED: the application accepts no request now.
 pub const OVERLOADED: u8 = 2;
 
-/// Writes what an application says that does not take a request, for this reason.
+/// Writes an application's rejection of a request, with this protocol status.
 pub fn refusal(out: &mut Vec<u8>, status: u8) {
     record(out, END_REQUEST, &[0, 0, 0, 0, status, 0, 0, 0]);
 }
 
-/// Section 3.4: up to 127 in one byte, else in four with the highest bit set. A head has nothing near to 2 GiB.
+/// Section 3.4: one byte up to 127, else four with the highest bit set. A request head is far below 2 GiB.
 fn push_length(out: &mut Vec<u8>, length: usize) {
     match u8::try_from(length) {
         Ok(short @ ..=127) => out.push(short),
@@ -85,52 +85,52 @@ fn record(out: &mut Vec<u8>, kind: u8, content: &[u8]) {
     out.extend_from_slice(content);
 }
 
-/// Reads what an application says.
+/// Parses the records of an application.
 #[derive(Clone, Debug, Default)]
 pub struct RecordReader {
     header: [u8; HEADER],
-    /// Bytes of the header that have come: `have <= HEADER`. With all of them, the content follows.
+    /// Bytes of the header received: `have <= HEADER`. Once complete, the content follows.
     have: usize,
-    /// Bytes of content, then of padding, that are still to come.
+    /// Bytes of content, then of padding, still to come.
     content: usize,
     padding: usize,
-    /// The content of END_REQUEST, as far as it has come.
+    /// The content of END_REQUEST received so far.
     end: Vec<u8>,
 }
 
-/// What was found at the start of the bytes.
+/// One parsed piece of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Bytes that are done with.
+    /// Bytes consumed.
     pub used: usize,
-    /// What they say.
+    /// Their content.
     pub said: Said<'a>,
 }
 
-/// What an application says.
+/// Content of a record stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said<'a> {
     /// Nothing yet.
     Nothing,
-    /// Part of its answer.
+    /// Part of the response.
     Output(&'a [u8]),
-    /// Part of what it has to complain of.
+    /// Part of the error stream.
     Error(&'a [u8]),
-    /// The answer is whole.
+    /// The response is complete.
     End,
-    /// It does not take the request, for this reason (section 5.5, `protocolStatus`; [`OVERLOADED`]).
+    /// The application rejected the request with this `protocolStatus` (section 5.5; [`OVERLOADED`]).
     Refused(u8),
 }
 
-/// This is no FastCGI.
+/// The bytes are not FastCGI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadRecord;
 
 impl RecordReader {
-    /// Takes bytes up to the end of the next run of content, of the request, or of `bytes`.
+    /// Consumes bytes up to the end of the next run of content, of the request, or of `bytes`.
     ///
     /// # Errors
-    /// [`BadRecord`] for what is of another version, or an end that is cut short.
+    /// [`BadRecord`] if a record has another version, or END_REQUEST is too short.
     pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Piece<'a>, BadRecord> {
         let mut used = 0;
         loop {
@@ -156,7 +156,7 @@ impl RecordReader {
                 }
                 self.content -= count;
                 used += count;
-                // Of another request, or of the application as a whole: nobody has asked.
+                // Ignore records of another request, or of the application as a whole: we asked for none.
                 let is_ours = u16::from_be_bytes([self.header[2], self.header[3]]) == REQUEST;
                 match self.header[1] {
                     STDOUT if is_ours => return Ok(Piece { used, said: Said::Output(&rest[..count]) }),
@@ -190,14 +190,14 @@ mod tests {
     use alloc::vec;
     use proptest::prelude::*;
 
-    /// What an application writes.
+    /// Writes a record as an application does.
     fn said(kind: u8, id: u16, content: &[u8], padding: u8) -> Vec<u8> {
         let (id, length) = (id.to_be_bytes(), (content.len() as u16).to_be_bytes());
         let header = [1, kind, id[0], id[1], length[0], length[1], padding, 0];
         [&header[..], content, &vec![0xee; padding.into()]].concat()
     }
 
-    /// Output, complaints, how it ended if it did, and what is left.
+    /// Output, error stream, whether and how it ended, and bytes left.
     type Read = (Vec<u8>, Vec<u8>, Option<bool>, usize);
 
     fn read(bytes: &[u8], piece: usize) -> Result<Read, BadRecord> {
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// The records that were written, by kind, the streams put together.
+    /// Groups the written records by kind and joins each stream.
     fn streams(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
         let mut found: Vec<(u8, Vec<u8>)> = Vec::new();
         while let [1, kind, 0, 1, high, low, 0, 0, rest @ ..] = bytes {
@@ -254,7 +254,7 @@ mod tests {
                 _ => found.push((*kind, content.to_vec())),
             }
         }
-        assert!(bytes.is_empty(), "no record: {:?}", bytes.escape_ascii());
+        assert!(bytes.is_empty(), "not a record: {:?}", bytes.escape_ascii());
         found
     }
 
@@ -293,7 +293,7 @@ mod tests {
             piece in 1usize..40,
         ) {
             let mixed = [said(kind, 1, b"12345678", 3), bytes].concat();
-            // However it is cut, it says the same.
+            // The result does not depend on how the input is split.
             prop_assert_eq!(read(&mixed, piece), read(&mixed, usize::MAX / 2));
         }
     }

@@ -1,8 +1,8 @@
-//! The grammar of HTTP: bytes to meaning and back, and nothing else.
+//! The grammar of HTTP: parsing and writing, and nothing else.
 //!
-//! Pure: no clock, no randomness, no file, no socket; the caller passes in what these know. What a server *does* with a
-//! request is decided in `amped-core`, what a client does in the load generator: both speak through this crate.
-//! Rules cite their section of RFC 9110 (semantics) or RFC 9112 (HTTP/1.1) where they are obeyed.
+//! Pure: no clock, no randomness, no file, no socket; the caller passes these in. `amped-core` decides how a *server*
+//! acts on a request, and the load generator how a client acts; both use this crate. Comments cite the section of RFC
+//! 9110 (semantics) or RFC 9112 (HTTP/1.1) where a rule is obeyed.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -24,7 +24,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method of this name. Names are case-sensitive (RFC 9110, 9.1): `get` is unknown.
+    /// Looks up a method by its name. Names are case-sensitive (RFC 9110, 9.1): `get` is unknown.
     pub fn from_token(token: &[u8]) -> Option<Method> {
         Some(match token {
             b"GET" => Method::Get,

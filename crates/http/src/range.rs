@@ -1,60 +1,60 @@
 //! Byte ranges: a `Range` field and a size become the parts to send (RFC 9110, 14.1, 14.2, 15.3.7).
 //!
-//! Before it, `amped-core` found out that the request is a GET, that `If-Range` (if any) holds and how many bytes the
-//! representation has. After it come 200, 206 or 416, and the `Content-Range` that the two writers here make.
-//! A field asks for work in proportion to its length, and pays nothing for it: hence a bound on the number of ranges,
-//! and overlapping ones are sent once (RFC 9110, 14.2 and 17.15).
-//! Not here: other units than bytes, and the multipart body of several ranges.
+//! Before it, `amped-core` has found that the request is a GET, that `If-Range` (if any) holds and how many bytes the
+//! representation has. After it come 200, 206 or 416, and the `Content-Range` of the two writers here.
+//! A short field can demand a lot of work, so the number of ranges is limited
+//! and overlapping ranges are sent once (RFC 9110, 14.2 and 17.15).
+//! Not here: units other than bytes, and the multipart body of several ranges.
 
 use crate::text::{list, push_decimal};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// What a `Range` field asks of a representation of known size.
+/// How to respond to a `Range` field for a representation of known size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ranges {
-    /// Answer as if there were no such field: 200 and everything.
+    /// Ignore the field: 200 and the whole representation.
     Whole,
-    /// None of the ranges has a byte in the representation: 416.
+    /// No range overlaps the representation: 416.
     Unsatisfiable,
-    /// Answer 206 with these. At least one; each non-empty and within the size; no two overlap or touch.
+    /// 206 with these ranges: at least one, each non-empty and within the size, no two overlapping or touching.
     Partial(Vec<Range<u64>>),
 }
 
-/// Reads a `Range` field for a representation of `size` bytes.
+/// Parses a `Range` field for a representation of `size` bytes.
 ///
-/// More than `count_max` ranges are answered with the whole, and so is any range where `count_max` is 0.
-/// Ranges stay in the order of the request (RFC 9110, 15.3.7.2), unless some overlapped or touched: then those are
-/// merged, and all are in ascending order.
+/// More than `count_max` ranges give the whole representation, and so does any range if
+/// `count_max` is 0. Ranges stay in the order of the request (RFC 9110, 15.3.7.2), unless
+/// some overlap or touch: then these are merged, and all are in ascending order.
 pub fn parse(field: &[u8], size: u64, count_max: usize) -> Ranges {
-    // RFC 9110, 14.2: an unknown range unit is ignored, and an invalid set may be: we send the whole rather than guess.
+    // RFC 9110, 14.2: an unknown range unit is ignored, and an invalid set may be: send the whole rather than guess.
     let Some(set) = strip_bytes_unit(field) else { return Ranges::Whole };
 
     let mut count = 0;
     let mut ranges = Vec::new();
     for spec in list(set) {
         count += 1;
-        // Read no further than this: what comes could be thousands more.
+        // Stop here: thousands of ranges could follow.
         if count > count_max {
             return Ranges::Whole;
         }
         match read_spec(spec) {
             None => return Ranges::Whole,
-            // As if it were not there: `0-` asks for all there is, as clients do that resume a download of which they have
-            // nothing. RFC 9110, 14.2 lets any Range be ignored.
+            // Ignore the field: `0-` asks for everything, as clients do that resume a download of zero bytes. RFC 9110,
+            // 14.2 lets a server ignore any Range.
             Some(Spec::From { first: 0, last: u64::MAX }) if size == 0 => return Ranges::Whole,
             Some(Spec::From { first, last }) if first < size => ranges.push(first..last.saturating_add(1).min(size)),
             Some(Spec::Last { length: 1.. }) if size == 0 => {
-                // RFC 9110, 14.1.2: this one is satisfiable, but Content-Range has no form for a range of no bytes.
+                // RFC 9110, 14.1.2: satisfiable, but Content-Range cannot express an empty range.
                 return Ranges::Whole;
             }
             Some(Spec::Last { length: length @ 1.. }) => ranges.push(size - length.min(size)..size),
-            Some(Spec::From { .. } | Spec::Last { .. }) => {} // Unsatisfiable (RFC 9110, 14.1.2): the others may do.
+            Some(Spec::From { .. } | Spec::Last { .. }) => {} // Unsatisfiable (RFC 9110, 14.1.2); another may be satisfiable.
         }
     }
 
     match (count, ranges.is_empty()) {
-        (0, _) => Ranges::Whole, // A set has at least one range, so `bytes=` is none.
+        (0, _) => Ranges::Whole, // A set has at least one range, so `bytes=` is malformed.
         (_, true) => Ranges::Unsatisfiable,
         (_, false) => Ranges::Partial(coalesce(ranges)),
     }
@@ -78,13 +78,13 @@ pub fn unsatisfied_content_range(size: u64, out: &mut Vec<u8>) {
 
 /// One element of a range set, as written (RFC 9110, 14.1.1, 14.1.2).
 enum Spec {
-    /// `0-4`, or `5-` with the last possible `last`. Both ends belong to it; `first <= last`.
+    /// `0-4`, or `5-` with the largest possible `last`. Both ends are inclusive; `first <= last`.
     From { first: u64, last: u64 },
     /// `-5`: the last five bytes.
     Last { length: u64 },
 }
 
-/// The set after `bytes=`. RFC 9110, 14.1: unit names are case-insensitive.
+/// Returns the set after `bytes=`. RFC 9110, 14.1: unit names are case-insensitive.
 fn strip_bytes_unit(field: &[u8]) -> Option<&[u8]> {
     let (unit, set) = field.split_at_checked(b"bytes=".len())?;
     unit.eq_ignore_ascii_case(b"bytes=").then_some(set)
@@ -103,7 +103,7 @@ fn read_spec(spec: &[u8]) -> Option<Spec> {
     }
 }
 
-/// Digits only. A number beyond u64 lies beyond any representation as well, and so does the largest u64.
+/// Parses digits only. A number beyond u64 saturates: it lies beyond any representation, as does u64::MAX.
 fn read_number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -111,10 +111,10 @@ fn read_number(digits: &[u8]) -> Option<u64> {
     Some(digits.iter().fold(0_u64, |n, digit| n.saturating_mul(10).saturating_add(u64::from(digit - b'0'))))
 }
 
-/// Merges what overlaps or touches; leaves all as it is where nothing does.
+/// Merges overlapping and touching ranges; without any, leaves the order unchanged.
 fn coalesce(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let apart = |ranges: &[Range<u64>]| ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
-    // The usual ones: a single range, or ascending ones.
+    // The common cases: a single range, or ascending ranges.
     if apart(&ranges) {
         return ranges;
     }
@@ -234,12 +234,12 @@ mod tests {
 
     #[test]
     fn several_ranges() {
-        // Apart: in the order of the request.
+        // Disjoint: in the order of the request.
         check("bytes=0-1,4-5", 10, partial([0..2, 4..6]));
         check("bytes=4-5,0-1", 10, partial([4..6, 0..2]));
         check("bytes=-1,0-0", 10, partial([9..10, 0..1]));
         check("bytes=8-,4-5,0-1", 10, partial([8..10, 4..6, 0..2]));
-        // Overlapping, touching, one in the other: merged and in ascending order.
+        // Overlapping, touching, nested: merged and in ascending order.
         check("bytes=0-4,2-6", 10, partial([0..7]));
         check("bytes=0-4,5-6", 10, partial([0..7]));
         check("bytes=5-6,0-4", 10, partial([0..7]));
@@ -247,7 +247,7 @@ mod tests {
         check("bytes=8-8,0-1,1-2", 10, partial([0..3, 8..9]));
         check("bytes=0-0,0-0,0-0", 10, partial([0..1]));
         check("bytes=3-4,0-0,-6", 10, partial([0..1, 3..10]));
-        // Unsatisfiable ones are dropped where another holds.
+        // Unsatisfiable ranges are dropped if another one is satisfiable.
         check("bytes=0-1,20-30", 10, partial([0..2]));
         check("bytes=20-30,-0,0-1", 10, partial([0..2]));
         check("bytes=20-30,40-", 10, Ranges::Unsatisfiable);
@@ -260,7 +260,7 @@ mod tests {
     fn no_more_ranges_than_allowed() {
         check("bytes=0-0,2-2,4-4,6-6,8-8,10-10,12-12,14-14", 99, partial((0..8).map(|n| 2 * n..2 * n + 1)));
         check("bytes=0-0,2-2,4-4,6-6,8-8,10-10,12-12,14-14,16-16", 99, Ranges::Whole);
-        // Counted as written: ones that would merge, and ones that nothing can satisfy.
+        // Counted as written, including ranges that would merge and unsatisfiable ones.
         check("bytes=0-,0-,0-,0-,0-,0-,0-,0-,0-", 99, Ranges::Whole);
         check("bytes=100-,100-,100-,100-,100-,100-,100-,100-,100-", 99, Ranges::Whole);
         assert_eq!(parse(b"bytes=0-4", 10, 0), Ranges::Whole);

@@ -9,7 +9,7 @@ macro_rules! statuses {
         impl Status {
             $($(#[$doc])* pub const $name: Status = Status($code);)*
 
-            /// The reason phrase that goes with the code; empty for one that is not listed here.
+            /// The reason phrase of the code; empty if the code is not listed here.
             pub const fn reason(self) -> &'static str {
                 match self.0 { $($code => $reason,)* _ => "" }
             }

@@ -1,12 +1,12 @@
-//! The few scraps of field syntax that several headers share: whitespace, lists, numbers.
+//! The pieces of field syntax that several headers share: whitespace, lists, numbers.
 //!
-//! What is more than a line or two of grammar has a module of its own; this is only what those would otherwise repeat.
+//! Any grammar of more than a line or two has a module of its own.
 
 use alloc::vec::Vec;
 
-/// Appends `n` in decimal. No formatting machinery: this runs for each `Content-Length` and each byte count of the log.
+/// Appends `n` in decimal. Avoids `core::fmt`: this runs for each `Content-Length` and each byte count of the log.
 pub fn push_decimal(out: &mut Vec<u8>, n: u64) {
-    // 20 digits hold u64::MAX. Written from the end, because the last digit is the one that is known first.
+    // 20 digits hold u64::MAX. Written from the end, because the last digit is known first.
     let mut digits = [0; 20];
     let mut rest = n;
     let mut start = digits.len();
@@ -21,7 +21,7 @@ pub fn push_decimal(out: &mut Vec<u8>, n: u64) {
     out.extend_from_slice(&digits[start..]);
 }
 
-/// Without the optional whitespace at both ends (RFC 9110, 5.6.3: spaces and tabs, nothing else).
+/// Strips the optional whitespace at both ends (RFC 9110, 5.6.3: spaces and tabs, nothing else).
 pub fn trim_ows(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {
         text = rest;
@@ -29,9 +29,9 @@ pub fn trim_ows(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// The elements of a comma-separated list, trimmed, without the empty ones (RFC 9110, 5.6.1.2).
+/// Iterates over the elements of a comma-separated list, trimmed, without the empty ones (RFC 9110, 5.6.1.2).
 ///
-/// Only for lists whose elements hold no quoted text: a comma inside quotes would be taken for a separator.
+/// Only for lists without quoted strings: a comma inside quotes would count as a separator.
 pub fn list(field: &[u8]) -> impl Iterator<Item = &[u8]> {
     field.split(|&byte| byte == b',').map(trim_ows).filter(|element| !element.is_empty())
 }

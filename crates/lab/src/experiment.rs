@@ -1446,7 +1446,7 @@ mod tests {
         check(&SHORT.replace("1000..3000/1000", "3000..1000/1000"), "10:8", "FROM..TO/STEP");
         check(&SHORT.replace("\"1000..3000/1000\"", "[1, -1]"), "10:8", "above 0");
         check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "one ladder");
-        check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a length of time");
+        check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a duration");
         check(&format!("{SHORT}duration = \"1ms\"\n"), "11:12", "200 ms");
         check(&format!("{SHORT}arrivals = \"monday\"\n"), "11:12", "monday");
         check(&format!("{SHORT}[server]\nlogg = true\n"), "12:1", "log");

@@ -1,4 +1,4 @@
-//! An amount of bytes, as people write it: `64KiB`, `10MB`, `512`.
+//! An amount of bytes with its unit: `64KiB`, `10MB`, `512`.
 
 use core::fmt;
 use core::str::FromStr;
@@ -20,13 +20,14 @@ impl Bytes {
         Bytes(n * 1024 * 1024)
     }
 
-    /// The amount as a length in memory; the largest one where it does not fit.
+    /// Returns the amount as a length in memory, saturating at `usize::MAX`.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }
 
-/// Units as IEC 80000-13 has them, and the decimal ones of the SI. A bare `K`, `M` or `G` is binary, as in nginx and lighttpd.
+/// The units of IEC 80000-13 and the decimal units of the SI. A
+/// bare `K`, `M` or `G` is binary, as in nginx and lighttpd.
 const UNITS: &[(&str, u64)] = &[
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -45,13 +46,13 @@ const UNITS: &[(&str, u64)] = &[
     ("", 1),
 ];
 
-/// The text is no amount of bytes.
+/// The text is not an amount of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseBytesError;
 
 impl fmt::Display for ParseBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an amount of bytes: write for example 512, 64KiB, 10MB or 1GiB")
+        f.write_str("not an amount of bytes; examples: 512, 64KiB, 10MB, 1GiB")
     }
 }
 
@@ -71,7 +72,7 @@ impl FromStr for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// The largest binary unit that leaves a whole number, so that what is printed can be read back without loss.
+    /// Prints the largest binary unit that leaves a whole number, so that the text parses back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let binary = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
         let (number, unit) = number::whole(self.0, &binary);

@@ -1,11 +1,11 @@
-//! A length of time, as people write it: `50ms`, `1.5s`, `100us`, `2m`.
+//! A duration with its unit: `50ms`, `1.5s`, `100us`, `2m`.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::number;
 
-/// Units and their nanoseconds.
+/// Units and their lengths in nanoseconds.
 const UNITS: &[(&str, u64)] = &[
     ("ns", 1),
     ("us", 1_000),
@@ -17,22 +17,22 @@ const UNITS: &[(&str, u64)] = &[
     ("h", 3_600_000_000_000),
 ];
 
-/// The text is no length of time.
+/// The text is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseDurationError;
 
 impl fmt::Display for ParseDurationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a length of time: write for example 100us, 50ms, 1.5s or 2m")
+        f.write_str("not a duration; examples: 100us, 50ms, 1.5s, 2m")
     }
 }
 
 impl core::error::Error for ParseDurationError {}
 
-/// Reads a length of time. A bare number is refused, since every tool takes it for another unit; only 0 needs none.
+/// Parses a duration. A bare number is an error, because each tool assumes another unit; only 0 needs none.
 ///
 /// # Errors
-/// When it is none, or longer than 584 years.
+/// If the text is not a duration, or the duration is longer than 584 years.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseDurationError> {
     let text = text.trim();
     if text == "0" {

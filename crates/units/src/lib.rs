@@ -1,7 +1,7 @@
 //! Time, amounts of bytes and bandwidths that carry and print their unit.
 //!
-//! Pure: a `Time` is handed in by whoever owns a clock, so that a test can let ten minutes pass in a
-//! millisecond. All types are plain integers inside, cheap to copy and to compare.
+//! Pure: the owner of the clock passes each `Time` in, so a test can let ten minutes pass in a millisecond. All types
+//! are plain integers inside, cheap to copy and to compare.
 #![no_std]
 #![forbid(unsafe_code)]
 

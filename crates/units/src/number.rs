@@ -1,15 +1,15 @@
-//! Numbers with units, as they are printed and read: in integers, so that nothing is lost on the way.
+//! Parsing and printing of numbers with units, in integers, so that nothing is lost to rounding.
 
-/// How often the largest unit that leaves a whole number is in `amount`, and that unit, so that what is printed can be read
-/// back without loss. `units` begin with the largest and end with one of 1.
+/// Returns `amount` in the largest unit that leaves a whole number, and that unit, so that the text parses back without
+/// loss. `units` are in descending order and end with a unit of 1.
 pub(crate) fn whole(amount: u64, units: &[(&'static str, u64)]) -> (u64, &'static str) {
     let fits = |&&(_, scale): &&(&str, u64)| scale == 1 || amount >= scale && amount.is_multiple_of(scale);
     let (unit, scale) = units.iter().find(fits).copied().unwrap_or(("", 1));
     (amount / scale, unit)
 }
 
-/// `number`, which may have a decimal point, times `scale`; `None` where that is no number, does not fit, or is no whole
-/// one. In integers, so that `1.1` is not a little less.
+/// Returns `number`, which may have a decimal point, times `scale`; `None` if it is not a number, or the product does
+/// not fit or is not whole. Integer arithmetic keeps `1.1` exact.
 pub(crate) fn decimal(number: &str, scale: u64) -> Option<u64> {
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && part.is_empty() {

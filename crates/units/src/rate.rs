@@ -1,25 +1,25 @@
-//! A bandwidth, as people write it: `10mbit`, `56kbit`, `1.5Mbit/s`.
+//! A bandwidth with its unit: `10mbit`, `56kbit`, `1.5Mbit/s`.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::number;
 
-/// Bits in a second.
+/// Bits per second.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BitsPerSecond(pub u64);
 
-/// Units are decimal, as those of links always are (and of tc(8), whose spelling this is).
+/// The units are decimal, as always for links, and spelled as in tc(8).
 const UNITS: &[(&str, u64)] =
     &[("Tbit", 1_000_000_000_000), ("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
 
-/// The text is no bandwidth.
+/// The text is not a bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseBitsPerSecondError;
 
 impl fmt::Display for ParseBitsPerSecondError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a bandwidth: write for example 56kbit, 1.5mbit, 10mbit or 1gbit (bits in a second, not bytes)")
+        f.write_str("not a bandwidth; examples: 56kbit, 1.5mbit, 10mbit, 1gbit (bits per second, not bytes)")
     }
 }
 
@@ -40,7 +40,7 @@ impl FromStr for BitsPerSecond {
 }
 
 impl fmt::Display for BitsPerSecond {
-    /// The largest unit that leaves a whole number, so that what is printed can be read back without loss.
+    /// Prints the largest unit that leaves a whole number, so that the text parses back without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (number, unit) = number::whole(self.0, UNITS);
         write!(f, "{number}{unit}/s")
@@ -70,7 +70,7 @@ mod tests {
         check("10 Mbit/s", Ok(10_000_000));
         check("1gbit", Ok(1_000_000_000));
         check("0.0001kbit", Err(ParseBitsPerSecondError));
-        // tc(8) reads `mbps` as megabytes, others as megabits: so it is neither.
+        // tc(8) reads `mbps` as megabytes, other tools as megabits, so it is rejected.
         for bad in ["", "10", "mbit", "10mbps", "1.2.3mbit", "-1kbit", ".mbit", "99999999999tbit"] {
             check(bad, Err(ParseBitsPerSecondError));
         }

@@ -1,4 +1,4 @@
-//! A moment, counted from the start of the program.
+//! A point in time, counted from the start of the program.
 
 use core::fmt;
 use core::ops::{Add, Sub};
@@ -11,7 +11,7 @@ pub struct Time(u64);
 impl Time {
     /// The start of the program.
     pub const START: Time = Time(0);
-    /// Later than anything that happens.
+    /// Later than any event.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// The moment `nanos` nanoseconds after the start.
@@ -34,7 +34,7 @@ impl Time {
         self.0 / 1_000_000
     }
 
-    /// How long ago `earlier` was; zero when it is not earlier.
+    /// Returns the time elapsed since `earlier`, or zero if that is not earlier.
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -43,7 +43,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Time;
 
-    /// Saturates at [`Time::NEVER`], so that an endless limit needs no special case.
+    /// Saturates at [`Time::NEVER`], so that an unlimited timeout needs no special case.
     fn add(self, after: Duration) -> Time {
         let nanos = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(nanos))
