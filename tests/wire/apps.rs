@@ -312,7 +312,7 @@ fn what_goes_wrong_with_a_script() {
         server.wait_for(&format!("[{id}] /cgi-bin/complains: another\n"));
     }
     server.wait_for("/cgi-bin/dies: the application ended with status 3");
-    server.wait_for("the program in its first line is not there");
+    server.wait_for("the interpreter in its first line does not exist");
     // Whatever makes an answer none is told to who looks after the script.
     for (name, why) in [
         ("half", "the application has ended without an answer"),

@@ -389,7 +389,7 @@ fn a_log_that_cannot_be_reopened_goes_on_in_the_old_file() {
     fs::create_dir(place.log()).unwrap();
     server.signal("USR1");
     server.wait_for("cannot reopen the log");
-    assert!(server.said().contains("lines go on to the old file"), "{}", server.said());
+    assert!(server.said().contains("still writing to the old file"), "{}", server.said());
     server.get("/a.txt?2");
     wait_for_lines(&old, 2);
     fs::remove_dir(place.log()).unwrap();
@@ -446,7 +446,7 @@ fn a_full_disk_costs_lines_that_are_counted_and_no_replies() {
 
     fs::remove_file(&filler).unwrap();
     ask(20);
-    server.wait_for("is being written again");
+    server.wait_for("amped: writing the log");
     let asked = ask(10);
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
@@ -553,7 +553,7 @@ fn reader_that_takes_nothing_costs_lines_and_holds_up_no_reply() {
         let mut server = Server::start(&["--config", config.to_str().unwrap()]);
         ask_at_length(&server, COUNT);
         if optimise == "delayed_log = false" {
-            server.wait_for("nobody reads what is there; lines are lost");
+            server.wait_for("its reader has stopped reading; lines are lost");
             assert!(server.report("log", "lost_lines") > 100);
         }
         server.signal("TERM");

@@ -1,7 +1,7 @@
-//! What the thread that takes signals does beside that: it serves the control socket and the metrics' address.
+//! The duties of the signal thread besides signals: the control socket and the metrics endpoint.
 //!
-//! Between signals, and without ever waiting for one client. That thread is no loop's, so nothing that is measured waits for
-//! it, and a thread of their own is not for them: in MP it must be the only one of its process, which makes copies of itself.
+//! It never blocks on a single client. It belongs to no loop, so nothing that is measured waits for it. These duties
+//! have no thread of their own because in MP this must be the only thread of its process, which forks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,19 +15,19 @@ use amped_sys::signal::Signals;
 use crate::control::{Control, Orders};
 use crate::metrics::{self, StatsSegment};
 
-/// Both, as far as they are wanted. One of them is.
+/// The control socket and the metrics endpoint; at least one of them is enabled.
 #[derive(Debug)]
 pub struct AdminEndpoint {
-    /// Tells of signals.
+    /// Readable when a signal is pending.
     bell: OwnedFd,
-    /// Where orders are taken.
+    /// The control socket.
     pub control: Option<Control>,
-    /// Where the metrics are asked for.
+    /// The metrics endpoint.
     pub exporter: Option<Exporter>,
 }
 
 impl AdminEndpoint {
-    /// These; `None` if none is wanted.
+    /// Creates the endpoint; returns `None` if neither is enabled.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -42,7 +42,7 @@ impl AdminEndpoint {
         Ok(Some(AdminEndpoint { bell: signals.bell()?, control, exporter }))
     }
 
-    /// Waits until there is something to do here, or a signal to take, and no longer than `patience`.
+    /// Waits until a connection needs service or a signal is pending, at most for `patience`.
     pub fn wait(&self, workers: &impl Orders, patience: Duration) {
         let mut awaited = Awaited::default();
         awaited.readable(self.bell.as_fd());
@@ -51,7 +51,7 @@ impl AdminEndpoint {
         awaited.wait(patience);
     }
 
-    /// Does what there is to do; waits for nobody.
+    /// Serves what is ready, without blocking.
     pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders, segment: Option<&StatsSegment>) {
         if let Some(control) = &mut self.control {
             control.turn(sites, workers);

@@ -1,8 +1,8 @@
-//! Lines that wait for their client's name.
+//! Log lines that wait for a host name lookup.
 //!
-//! They go out in the order in which they came: one that waits holds up those behind it, until it has its name or has waited
-//! long enough, which [`HostnameCache`] says. No line is lost here. Where so many wait that their bound is reached, the oldest
-//! go out with what is known of them by then.
+//! Lines are written in the order in which they arrived: a line that waits blocks those behind it until its name is
+//! known or its timeout, which [`HostnameCache`] defines, expires. No line is lost here. When the buffer is full, the
+//! oldest lines are released with whatever names are known by then.
 //!
 //! Pure: time is an argument.
 
@@ -15,22 +15,23 @@ use amped_units::{Bytes, Time};
 
 use crate::config::settings::LogFormat;
 
-/// How a line of JSON begins, before the time; and what stands between that and the client, by which the client is found here.
+/// The text of a JSON line before the time, and the text between the time and the
+/// client, by which the client is found here.
 pub(super) const JSON_TIME: &[u8] = b"{\"time\":\"";
 pub(super) const JSON_CLIENT: &[u8] = b"\",\"client\":\"";
 
-/// Text that may be held. As much as may wait to be written at all (`BATCHES_MAX` of the default buffer): a silent name
-/// server holds 30,000 lines a second for 5 s.
+/// Maximum text held: as much as the queue of the writer holds (`BATCHES_MAX` of the default buffer). With a silent
+/// name server, this is 30,000 lines a second for 5 s.
 const HELD_MAX: Bytes = Bytes::mib(16);
 
-/// Memory that is kept when few lines wait, after a time when many did.
+/// Memory kept for reuse after a burst of waiting lines.
 pub(super) const SPARE_MAX: usize = 1 << 20;
 
-/// The lines, the oldest first.
+/// The waiting lines, oldest first.
 pub(super) struct Held {
-    /// `text.len() - begin <= bytes_max`, but for one line that is longer.
+    /// `text.len() - begin <= bytes_max`, except for a single line that is longer.
     bytes_max: usize,
-    /// Their text, behind `begin` bytes of such as are gone.
+    /// Their text; the first `begin` bytes have already been released.
     text: Vec<u8>,
     begin: usize,
     lines: VecDeque<Line>,
@@ -38,7 +39,7 @@ pub(super) struct Held {
 
 struct Line {
     length: usize,
-    /// Where the address stands in it.
+    /// The position of the address in the line.
     address: Range<usize>,
     host: Asked,
 }
@@ -50,13 +51,13 @@ impl Default for Held {
 }
 
 impl Held {
-    /// Whether nobody waits.
+    /// Returns whether no line waits.
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// Takes lines in, each of them whole, and asks for their names if any are `wanted`. Lines that have to go to make room
-    /// are appended to `out`. Returns how many.
+    /// Adds complete lines, and requests their host names if these are `wanted`. Lines released to make room are
+    /// appended to `out`. Returns the number of lines released.
     pub(super) fn push(
         &mut self,
         lines: &[u8],
@@ -75,7 +76,7 @@ impl Held {
             let text = std::str::from_utf8(line.get(address.clone()).unwrap_or_default()).unwrap_or_default();
             let host = match text.parse::<IpAddr>() {
                 Ok(address) if wanted => names.ask(now, address),
-                // `-`: the kernel did not say who it was.
+                // `-`: the kernel did not report the client's address.
                 _ => Asked::Known(None),
             };
             self.text.extend_from_slice(line);
@@ -84,8 +85,8 @@ impl Held {
         gone
     }
 
-    /// Appends to `out` the lines that need not wait any longer, all of them at [`Time::NEVER`]. Returns how many, and when
-    /// to come again.
+    /// Appends to `out` the lines that need not wait any longer, or all of them at [`Time::NEVER`]. Returns
+    /// their number, and when to call this again.
     pub(super) fn release(&mut self, now: Time, names: &mut HostnameCache, out: &mut Vec<u8>) -> (u64, Time) {
         let mut gone = 0;
         let due = loop {
@@ -94,8 +95,8 @@ impl Held {
                 Err(due) => break due,
             }
         };
-        // The bytes that are gone make room once they are as many as those that are not: each is moved once at most, on
-        // average.
+        // Released bytes are discarded once they are as many as the rest, so
+        // each byte is moved at most once on average.
         if self.begin >= self.text.len() - self.begin {
             self.text.drain(..self.begin);
             self.text.shrink_to(SPARE_MAX);
@@ -125,8 +126,8 @@ impl Held {
     }
 }
 
-/// Where the client's address stands in a line. Up to there all is ours, nothing is a client's text: the first field of Common
-/// and Combined; in JSON the second, behind the time, neither of which has a quote in it.
+/// Returns the position of the client's address in a line. Nothing before it comes from the client: it is the first
+/// field of Common and Combined, and the second of JSON, after the time; neither contains a quote.
 fn address_of(line: &[u8], format: LogFormat) -> Range<usize> {
     let up_to = |start: usize, end: u8| {
         let length = line.get(start..).and_then(|rest| rest.iter().position(|&byte| byte == end));
@@ -161,7 +162,7 @@ mod tests {
         Time::from_millis(seconds * 1000)
     }
 
-    /// Answers all lookups: the last byte of the address says what it is called, and odd ones have no name.
+    /// Answers all lookups: the last byte of the address determines the name, and odd ones have no name.
     fn answer(names: &mut HostnameCache, now: Time) {
         while let Some((id, address)) = names.next_lookup(now) {
             names.learn(now, id, name_of(address).map(Into::into));
@@ -174,7 +175,7 @@ mod tests {
         last.is_multiple_of(2).then(|| format!("host{last}.test"))
     }
 
-    /// A line as a loop writes it, of a client that sends nothing but addresses.
+    /// A line as a loop writes it, whose only client-supplied text is the address.
     fn line(format: LogFormat, peer: Option<&str>) -> String {
         let settings = LogSettings {
             access: LogTarget::Stdout,
@@ -225,7 +226,7 @@ mod tests {
         push(&mut held, &mut names, "10.0.0.2 c\n10.0.0.4 d\n- e\n", at(4));
         assert_eq!(held.release(at(4), &mut names, &mut out), (0, at(5)));
         assert_eq!((out.as_slice(), names.counts().hits), (&b""[..], 1));
-        // The first gives up, and with it the other one about this address: they asked the same question.
+        // The first lookup times out, and with it the other one for this address: they share a query.
         assert_eq!(held.release(at(5), &mut names, &mut out), (5, Time::NEVER));
         assert_eq!(out, b"10.0.0.2 a\nhost4.test b\n10.0.0.2 c\nhost4.test d\n- e\n");
         assert!(held.is_empty() && held.text.is_empty());
@@ -240,7 +241,7 @@ mod tests {
     fn without_a_wish_for_names_nobody_is_asked() {
         let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
         held.push(b"10.0.0.2 a\n", LogFormat::Common, true, &mut names, at(0), &mut out);
-        // Switched off meanwhile, behind a line that still waits.
+        // Lookups are switched off meanwhile, while an earlier line still waits.
         held.push(b"10.0.0.4 b\n", LogFormat::Common, false, &mut names, at(0), &mut out);
         assert_eq!((names.waiting(), names.counts().misses), (1, 1));
         answer(&mut names, at(0));

@@ -1,9 +1,9 @@
-//! The access log: a line a request, which never holds up a reply.
+//! The access log: one line per request, which never delays a response.
 //!
-//! A loop formats its lines into a buffer of its own and hands it over, when it is full or old enough, to the one thread
-//! that writes ([`Writer`]). Where names are wanted, that is where addresses become names (`held`), which other threads look
-//! up (`resolver`). Common and Combined are as Apache and NCSA have them, with local time; JSON adds host, time
-//! taken and cache outcome.
+//! Each loop formats its lines into its own buffer and passes the buffer, when it is full or old enough, to the
+//! one writer thread ([`Writer`]). If host names are enabled, the writer replaces addresses by names (`held`),
+//! which other threads look up (`resolver`). Common and Combined are as in Apache and NCSA, with local time; JSON
+//! adds host, time taken and cache outcome.
 
 mod held;
 mod resolver;
@@ -28,16 +28,16 @@ use writer::Batch;
 pub(crate) use writer::end_log;
 pub use writer::{Sink, Writer};
 
-/// A client's address as the log has it, made once for each connection.
+/// A client's address as the log writes it, formatted once per connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// The longest is an IPv6 address with an embedded IPv4 one, 45 characters.
+    /// The longest form is an IPv6 address with an embedded IPv4 address: 45 characters.
     text: [u8; 46],
     length: u8,
 }
 
 impl Peer {
-    /// The address, without its port; an IPv4 address that came in on an IPv6 socket is an IPv4 address.
+    /// Formats the address without its port. An IPv4 address mapped into IPv6 is written as IPv4.
     pub fn new(address: Option<SocketAddr>) -> Peer {
         let mut peer = Peer { text: [0; 46], length: 0 };
         let mut free = &mut peer.text[..];
@@ -51,7 +51,7 @@ impl Peer {
         peer
     }
 
-    /// The address again; `None` if it is not known.
+    /// Returns the address, or `None` if it is unknown.
     pub fn address(&self) -> Option<IpAddr> {
         std::str::from_utf8(self.as_bytes()).ok()?.parse().ok()
     }
@@ -61,30 +61,30 @@ impl Peer {
     }
 }
 
-/// A loop's end of the log.
+/// A loop's side of the access log.
 pub struct AccessLog {
-    /// `None`: no log is kept.
+    /// `None`: logging is disabled.
     writer: Option<Arc<Writer>>,
     format: LogFormat,
     buffer: Vec<u8>,
     lines: u64,
     buffer_max: usize,
     flush_after: Duration,
-    /// When the oldest line in the buffer was written; [`Time::NEVER`] for an empty one.
+    /// When the oldest line in the buffer was added; [`Time::NEVER`] if the buffer is empty.
     oldest: Time,
-    /// Lines are gathered, and texts that come again are kept.
+    /// Whether lines are buffered and recurring texts are cached.
     delayed: bool,
     string_caches: bool,
-    /// The last status, and its text.
+    /// The last status and its formatted text.
     status: (u16, Vec<u8>),
-    /// The second of `stamp`.
+    /// The second for which `stamp` was formatted.
     stamp_second: i64,
-    /// The time of day as the format has it, made once a second.
+    /// The time of day in the log's format, formatted once a second.
     stamp: String,
 }
 
 impl AccessLog {
-    /// The end of a log that is kept by `writer`, or of none.
+    /// Creates a log that passes its lines to `writer`, or a disabled log.
     pub fn new(settings: &LogSettings, writer: Option<Arc<Writer>>) -> AccessLog {
         AccessLog {
             writer,
@@ -102,7 +102,7 @@ impl AccessLog {
         }
     }
 
-    /// Takes over another form and other limits; the file stays.
+    /// Applies another format and other limits; the file stays open.
     pub fn renew(&mut self, settings: &LogSettings) {
         self.flush();
         self.format = settings.format;
@@ -112,22 +112,22 @@ impl AccessLog {
         self.stamp_second = i64::MIN;
     }
 
-    /// The form of its lines.
+    /// Returns the format of the lines.
     pub fn format(&self) -> LogFormat {
         self.format
     }
 
-    /// Who writes it.
+    /// Returns the writer.
     pub fn writer(&self) -> Option<&Writer> {
         self.writer.as_deref()
     }
 
-    /// When [`flush`](AccessLog::flush) is due.
+    /// Returns when [`flush`](AccessLog::flush) is due.
     pub fn next_due(&self) -> Time {
         self.oldest + self.flush_after
     }
 
-    /// Adds a request's line.
+    /// Adds the line of a request.
     pub fn write(&mut self, record: &Record, peer: &Peer, body_bytes: u64, wall: &WallClock, now: Time) {
         let Some(writer) = &self.writer else {
             return;
@@ -157,7 +157,7 @@ impl AccessLog {
         }
     }
 
-    /// The text of a status. Nearly all are the same (Hu, Nanda and Yang, 5.3.2).
+    /// Formats a status, or reuses the last one. Nearly all are the same (Hu, Nanda and Yang, 5.3.2).
     fn note_status(&mut self, status: u16) {
         if self.status.0 != status || !self.string_caches {
             self.status.1.clear();
@@ -166,7 +166,7 @@ impl AccessLog {
         }
     }
 
-    /// Hands over what has been gathered.
+    /// Passes the buffered lines to the writer.
     pub fn flush(&mut self) {
         if self.lines == 0 {
             return;
@@ -270,11 +270,11 @@ fn stamp(seconds: i64, format: LogFormat) -> String {
     text
 }
 
-/// Text inside quotes: quotes, backslashes, control bytes and bytes beyond ASCII become `\xHH`, as in Apache and nginx, so
-/// that a line is one line and its fields can be told apart whatever a client sends.
+/// Appends quoted text: quotes, backslashes, control bytes and non-ASCII bytes become `\xHH`, as in Apache and nginx,
+/// so that a client can forge neither lines nor fields.
 fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
     let plain = |&b: &u8| (0x20..0x7f).contains(&b) & (b != b'"') & (b != b'\\');
-    // To the end in any case, so that the compiler can take many at a time.
+    // No early exit, so that the compiler can vectorise the loop.
     if text.iter().fold(true, |all, byte| all & plain(byte)) {
         out.extend_from_slice(text);
         return;
@@ -288,7 +288,7 @@ fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
-/// A name between blanks: these would end it, so they are written as what is not printed is.
+/// Appends a user name. Spaces would end the field, so they are escaped like unprintable bytes.
 fn push_user(out: &mut Vec<u8>, user: Option<&[u8]>) {
     for (n, word) in user.filter(|user| !user.is_empty()).unwrap_or(b"-").split(|&byte| byte == b' ').enumerate() {
         if n > 0 {

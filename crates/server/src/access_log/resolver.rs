@@ -1,12 +1,12 @@
-//! Resolvers: threads that look clients' names up in place of the log's writer.
+//! Resolver threads: look up client host names for the log writer.
 //!
-//! The C library does it (nsswitch.conf(5), resolv.conf(5)), and may take a minute over a name server that is silent. So
-//! nobody waits for a resolver, neither the writer nor the end of the server. They are started when lookups are waiting and
-//! none is idle, up to a few, and end when there is nothing to do.
+//! The C library resolves names (nsswitch.conf(5), resolv.conf(5)) and may block for a minute on a silent name server.
+//! So nothing waits for a resolver, neither the writer nor the server's shutdown. Resolvers start when lookups wait and
+//! none is idle, up to a maximum, and exit when idle.
 //!
-//! A name counts if it leads back to the address (Apache calls this `HostnameLookups Double`). Whoever has an address writes
-//! its name, and might write another's; with the way back a name in the log says as much as the address does. It costs a
-//! second question to the DNS, once for each entry of the cache.
+//! A name counts only if it resolves back to the address (Apache's `HostnameLookups Double`). The owner of an address
+//! also controls its reverse DNS entry, and could claim any name; with the forward check, a name in the log is as
+//! reliable as the address. This costs a second DNS query for each cache entry.
 
 use std::net::IpAddr;
 use std::panic::catch_unwind;
@@ -21,45 +21,45 @@ use amped_units::Time;
 use crate::config::settings::LogSettings;
 use crate::say;
 
-/// Most of them. They wait, so they cost no core; each has a socket while it does (`server/descriptors` has room for it).
-/// Four that are answered within 20 ms bring 100 names a second, both questions counted.
+/// Maximum resolver threads. They wait, so they use no CPU; each holds a socket while it waits (`server/descriptors`
+/// reserves it). With answers within 20 ms, four resolve 100 names a second, both queries included.
 const RESOLVERS_MAX: usize = 4;
 
-/// One without work ends after this.
+/// An idle resolver exits after this.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// The names that are known, and those who look up more.
+/// The host name cache and the resolver threads.
 pub(super) struct Resolvers {
     state: Mutex<State>,
     wake: Condvar,
 }
 
 pub(super) struct State {
-    /// Names are wanted.
+    /// Whether host names are enabled.
     pub(super) wanted: bool,
     pub(super) names: HostnameCache,
     /// `idle <= threads <= RESOLVERS_MAX`
     threads: usize,
     idle: usize,
     stopping: bool,
-    /// No resolver can be started at all: said once.
+    /// No resolver could be started; reported once.
     cannot_start: bool,
 }
 
-/// The log's writer, which holds the resolvers and waits for their answers.
+/// The log writer, which owns the resolvers and waits for their answers.
 pub(super) trait Waiter: Send + Sync + 'static {
-    /// Its resolvers.
+    /// Returns its resolvers.
     fn resolvers(&self) -> &Resolvers;
 
-    /// The time.
+    /// Returns the current time.
     fn now(&self) -> Time;
 
-    /// Lets it look after lines that wait for an answer.
+    /// Wakes it up to process lines that wait for an answer.
     fn wake_up(&self);
 }
 
 impl Resolvers {
-    /// None is started yet.
+    /// Creates the state; no thread is started yet.
     pub(super) fn new(settings: &LogSettings) -> Resolvers {
         let names = HostnameCache::new(settings.hostname.clone());
         let (wanted, stopping, cannot_start) = (settings.hostnames, false, false);
@@ -67,25 +67,25 @@ impl Resolvers {
         Resolvers { state: Mutex::new(state), wake: Condvar::new() }
     }
 
-    /// Never held while a name is looked up.
+    /// Locks the state. The lock is never held during a lookup.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Other settings come into force.
+    /// Applies new settings.
     pub(super) fn renew(&self, settings: &LogSettings) {
         let mut state = self.lock();
         state.wanted = settings.hostnames;
         state.names.renew(settings.hostname.clone());
     }
 
-    /// Lets them end. They are not waited for: one may hang for as long as a name server is silent.
+    /// Makes the resolvers exit. They are not joined: one may block for as long as a name server is silent.
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_all();
     }
 
-    /// Sees to it that somebody takes the lookups that wait. `writer` is told of each answer.
+    /// Ensures that a resolver takes the waiting lookups. `writer` is notified of each answer.
     pub(super) fn see_to(&self, state: &mut State, writer: &Arc<impl Waiter>) {
         if state.names.waiting() == 0 {
             return;
@@ -100,12 +100,12 @@ impl Resolvers {
                 }
                 Err(error) => {
                     if state.threads == 0 {
-                        // Nobody would ever take them.
+                        // No resolver would ever take the waiting lookups: fail them.
                         while let Some((id, _)) = state.names.next_lookup(writer.now()) {
                             state.names.learn(writer.now(), id, None);
                         }
                         if !std::mem::replace(&mut state.cannot_start, true) {
-                            say!("cannot look up the names of clients: {error}; the log has addresses");
+                            say!("cannot look up client host names: {error}; logging addresses instead");
                         }
                     }
                     break;
@@ -115,15 +115,15 @@ impl Resolvers {
         self.wake.notify_all();
     }
 
-    /// A resolver's life.
+    /// The main function of a resolver thread.
     fn resolve(&self, writer: &impl Waiter) {
         let mut state = self.lock();
-        // Until now it was counted as one that will take the next lookup.
+        // Until now it was counted as idle.
         state.idle -= 1;
         while !state.stopping {
             if let Some((id, address)) = state.names.next_lookup(writer.now()) {
                 drop(state);
-                // Lines wait for it, also if this is a bug: a panic is told on standard error.
+                // Lines wait for the answer, even after a panic, which is reported on standard error.
                 let name = catch_unwind(|| look_up(address)).unwrap_or_default();
                 state = self.lock();
                 state.names.learn(writer.now(), id, name);
@@ -142,8 +142,8 @@ impl Resolvers {
     }
 }
 
-/// The name of an address, if it leads back to it. That nobody answers is as good as no name: which of the two, is not
-/// the log's to tell.
+/// Returns the name of an address if the name resolves back to it. The log does not distinguish a name
+/// server that is silent from a missing name.
 fn look_up(address: IpAddr) -> Hostname {
     let name = clean(&resolve::name_of(address).ok()??)?;
     let leads_back = resolve::has_address(&name, address).unwrap_or(false);

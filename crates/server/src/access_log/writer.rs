@@ -1,7 +1,7 @@
-//! The one thread that writes the log.
+//! The thread that writes the access log.
 //!
-//! It may wait for a disk or fail on a full one: the loops go on, and what cannot be kept is counted and reported. It waits for
-//! no name: lines that do are held beside it.
+//! It may wait for a disk, or fail on a full one, without delaying the loops; lost lines are counted and reported. It
+//! does not wait for host names: lines that need one are held separately.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::config::settings::{LogFormat, LogSettings, LogTarget};
 use crate::counters::LogCounts;
 use crate::say;
 
-/// Lines on their way to the file.
+/// Lines to be written to the file.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) text: Vec<u8>,
@@ -33,18 +33,18 @@ pub(super) struct Batch {
     pub(super) format: LogFormat,
 }
 
-/// Batches that may wait to be written. With the default buffer 16 MiB: a minute of a slow disk at a few thousand
-/// requests a second.
+/// Maximum number of queued batches. With the default buffer this is 16 MiB: a minute of a slow
+/// disk at a few thousand requests a second.
 const BATCHES_MAX: usize = 256;
 
-/// The thread that writes, as the loops see it.
+/// The writer thread, as the loops see it.
 pub struct Writer {
-    /// The thread holds it while it writes; without a delayed log the loops do.
+    /// The thread holds the lock while it writes; if the log is not delayed, the loops do.
     open: Mutex<Option<Open>>,
     state: Mutex<State>,
     wake: Condvar,
     lost: AtomicU64,
-    /// Lines that were handed over and are neither written nor lost.
+    /// Lines received that are neither written nor lost yet.
     pending: AtomicU64,
     clock: Clock,
     resolvers: Resolvers,
@@ -60,31 +60,31 @@ impl fmt::Debug for Writer {
 struct State {
     /// `queue.len() <= BATCHES_MAX`
     queue: VecDeque<Batch>,
-    /// Buffers to be filled again.
+    /// Empty buffers for reuse.
     spare: Vec<Vec<u8>>,
-    /// A resolver has found something out.
+    /// A resolver has an answer.
     answered: bool,
     reopen: bool,
     stopping: bool,
-    /// Lines that found the queue full since it was last emptied.
+    /// Lines lost to a full queue since the queue was last emptied.
     turned_away: u64,
 }
 
-/// An open log.
+/// The destination of an open log.
 #[derive(Debug)]
 pub enum Sink {
-    /// A file, open for appending.
+    /// A file opened for appending.
     File(File),
-    /// The same where other processes append to it, too.
+    /// A file that other processes append to as well.
     Shared(File),
 }
 
 impl Sink {
-    /// Opens the log; `None`: none is wanted. A file that is created here by root is given to `owner`, who will have to
-    /// reopen it; one that was there is somebody's already.
+    /// Opens the log; returns `None` if logging is disabled. A file created here by root is given to `owner`, which
+    /// must be able to reopen it; an existing file keeps its owner.
     ///
     /// # Errors
-    /// When the file cannot be opened, or not be given away.
+    /// When the file cannot be opened, or its owner cannot be changed.
     pub fn open(target: &LogTarget, owner: Option<(u32, u32)>) -> io::Result<Option<Sink>> {
         let path = match target {
             LogTarget::Off => return Ok(None),
@@ -104,7 +104,7 @@ impl Sink {
         Ok(Some(Sink::File(file)))
     }
 
-    /// The same in a process that is not the only one to write.
+    /// Marks the log as written by several processes.
     #[must_use]
     pub fn shared(self) -> Sink {
         match self {
@@ -119,26 +119,27 @@ impl Sink {
     }
 }
 
-/// Whether whoever writes may wait for a reader.
+/// Whether a write may wait for the reader of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Haste {
-    /// The thread of the log.
+    /// The log thread: it may wait.
     Wait,
-    /// A loop.
+    /// A loop: it must not wait.
     Now,
 }
 
-/// What goes into a pipe whole or not at all (PIPE_BUF, pipe(7)).
+/// The most that a pipe accepts atomically (PIPE_BUF, pipe(7)).
 const ATOMIC: usize = 4096;
 
-/// Opens a log that is there, or makes one.
+/// Opens a log, and creates it if it does not exist.
 ///
-/// To open a named pipe for writing is to wait for who reads it, here with signals kept back, so that not even SIGTERM would
-/// end the wait. Who reads it himself for this moment does not wait, and lines that find no reader are lost, said and counted.
+/// Opening a named pipe for writing blocks until it has a reader, here with signals blocked, so that not
+/// even SIGTERM would end the wait. Opening it for reading as well avoids the wait; lines written without
+/// a reader are lost, counted and reported.
 fn open(path: &Path) -> io::Result<File> {
     let is_pipe = std::fs::metadata(path).is_ok_and(|state| state.file_type().is_fifo());
     let _reader = is_pipe.then(|| File::options().read(true).write(true).open(path)).transpose()?;
-    // Loops write to it where the log is not delayed, and must not wait for a reader that takes nothing.
+    // If the log is not delayed, loops write to it and must not wait for a reader that has stopped reading.
     let flags = if is_pipe { file::NONBLOCKING } else { 0 };
     File::options().append(true).create(true).custom_flags(flags).open(path)
 }
@@ -153,8 +154,8 @@ fn write_patiently(mut file: &File, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Lines that wait for their client's name when the server is told to stop get so much more time: what a name server that
-/// answers at all needs, and half of what the log is given in any case (`server/serve`, `stop`).
+/// How much longer lines may wait for a host name when the server is stopping: enough for a responsive name server, and
+/// half of the time that the log gets in any case (`server/serve`, `stop`).
 const STOP_WAIT: Duration = Duration::from_millis(500);
 
 impl Writer {
@@ -164,12 +165,12 @@ impl Writer {
         Arc::new(Writer { open, state, wake, lost, pending, clock, resolvers })
     }
 
-    /// Starts the thread that writes.
+    /// Starts the writer thread.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the thread cannot be started.
     pub fn start(sink: Sink, settings: &LogSettings, clock: Clock) -> io::Result<(Arc<Writer>, JoinHandle<()>)> {
-        // The first question for the local time reads the zone's file. Here it may.
+        // The first conversion to local time reads the time zone file; here it may block.
         process::local_offset(0);
         let writer = Writer::new(settings, clock);
         let target = settings.access.clone();
@@ -180,28 +181,28 @@ impl Writer {
         Ok((writer, thread))
     }
 
-    /// Takes over whether names are wanted, and their limits; the file stays.
+    /// Applies the settings of host name lookups; the file stays open.
     pub fn renew(&self, settings: &LogSettings) {
         self.resolvers.renew(settings);
     }
 
-    /// Lines that could not be kept.
+    /// Returns the number of lines lost.
     pub fn lost_lines(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Lines that could not be kept, and what became of the lookups of client names.
+    /// Returns the number of lines lost, and the statistics of host name lookups.
     pub fn counts(&self) -> LogCounts {
         LogCounts { lost_lines: self.lost_lines(), hostnames: self.resolvers.lock().names.counts() }
     }
 
-    /// Opens the file anew: the old one has been moved away. Lines that wait for a name go to the new one.
+    /// Reopens the file after rotation. Lines that wait for a name go to the new one.
     pub fn reopen(&self) {
         self.lock().reopen = true;
         self.wake.notify_one();
     }
 
-    /// Writes what is there, and ends.
+    /// Makes the thread write what is queued and exit.
     pub fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_one();
@@ -215,22 +216,22 @@ impl Writer {
         f(&mut self.open.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes lines that were [handed over](Writer::put).
+    /// Writes lines that were [queued](Writer::put).
     fn write(&self, text: &[u8], lines: u64) {
         let settle = |lines| _ = self.pending.fetch_sub(lines, Ordering::Relaxed);
         self.with_open(|open| open.iter_mut().for_each(|log| log.write(text, lines, Haste::Wait, &self.lost, &settle)));
     }
 
-    /// Counts as lost what is not written yet, since the server ends and the log takes nothing. Returns how many lines.
+    /// Counts unwritten lines as lost, because the server exits and the log is blocked. Returns their number.
     pub fn give_up(&self) -> u64 {
         let lines = self.pending.swap(0, Ordering::Relaxed);
         self.lost.fetch_add(lines, Ordering::Relaxed);
         lines
     }
 
-    /// Writes a line at once, in the caller's thread: what the switch `delayed-log` is for. A reader is not waited for: what
-    /// a pipe has no room for is lost and counted. `false`: the line has to wait for a name, and is for
-    /// [`put`](Writer::put).
+    /// Writes a line at once in the caller's thread, for the switch `delayed-log`. It does not wait for a
+    /// reader: lines for which a pipe has no room are lost and counted. Returns `false` if the line must wait
+    /// for a name and belongs in [`put`](Writer::put).
     pub(super) fn write_at_once(&self, line: &[u8]) -> bool {
         if self.resolvers.lock().wanted {
             return false;
@@ -239,13 +240,13 @@ impl Writer {
         true
     }
 
-    /// Takes a batch and gives an empty buffer in exchange. The lock is never held while anything is written.
+    /// Queues a batch and returns an empty buffer. The lock is never held during a write.
     pub(super) fn put(&self, batch: Batch) -> Vec<u8> {
         let mut state = self.lock();
         if state.queue.len() == BATCHES_MAX {
             self.lost.fetch_add(batch.lines, Ordering::Relaxed);
             if state.turned_away == 0 {
-                say!("the access log is not written as fast as lines come; lines are lost until it is");
+                say!("cannot write the access log fast enough; lines are lost until the writer catches up");
             }
             state.turned_away += batch.lines;
             let mut text = batch.text;
@@ -261,7 +262,7 @@ impl Writer {
     fn run(self: Arc<Writer>) {
         let mut held = Held::default();
         let mut out = Vec::new();
-        // When the oldest line has waited long enough; when all have, for the end has come.
+        // When the oldest line has waited long enough; and when all of them have, because the server stops.
         let (mut due, mut end) = (Time::NEVER, Time::NEVER);
         loop {
             let mut state = self.lock();
@@ -273,12 +274,12 @@ impl Writer {
             state.answered = false;
             let reopen = std::mem::take(&mut state.reopen);
             let stopping = state.stopping;
-            // What was gathered before a reopening belongs to the old file.
+            // Lines gathered before a reopen belong to the old file.
             let batches = std::mem::take(&mut state.queue);
             let turned_away = std::mem::take(&mut state.turned_away);
             drop(state);
             if turned_away > 0 {
-                say!("the access log is being written again; {turned_away} lines were lost");
+                say!("writing the access log again; {turned_away} lines were lost");
             }
             if stopping && end == Time::NEVER {
                 end = self.now() + STOP_WAIT;
@@ -314,7 +315,8 @@ impl Writer {
         }
     }
 
-    /// Writes the lines in `out` and those that need not wait any longer. Returns when the next will have waited long enough.
+    /// Writes the lines in `out` and those that need not wait any longer. Returns when
+    /// the next line will have waited long enough.
     fn release(self: &Arc<Writer>, held: &mut Held, lines: u64, end: Time, out: &mut Vec<u8>) -> Time {
         let now = self.now();
         let mut resolvers = self.resolvers.lock();
@@ -345,22 +347,22 @@ impl Waiter for Writer {
     }
 }
 
-/// The log as the writer has it.
+/// The open log as the writer sees it.
 struct Open {
     sink: Sink,
-    /// It is a file, not a pipe, a socket or a terminal.
+    /// Whether it is a regular file rather than a pipe, socket or terminal.
     is_file: bool,
     target: LogTarget,
-    /// The last line is not whole, and another must not begin right behind it.
+    /// The last line is incomplete; the next must not be appended to it.
     torn: bool,
-    /// Written since memory was [let go](Open::let_go) last.
+    /// Bytes written since page cache was last [released](Open::let_go).
     held_bytes: usize,
     trouble: Trouble,
 }
 
-/// A log of a busy server grows by 20 MB a second and would push files out of memory, though nobody reads it but at its end.
-/// After so many bytes the memory of what lies behind is let go: the last of it is on its way to the disk then, and is named
-/// again the next times.
+/// The log of a busy server grows by 20 MB a second and would evict files from the page cache, although it is read
+/// only at its end. After so many bytes, the pages behind are released. The most recent of them are still under
+/// writeback then, and are released in later rounds.
 const LET_GO_STEP: usize = 1 << 20;
 const LET_GO: u64 = 4 << 20;
 
@@ -370,11 +372,11 @@ impl Open {
         Open { sink, is_file, target, torn: false, held_bytes: 0, trouble: Trouble::default() }
     }
 
-    /// Writes lines; `settle` is told of each that is written or lost.
+    /// Writes lines; calls `settle` for each written or lost line.
     fn write(&mut self, text: &[u8], lines: u64, haste: Haste, lost: &AtomicU64, settle: &impl Fn(u64)) {
         let mut rest = text;
         while !rest.is_empty() {
-            // Into a pipe by whole lines that go in at once or not at all, so that it is known which are in it.
+            // Into a pipe, only whole lines that are accepted atomically, so that it is known which were written.
             let end = if self.is_file { rest.len() } else { whole_lines(rest) };
             let (piece, others) = rest.split_at(end);
             let lines = if end == text.len() { lines } else { count_lines(piece) };
@@ -395,11 +397,11 @@ impl Open {
         }
     }
 
-    /// Lets the kernel have the memory of what has been written.
+    /// Releases the page cache of what has been written.
     fn let_go(&mut self) {
         let mut file = self.sink.file();
         if let Ok(end) = file.stream_position() {
-            // A pipe has no position and no pages; where it fails otherwise nothing is lost but memory.
+            // A pipe has neither position nor pages; any other failure costs only memory.
             let _ = file::let_go(file, end.saturating_sub(LET_GO)..end);
         }
     }
@@ -412,15 +414,15 @@ impl Open {
                 self.is_file = is_file(&self.sink);
                 self.torn = false;
             }
-            Err(error) => say!("cannot reopen the log {}: {error}; lines go on to the old file", path.display()),
+            Err(error) => say!("cannot reopen the log {}: {error}; still writing to the old file", path.display()),
         }
     }
 }
 
-/// Writes a batch. An error comes with the number of lines that are kept all the same.
+/// Writes a batch. An error includes the number of lines that were kept nevertheless.
 ///
-/// A failure in the middle of a line leaves a torn one, right behind which the next batch would be written: it is taken out
-/// again, or, where that cannot be, `torn` is set and the line is ended before another begins.
+/// A failure in the middle of a line leaves a torn line, to which the next batch would be appended. It is removed; if
+/// that is impossible, `torn` is set, and the line is terminated before another is written.
 fn write_all(
     sink: &Sink,
     put: impl Fn(&File, &[u8]) -> io::Result<usize>,
@@ -448,12 +450,13 @@ fn write_all(
     Ok(())
 }
 
-/// Whether this is a regular file.
+/// Returns whether this is a regular file.
 fn is_file(sink: &Sink) -> bool {
     sink.file().metadata().is_ok_and(|state| state.is_file())
 }
 
-/// The length of the whole lines at the front that fit into [`ATOMIC`] bytes; of the first line if not even that does.
+/// Returns the length of the leading whole lines that fit into [`ATOMIC`] bytes, or of
+/// the first line if it alone does not fit.
 fn whole_lines(text: &[u8]) -> usize {
     if text.len() <= ATOMIC {
         return text.len();
@@ -466,8 +469,8 @@ fn count_lines(text: &[u8]) -> u64 {
     text.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-/// Takes so many bytes from the end of the log; `false` for one that is no regular file, or whose end may by now be
-/// another process's.
+/// Removes so many bytes from the end of the log. Returns `false` if it is not a regular file, or its
+/// end may belong to another process by now.
 fn cut_off(sink: &Sink, count: u64) -> bool {
     match sink {
         Sink::Shared(_) => false,
@@ -478,19 +481,19 @@ fn cut_off(sink: &Sink, count: u64) -> bool {
     }
 }
 
-/// Says once that the log fails, and once that it goes on.
+/// Reports once that the log fails, and once that it has recovered.
 #[derive(Default)]
 struct Trouble {
     lost: u64,
-    /// Since when a reader lags behind.
+    /// Since when a reader has been too slow.
     lags_since: Option<Instant>,
 }
 
-/// A reader that lags behind takes a line now and then. That it does is said no more often.
+/// A reader that is too slow still takes a line now and then; its recovery is reported no more often than this.
 const LAG_SAID_AFTER: Duration = Duration::from_secs(10);
 
 impl Trouble {
-    /// Takes note of how a batch was written, or why not and how many lines were lost.
+    /// Records how a batch was written, or why it failed and how many lines were lost.
     fn after(&mut self, target: &LogTarget, written: Result<(), (io::Error, u64)>, lost: &AtomicU64) {
         let name = match target {
             LogTarget::File(path) => path.display().to_string(),
@@ -499,16 +502,18 @@ impl Trouble {
         match written {
             Ok(()) if self.lags_since.is_some_and(|since| since.elapsed() < LAG_SAID_AFTER) => {}
             Ok(()) if self.lost > 0 => {
-                say!("the log {name} is being written again; {} lines were lost", self.lost);
+                say!("writing the log {name} again; {} lines were lost", self.lost);
                 *self = Trouble::default();
             }
             Ok(()) => {}
             Err((error, lines)) => {
                 if self.lost == 0 && error.kind() == io::ErrorKind::WouldBlock {
                     self.lags_since = Some(Instant::now());
-                    say!("cannot write the log {name}: nobody reads what is there; lines are lost until somebody does");
+                    say!(
+                        "cannot write the log {name}: its reader has stopped reading; lines are lost until it resumes"
+                    );
                 } else if self.lost == 0 {
-                    say!("cannot write the log {name}: {error}; lines are lost until it works again");
+                    say!("cannot write the log {name}: {error}; lines are lost until writing succeeds");
                 }
                 self.lost += lines;
                 lost.fetch_add(lines, Ordering::Relaxed);
@@ -517,10 +522,10 @@ impl Trouble {
     }
 }
 
-/// Lets the log be written to its end.
+/// Waits until the log is written.
 ///
-/// Whoever reads the log may have stopped reading. The loops may have used up all the time, so it gets one more second in
-/// any case.
+/// Its reader may have stopped reading, and the loops may have used up the time for stopping, so
+/// the log gets one more second in any case.
 pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Clock, at: Time) -> Arc<Writer> {
     writer.stop();
     let until = at.max(clock.now() + Duration::from_secs(1));
@@ -528,7 +533,7 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
         std::thread::sleep(Duration::from_millis(2));
     }
     if !thread.is_finished() {
-        say!("the access log is blocked; its last {} lines are lost", writer.give_up());
+        say!("access log blocked: the last {} lines are lost", writer.give_up());
     }
     writer
 }
@@ -553,7 +558,7 @@ mod tests {
             hostnames: false,
             hostname: HostnameLimits::default(),
         };
-        // A writer whose thread hangs, as on a dead disk: nobody takes a batch away.
+        // A writer whose thread hangs, as on a dead disk: no batch is taken.
         let writer = Writer::new(&settings, Clock::start());
         let mut log = AccessLog::new(&settings, Some(Arc::clone(&writer)));
         let (record, peer, wall) = (Record::default(), Peer::new(None), WallClock::at(0));
@@ -561,7 +566,7 @@ mod tests {
             log.write(&record, &peer, 0, &wall, Time::START);
         }
         assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
-        // At the end all of them are.
+        // After giving up, all of them are.
         assert_eq!(writer.give_up(), BATCHES_MAX as u64);
         assert_eq!((writer.give_up(), writer.lost_lines()), (0, BATCHES_MAX as u64 + 7));
     }
@@ -589,12 +594,12 @@ mod tests {
         let (line, lost) = ([[b'x'; 1023].as_slice(), b"\n"].concat(), AtomicU64::new(0));
         let written = File::open(&path).expect("opened");
         let held = || (0..16_u64 << 10).step_by(4).filter(|at| file::is_resident(&written, at << 10)).count();
-        // 16 MiB, written no faster than the disk can.
+        // 16 MiB, written no faster than the disk allows.
         for _ in 0..16 {
             (0..1024).for_each(|_| log.write(&line, 1, Haste::Wait, &lost, &|_| {}));
             written.sync_data().expect("synced");
         }
-        assert!(held() < 2048, "{} of 4096 pages; if the build folder is no disk's, build elsewhere", held());
+        assert!(held() < 2048, "{} of 4096 pages; if the build directory is not on a disk, build elsewhere", held());
         assert_eq!(written.metadata().expect("its length").len(), 16 << 20);
     }
 

@@ -1,10 +1,11 @@
-//! Applications that live on: where they listen, and the connections to them that are idle.
+//! Persistent applications: their addresses, and idle connections to them.
 //!
-//! A connection carries one request at a time (`fastcgi`). Most applications have a process for each connection, also for one
-//! that nobody uses; so a connection to an application that others may need too, that is one that was here before
-//! (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, the backlog of its socket, decides who
-//! is next. Only where the administrator says so (`min_spare`) are some kept open (FCGI_KEEP_CONN). An application that is started
-//! here (`manager`) serves nobody else: its connection holds its place in the semaphore as long as it is open, and is used again.
+//! A connection carries one request at a time (`fastcgi`). Most applications dedicate a process to each connection,
+//! even an idle one. So a connection to an application that other clients may share, one that the server did not
+//! start (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, its socket's backlog,
+//! decides which request is next. Idle connections to it are kept open only if the administrator says so
+//! (`min_spare`; FCGI_KEEP_CONN). An application that the server starts (`manager`) serves nothing else: its
+//! connection holds its permit while it is open, and is reused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,59 +22,60 @@ use super::manager::Application;
 use super::semaphore::{Permit, Semaphore};
 use crate::say;
 
-/// An application, and the connections to it that nobody uses at the moment. Rules that name the same address share it.
+/// An application and the idle connections to it. Rules that name the same address share it.
 #[derive(Debug)]
 pub struct Backend {
     pub(super) at: At,
-    /// Idle connections that are kept open at most.
+    /// Maximum idle connections.
     pub(super) idle_max: usize,
-    /// Of an application that is started here, processes that stay when there is nothing to do.
+    /// For an application that the server starts: processes kept when idle.
     reserve: usize,
     idle: Mutex<Vec<Idle>>,
-    /// When the name of its socket was last used with success, in milliseconds since `start`; 0: never.
+    /// When its socket was last used successfully, in milliseconds since `start`; 0: never.
     connected_ms: AtomicU64,
     start: Instant,
 }
 
-/// Where it is.
+/// The address of an application.
 #[derive(Debug)]
 pub enum At {
-    /// It listens at this socket.
+    /// A Unix socket.
     Unix(PathBuf),
-    /// It listens at this address.
+    /// A TCP address.
     Tcp(SocketAddr),
-    /// It is started here, with a socket for each place.
+    /// Started by this server, with one socket per permit.
     Kept(Application),
 }
 
 #[derive(Debug)]
 struct Idle {
     socket: OwnedFd,
-    /// Its place, where that is a process.
+    /// Its permit, if that stands for a process.
     permit: Option<Permit>,
     since: Instant,
 }
 
-/// An idle process, and its connection, beyond the reserve goes after this; the default of helpers.
+/// An idle process beyond the reserve, and its connection, is closed after this; the default of helpers.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// An idle connection to an application that others may need goes after this.
+/// An idle connection to a shared application is closed after this.
 const IDLE_TIME_SHARED: Duration = Duration::from_secs(1);
 
-/// The name of a socket that was used so recently is in the kernel's memory, so that using it does not wait for a disk.
+/// A socket name used so recently is in the kernel's dentry cache, so using it does not wait for a disk.
 const NAME_TIME: Duration = Duration::from_secs(10);
 
-/// Why a request has not been begun.
+/// Why a request was not started.
 #[derive(Debug)]
 pub enum NotBegun {
     /// The application's queue is full, or the server is out of descriptors: the request waits.
     Waits,
-    /// It is answered with this.
+    /// The request fails with this error.
     Failed(AppTrouble),
 }
 
 impl Backend {
-    /// The application there. Keeps so many idle connections, and so many idle processes of its own.
+    /// Creates the backend for an address. It keeps at most `idle_max` idle connections
+    /// and `reserve` idle processes of its own.
     pub fn new(at: At, idle_max: usize, reserve: usize) -> Backend {
         let (idle, connected_ms) = (Mutex::default(), AtomicU64::new(0));
         Backend { at, idle_max, reserve, idle, connected_ms, start: Instant::now() }
@@ -83,12 +85,12 @@ impl Backend {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that was used before and is still open, with its place: that of a process, or one of this semaphore.
+    /// Returns a used connection that is still open, with its permit: that of a process, or one of this semaphore.
     pub fn take_idle(&self, semaphore: &Arc<Semaphore>) -> Option<(OwnedFd, Permit)> {
         if self.idle_max == 0 {
             return None;
         }
-        // Where the connection has none of its own.
+        // The permit, if the connection holds none itself.
         let mut own = None;
         if !matches!(self.at, At::Kept(_)) {
             own = Some(semaphore.enter()?);
@@ -98,7 +100,7 @@ impl Backend {
             if permit.is_some() {
                 semaphore.idle.fetch_sub(1, Ordering::Relaxed);
             }
-            // Nothing is to be said on it now. Whatever it says is its end, or not meant for us.
+            // An idle connection must be silent. Data on it means its end, or is not for this server.
             match socket::receive(&socket, &mut [0]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return permit.or(own).map(|permit| (socket, permit));
@@ -108,7 +110,7 @@ impl Backend {
         }
     }
 
-    /// Keeps a connection for the next request, if there may be one more and no request waits for what it holds.
+    /// Keeps a connection for the next request, if the limit allows and no request waits for its permit.
     pub(super) fn keep(&self, socket: OwnedFd, permit: Permit) {
         let mut idle = self.idle();
         if idle.len() >= self.idle_max {
@@ -125,7 +127,7 @@ impl Backend {
         idle.push(Idle { socket, permit, since: Instant::now() });
     }
 
-    /// Lets go of what has been idle for long enough. Whether there is anything left that is to be looked after.
+    /// Closes connections that have been idle for too long. Returns whether any are left that need sweeping.
     pub fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut idle = self.idle();
@@ -133,7 +135,7 @@ impl Backend {
             At::Kept(_) => (IDLE_TIME, self.reserve),
             At::Unix(_) | At::Tcp(_) => (IDLE_TIME_SHARED, 0),
         };
-        // The longest idle are in front.
+        // Those idle longest come first.
         while idle.len() > kept && idle.first().is_some_and(|first| now >= first.since + time) {
             let gone = idle.remove(0);
             if let Some(permit) = &gone.permit {
@@ -143,7 +145,7 @@ impl Backend {
         !idle.is_empty()
     }
 
-    /// Whether a connection to it can be made without waiting for anything.
+    /// Returns whether connecting does not wait for anything.
     pub fn is_at_hand(&self) -> bool {
         match &self.at {
             At::Tcp(_) => true,
@@ -154,18 +156,18 @@ impl Backend {
         }
     }
 
-    /// Sees to it that a connection to it can be made without waiting.
+    /// Prepares the application so that connecting does not wait.
     pub fn prepare(&self, permit: &Permit) {
         let name = match &self.at {
             At::Tcp(_) => return,
             At::Unix(name) => name.clone(),
             At::Kept(application) => application.name(permit.number()),
         };
-        // Only its name is to be in memory: whether it is there is found out by connecting.
+        // Only the name must be in memory; connecting tells whether the socket exists.
         let _ = std::fs::symlink_metadata(name);
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     pub(super) fn connect(&self, permit: &Permit) -> Result<OwnedFd, NotBegun> {
         let connected = match &self.at {
             At::Unix(name) => local::connect_now(name).map_err(|error| (name.display().to_string(), error)),

@@ -1,7 +1,7 @@
-//! A process for each request (CGI/1.1, RFC 3875): how one is started, what it is told, and how it comes to its end.
+//! CGI: one process per request (CGI/1.1, RFC 3875). Starts it, passes the request's variables, and handles its end.
 //!
-//! It leads a process group of its own, so that what it starts can be ended with it, and has three pipes and nothing else of
-//! the server's: no descriptor, no variable. There is no shell between: the script's file is what is executed.
+//! The process leads its own process group, so that its children can be ended with it. It gets three pipes and nothing
+//! else from the server: no descriptors, no variables. No shell is involved: the script file is executed directly.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -30,104 +30,104 @@ use crate::disk::{Disk, Script};
 use crate::say;
 use crate::token::Token;
 
-/// A meta-variable's name and value.
+/// The name and value of a meta-variable.
 pub type Variable<'a> = (&'a [u8], Cow<'a, [u8]>);
 
-/// Where a script finds programs, which the standard leaves to the server (RFC 3875, 7.2).
+/// The search path of scripts, which the standard leaves to the server (RFC 3875, 7.2).
 const PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
-/// A request that needs the disk before it can be begun.
+/// A request that needs the disk before it can start.
 #[derive(Debug)]
 pub struct Job {
-    /// Who asked, and under which ticket.
+    /// The connection.
     pub token: Token,
-    /// The same.
+    /// The ticket of its request.
     pub ticket: Ticket,
-    /// What is asked.
+    /// The request.
     pub work: Box<AppWork>,
-    /// What only the server knows of the request.
+    /// What only the server knows about the request.
     pub place: Place,
-    /// The place that it takes.
+    /// The permit that it holds.
     pub permit: Permit,
-    /// A connection that the place has been used with.
+    /// An open connection that the permit was used with before.
     pub kept: Option<OwnedFd>,
-    /// When it was asked for.
+    /// When the job was created.
     pub asked: Instant,
 }
 
-/// Where a request was made, by whom, and under which rules.
+/// The connection, rule and disk of a request.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The two ends of the client's connection.
+    /// The addresses of the client's connection.
     pub ends: Arc<Ends>,
-    /// By which what a script complains of is told apart.
+    /// Identifies the request in messages about its script.
     pub id: String,
-    /// Its number among the loop's requests: the lowest goes first.
+    /// Its sequence number in the loop: the lowest is served first.
     pub number: u64,
-    /// What the rule adds to the variables.
+    /// Variables that the rule adds.
     pub env: Arc<[(Box<str>, Box<str>)]>,
-    /// Where scripts are found.
+    /// Where scripts are looked up.
     pub disk: Arc<Disk>,
-    /// The application that lives on; `None`: each request has a process of its own.
+    /// The persistent application; `None`: each request has its own process.
     pub backend: Option<Arc<Backend>>,
-    /// Scripts are files of the site; else the application knows its own.
+    /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
-    /// The connection knows that it has its turn.
+    /// The connection knows that the request is no longer queued.
     pub is_told: bool,
 }
 
-/// The two ends of a client's connection, as applications are told of them. Asked for once a connection.
+/// The two addresses of a client's connection, for applications. Determined once per connection.
 #[derive(Clone, Debug)]
 pub struct Ends {
     /// The client's address and port.
     peer: Option<(String, Vec<u8>)>,
-    /// Ours.
+    /// The server's address and port.
     local: Option<(String, Vec<u8>)>,
 }
 
 impl Ends {
-    /// Those of this socket.
+    /// Reads the addresses of a socket.
     pub fn of(socket: BorrowedFd<'_>) -> Ends {
         let text = |address: SocketAddr| (address.ip().to_canonical().to_string(), decimal(address.port().into()));
         Ends { peer: socket::peer_address(socket).ok().map(text), local: socket::local_address(socket).ok().map(text) }
     }
 }
 
-/// What came of it.
+/// The result of a job.
 #[derive(Debug)]
 pub struct Started {
-    /// Who asked, and under which ticket.
+    /// The connection.
     pub token: Token,
-    /// The same.
+    /// The ticket of its request.
     pub ticket: Ticket,
-    /// The process or the connection, or why there is none.
+    /// The process or the connection, or the error.
     pub result: Result<Begun, AppTrouble>,
 }
 
-/// How a request was begun.
+/// How a request was started.
 #[derive(Debug)]
 pub enum Begun {
-    /// By a process of its own.
+    /// By its own process.
     Runs(Running),
-    /// Not yet: its script has been found, and the application that lives on may be asked.
+    /// Not yet: its script was found, and the persistent application can be called.
     Found(Box<Job>, Found),
 }
 
-/// A process that runs, and our ends of its pipes.
+/// A running process and the server's ends of its pipes.
 #[derive(Debug)]
 pub struct Running {
     /// The process.
     pub process: Process,
-    /// It reads from this; `None` once it has been given everything, or wants no more.
+    /// Its standard input; `None` once the body is complete, or the process has closed it.
     pub stdin: Option<OwnedFd>,
-    /// It answers here; `None` at its end.
+    /// Its standard output; `None` after its end.
     pub stdout: Option<OwnedFd>,
-    /// It complains here.
+    /// Its standard error.
     pub stderr: Option<OwnedFd>,
 }
 
 impl Job {
-    /// Finds the script, and starts its process if it is to have one. Waits for the disk.
+    /// Finds the script, and starts its process if it has its own. Waits for the disk.
     pub fn perform(self) -> Started {
         let (token, ticket) = (self.token, self.ticket);
         if let Some(backend) = self.place.backend.clone() {
@@ -145,7 +145,7 @@ impl Job {
             let path = script.path.clone();
             let variables = variables(&work, &place, script.end, &path);
             match start(script, &variables, work.has_body, &mut permit) {
-                // It was replaced in this moment.
+                // The script was replaced at this moment.
                 Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle && tries < TRIES => tries += 1,
                 result => break result.map_err(|error| trouble_of(&error, &place.id, &path)),
             }
@@ -172,10 +172,10 @@ impl Job {
     }
 }
 
-/// A script that is replaced so often while it is started is not started.
+/// Attempts to start a script that is being replaced.
 const TRIES: usize = 10;
 
-/// What it means for the request that its script cannot be started.
+/// Returns the error for a request whose script cannot be started.
 fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
     match error.kind() {
         io::ErrorKind::PermissionDenied => AppTrouble::Forbidden,
@@ -185,7 +185,9 @@ fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
         }
         _ => {
             let hint = match error.kind() {
-                io::ErrorKind::NotFound => " (the program in its first line is not there, or the line ends in CR LF)",
+                io::ErrorKind::NotFound => {
+                    " (the interpreter in its first line does not exist, or the line ends in CR LF)"
+                }
                 _ => "",
             };
             say!("{id} cannot start {}: {error}{hint}", script.display());
@@ -194,13 +196,13 @@ fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
     }
 }
 
-/// All meta-variables of a request, by the script's name and what is behind it in the path.
+/// Returns all meta-variables of a request. `script` and `end` are the script's name and where it ends in the path.
 pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'a Path) -> Vec<Variable<'a>> {
     let root = place.disk.root_of(work.site).unwrap_or(Path::new("/"));
     let of_head = work.variables.iter().map(|(name, value)| (&name[..], Cow::from(value)));
     let mut variables = Vec::with_capacity(work.variables.len() + VARIABLES_MAX + place.env.len());
     variables.extend(of_head);
-    // No variable that follows from the head has one of these names, but for SERVER_NAME.
+    // No variable derived from the head has one of these names, except SERVER_NAME.
     let mut put = |name: &'static str, value: &'a [u8]| variables.push((name.as_bytes(), Cow::from(value)));
     put("PATH", PATH);
     put("DOCUMENT_ROOT", root.as_os_str().as_bytes());
@@ -213,7 +215,7 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
     if let Some((address, port)) = &place.ends.local {
         put("SERVER_ADDR", address.as_bytes());
         put("SERVER_PORT", port);
-        // 4.1.14: never without a value.
+        // 4.1.14: never empty.
         if !work.variables.iter().any(|(name, _)| name == b"SERVER_NAME") {
             put("SERVER_NAME", address.as_bytes());
         }
@@ -232,11 +234,11 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
     variables
 }
 
-/// Variables that do not follow from the head, at most.
+/// Maximum variables not derived from the head.
 const VARIABLES_MAX: usize = 12;
 
-/// Starts a script. The file that was found is what is executed, whatever its name means by then. A script with `#!` is opened
-/// once more by its interpreter, which wants its name: so what that means is compared at the last moment.
+/// Starts a script. The file that was found is executed, whatever its name refers to by then. The interpreter of a `#!`
+/// script opens it once more by name, so what the name refers to is compared at the last moment.
 fn start(
     script: Script,
     variables: &[Variable<'_>],
@@ -249,7 +251,7 @@ fn start(
     let mut command = Command::new(&script);
     command.env_clear();
     command.envs(variables.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
-    // RFC 3875, 7.2: the script's own folder.
+    // RFC 3875, 7.2: the script's own directory.
     command.current_dir(script.parent().unwrap_or(Path::new("/"))).process_group(0);
     let (stdin, theirs) = stdin.map_or((None, Stdio::null()), |Pipe { ours, theirs }| (Some(ours), theirs.into()));
     command.stdin(theirs).stdout(stdout.theirs).stderr(stderr.theirs);
@@ -269,7 +271,7 @@ fn start(
     Ok(Running { process, stdin, stdout: Some(stdout.ours), stderr: Some(stderr.ours) })
 }
 
-/// A clean path without its slash in front: relative to a root.
+/// Returns a clean path without its leading slash, relative to a root.
 pub fn relative(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path)))
 }

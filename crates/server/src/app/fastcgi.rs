@@ -1,9 +1,9 @@
-//! One request to an application that lives on, over a connection to it (FastCGI).
+//! A request to a persistent application, over a FastCGI connection.
 //!
-//! `backend` has the connection, idle or new, and decides whether it is kept when the request is over. A connection carries
-//! one request at a time.
+//! `backend` provides the connection, idle or new, and decides whether it is kept after the request. A
+//! connection carries one request at a time.
 //!
-//! Nothing here waits: what may, the lookup of a script, was done before (`scripts`, `threads`).
+//! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use super::scripts::Found;
 use super::semaphore::Permit;
 use crate::say;
 
-/// What is asked, and under which rules.
+/// A request and its context.
 pub type Question = (Box<AppWork>, Place);
 
 /// A request on a connection to an application.
@@ -33,29 +33,30 @@ pub struct FastCgiRequest {
     /// The connection.
     pub socket: OwnedFd,
     permit: Permit,
-    /// Records that are still to be written, from `out_at` on.
+    /// Records to be written, from `out_at` on.
     out: Vec<u8>,
     out_at: usize,
     reader: RecordReader,
-    /// What to ask anew, if the connection turns out to have been closed before it heard of this: it was idle.
+    /// The request to retry if the connection, which was idle, turns out to have been closed
+    /// before the request reached the application.
     again: Option<Question>,
-    /// It has come to its end, and whether that is one.
+    /// The request has ended; whether successfully.
     end: Option<bool>,
-    /// If it is none, what has gone wrong.
+    /// The error to report if it has not.
     trouble: AppTrouble,
-    /// It was told that the body is complete.
+    /// The end of the body was queued.
     is_told: bool,
-    /// Nothing can be written to it any more.
+    /// The connection can no longer be written.
     is_broken: bool,
-    /// Whether somebody is there is not known yet: the address, to tell of.
+    /// The connection is not established yet; the address, for messages.
     connecting: Option<SocketAddr>,
 }
 
 impl FastCgiRequest {
-    /// Begins a request, on this connection or on a new one, and says what it waits for then.
+    /// Sends a request over this connection or a new one. Returns with it the events to wait for.
     ///
     /// # Errors
-    /// Why not, with the request and its place.
+    /// Why it was not started, with the request and its permit.
     pub fn begin(
         backend: &Arc<Backend>,
         (work, place): Question,
@@ -70,7 +71,7 @@ impl FastCgiRequest {
         };
         let variables = cgi::variables(&work, &place, end, &script);
         let mut out = Vec::new();
-        // Where it looks for programs is its own business.
+        // The application's search path is its own business.
         let variables = variables.iter().filter(|(name, _)| *name != b"PATH");
         fastcgi::begin(&mut out, backend.idle_max > 0, variables.map(|(name, value)| (*name, &value[..])));
         let has_body = work.has_body;
@@ -99,12 +100,12 @@ impl FastCgiRequest {
                 At::Tcp(_) | At::Unix(_) | At::Kept(_) => None,
             },
         });
-        // Most requests are written at once, and then there is no room to wait for.
+        // Most requests are written at once, and then there is no need to wait for room.
         let is_written = request_.flush() && !has_body;
         Ok((request_, if is_written { Interest::Incoming } else { Interest::Connection }))
     }
 
-    /// Gives it part of the body.
+    /// Queues part of the body.
     pub fn put(&mut self, bytes: &[u8]) {
         if self.out_at == self.out.len() {
             self.out.clear();
@@ -113,26 +114,26 @@ impl FastCgiRequest {
         fastcgi::body(&mut self.out, bytes);
     }
 
-    /// Tells it, once, that the body is complete.
+    /// Queues the end of the body, once.
     pub fn put_end(&mut self) {
         if !std::mem::replace(&mut self.is_told, true) {
             fastcgi::body_end(&mut self.out);
         }
     }
 
-    /// Whether everything so far was written.
+    /// Returns whether everything queued so far was written.
     pub fn has_flushed(&self) -> bool {
         self.out_at == self.out.len() || self.is_broken
     }
 
-    /// Writes what it takes: whether that is everything.
+    /// Writes as much as the socket accepts. Returns whether that was everything.
     pub fn flush(&mut self) -> bool {
         while self.out_at < self.out.len() && !self.is_broken {
             match socket::send(&self.socket, &self.out[self.out_at..], false) {
                 Ok(count) => (self.out_at, self.connecting) = (self.out_at + count, None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // What it has said before may still be read.
+                // Earlier output may still be read.
                 Err(error) => {
                     self.is_broken = true;
                     self.note_unreached(&error);
@@ -142,7 +143,7 @@ impl FastCgiRequest {
         true
     }
 
-    /// If it was not known yet whether somebody is there, nobody is.
+    /// Reports a failed connect, if the connection was not established yet.
     fn note_unreached(&mut self, error: &io::Error) {
         if let Some(address) = self.connecting.take() {
             self.trouble = AppTrouble::Unreachable;
@@ -150,7 +151,7 @@ impl FastCgiRequest {
         }
     }
 
-    /// Takes in what it says. The answer's bytes are put to the front of the buffer.
+    /// Reads the application's output. The bytes of the response are moved to the front of the buffer.
     pub(super) fn hear(&mut self, buffer: &mut [u8], complaints: &mut StderrLines) -> Came {
         loop {
             if let Some(is_whole) = self.end {
@@ -179,12 +180,12 @@ impl FastCgiRequest {
         }
     }
 
-    /// Reads records, and puts the answer's bytes among them to the front: how many these are.
+    /// Parses records and moves the bytes of the response to the front. Returns their number.
     fn take(&mut self, bytes: &mut [u8], complaints: &mut StderrLines) -> usize {
         let (mut at, mut kept) = (0, 0);
         while at < bytes.len() {
             if self.end.is_some() {
-                // Behind its end there is nothing that we have asked for.
+                // Nothing that follows the end of the request was asked for.
                 self.is_broken = true;
                 break;
             }
@@ -217,10 +218,11 @@ impl FastCgiRequest {
         kept
     }
 
-    /// What to ask anew, and in which place, if the connection was closed before it heard of this.
+    /// Returns the request to retry and its permit, if the connection was closed
+    /// before the request reached the application.
     ///
     /// # Errors
-    /// The request itself, if there is nothing to ask anew.
+    /// The request itself, if it cannot be retried.
     pub fn into_again(mut self: Box<FastCgiRequest>) -> Result<(Question, Permit), Box<FastCgiRequest>> {
         match self.again.take() {
             Some(again) => Ok((again, self.permit)),
@@ -228,12 +230,13 @@ impl FastCgiRequest {
         }
     }
 
-    /// Whether its connection may be used again.
+    /// Returns whether its connection may be reused.
     pub fn may_be_kept(&self) -> bool {
         self.backend.idle_max > 0 && self.end == Some(true) && self.out_at == self.out.len() && !self.is_broken
     }
 
-    /// It is over, and was not broken off: the connection is kept, if it may be used again. Then this has to be looked after.
+    /// Finishes a complete request: keeps its connection, if it may be reused. Returns
+    /// the backend if that needs sweeping then.
     pub fn finish(self) -> Option<Arc<Backend>> {
         self.may_be_kept().then(|| {
             self.backend.keep(self.socket, self.permit);
@@ -241,27 +244,28 @@ impl FastCgiRequest {
         })
     }
 
-    /// Nobody wants its answer any more. An application that was started here is ended, as a script would be: it may be at it
-    /// for a long time, and is the only one in its place. Then this is what is left of the request until it has.
+    /// Abandons the request. An application that this server started is ended, as a script would be: it may
+    /// run for a long time, and no other process can use its slot. Then the rest of the request is returned,
+    /// to be kept until the application has ended.
     pub fn abandon(self) -> Option<Abandoned> {
         let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
         is_kept.then(|| Abandoned { backend: self.backend, socket: self.socket, permit: self.permit, is_told: false })
     }
 }
 
-/// A request whose application is being ended: it holds the place until the connection has come to its end.
+/// A request whose application is being ended: it holds the permit until the connection has ended.
 #[derive(Debug)]
 pub struct Abandoned {
     backend: Arc<Backend>,
     /// The connection.
     pub socket: OwnedFd,
     permit: Permit,
-    /// The process manager knows.
+    /// The process manager was notified.
     is_told: bool,
 }
 
 impl Abandoned {
-    /// Whether it is over. Reads what comes, which is for nobody.
+    /// Returns whether the application has ended. Reads and discards its output.
     pub fn is_over(&mut self) -> bool {
         let At::Kept(application) = &self.backend.at else {
             return true;
@@ -270,7 +274,7 @@ impl Abandoned {
             self.is_told = application.end(self.permit.number());
         }
         let mut buffer = [0; 4096];
-        // An application that says much is ended in the midst of it; the rest is read when its end is told.
+        // An application with much output is ended in the middle of it; the rest is read when epoll reports its end.
         for _ in 0..ABANDONED_READS {
             match socket::receive(&self.socket, &mut buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
@@ -283,5 +287,5 @@ impl Abandoned {
     }
 }
 
-/// Pieces of an abandoned answer that are read at once.
+/// Reads of abandoned output per turn.
 const ABANDONED_READS: usize = 64;
