@@ -104,7 +104,7 @@ fn reply(server: &Server, script: &Script) -> Vec<u8> {
 }
 
 #[test]
-fn the_same_requests_to_all_architectures_get_the_same_bytes() {
+fn same_requests_get_same_bytes_on_all_architectures() {
     let site = Site::new();
     let mut files = tree(&site);
     site.file("docs/page.css", "plain".repeat(100));

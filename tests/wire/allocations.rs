@@ -159,31 +159,31 @@ fn get(target: &str) -> String {
 }
 
 #[test]
-fn a_small_file() {
+fn small_file_response_allocates_nothing() {
     let request = get("/small.txt");
     check(1, &|client| _ = client.ask(&request, 1, "200"));
 }
 
 #[test]
-fn a_file_that_is_lent_to_the_socket() {
+fn sendfile_response_allocates_nothing() {
     let request = get("/large.txt");
     check(1, &|client| _ = client.ask(&request, 1, "200"));
 }
 
 #[test]
-fn a_head_alone() {
+fn head_request_allocates_nothing() {
     let request = get("/small.txt").replace("GET", "HEAD");
     check(1, &|client| _ = client.ask(&request, 1, "200"));
 }
 
 #[test]
-fn requests_sent_ahead() {
+fn pipelined_requests_allocate_nothing() {
     let requests = get("/small.txt").repeat(16);
     check(16, &|client| _ = client.ask(&requests, 16, "200"));
 }
 
 #[test]
-fn what_the_client_has_already() {
+fn not_modified_response_allocates_nothing() {
     check(1, &|client| {
         if client.condition.is_empty() {
             let head = client.ask(&get("/small.txt"), 1, "200");
@@ -196,7 +196,7 @@ fn what_the_client_has_already() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn not_found_response_allocates_nothing() {
     let request = get("/none.txt");
     check(1, &|client| _ = client.ask(&request, 1, "404"));
 }

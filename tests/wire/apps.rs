@@ -44,7 +44,7 @@ pub(super) fn descriptors(server: &Server) -> usize {
 }
 
 #[test]
-fn a_script_has_the_mask_that_the_server_was_started_with() {
+fn script_inherits_umask_of_server() {
     let site = Site::new();
     script(&site, "mask", "printf 'Content-Type: text/plain\\n\\n'; umask");
     let own = Command::new("sh").args(["-c", "umask"]).output().unwrap().stdout;
@@ -52,7 +52,7 @@ fn a_script_has_the_mask_that_the_server_was_started_with() {
 }
 
 #[test]
-fn a_script_answers() {
+fn script_response_is_served() {
     let site = Site::new();
     site.file("a.txt", "static");
     script(&site, "hello", "printf 'Content-Type: text/x-test\\nX-Own: a\\n\\nhello'");
@@ -94,7 +94,7 @@ fn a_script_answers() {
 }
 
 #[test]
-fn all_that_a_script_is_told() {
+fn script_receives_cgi_variables() {
     let site = Site::new();
     script(&site, "env", "printf 'Content-Type: text/plain\\n\\n'; /usr/bin/env; echo CWD=$(pwd)");
     let server = serve(&site, "env = { LANG = \"C.UTF-8\" }");
@@ -149,7 +149,7 @@ fn all_that_a_script_is_told() {
 }
 
 #[test]
-fn a_script_has_no_descriptors_but_its_own() {
+fn script_inherits_no_other_descriptors() {
     let site = Site::new();
     script(&site, "fds", "printf 'Content-Type: text/plain\\n\\n'; exec ls /proc/self/fd");
     script(&site, "signals", "printf 'Content-Type: text/plain\\n\\n'; exec cat /proc/self/status");
@@ -166,7 +166,7 @@ fn a_script_has_no_descriptors_but_its_own() {
 }
 
 #[test]
-fn rewrite_with_a_query_reaches_the_script() {
+fn rewrite_with_query_reaches_script() {
     let site = Site::new();
     script(&site, "query", "printf 'Content-Type: a/b\\n\\n%s' \"$QUERY_STRING\"");
     let route = "[[site.route]]\nmatch = '/search/*/**'\nrewrite = '/cgi-bin/query?q=$1&rest=$2'\n\
@@ -185,7 +185,7 @@ fn rewrite_with_a_query_reaches_the_script() {
 }
 
 #[test]
-fn statuses_and_redirects() {
+fn script_status_and_location_are_honored() {
     let site = Site::new();
     site.file("page.html", "a page");
     script(&site, "status", "printf 'Status: 418 I am a teapot\\nContent-Type: text/plain\\n\\nshort and stout'");
@@ -225,7 +225,7 @@ fn statuses_and_redirects() {
 }
 
 #[test]
-fn bodies_go_both_ways() {
+fn request_and_response_bodies_pass_through_script() {
     let site = Site::new();
     script(&site, "echo", "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CONTENT_LENGTH\"; cat");
     script(&site, "deaf", "exec 0<&-; printf 'Content-Type: text/plain\\n\\ndeaf'");
@@ -267,7 +267,7 @@ fn bodies_go_both_ways() {
 }
 
 #[test]
-fn what_goes_wrong_with_a_script() {
+fn failing_script_returns_error() {
     let site = Site::new();
     script(&site, "dies", "exit 3");
     script(&site, "silent", "");
@@ -329,7 +329,7 @@ fn what_goes_wrong_with_a_script() {
 }
 
 #[test]
-fn who_leaves_takes_the_whole_group_along() {
+fn client_disconnect_kills_process_group() {
     let site = Site::new();
     let pids = site.path().join("pids");
     let text = format!("sleep 1000 & sleep 1000 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", pids.display());
@@ -352,7 +352,7 @@ fn who_leaves_takes_the_whole_group_along() {
 
 /// Whatever ends a script, what it has started does not outlive it.
 #[test]
-fn a_limit_and_the_end_of_a_script_take_the_whole_group_along() {
+fn script_limit_or_exit_kills_process_group() {
     let site = Site::new();
     let told = site.path().join("told");
     fs::create_dir(&told).unwrap();
@@ -395,7 +395,7 @@ fn a_limit_and_the_end_of_a_script_take_the_whole_group_along() {
 }
 
 #[test]
-fn scripts_are_killed_under_load() {
+fn scripts_killed_under_load_do_not_affect_others() {
     let site = Site::new();
     script(&site, "works", "sleep 0.01; printf 'Content-Type: a/b\\n\\nhello '; sleep 0.01; printf you");
     let server = serve(&site, "max_processes = 4");
@@ -431,7 +431,7 @@ fn scripts_are_killed_under_load() {
 }
 
 #[test]
-fn more_requests_than_processes() {
+fn max_processes_bounds_running_scripts() {
     let (clients, processes) = (200, 20);
     let site = Site::new();
     let count = site.path().join("running");
@@ -459,7 +459,7 @@ fn more_requests_than_processes() {
 }
 
 #[test]
-fn a_full_queue_is_answered_503() {
+fn full_script_queue_returns_503() {
     let site = Site::new();
     let go = site.path().join("go");
     let text = format!("until [ -e {} ]; do sleep 0.01; done; printf 'Content-Type: a/b\\n\\nok'", go.display());
@@ -475,7 +475,7 @@ fn a_full_queue_is_answered_503() {
 }
 
 #[test]
-fn who_is_slow_makes_nobody_else_wait() {
+fn slow_client_does_not_delay_other_scripts() {
     let site = Site::new();
     site.file("a.txt", "static");
     script(&site, "computes", "while :; do :; done");
@@ -528,7 +528,7 @@ pub(crate) fn slow_ones(
 }
 
 #[test]
-fn an_index_that_is_a_script_is_run_and_its_source_is_nobodys() {
+fn index_script_is_executed_and_source_is_hidden() {
     let site = Site::new();
     let path = site.file("app/index.cgi", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s' \"$SCRIPT_NAME\"");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -545,7 +545,7 @@ fn an_index_that_is_a_script_is_run_and_its_source_is_nobodys() {
 }
 
 #[test]
-fn the_log_counts_the_body_and_no_framing() {
+fn log_counts_body_without_framing() {
     let site = Site::new();
     script(&site, "hello", "printf 'Content-Type: a/b\\n\\nhello'; sleep 0.01; printf ' you'");
     script(&site, "half", "printf 'Content-Type: a/b\\nContent-Length: 9\\n\\nhello'");
@@ -576,7 +576,7 @@ fn the_log_counts_the_body_and_no_framing() {
 
 /// X-Accel-Redirect and X-Sendfile: the server sends a file of the site's, which clients may not get themselves.
 #[test]
-fn a_script_has_the_server_send_a_file() {
+fn script_delegates_file_to_server() {
     let site = Site::new();
     let root = site.path().canonicalize().unwrap();
     let text: String = (0..100_000).map(|n| char::from(b'a' + (n % 26) as u8)).collect();

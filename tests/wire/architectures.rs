@@ -52,7 +52,7 @@ fn kill(signal: &str, target: &str) {
 }
 
 #[test]
-fn with_two_workers_both_loops_serve() {
+fn both_loops_of_two_workers_serve() {
     for architecture in ["amped", "sped"] {
         both_loops_serve(architecture);
     }
@@ -92,7 +92,7 @@ fn both_loops_serve(architecture: &str) {
 }
 
 #[test]
-fn a_pool_serves_as_many_at_a_time_as_it_has_workers_and_others_wait() {
+fn pool_serves_one_connection_per_worker_and_queues_rest() {
     for architecture in ["mt", "mp"] {
         let site = site();
         let server = start(&site, architecture, 2);
@@ -111,7 +111,7 @@ fn a_pool_serves_as_many_at_a_time_as_it_has_workers_and_others_wait() {
 }
 
 #[test]
-fn a_pool_that_has_room_closes_no_idle_connection() {
+fn pool_with_free_workers_keeps_idle_connections() {
     for architecture in ["mt", "mp"] {
         let site = site();
         // Room also for workers that have closed a connection, and on a busy machine do not come to take the next one.
@@ -136,7 +136,7 @@ fn a_pool_that_has_room_closes_no_idle_connection() {
 }
 
 #[test]
-fn more_workers_than_connections_may_be_are_not_started() {
+fn workers_do_not_exceed_max_connections() {
     for (architecture, what) in [("mt", "3 threads"), ("mp", "3 processes")] {
         let site = site();
         let config = format!("architecture = {architecture:?}\nworkers = 8\n[limits]\nmax_connections = 3");
@@ -146,7 +146,7 @@ fn more_workers_than_connections_may_be_are_not_started() {
 }
 
 #[test]
-fn a_process_that_dies_is_replaced_and_it_is_said_why() {
+fn crashed_process_is_replaced_and_logged() {
     let site = site();
     let server = start(&site, "mp", 6);
     let before: BTreeSet<u32> = server.children().into_iter().collect();
@@ -185,7 +185,7 @@ fn a_process_that_dies_is_replaced_and_it_is_said_why() {
 }
 
 #[test]
-fn processes_end_with_their_parent_however_it_ends() {
+fn child_processes_exit_with_parent() {
     for end in ["KILL", "TERM", "TERM INT"] {
         let site = site();
         let mut server = start(&site, "mp", 4);
@@ -209,7 +209,7 @@ fn processes_end_with_their_parent_however_it_ends() {
 }
 
 #[test]
-fn twenty_reloads_leave_no_descriptor_in_parent_or_children() {
+fn twenty_reloads_leak_no_descriptor() {
     let site = site();
     let server = start(&site, "mp", 4);
     let reload = |n: usize| {
@@ -236,7 +236,7 @@ fn twenty_reloads_leave_no_descriptor_in_parent_or_children() {
 }
 
 #[test]
-fn counters_are_sums_also_over_processes_that_have_ended() {
+fn counters_include_exited_processes() {
     let site = site();
     let server = start(&site, "mp", 4);
     for requests in [10, 20] {
@@ -256,7 +256,7 @@ fn counters_are_sums_also_over_processes_that_have_ended() {
 }
 
 #[test]
-fn a_signal_to_the_whole_process_group_finishes_the_replies_under_way() {
+fn signal_to_process_group_completes_active_responses() {
     // Ctrl-C in a terminal, and a supervisor that signals all processes of a service.
     for signal in ["INT", "TERM"] {
         for architecture in ARCHITECTURES {

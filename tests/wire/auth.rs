@@ -75,7 +75,7 @@ impl Drop for Users<'_> {
 }
 
 #[test]
-fn who_has_a_password_comes_in_and_nobody_else() {
+fn valid_password_is_accepted_and_others_get_401() {
     let site = tree();
     let server = serve(&site, "listing = true", "");
     let users = site.path().with_extension("users");
@@ -128,7 +128,7 @@ fn who_has_a_password_comes_in_and_nobody_else() {
 }
 
 #[test]
-fn passwords_may_be_hashed_by_argon2() {
+fn argon2_password_is_accepted() {
     let site = tree();
     let server = serve(&site, "", "");
     let users = site.path().with_extension("users");
@@ -138,7 +138,7 @@ fn passwords_may_be_hashed_by_argon2() {
 }
 
 #[test]
-fn a_change_of_the_passwords_is_seen() {
+fn accounts_file_change_takes_effect() {
     let site = tree();
     let server = serve(&site, "", "");
     let users = site.path().with_extension("users");
@@ -160,7 +160,7 @@ fn a_change_of_the_passwords_is_seen() {
 /// Strangers who try passwords take neither helpers nor workers from anybody else, nor the place of those whose password
 /// was verified before.
 #[test]
-fn wrong_passwords_leave_everything_else_alone() {
+fn wrong_passwords_do_not_delay_other_requests() {
     let site = tree();
     let users = site.path().with_extension("users");
     let _gone = Users(&users);
@@ -198,7 +198,7 @@ fn wrong_passwords_leave_everything_else_alone() {
 }
 
 #[test]
-fn too_many_wrong_passwords_from_one_address_are_refused() {
+fn address_with_too_many_wrong_passwords_is_refused() {
     let site = tree();
     accounts(&site);
     let_files_settle();
@@ -232,7 +232,7 @@ fn accounts_file_is_never_served() {
 }
 
 #[test]
-fn the_log_has_the_name() {
+fn log_contains_user_name() {
     let site = tree();
     let log = site.path().with_extension("log");
     for (format, good, bad) in
@@ -259,7 +259,7 @@ fn the_log_has_the_name() {
 }
 
 #[test]
-fn an_error_page_of_the_site_says_that_a_password_is_wanted() {
+fn unauthorized_response_uses_error_page_of_site() {
     let site = tree();
     site.file("private/401.html", "who are you?");
     let server = serve(&site, "errors = { 401 = '/private/401.html' }", "");
@@ -272,7 +272,7 @@ fn an_error_page_of_the_site_says_that_a_password_is_wanted() {
 
 /// A body goes to an application once it is known who sends it, and not before.
 #[test]
-fn a_body_waits_for_the_password() {
+fn body_waits_for_authentication() {
     let site = tree();
     let text = "touch ran; printf 'Content-Type: text/plain\\n\\n%s %s [%s]\\n' \"$AUTH_TYPE\" \"$REMOTE_USER\" \
                 \"$HTTP_AUTHORIZATION\"; cat";

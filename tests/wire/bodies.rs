@@ -59,7 +59,7 @@ const CHUNKED: (&str, &str) = ("Transfer-Encoding", "chunked");
 const ECHO: &str = "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CONTENT_LENGTH\"; cat";
 
 #[test]
-fn chunked_body_reaches_the_application_with_its_length() {
+fn chunked_body_reaches_application_with_length() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     for keys in ["", "buffer_request = false"] {
@@ -93,7 +93,7 @@ fn chunked_body_reaches_the_application_with_its_length() {
 }
 
 #[test]
-fn body_that_is_not_whole_reaches_no_application() {
+fn incomplete_body_does_not_reach_application() {
     let site = Site::new();
     let seen = site.path().join("seen");
     script(&site, "notes", &format!("echo >> {}; printf 'Content-Type: a/b\\n\\nok'", seen.display()));
@@ -119,7 +119,7 @@ fn body_that_is_not_whole_reaches_no_application() {
 }
 
 #[test]
-fn body_beyond_the_limit_is_answered_413_and_logged() {
+fn body_over_limit_returns_413_and_is_logged() {
     let site = Site::new();
     let seen = site.path().join("seen");
     script(&site, "notes", &format!("echo >> {}; printf 'Content-Type: a/b\\n\\nok'", seen.display()));
@@ -152,7 +152,7 @@ fn body_beyond_the_limit_is_answered_413_and_logged() {
 }
 
 #[test]
-fn slow_uploads_hold_no_place() {
+fn slow_uploads_hold_no_application_process() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     let server = serve(&site, "max_processes = 1\nmin_spare = 0", "");
@@ -180,7 +180,7 @@ fn slow_uploads_hold_no_place() {
 }
 
 #[test]
-fn upload_in_drops_is_given_up() {
+fn upload_below_minimum_rate_times_out() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     for keys in ["", "buffer_request = false"] {
@@ -214,7 +214,7 @@ fn download(server: &Server, target: &str) -> Client {
 }
 
 #[test]
-fn slow_downloads_hold_no_place() {
+fn slow_downloads_hold_no_application_process() {
     let site = Site::new();
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
     let server = serve(&site, "max_processes = 1\nmax_queue = 0", "");
@@ -239,7 +239,7 @@ fn slow_downloads_hold_no_place() {
 }
 
 #[test]
-fn response_that_is_not_buffered_holds_its_place() {
+fn unbuffered_response_holds_application_process() {
     let site = Site::new();
     for (keys, field) in [("buffer_response = false", ""), ("", "X-Accel-Buffering: no\\n")] {
         let text = format!("printf 'Content-Type: a/b\\n{field}\\n'; seq 1 2000000");
@@ -254,7 +254,7 @@ fn response_that_is_not_buffered_holds_its_place() {
 }
 
 #[test]
-fn events_reach_the_client_as_they_come() {
+fn events_are_forwarded_immediately() {
     let site = Site::new();
     let go = site.path().join("go");
     let text = format!(
@@ -278,7 +278,7 @@ fn events_reach_the_client_as_they_come() {
 }
 
 #[test]
-fn body_without_room_is_answered_503_and_logged() {
+fn body_without_spool_space_returns_503_and_is_logged() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");

@@ -45,7 +45,7 @@ fn wait_for(client: &mut Client, target: &str, status: u16, body: &[u8], before:
 }
 
 #[test]
-fn a_change_is_seen_after_the_time_to_revalidate() {
+fn change_is_visible_after_revalidation() {
     for size in SIZES {
         let site = Site::new();
         let first = pattern(size);
@@ -99,7 +99,7 @@ fn a_change_is_seen_after_the_time_to_revalidate() {
 }
 
 #[test]
-fn what_was_missing_is_found_once_it_is_there() {
+fn created_file_replaces_cached_404() {
     let site = Site::new();
     site.file("folder/other", "x");
     site.file("404.html", "first");
@@ -127,7 +127,7 @@ fn what_was_missing_is_found_once_it_is_there() {
 }
 
 #[test]
-fn a_sibling_that_comes_goes_or_grows_old_is_noticed() {
+fn changed_sibling_is_detected() {
     let site = Site::new();
     let original = site.file("page.html", "plain");
     let server = Server::configured(&site, EAGER);
@@ -156,7 +156,7 @@ fn a_sibling_that_comes_goes_or_grows_old_is_noticed() {
 }
 
 #[test]
-fn a_root_that_is_switched_to_another_release_is_seen() {
+fn switched_root_link_is_detected() {
     let site = Site::new();
     for release in ["one", "two"] {
         site.file(&format!("{release}/small"), release);
@@ -191,7 +191,7 @@ fn version(n: usize, size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_that_is_replaced_again_and_again_is_never_torn() {
+fn repeatedly_replaced_file_is_never_torn() {
     for size in SIZES {
         let site = Site::new();
         let path = site.file("file.bin", version(0, size));
@@ -235,7 +235,7 @@ const DOWNLOAD: usize = 32 << 20;
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(DOWNLOAD));
 
 #[test]
-fn a_download_outlives_its_file() {
+fn download_survives_unlink() {
     let site = Site::new();
     let server = Server::configured(&site, EAGER);
     let ends: [(&str, Change<Path>); 5] = [
@@ -256,7 +256,7 @@ fn a_download_outlives_its_file() {
 }
 
 #[test]
-fn a_download_whose_file_is_edited_is_cut_and_never_mixed() {
+fn download_of_edited_file_is_cut_and_never_mixed() {
     let site = Site::new();
     let server = Server::configured(&site, EAGER);
     let edits: [(&str, Change<File>); 5] = [
@@ -289,7 +289,7 @@ fn a_download_whose_file_is_edited_is_cut_and_never_mixed() {
 }
 
 #[test]
-fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
+fn edited_file_is_served_whole_before_revalidation() {
     for size in SIZES {
         let site = Site::new();
         let path = site.file("file.bin", version(0, size));
@@ -322,7 +322,7 @@ fn a_file_that_was_edited_is_served_whole_before_its_name_is_looked_at_again() {
 }
 
 #[test]
-fn file_that_never_rests_is_served_with_a_weak_tag_and_not_kept() {
+fn constantly_changing_file_has_weak_etag_and_is_not_cached() {
     thread::scope(|scope| SIZES.iter().for_each(|size| drop(scope.spawn(|| rests_after_all(*size)))));
 }
 
@@ -391,7 +391,7 @@ fn tour(server: &Server) -> Vec<Response> {
 }
 
 #[test]
-fn caches_that_are_switched_off_change_no_reply() {
+fn disabled_caches_change_no_response() {
     let site = Site::new();
     for (name, size) in [("small.txt", 5000), ("large.bin", 300_000), ("page.html", 100), ("page.html.gz", 50)] {
         site.file(name, pattern(size));
@@ -430,7 +430,7 @@ fn caches_that_are_switched_off_change_no_reply() {
 }
 
 #[test]
-fn each_cache_counts_its_hits() {
+fn each_cache_counts_hits() {
     let site = Site::new();
     site.file("small.txt", "small");
     site.file("large.bin", pattern(300_000));
@@ -476,7 +476,7 @@ fn descriptors(server: &Server, path: &Path) -> usize {
 }
 
 #[test]
-fn a_large_file_is_kept_open_and_a_small_one_is_not() {
+fn large_file_stays_open_and_small_file_does_not() {
     let site = Site::new();
     let (small, large) = (site.file("small", "small"), site.file("large", pattern(300_000)));
     let (small, large) = (fs::canonicalize(small).unwrap(), fs::canonicalize(large).unwrap());
@@ -495,7 +495,7 @@ fn a_large_file_is_kept_open_and_a_small_one_is_not() {
 }
 
 #[test]
-fn budgets_hold_under_many_files() {
+fn cache_budgets_hold_for_many_files() {
     let site = Site::new();
     for n in 0..300 {
         site.file(&format!("small/{n}"), version(n, 1000 + n));

@@ -24,7 +24,7 @@ fn site() -> Site {
 }
 
 #[test]
-fn in_the_order_of_the_specification() {
+fn conditions_are_evaluated_in_rfc_order() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -89,7 +89,7 @@ fn in_the_order_of_the_specification() {
 }
 
 #[test]
-fn lists_of_tags_are_searched_to_their_end() {
+fn etag_lists_are_searched_to_the_end() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -117,7 +117,7 @@ fn lists_of_tags_are_searched_to_their_end() {
 }
 
 #[test]
-fn dates_have_three_forms() {
+fn three_date_formats_are_accepted() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -157,7 +157,7 @@ fn told_again(response: &Response) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_304_says_what_a_200_would_and_has_no_body() {
+fn not_modified_has_fields_of_200_and_no_body() {
     let site = site();
     let server = Server::with_site(
         &site,
@@ -192,7 +192,7 @@ fn a_304_says_what_a_200_would_and_has_no_body() {
 }
 
 #[test]
-fn conditions_are_weighed_only_where_there_is_a_file() {
+fn conditions_apply_only_to_existing_files() {
     let site = site();
     site.file("folder/index.html", "index");
     let server = Server::serve(&site);
@@ -212,7 +212,7 @@ fn conditions_are_weighed_only_where_there_is_a_file() {
 }
 
 #[test]
-fn a_412_is_an_error_and_the_connection_lives_on() {
+fn precondition_failed_keeps_connection_open() {
     let site = site();
     let server = Server::with_site(&site, "[[site.headers]]\nmatch = \"**\"\ncache_control = \"max-age=60\"");
     let mut client = server.connect();

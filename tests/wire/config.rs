@@ -28,7 +28,7 @@ fn places(stderr: &str, file: &Path) -> Vec<(usize, usize, String)> {
 }
 
 #[test]
-fn flags_and_a_file_that_says_the_same_mean_the_same() {
+fn equivalent_flags_and_file_have_same_effect() {
     let site = Site::new();
     let logs = Site::new();
     let log = logs.path().join("access.log");
@@ -59,7 +59,7 @@ fn flags_and_a_file_that_says_the_same_mean_the_same() {
 }
 
 #[test]
-fn a_flag_goes_before_the_file() {
+fn flag_overrides_file() {
     let (site, other) = (Site::new(), Site::new());
     let config = site.file(
         "amped.toml",
@@ -103,7 +103,7 @@ fn a_flag_goes_before_the_file() {
 }
 
 #[test]
-fn what_is_printed_is_a_good_configuration_and_prints_itself() {
+fn printed_configuration_is_valid_and_stable() {
     let site = Site::new();
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/amped.toml");
     for args in [
@@ -120,7 +120,7 @@ fn what_is_printed_is_a_good_configuration_and_prints_itself() {
 }
 
 #[test]
-fn check_says_that_a_good_file_is_good() {
+fn check_accepts_valid_file() {
     let site = Site::new();
     let file = site.file("amped.toml", "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:81\"]");
     let ended = run(&["check", "--config", text(&file)]);
@@ -129,7 +129,7 @@ fn check_says_that_a_good_file_is_good() {
 }
 
 #[test]
-fn check_warns_of_entries_and_refuses_what_costs_too_much() {
+fn check_warns_about_entries_and_rejects_costly_hash() {
     let (site, folder) = (Site::new(), Site::new());
     let users =
         folder.file("users", "ann:$2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ01234\nbob:rqXexS6ZhobKA\n");
@@ -162,7 +162,7 @@ fn check_warns_of_entries_and_refuses_what_costs_too_much() {
 }
 
 #[test]
-fn empty_values_and_too_many_workers_are_refused_with_the_way_out() {
+fn empty_values_and_too_many_workers_are_rejected_with_hint() {
     let site = Site::new();
     let refused = |toml: &str, says: &[&str]| {
         let file = site.file("amped.toml", toml);
@@ -191,7 +191,7 @@ fn empty_values_and_too_many_workers_are_refused_with_the_way_out() {
 }
 
 #[test]
-fn check_finds_each_kind_of_error_with_line_and_column() {
+fn check_reports_each_error_with_line_and_column() {
     // The reports themselves are held by the tests of the configuration; here, that the program has them.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/config");
     let mut kinds = 0;
@@ -220,7 +220,7 @@ fn check_finds_each_kind_of_error_with_line_and_column() {
 }
 
 #[test]
-fn each_error_is_at_its_place_and_has_its_way_out() {
+fn each_error_has_position_and_hint() {
     let site = Site::new();
     site.file("a.txt", "");
     let check = |toml: &str, line: usize, column: usize, says: &[&str]| {
@@ -255,7 +255,7 @@ fn each_error_is_at_its_place_and_has_its_way_out() {
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_names_what_was_meant() {
+fn wrong_usage_exits_with_2_and_suggests_option() {
     let check = |args: &[&str], says: &[&str]| {
         let ended = run(args);
         assert_eq!((ended.status, ended.stdout.as_str()), (2, ""), "{args:?} {ended:?}");
@@ -273,7 +273,7 @@ fn wrong_usage_ends_with_2_and_names_what_was_meant() {
 }
 
 #[test]
-fn bare_it_prints_help_with_an_example() {
+fn no_arguments_prints_help_with_example() {
     let ended = run(&[]);
     assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
     for says in ["Usage: amped", "serve", "check", "Examples:", "amped serve examples/site"] {
@@ -287,7 +287,7 @@ fn bare_it_prints_help_with_an_example() {
 }
 
 #[test]
-fn a_reader_that_closes_the_pipe_is_no_error() {
+fn closed_output_pipe_is_no_error() {
     let site = Site::new();
     let config = site.file("amped.toml", "root = \".\"");
     for args in [
@@ -319,7 +319,7 @@ fn a_reader_that_closes_the_pipe_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_behind_standard_output_is_an_error() {
+fn full_disk_on_standard_output_is_an_error() {
     let site = Site::new();
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let output = program()
@@ -335,7 +335,7 @@ fn a_full_disk_behind_standard_output_is_an_error() {
 }
 
 #[test]
-fn a_server_with_flags_and_one_with_a_file_serve_alike() {
+fn flags_and_file_give_same_responses() {
     let site = Site::new();
     site.file("folder/a.txt", "hello");
     let flags = Server::start(&[text(site.path()), "--listing"]);

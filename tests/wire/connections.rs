@@ -31,7 +31,7 @@ fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool
 }
 
 #[test]
-fn a_client_that_sends_requests_ahead_without_end_starves_nobody() {
+fn endless_pipelining_starves_no_other_client() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let server = Server::serve(&site);
@@ -52,7 +52,7 @@ fn a_client_that_sends_requests_ahead_without_end_starves_nobody() {
 }
 
 #[test]
-fn a_client_that_takes_a_huge_file_as_fast_as_it_can_starves_nobody() {
+fn fast_download_of_huge_file_starves_no_other_client() {
     let site = Site::new();
     site.file("a.txt", "hello");
     fs::File::create(site.path().join("huge.bin")).unwrap().set_len(32 << 20).unwrap();
@@ -78,7 +78,7 @@ fn a_client_that_takes_a_huge_file_as_fast_as_it_can_starves_nobody() {
 }
 
 #[test]
-fn replies_to_a_thousand_requests_sent_ahead_all_reach_their_own_client() {
+fn thousand_pipelined_responses_reach_their_own_client() {
     let site = Site::new();
     for name in ["a", "b"] {
         site.file(&format!("{name}.txt"), name.repeat(3000));

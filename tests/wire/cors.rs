@@ -42,7 +42,7 @@ fn told(response: &Response) -> (Option<&str>, Option<&str>) {
 }
 
 #[test]
-fn a_page_of_a_listed_origin_may_read_and_another_may_not() {
+fn listed_origin_is_allowed_and_others_are_not() {
     let site = tree();
     let server = serve(&site);
     let mut client = server.connect();
@@ -95,7 +95,7 @@ fn a_page_of_a_listed_origin_may_read_and_another_may_not() {
 }
 
 #[test]
-fn a_preflight_is_told_what_a_page_may_do() {
+fn preflight_lists_allowed_methods_and_fields() {
     let site = tree();
     let server = serve(&site);
     let mut client = server.connect();
@@ -119,7 +119,7 @@ fn a_preflight_is_told_what_a_page_may_do() {
 
 /// Browsers ask beforehand without a password; nobody else gets anything without.
 #[test]
-fn a_preflight_needs_no_password_and_everything_else_does() {
+fn preflight_needs_no_password_and_other_requests_do() {
     let site = tree();
     let script = "#!/bin/sh\n[ -z \"$QUERY_STRING\" ] || printf 'Access-Control-Allow-Origin: %s\\n' \"$QUERY_STRING\"\n\
                   printf 'Content-Type: text/plain\\n\\n%s' $REQUEST_METHOD\n";

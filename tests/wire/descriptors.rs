@@ -31,7 +31,7 @@ fn limit_descriptors(pid: u32, soft: usize) {
 /// In a process with several threads the kernel makes its table larger only when all cores have passed a certain point, for
 /// which the loop that opens one file too many would wait 5 to 15 ms.
 #[test]
-fn the_table_of_descriptors_has_room_from_the_start() {
+fn descriptor_table_is_sized_at_start() {
     let site = Site::new();
     let server = Server::start(&[site.path().to_str().unwrap()]);
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
@@ -41,7 +41,7 @@ fn the_table_of_descriptors_has_room_from_the_start() {
 }
 
 #[test]
-fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_answered() {
+fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
     const CONNECTIONS: usize = 10_000;
     const THREADS: usize = 4;
     const NEEDED: u64 = CONNECTIONS as u64 + 2000;
@@ -94,7 +94,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each_and_any_of_them_is_an
 }
 
 #[test]
-fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_it_can() {
+fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let server = Server::configured(
@@ -141,7 +141,7 @@ fn a_server_out_of_descriptors_says_so_once_serves_whom_it_has_and_goes_on_when_
 }
 
 #[test]
-fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one() {
+fn released_descriptors_are_noticed_without_waiting_client() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let server = Server::configured(&site, "[limits]\nmax_connections = 1000");
@@ -161,7 +161,7 @@ fn descriptors_that_are_to_be_had_again_are_noticed_though_nobody_waits_for_one(
 }
 
 #[test]
-fn while_it_is_out_of_descriptors_it_says_so_exactly_once() {
+fn repeated_descriptor_exhaustion_is_logged_once() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let server = Server::configured(&site, "[limits]\nmax_connections = 1000");
@@ -177,7 +177,7 @@ fn while_it_is_out_of_descriptors_it_says_so_exactly_once() {
 }
 
 #[test]
-fn a_low_limit_of_descriptors_bounds_connections_before_they_run_out() {
+fn low_descriptor_limit_bounds_connections() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let mut command = Command::new("sh");
@@ -201,7 +201,7 @@ fn a_low_limit_of_descriptors_bounds_connections_before_they_run_out() {
 }
 
 #[test]
-fn more_connections_than_descriptors_bear_are_announced_and_not_taken() {
+fn max_connections_above_descriptor_limit_is_reported_and_reduced() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let config = site.file("amped.toml", configuration(site.path(), "[limits]\nmax_connections = 10000"));
@@ -232,7 +232,7 @@ fn limited(limit: usize, architecture: &str, args: &[&str]) -> Command {
 }
 
 #[test]
-fn each_architecture_serves_many_clients_under_a_low_limit() {
+fn many_clients_are_served_under_low_descriptor_limit() {
     const CLIENTS: usize = 60;
     let site = Site::new();
     for n in 0..CLIENTS {
@@ -281,7 +281,7 @@ fn each_architecture_serves_many_clients_under_a_low_limit() {
 }
 
 #[test]
-fn inherited_descriptors_are_closed_at_the_start() {
+fn inherited_descriptors_are_closed_at_start() {
     let site = Site::new();
     let secret = site.file("secret", "");
     let script = format!("exec 7<{}; exec \"$0\" \"$@\"", secret.display());
@@ -299,7 +299,7 @@ fn status_field(path: &str, name: &str) -> String {
 }
 
 #[test]
-fn no_process_or_thread_of_a_server_can_gain_privileges() {
+fn no_process_or_thread_can_gain_privileges() {
     need_root("empties the bounding set of capabilities");
     let site = Site::new();
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -324,7 +324,7 @@ fn no_process_or_thread_of_a_server_can_gain_privileges() {
 }
 
 #[test]
-fn memory_killer_takes_a_child_before_its_parent() {
+fn oom_killer_prefers_child_to_parent() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let path = site.path().to_str().unwrap().to_owned();
@@ -470,7 +470,7 @@ fn start_helpers(server: &Server, count: usize) {
 }
 
 #[test]
-fn server_outlives_exhausted_memory() {
+fn server_survives_memory_exhaustion() {
     // Enough that one is left when several are killed at once for one allocation.
     const HELPERS: usize = 4;
     for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nkind = \"processes\"\nmin_spare = 4"] {
@@ -520,7 +520,7 @@ fn is_named(pid: u32, name: &str) -> bool {
 }
 
 #[test]
-fn files_that_the_server_makes_are_not_for_everybody() {
+fn files_created_by_server_are_not_world_readable() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let logs = tempfile::tempdir().unwrap();

@@ -254,25 +254,25 @@ fn check_cold_downloads(user: &str, toml: &str) {
 }
 
 #[test]
-fn alone_cold_downloads_delay_no_hot_file() {
+fn alone_cold_downloads_do_not_delay_hot_file() {
     check_cold_downloads("root", "");
 }
 
 #[test]
-fn alone_cold_downloads_delay_no_hot_file_of_another_owner() {
+fn alone_cold_downloads_of_other_owner_do_not_delay_hot_file() {
     // mincore(2) and cachestat(2) tell nothing to a process that could not write the file; our probes do.
     check_cold_downloads("nobody", "");
 }
 
 #[test]
-fn alone_cold_downloads_by_helper_processes_delay_no_hot_file() {
+fn alone_cold_downloads_by_helper_processes_do_not_delay_hot_file() {
     check_cold_downloads("nobody", "[helpers]\nkind = 'processes'");
 }
 
 /// Flash's test of residency, and what became of it: mincore(2) tells a process that does not own the files that all of
 /// them are in memory, and it waits in its loop.
 #[test]
-fn alone_mincore_keeps_the_loop_off_the_disk_for_the_owner_alone() {
+fn alone_mincore_avoids_blocking_only_for_file_owner() {
     // Two windows. The first window of a file that has just been made is always a helper's: residency decides the second.
     const LENGTH: usize = 512 << 10;
     let _alone = alone();
@@ -312,7 +312,7 @@ fn alone_mincore_keeps_the_loop_off_the_disk_for_the_owner_alone() {
 
 /// What the model of the page cache believes to be there although it is not, the loop waits for: once.
 #[test]
-fn alone_the_clock_learns_from_the_disk_reads_that_it_waited_for() {
+fn alone_clock_model_learns_from_blocking_reads() {
     const LENGTH: usize = 256 << 10;
     let _alone = alone();
     let site = public_site();
@@ -337,7 +337,7 @@ fn alone_the_clock_learns_from_the_disk_reads_that_it_waited_for() {
 }
 
 #[test]
-fn alone_a_window_with_a_hole_delays_no_hot_file() {
+fn alone_window_with_hole_does_not_delay_hot_file() {
     let _alone = alone();
     let site = public_site();
     site.file("hot.txt", "hot");
@@ -369,7 +369,7 @@ fn alone_a_window_with_a_hole_delays_no_hot_file() {
 }
 
 #[test]
-fn alone_a_disk_that_does_not_answer_in_time_is_given_up() {
+fn alone_unresponsive_disk_times_out() {
     let _alone = alone();
     let site = public_site();
     let names = cold_files(&site, 2, 1 << 20);
@@ -394,12 +394,12 @@ fn alone_a_disk_that_does_not_answer_in_time_is_given_up() {
 }
 
 #[test]
-fn alone_cold_names_delay_no_hot_file() {
+fn alone_cold_lookups_do_not_delay_hot_file() {
     check_cold_names("");
 }
 
 #[test]
-fn alone_cold_names_looked_up_by_helper_processes_delay_no_hot_file() {
+fn alone_cold_lookups_by_helper_processes_do_not_delay_hot_file() {
     check_cold_names("[helpers]\nkind = 'processes'");
 }
 
@@ -434,7 +434,7 @@ fn check_cold_names(toml: &str) {
 }
 
 #[test]
-fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
+fn alone_requests_beyond_helper_queue_are_shed() {
     const REQUESTS: usize = 24;
     let _alone = alone();
     let site = public_site();
@@ -471,7 +471,7 @@ fn alone_what_the_helpers_cannot_do_in_time_is_shed() {
 }
 
 #[test]
-fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
+fn alone_downloads_queue_when_helpers_are_busy() {
     const CLIENTS: usize = 6;
     let _alone = alone();
     let site = public_site();
@@ -507,7 +507,7 @@ fn alone_downloads_wait_their_turn_when_helpers_are_busy() {
 /// What the architectures are about (Flash, sections 3 and 6): cold files at the speed of the disk in all of them, and what is
 /// hot delayed where the loop itself waits.
 #[test]
-fn alone_only_sped_stalls_on_a_slow_disk() {
+fn alone_slow_disk_stalls_only_sped() {
     const LENGTH: usize = 200 << 10;
     let _alone = alone();
     let check = |architecture: &str| {
@@ -551,7 +551,7 @@ fn alone_only_sped_stalls_on_a_slow_disk() {
 
 /// Code that memory was taken from, for files, would have to be read before the loop goes on.
 #[test]
-fn the_program_itself_stays_in_memory() {
+fn program_pages_stay_locked_in_memory() {
     need_root("starts the server as root, whose limit on locked memory does not count, to give it up");
     // How many files of ours are mapped, or what is not locked.
     let locked = |pid: u32| -> Result<usize, String> {
@@ -598,7 +598,7 @@ fn the_program_itself_stays_in_memory() {
 
 /// Children of a parent that was root have its limit, and not its right to pass that by.
 #[test]
-fn processes_that_cannot_be_locked_are_said() {
+fn processes_that_cannot_lock_memory_are_reported() {
     need_root("starts the server as root, without the right to raise limits");
     let site = public_site();
     site.file("a.txt", "hello");
@@ -621,7 +621,7 @@ fn processes_that_cannot_be_locked_are_said() {
 }
 
 #[test]
-fn a_limit_on_locked_memory_is_said_and_serves_all_the_same() {
+fn locked_memory_limit_is_reported_and_server_still_serves() {
     need_root("starts the server as another user");
     let site = public_site();
     site.file("a.txt", "hello");
@@ -647,7 +647,7 @@ fn cpu_time(server: &Server) -> Duration {
 }
 
 #[test]
-fn many_who_ask_for_the_same_cold_file_cost_one_helper() {
+fn concurrent_requests_for_one_cold_file_use_one_helper() {
     const CLIENTS: usize = 8;
     let _alone = alone();
     let site = public_site();

@@ -63,7 +63,7 @@ impl AsNobody {
 }
 
 #[test]
-fn a_root_that_is_not_there_is_named_with_the_way_out() {
+fn missing_root_is_reported_with_hint() {
     let site = Site::new();
     let none = site.path().join("none");
     let ended = run(&["serve", none.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
@@ -71,7 +71,7 @@ fn a_root_that_is_not_there_is_named_with_the_way_out() {
 }
 
 #[test]
-fn a_root_that_is_a_file_is_named_with_the_folder_that_holds_it() {
+fn root_that_is_a_file_is_reported_with_its_directory() {
     let site = Site::new();
     let file = site.file("a.txt", "");
     let ended = run(&["serve", file.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
@@ -79,7 +79,7 @@ fn a_root_that_is_a_file_is_named_with_the_folder_that_holds_it() {
 }
 
 #[test]
-fn a_root_that_may_not_be_entered_is_named_with_the_command_that_helps() {
+fn inaccessible_root_is_reported_with_command() {
     let nobody = AsNobody::new();
     let site = Site::new();
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o700)).unwrap();
@@ -92,7 +92,7 @@ fn a_root_that_may_not_be_entered_is_named_with_the_command_that_helps() {
 }
 
 #[test]
-fn a_server_that_is_to_listen_twice_on_an_address_is_told_so() {
+fn duplicate_listen_address_is_reported() {
     let site = Site::new();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let [one, all] = ["127.0.0.1", "*"].map(|host| format!("{host}:{port}"));
@@ -107,7 +107,7 @@ fn a_server_that_is_to_listen_twice_on_an_address_is_told_so() {
 }
 
 #[test]
-fn a_port_in_use_is_named_with_the_command_that_tells_by_whom() {
+fn port_in_use_is_reported_with_command() {
     let site = Site::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -128,7 +128,7 @@ fn a_port_in_use_is_named_with_the_command_that_tells_by_whom() {
 }
 
 #[test]
-fn a_port_for_root_is_refused_to_others_with_two_ways_out() {
+fn privileged_port_is_refused_to_others_with_two_hints() {
     let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
     assert_eq!(
         start.trim(),
@@ -145,7 +145,7 @@ fn a_port_for_root_is_refused_to_others_with_two_ways_out() {
 }
 
 #[test]
-fn an_address_of_another_machine_is_named_with_the_command_that_lists_ours() {
+fn foreign_address_is_reported_with_command() {
     let site = Site::new();
     // RFC 5737: for documentation, so nobody's.
     let ended = run(&["serve", path(&site), "--listen", "192.0.2.1:8080"]);
@@ -153,7 +153,7 @@ fn an_address_of_another_machine_is_named_with_the_command_that_lists_ours() {
 }
 
 #[test]
-fn a_user_that_is_unknown_or_cannot_be_become_is_named_with_the_way_out() {
+fn unknown_or_forbidden_user_is_reported_with_hint() {
     let site = Site::new();
     open_to_all(&site);
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody-of-this-name"]);
@@ -175,7 +175,7 @@ fn a_user_that_is_unknown_or_cannot_be_become_is_named_with_the_way_out() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
+fn unreadable_configuration_is_reported_with_reason() {
     let site = Site::new();
     open_to_all(&site);
     let check = |file: PathBuf, says: &[&str], ended: &dyn Fn(&[&str]) -> Ended| {
@@ -196,7 +196,7 @@ fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
 }
 
 #[test]
-fn a_log_that_may_not_be_written_is_named_with_the_reason() {
+fn unwritable_log_is_reported_with_reason() {
     let (site, logs) = (Site::new(), Site::new());
     open_to_all(&site);
     open_to_all(&logs);
@@ -207,7 +207,7 @@ fn a_log_that_may_not_be_written_is_named_with_the_reason() {
 }
 
 #[test]
-fn a_start_that_fails_leaves_nothing_half_done() {
+fn failed_start_leaves_no_side_effects() {
     let site = Site::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let log = site.path().join("access.log");
@@ -231,7 +231,7 @@ fn of_each_thread(pid: u32, key: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn root_is_given_up_for_good_in_every_thread_and_the_server_still_serves() {
+fn root_is_dropped_in_every_thread_and_server_still_serves() {
     need_root("starts the server as root, to give it up");
     for architecture in ["amped", "mp"] {
         give_up_root(architecture);
@@ -296,7 +296,7 @@ fn give_up_root(architecture: &str) {
 }
 
 #[test]
-fn a_folder_that_may_be_entered_and_not_read_has_its_slash_added() {
+fn unreadable_directory_redirects_to_slash() {
     need_root("serves as another user");
     let site = Site::new();
     open_to_all(&site);
@@ -312,7 +312,7 @@ fn a_folder_that_may_be_entered_and_not_read_has_its_slash_added() {
 }
 
 #[test]
-fn who_serves_as_root_is_told_so() {
+fn serving_as_root_warns() {
     need_root("starts the server as root");
     let site = Site::new();
     let server = Server::serve(&site);

@@ -36,7 +36,7 @@ fn applications_of(server: &Server) -> Vec<u32> {
 }
 
 #[test]
-fn an_application_is_started_and_kept() {
+fn application_is_started_and_kept_running() {
     // MP is the one that goes another way.
     let count = if matches!(architecture(), Some("amped" | "mp")) { 2000 } else { 300 };
     let site = Site::new();
@@ -68,7 +68,7 @@ fn an_application_is_started_and_kept() {
 
 #[test]
 
-fn one_that_is_not_needed_any_more_goes() {
+fn unused_application_is_stopped() {
     let site = Site::new();
     let server = serve(&site, "min_spare = 0");
     let before = super::apps::descriptors(&server);
@@ -78,7 +78,7 @@ fn one_that_is_not_needed_any_more_goes() {
 }
 
 #[test]
-fn pages_are_kept() {
+fn application_pages_are_cached() {
     let site = Site::new();
     let server = serve(&site, "cache = \"1h\"");
     let mut client = server.connect();
@@ -93,7 +93,7 @@ fn pages_are_kept() {
 }
 
 #[test]
-fn applications_that_die_are_started_again() {
+fn crashed_applications_are_restarted() {
     let site = Site::new();
     let server = serve(&site, "max_processes = 2\ntimeout = \"2s\"");
     // Each on a connection of its own: an idle one may be closed for who waits, where workers are a pool.
@@ -141,7 +141,7 @@ fn applications_that_die_are_started_again() {
 }
 
 #[test]
-fn applications_are_killed_under_load() {
+fn applications_killed_under_load_are_restarted() {
     let site = Site::new();
     let server = serve(&site, "max_processes = 3");
     let before = super::apps::descriptors(&server);
@@ -173,7 +173,7 @@ fn applications_are_killed_under_load() {
 }
 
 #[test]
-fn who_is_slow_makes_nobody_else_wait() {
+fn slow_client_does_not_delay_others() {
     let site = Site::new();
     site.file("a.txt", "static");
     let server =
@@ -186,7 +186,7 @@ fn who_is_slow_makes_nobody_else_wait() {
 }
 
 #[test]
-fn an_application_that_listens_at_a_port() {
+fn application_on_tcp_port_is_served() {
     let site = Site::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -241,7 +241,7 @@ fn waiting(site: &Site, server: &Server) -> Client {
 }
 
 #[test]
-fn a_reload_keeps_unchanged_applications_and_their_requests() {
+fn reload_keeps_unchanged_applications_and_their_requests() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let server = serve_from_file(&site, beside.path(), "max_processes = 2");
@@ -278,7 +278,7 @@ fn a_reload_keeps_unchanged_applications_and_their_requests() {
 }
 
 #[test]
-fn a_server_that_ends_lets_applications_finish_and_leaves_nothing() {
+fn stopping_server_lets_applications_finish_and_leaves_nothing() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let mut server = serve_from_file(&site, beside.path(), "max_processes = 2");
@@ -296,7 +296,7 @@ fn a_server_that_ends_lets_applications_finish_and_leaves_nothing() {
 }
 
 #[test]
-fn a_worker_that_dies_takes_no_application_along() {
+fn crashed_worker_does_not_affect_application() {
     if !has_processes() {
         return;
     }
@@ -317,7 +317,7 @@ fn a_worker_that_dies_takes_no_application_along() {
 }
 
 #[test]
-fn a_command_that_cannot_be_started_is_said_to_be() {
+fn failed_application_start_is_logged() {
     let site = Site::new();
     let server = Server::with_site(&site, "[[site.app]]\nmatch = \"/app\"\ncommand = [\"/there/is/none\"]");
     let response = server.get("/app");
@@ -355,7 +355,7 @@ fn at_once(server: &Server, targets: &[String]) -> Vec<u16> {
 
 /// A connection that one rule kept open would take the only process away from the other.
 #[test]
-fn an_application_with_one_process_serves_several_rules() {
+fn single_process_application_serves_several_rules() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let socket = beside.path().join("app.sock");
@@ -373,7 +373,7 @@ fn an_application_with_one_process_serves_several_rules() {
 }
 
 #[test]
-fn many_event_streams_of_an_application_that_is_not_ours_run_at_a_time() {
+fn event_streams_of_external_application_run_concurrently() {
     let site = Site::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -392,7 +392,7 @@ fn many_event_streams_of_an_application_that_is_not_ours_run_at_a_time() {
 
 /// The kernel has room for one connection that waits, or two, so that most find the application's queue full.
 #[test]
-fn requests_wait_while_the_queue_of_the_application_is_full() {
+fn requests_wait_while_listen_queue_is_full() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let socket = beside.path().join("app.sock");
@@ -405,7 +405,7 @@ fn requests_wait_while_the_queue_of_the_application_is_full() {
 }
 
 #[test]
-fn response_that_is_whole_at_once_has_its_length() {
+fn complete_response_has_content_length() {
     let site = Site::new();
     let socket = site.path().with_extension("socket");
     answer_by_fastcgi(&socket, "Content-Type: text/plain\r\n\r\nhello");
@@ -425,7 +425,7 @@ fn response_that_is_whole_at_once_has_its_length() {
 
 /// Each site has its own rule for the same socket, and there are more sites than processes.
 #[test]
-fn sites_with_the_same_pool_of_php_do_not_starve_each_other() {
+fn sites_sharing_php_pool_do_not_starve_each_other() {
     need_root("starts php-fpm, whose children are root's");
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
@@ -458,7 +458,7 @@ fn sites_with_the_same_pool_of_php_do_not_starve_each_other() {
 }
 
 #[test]
-fn pages_of_php() {
+fn php_pages_are_served() {
     need_root("starts php-fpm, whose children are root's");
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
@@ -535,7 +535,7 @@ fn pages_of_php() {
 }
 
 #[test]
-fn scripts_by_way_of_fcgiwrap() {
+fn scripts_run_through_fcgiwrap() {
     let site = Site::new();
     let path = site
         .file("cgi-bin/hello", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s %s' \"$SCRIPT_NAME\" \"$PATH_INFO\"; cat");

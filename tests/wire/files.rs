@@ -38,7 +38,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_folder_is_its_index() {
+fn directory_serves_its_index() {
     let site = Site::new();
     site.file("index.html", "root");
     site.file("a/index.html", "a");
@@ -69,7 +69,7 @@ fn a_folder_is_its_index() {
 }
 
 #[test]
-fn a_file_is_no_folder() {
+fn file_with_trailing_slash_is_not_a_directory() {
     let site = Site::new();
     site.file("file.txt", "text");
     let server = Server::serve(&site);
@@ -83,7 +83,7 @@ fn a_file_is_no_folder() {
 }
 
 #[test]
-fn a_folder_without_its_slash_is_a_redirect_within_the_site() {
+fn directory_without_slash_redirects_within_site() {
     let site = Site::new();
     for folder in
         ["folder/sub", "evil.example", "\\evil.example", "a b", "ä", "q?x", "#", "%2e", "a%", "'\"<>", ":80", "@x"]
@@ -132,7 +132,7 @@ fn a_folder_without_its_slash_is_a_redirect_within_the_site() {
 }
 
 #[test]
-fn dotfiles_are_hidden_but_well_known_is_not() {
+fn dotfiles_are_hidden_except_well_known() {
     let site = Site::new();
     for name in [
         ".env",
@@ -192,7 +192,7 @@ fn dotfiles_are_hidden_but_well_known_is_not() {
 }
 
 #[test]
-fn no_path_leads_above_the_root() {
+fn no_path_escapes_root() {
     let site = Site::new();
     site.file("secret", "secret");
     site.file("root/a/b/file", "file");
@@ -251,7 +251,7 @@ fn no_path_leads_above_the_root() {
 }
 
 #[test]
-fn odd_paths_are_refused_or_not_found() {
+fn odd_paths_are_rejected_or_not_found() {
     let site = Site::new();
     site.file("file", "file");
     site.file("a/b", "b");
@@ -301,7 +301,7 @@ fn odd_paths_are_refused_or_not_found() {
 }
 
 #[test]
-fn links_within_the_root_are_followed_and_others_are_not() {
+fn links_outside_root_are_refused() {
     let site = Site::new();
     site.file("secret/file", "secret");
     site.file("root/a/file", "file");
@@ -372,7 +372,7 @@ fn links_within_the_root_are_followed_and_others_are_not() {
 }
 
 #[test]
-fn symbolic_links_are_followed_as_the_site_says() {
+fn symlink_policy_of_site_is_obeyed() {
     need_root("links of other owners");
     let site = Site::new();
     let root = site.path().canonicalize().unwrap().join("root");
@@ -429,7 +429,7 @@ fn unprivileged(site: &Site, flags: &[&str]) -> Server {
 }
 
 #[test]
-fn what_the_server_may_not_read_is_forbidden() {
+fn unreadable_file_is_403() {
     let site = Site::new();
     let forbid = |path: &str| {
         let path = site.path().join(path);
@@ -461,7 +461,7 @@ fn what_the_server_may_not_read_is_forbidden() {
 }
 
 #[test]
-fn what_is_no_file_is_forbidden_and_stops_nobody() {
+fn special_file_is_403_and_does_not_block() {
     let site = Site::new();
     site.file("file", "file");
     let pipe = |name: &str| {
@@ -490,7 +490,7 @@ fn what_is_no_file_is_forbidden_and_stops_nobody() {
 }
 
 #[test]
-fn names_may_hold_anything() {
+fn file_names_may_contain_any_byte() {
     let site = Site::new();
     let names: [&[u8]; 20] = [
         b"with space",
@@ -538,7 +538,7 @@ fn names_may_hold_anything() {
 }
 
 #[test]
-fn the_ending_of_the_name_tells_the_media_type() {
+fn extension_determines_media_type() {
     let site = Site::new();
     let server = |toml: &str| Server::with_site(&site, toml);
     let check = |server: &Server, name: &str, expected: &str| {
@@ -597,7 +597,7 @@ set = { "X-Exact" = "yes" }
 "#;
 
 #[test]
-fn headers_go_by_pattern_and_a_later_rule_wins() {
+fn headers_match_by_pattern_and_later_rule_wins() {
     let site = Site::new();
     for name in ["index.html", "style.css", "private/style.css", "private/page.html", "a b/ü.txt"] {
         site.file(name, "0123456789");
@@ -640,7 +640,7 @@ fn headers_go_by_pattern_and_a_later_rule_wins() {
 }
 
 #[test]
-fn headers_on_errors_go_by_the_path_that_is_meant() {
+fn headers_on_errors_match_requested_path() {
     let site = Site::new();
     site.file("private/folder/x", "x");
     let server = Server::with_site(&site, HEADERS);
@@ -673,7 +673,7 @@ fn headers_on_errors_go_by_the_path_that_is_meant() {
 }
 
 #[test]
-fn a_rule_may_name_the_server_anew() {
+fn header_rule_may_replace_server() {
     let site = Site::new();
     site.file("a", "a");
     let server = Server::with_site(&site, "[[site.headers]]\nmatch = \"**\"\nset = { \"server\" = \"kettle\" }");
@@ -685,7 +685,7 @@ fn a_rule_may_name_the_server_anew() {
 }
 
 #[test]
-fn a_site_has_pages_of_its_own_for_errors() {
+fn site_has_its_own_error_pages() {
     let site = Site::new();
     site.file("errors/404.html", "<p>lost\n");
     site.file("errors/404.html.gz", "never sent");
@@ -727,7 +727,7 @@ fn a_site_has_pages_of_its_own_for_errors() {
 }
 
 #[test]
-fn the_host_chooses_the_site() {
+fn host_selects_site() {
     let site = Site::new();
     let mut config = "listen = [\"127.0.0.1:0\"]\n".to_owned();
     for (name, hosts) in [
@@ -812,7 +812,7 @@ fn somebody(folder: &str) -> Option<(String, Home)> {
 }
 
 #[test]
-fn folders_of_users_are_served_only_when_asked_for() {
+fn user_directories_are_served_only_if_enabled() {
     let folder = format!("amped-wire-{}", std::process::id());
     let (user, home) =
         somebody(&folder).expect("an account of a person with a home to write to: run this as root, or make one");
@@ -878,7 +878,7 @@ fn links(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn folders_are_listed_only_when_asked_for() {
+fn directories_are_listed_only_if_enabled() {
     let site = Site::new();
     site.file("a", "a");
     check_status(&mut Server::serve(&site).connect(), "/", 403);
@@ -888,7 +888,7 @@ fn folders_are_listed_only_when_asked_for() {
 }
 
 #[test]
-fn a_listing_shows_what_can_be_had() {
+fn listing_shows_only_servable_entries() {
     let site = Site::new();
     let names: [&[u8]; 12] = [
         b"plain.txt",
@@ -949,7 +949,7 @@ fn json_names(response: &Response) -> Vec<String> {
 }
 
 #[test]
-fn a_listing_is_sorted_as_asked_in_either_form() {
+fn listing_is_sorted_as_requested_in_each_format() {
     let site = Site::new();
     for (name, size, time) in [("b.txt", 10, 30), ("A.txt", 20, 20), ("c.txt", 5, 10)] {
         let path = site.file(&format!("files/{name}"), vec![b'x'; size]);
@@ -989,7 +989,7 @@ fn a_listing_is_sorted_as_asked_in_either_form() {
 }
 
 #[test]
-fn precompressed_siblings_are_sent_to_those_who_take_them() {
+fn precompressed_sibling_is_sent_if_accepted() {
     let site = Site::new();
     for name in ["page.html", "page.html.gz", "page.html.br", "page.html.zst", "only.css", "only.css.gz", "alone.txt"] {
         site.file(name, name);
@@ -1057,7 +1057,7 @@ fn precompressed_siblings_are_sent_to_those_who_take_them() {
 }
 
 #[test]
-fn each_coding_has_its_own_tag_and_all_replies_vary() {
+fn each_coding_has_its_own_etag_and_all_responses_vary() {
     let site = Site::new();
     for name in ["page.html", "page.html.gz", "page.html.br", "page.html.zst"] {
         site.file(name, "0123456789");
@@ -1087,7 +1087,7 @@ fn each_coding_has_its_own_tag_and_all_replies_vary() {
 }
 
 #[test]
-fn a_sibling_counts_only_beside_an_original_that_is_not_younger() {
+fn sibling_older_than_original_is_ignored() {
     let site = Site::new();
     let at = |path: &Path, seconds: u64| {
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000 + seconds);
@@ -1139,7 +1139,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 const TAKES_GZIP: (&str, &str) = ("Accept-Encoding", "gzip");
 
 #[test]
-fn lone_gzip_file_is_served_as_it_is_or_unpacked() {
+fn lone_gzip_file_is_served_encoded_or_decompressed() {
     let site = Site::new();
     let text = pattern(200_000);
     let (large, index) = (gzip(&text), gzip(b"an index"));
@@ -1204,7 +1204,7 @@ fn lone_gzip_file_is_served_as_it_is_or_unpacked() {
 }
 
 #[test]
-fn lone_gzip_file_follows_its_changes() {
+fn lone_gzip_file_change_is_detected() {
     let site = Site::new();
     site.file("a.txt.gz", gzip(b"the first"));
     let server = Server::configured(&site, "[cache]\nrevalidate = '20ms'");
@@ -1222,7 +1222,7 @@ fn lone_gzip_file_follows_its_changes() {
 }
 
 #[test]
-fn lone_gzip_file_that_cannot_be_unpacked_is_said() {
+fn corrupt_lone_gzip_file_is_logged() {
     let site = Site::new();
     let whole = gzip(&pattern(100_000));
     site.file("cut.txt.gz", &whole[..whole.len() / 2]);
@@ -1261,7 +1261,7 @@ fn lone_gzip_file_that_cannot_be_unpacked_is_said() {
 }
 
 #[test]
-fn lone_gzip_file_is_not_served_where_its_own_name_is_not() {
+fn lone_gzip_file_is_hidden_if_its_own_name_is() {
     let site = Site::new();
     for name in [
         "denied/a.txt.gz",

@@ -69,7 +69,7 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
 }
 
 #[test]
-fn what_helper_processes_bring_arrives_whole() {
+fn content_from_helper_processes_is_complete() {
     let site = Site::on_disk();
     let small = pattern(10 << 10);
     // As a body far larger than a socket holds, and as a descriptor with several windows.
@@ -110,7 +110,7 @@ fn what_helper_processes_bring_arrives_whole() {
 }
 
 #[test]
-fn what_helper_processes_have_read_is_believed_to_be_in_memory() {
+fn content_read_by_helper_processes_counts_as_resident() {
     let site = Site::new();
     site.file("small.txt", pattern(10 << 10));
     let_files_settle();
@@ -121,7 +121,7 @@ fn what_helper_processes_have_read_is_believed_to_be_in_memory() {
 }
 
 #[test]
-fn a_helper_that_is_killed_at_its_work_is_replaced_and_its_work_asked_again() {
+fn helper_killed_while_busy_is_replaced_and_request_retried() {
     let site = Site::new();
     site.file("folder/file", "");
     let server = serve(&site, 1, "");
@@ -137,7 +137,7 @@ fn a_helper_that_is_killed_at_its_work_is_replaced_and_its_work_asked_again() {
 }
 
 #[test]
-fn a_helper_that_is_killed_while_idle_costs_nothing() {
+fn helper_killed_while_idle_costs_nothing() {
     let site = Site::new();
     let server = serve(&site, 1, "");
     let mut client = server.connect();
@@ -153,7 +153,7 @@ fn a_helper_that_is_killed_while_idle_costs_nothing() {
 }
 
 #[test]
-fn alone_work_that_two_helpers_die_of_is_given_up() {
+fn alone_request_that_kills_two_helpers_fails() {
     let _alone = alone();
     let site = Site::on_disk();
     let names = cold_files(&site, 2, 512 << 10);
@@ -198,7 +198,7 @@ fn alone_work_that_two_helpers_die_of_is_given_up() {
 }
 
 #[test]
-fn a_thousand_cold_requests_leave_no_descriptor_open() {
+fn thousand_cold_requests_leak_no_descriptor() {
     const CLIENTS: usize = 10;
     let site = Site::new();
     // What was just written goes to a helper, which waits until it holds still.
@@ -247,7 +247,7 @@ fn a_thousand_cold_requests_leave_no_descriptor_open() {
 }
 
 #[test]
-fn a_reload_reaches_helper_processes() {
+fn reload_reaches_helper_processes() {
     let [old, new] = [Site::new(), Site::new()];
     old.file("which/old", "");
     new.file("which/new", "");
@@ -279,7 +279,7 @@ fn a_reload_reaches_helper_processes() {
 }
 
 #[test]
-fn as_many_sites_as_take_several_messages_are_all_known_to_helpers() {
+fn snapshot_of_several_messages_reaches_helpers() {
     const SITES: usize = 150;
     let site = Site::new();
     let mut toml = "listen = ['127.0.0.1:0']\n[helpers]\nkind = 'processes'\n".to_owned();
@@ -299,7 +299,7 @@ fn as_many_sites_as_take_several_messages_are_all_known_to_helpers() {
 }
 
 #[test]
-fn no_helper_process_outlives_its_server() {
+fn helper_processes_exit_with_server() {
     let site = Site::new();
     site.file("folder/file", "");
     for how in ["KILL", "TERM"] {
@@ -321,7 +321,7 @@ fn no_helper_process_outlives_its_server() {
 }
 
 #[test]
-fn helper_processes_come_with_work_and_a_few_stay_in_reserve() {
+fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
     let site = Site::new();
     site.file("folder/file", "");
     let toml = "[helpers]\nkind = 'processes'\nmax = 3\nmin_spare = 1\nidle_timeout = '50ms'";
@@ -341,7 +341,7 @@ fn helper_processes_come_with_work_and_a_few_stay_in_reserve() {
 }
 
 #[test]
-fn where_no_helper_process_can_be_started_cold_requests_are_answered_503_until_one_can() {
+fn cold_requests_get_503_until_helper_process_starts() {
     need_root("takes the right to have processes from another user");
     let site = Site::new();
     site.file("hot.txt", "hot");
@@ -373,7 +373,7 @@ fn where_no_helper_process_can_be_started_cold_requests_are_answered_503_until_o
 }
 
 #[test]
-fn signals_are_left_to_the_server() {
+fn signals_are_ignored_by_helper_processes() {
     let site = Site::new();
     let server = serve(&site, 1, "");
     assert_eq!(server.get("/").status, 200);
@@ -388,7 +388,7 @@ fn signals_are_left_to_the_server() {
 }
 
 #[test]
-fn a_server_without_its_nursery_ends_and_says_why() {
+fn server_without_fork_server_exits_with_reason() {
     let site = Site::new();
     let mut server = serve(&site, 1, "");
     signal("KILL", fork_server_of(&server));
@@ -397,7 +397,7 @@ fn a_server_without_its_nursery_ends_and_says_why() {
 }
 
 #[test]
-fn helper_processes_are_the_user_who_serves_and_have_no_listener() {
+fn helper_processes_run_as_serving_user_without_listener() {
     need_root("becomes another user");
     let site = Site::new();
     let server = serve_with(&site, &["--user", "nobody", "--helpers-as", "processes"], "");
@@ -415,7 +415,7 @@ fn helper_processes_are_the_user_who_serves_and_have_no_listener() {
 }
 
 #[test]
-fn flags_of_helpers_without_helpers_are_refused() {
+fn helper_flags_without_helpers_are_rejected() {
     let site = Site::new();
     let root = site.path().to_str().unwrap();
     for (flag, value) in [("--helpers", "4"), ("--helpers-as", "processes")] {
@@ -432,7 +432,7 @@ fn flags_of_helpers_without_helpers_are_refused() {
 }
 
 #[test]
-fn a_helper_that_hangs_delays_nobody_else() {
+fn hung_helper_does_not_delay_others() {
     let site = Site::new();
     site.file("folder/file", "");
     let server = serve(&site, 2, "[limits]\ndisk_timeout = '300ms'");
@@ -446,7 +446,7 @@ fn a_helper_that_hangs_delays_nobody_else() {
 }
 
 #[test]
-fn alone_a_large_listing_holds_up_nobody() {
+fn alone_large_listing_does_not_delay_others() {
     let site = Site::new();
     site.file("a.txt", "small");
     let folder = site.path().join("many");

@@ -314,7 +314,7 @@ const PATIENT: &str = "timeout:30 attempts:2";
 const ARCHITECTURES: [&str; 4] = ["amped", "sped", "mt", "mp"];
 
 #[test]
-fn a_line_has_the_name_that_leads_back_to_the_client_and_else_its_address() {
+fn log_line_has_confirmed_name_or_else_address() {
     let clients: Vec<(IpAddr, &str)> = vec![
         (local(2), "host2.test"),
         // None; trouble.
@@ -363,7 +363,7 @@ fn a_line_has_the_name_that_leads_back_to_the_client_and_else_its_address() {
 }
 
 #[test]
-fn a_name_is_asked_for_once_and_so_is_the_lack_of_one() {
+fn name_and_lack_of_name_are_looked_up_once() {
     let net = Net::start(ON, |zone| zone.host(local(2), "host2.test"));
     for round in 0..3 {
         net.ask(local(2), 20 * round..20 * round + 10);
@@ -395,7 +395,7 @@ fn a_name_is_asked_for_once_and_so_is_the_lack_of_one() {
 }
 
 #[test]
-fn without_a_cache_each_line_asks() {
+fn disabled_cache_looks_up_name_for_each_line() {
     for off in ["hostname_entries = 0", "[optimise]\ndns_cache = false"] {
         let net = Net::start(&format!("{ON}\n{off}"), |zone| zone.host(local(2), "host2.test"));
         net.ask(local(2), 0..25);
@@ -407,7 +407,7 @@ fn without_a_cache_each_line_asks() {
 }
 
 #[test]
-fn no_reply_waits_for_a_name() {
+fn response_does_not_wait_for_name() {
     for architecture in ARCHITECTURES {
         let net = Net::start_with(architecture, PATIENT, &format!("{ON}\nhostname_timeout = \"1m\""), |zone| {
             (2..7).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
@@ -431,7 +431,7 @@ fn no_reply_waits_for_a_name() {
 }
 
 #[test]
-fn a_silent_name_server_costs_a_wait_and_no_line_and_names_come_back_with_it() {
+fn silent_name_server_delays_log_and_loses_no_line() {
     let keys = format!("{ON}\nhostname_timeout = \"300ms\"\nhostname_negative_ttl = \"50ms\"");
     let net = Net::start_with("amped", "timeout:1 attempts:5", &keys, |zone| {
         (2..5).for_each(|n| zone.host(local(n), &format!("host{n}.test")));
@@ -456,7 +456,7 @@ fn a_silent_name_server_costs_a_wait_and_no_line_and_names_come_back_with_it() {
 }
 
 #[test]
-fn the_end_and_a_new_file_do_not_wait_for_a_silent_name_server() {
+fn stop_and_log_reopen_do_not_wait_for_silent_name_server() {
     for architecture in ARCHITECTURES {
         let keys = format!("{ON}\nhostname_timeout = \"1h\"");
         let mut net = Net::start_with(architecture, PATIENT, &keys, |zone| zone.silent = true);
@@ -485,7 +485,7 @@ fn the_end_and_a_new_file_do_not_wait_for_a_silent_name_server() {
 }
 
 #[test]
-fn names_come_and_go_with_the_configuration() {
+fn reload_enables_and_disables_names() {
     let net = Net::start("", |zone| zone.host(local(2), "host2.test"));
     let mut asked = 0;
     for (keys, expected) in [("", "127.0.0.2"), (ON, "host2.test"), ("hostnames = false", "127.0.0.2")] {
@@ -498,7 +498,7 @@ fn names_come_and_go_with_the_configuration() {
 }
 
 #[test]
-fn every_line_of_many_clients_has_its_own_name_and_all_are_in_order() {
+fn lines_of_many_clients_have_their_names_in_order() {
     const CLIENTS: usize = 400;
     let of = |n: usize| IpAddr::from([127, 1, (n / 200) as u8, (n % 200) as u8 + 1]);
     // Far fewer are remembered than there are, and several lines wait for each lookup.

@@ -49,7 +49,7 @@ fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
 }
 
 #[test]
-fn a_request_line_beyond_the_limit_is_answered_414() {
+fn request_line_over_limit_returns_414() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_request_line_bytes = \"100\"");
     let line = |length: usize| {
@@ -68,7 +68,7 @@ fn a_request_line_beyond_the_limit_is_answered_414() {
 }
 
 #[test]
-fn the_default_takes_a_request_line_of_8000_bytes() {
+fn default_limit_accepts_request_line_of_8000_bytes() {
     // RFC 9112, 3 recommends it as the least.
     let site = small_site();
     let server = Server::serve(&site);
@@ -77,7 +77,7 @@ fn the_default_takes_a_request_line_of_8000_bytes() {
 }
 
 #[test]
-fn a_head_beyond_the_limit_is_answered_431() {
+fn header_over_limit_returns_431() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_header_bytes = \"500\"");
     let head = |length: usize| {
@@ -95,7 +95,7 @@ fn a_head_beyond_the_limit_is_answered_431() {
 }
 
 #[test]
-fn more_fields_than_the_limit_are_answered_431() {
+fn too_many_fields_return_431() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_header_fields = 5");
     let head = |fields: usize| {
@@ -110,7 +110,7 @@ fn more_fields_than_the_limit_are_answered_431() {
 }
 
 #[test]
-fn a_head_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
+fn slow_header_returns_408_even_if_bytes_trickle() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nheader_timeout = \"1s\"");
     // The first request of a connection, and a later one.
@@ -131,7 +131,7 @@ fn a_head_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_h
 }
 
 #[test]
-fn a_connection_that_sends_nothing_is_closed_without_a_word() {
+fn silent_connection_is_closed_without_response() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nheader_timeout = \"1s\"");
     let begin = Instant::now();
@@ -141,7 +141,7 @@ fn a_connection_that_sends_nothing_is_closed_without_a_word() {
 }
 
 #[test]
-fn a_connection_without_a_request_is_closed_after_the_idle_time_and_each_request_starts_it_anew() {
+fn idle_connection_times_out_and_each_request_restarts_timer() {
     let site = small_site();
     let idle_timeout = Duration::from_secs(4);
     let server = Server::configured(&site, "[limits]\nidle_timeout = \"4s\"");
@@ -160,7 +160,7 @@ fn a_connection_without_a_request_is_closed_after_the_idle_time_and_each_request
 }
 
 #[test]
-fn a_body_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_help() {
+fn slow_body_returns_408_even_if_bytes_trickle() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nbody_timeout = \"1s\"");
     for framing in ["Content-Length: 100000", "Transfer-Encoding: chunked"] {
@@ -176,7 +176,7 @@ fn a_body_that_takes_too_long_is_answered_408_and_a_byte_now_and_then_does_not_h
 }
 
 #[test]
-fn a_body_beyond_the_limit_is_answered_413_and_one_within_it_keeps_the_connection() {
+fn body_over_limit_returns_413_and_body_within_keeps_connection() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let mut client = server.connect();
@@ -205,7 +205,7 @@ fn a_body_beyond_the_limit_is_answered_413_and_one_within_it_keeps_the_connectio
 }
 
 #[test]
-fn a_slow_but_honest_download_lives_many_times_longer_than_the_idle_time_of_sending() {
+fn slow_but_steady_download_outlives_send_timeout() {
     let site = Site::new();
     let content: Vec<u8> = (0..8u32 << 18).flat_map(u32::to_le_bytes).collect();
     site.file("big.bin", &content);
@@ -233,7 +233,7 @@ fn a_slow_but_honest_download_lives_many_times_longer_than_the_idle_time_of_send
 }
 
 #[test]
-fn a_download_that_stands_still_is_given_up_and_the_client_hears_that_it_is_not_complete() {
+fn stalled_download_is_closed_visibly_incomplete() {
     let site = Site::new();
     let length = huge(&site, "huge.bin", 64);
     let server = Server::configured(&site, "[limits]\nsend_timeout = \"1s\"");
@@ -257,7 +257,7 @@ fn a_download_that_stands_still_is_given_up_and_the_client_hears_that_it_is_not_
 }
 
 #[test]
-fn the_last_request_that_a_connection_may_make_is_answered_with_close() {
+fn last_allowed_request_is_answered_with_close() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_requests = 3");
     let mut client = server.connect();
@@ -283,7 +283,7 @@ fn the_last_request_that_a_connection_may_make_is_answered_with_close() {
 }
 
 #[test]
-fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_more() {
+fn idle_connection_makes_room_at_max_connections() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_connections = 4");
     let mut clients: Vec<Client> = Vec::new();
@@ -305,7 +305,7 @@ fn as_many_connections_as_may_be_are_kept_and_an_idle_one_makes_room_for_one_mor
 }
 
 #[test]
-fn who_has_just_come_has_a_second_for_the_first_request() {
+fn new_connection_has_one_second_for_first_request() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_connections = 2");
     let begin = Instant::now();
@@ -317,7 +317,7 @@ fn who_has_just_come_has_a_second_for_the_first_request() {
 }
 
 #[test]
-fn when_no_connection_is_idle_new_ones_wait_and_are_served_later() {
+fn new_connections_wait_while_none_is_idle() {
     let site = small_site();
     huge(&site, "huge.bin", 64);
     let server = Server::configured(&site, "[limits]\nmax_connections = 2");

@@ -109,7 +109,7 @@ impl Place {
 const SOON: &str = "flush = \"50ms\"\n";
 
 #[test]
-fn common_and_combined_tell_client_request_status_bytes_referer_and_agent() {
+fn common_and_combined_log_formats_have_standard_fields() {
     for format in ["common", "combined"] {
         let place = Place::new();
         let server = place.start(&format!("{SOON}format = \"{format}\""));
@@ -137,7 +137,7 @@ fn common_and_combined_tell_client_request_status_bytes_referer_and_agent() {
 }
 
 #[test]
-fn json_adds_host_time_taken_and_what_the_caches_did() {
+fn json_log_has_host_duration_and_cache_status() {
     let place = Place::new();
     let server = place.start(&format!(
         "{SOON}format = \"json\"\n[[site]]\nroot = {:?}\nlisting = true\nhosts = [\"x.test\"]",
@@ -181,7 +181,7 @@ fn json_adds_host_time_taken_and_what_the_caches_did() {
 }
 
 #[test]
-fn whatever_a_client_sends_is_one_line_for_each_request() {
+fn any_request_is_logged_as_one_line() {
     let hostile: [&[u8]; 6] =
         [b"\"", b"\\", b"\\x22", b"\" 200 5 \"", "\u{e9}\u{1f600}\u{2028}".as_bytes(), b"\xff\xc3(\x80"];
     for format in ["common", "combined", "json"] {
@@ -230,7 +230,7 @@ fn whatever_a_client_sends_is_one_line_for_each_request() {
 }
 
 #[test]
-fn requests_that_are_refused_or_never_completed_are_logged() {
+fn refused_and_incomplete_requests_are_logged() {
     let place = Place::new();
     let server = place.start(&format!(
         "{SOON}[limits]\nheader_timeout = \"200ms\"\nmax_body_bytes = 10\nmax_request_line_bytes = 100"
@@ -260,7 +260,7 @@ fn requests_that_are_refused_or_never_completed_are_logged() {
 }
 
 #[test]
-fn a_download_that_is_broken_off_is_logged_with_the_bytes_that_were_sent() {
+fn aborted_download_is_logged_with_bytes_sent() {
     let place = Place::new();
     File::create(place.site.path().join("huge.bin")).unwrap().set_len(64 << 20).unwrap();
     let server = place.start(SOON);
@@ -276,7 +276,7 @@ fn a_download_that_is_broken_off_is_logged_with_the_bytes_that_were_sent() {
 }
 
 #[test]
-fn an_interim_reply_counts_for_no_body() {
+fn interim_response_is_not_counted_as_body() {
     let place = Place::new();
     let server = place.start("format = 'common'\nflush = '10ms'");
     let mut client = server.connect();
@@ -294,7 +294,7 @@ fn an_interim_reply_counts_for_no_body() {
 }
 
 #[test]
-fn lines_are_written_after_their_time_without_a_further_request() {
+fn lines_are_flushed_after_delay_without_further_request() {
     let place = Place::new();
     let server = place.start("flush = \"300ms\"");
     let begin = Instant::now();
@@ -304,7 +304,7 @@ fn lines_are_written_after_their_time_without_a_further_request() {
 }
 
 #[test]
-fn lines_are_gathered_up_to_the_size_of_the_buffer_and_written_whole() {
+fn lines_are_buffered_up_to_limit_and_written_whole() {
     let place = Place::new();
     let server = place.start("flush = \"1h\"\nbuffer = \"4KiB\"");
     let mut client = server.connect();
@@ -327,7 +327,7 @@ fn lines_are_gathered_up_to_the_size_of_the_buffer_and_written_whole() {
 }
 
 #[test]
-fn a_log_that_is_moved_away_is_reopened_and_no_line_is_lost() {
+fn rotated_log_is_reopened_without_losing_a_line() {
     let place = Place::new();
     let server = place.start("flush = \"20ms\"\nbuffer = \"2KiB\"");
     let done = AtomicBool::new(false);
@@ -379,7 +379,7 @@ fn wait_for_lines_or_more(path: &Path) {
 }
 
 #[test]
-fn a_log_that_cannot_be_reopened_goes_on_in_the_old_file() {
+fn log_that_cannot_be_reopened_continues_in_old_file() {
     let place = Place::new();
     let server = place.start(SOON);
     server.get("/a.txt?1");
@@ -420,7 +420,7 @@ impl Drop for TinyDisk<'_> {
 }
 
 #[test]
-fn a_full_disk_costs_lines_that_are_counted_and_no_replies() {
+fn full_disk_loses_counted_lines_and_no_responses() {
     let place = Place::new();
     let disk = TinyDisk::mount(place.logs.path());
     let filler = place.logs.path().join("filler");
@@ -472,7 +472,7 @@ fn a_full_disk_costs_lines_that_are_counted_and_no_replies() {
 }
 
 #[test]
-fn standard_output_takes_the_log_too() {
+fn standard_output_receives_log() {
     let place = Place::new();
     let mut server = Server::start(&[place.site.path().to_str().unwrap(), "--access-log", "-", "--log-format", "json"]);
     let mut stdout = server.take_stdout();
@@ -493,7 +493,7 @@ fn standard_output_takes_the_log_too() {
 }
 
 #[test]
-fn a_reader_of_the_log_that_goes_away_costs_no_reply() {
+fn closed_log_pipe_affects_no_response() {
     let place = Place::new();
     let config =
         place.site.file("amped.toml", configuration(place.site.path(), "[log]\naccess = \"-\"\nflush = \"20ms\""));
@@ -506,7 +506,7 @@ fn a_reader_of_the_log_that_goes_away_costs_no_reply() {
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_holds_up_neither_start_nor_end() {
+fn unread_log_pipe_blocks_neither_start_nor_stop() {
     let place = Place::new();
     let status = Command::new("mkfifo").arg(place.log()).status().expect("mkfifo (coreutils)");
     assert!(status.success());
@@ -542,7 +542,7 @@ fn ask_at_length(server: &Server, count: usize) {
 }
 
 #[test]
-fn reader_that_takes_nothing_costs_lines_and_holds_up_no_reply() {
+fn blocked_log_reader_loses_lines_and_delays_no_response() {
     // 64 KiB fit into a pipe.
     const COUNT: usize = 300;
     for optimise in ["delayed_log = true", "delayed_log = false"] {
@@ -574,7 +574,7 @@ fn reader_that_takes_nothing_costs_lines_and_holds_up_no_reply() {
 }
 
 #[test]
-fn off_writes_nothing_anywhere() {
+fn log_off_writes_nothing() {
     let place = Place::new();
     let mut server = Server::start(&[place.site.path().to_str().unwrap(), "--access-log", "off"]);
     let mut stdout = server.take_stdout();
@@ -592,7 +592,7 @@ fn off_writes_nothing_anywhere() {
 }
 
 #[test]
-fn a_log_in_a_folder_that_is_not_there_is_an_error_at_the_start() {
+fn log_in_missing_directory_fails_at_start() {
     let place = Place::new();
     let log = place.logs.path().join("none/access.log");
     let log = log.to_str().unwrap();
@@ -608,7 +608,7 @@ fn a_log_in_a_folder_that_is_not_there_is_an_error_at_the_start() {
 }
 
 #[test]
-fn a_log_that_is_there_is_continued_and_a_new_one_belongs_to_whom_the_server_becomes() {
+fn existing_log_is_appended_and_new_one_belongs_to_serving_user() {
     let place = Place::new();
     File::create(place.log()).unwrap().write_all(b"before\n").unwrap();
     let server = place.start(SOON);

@@ -18,7 +18,7 @@ fn site() -> Site {
 }
 
 #[test]
-fn a_file_is_served() {
+fn file_is_served() {
     let site = Site::new();
     site.file("hello.txt", "hello\n");
     let response = Server::serve(&site).get("/hello.txt");
@@ -27,7 +27,7 @@ fn a_file_is_served() {
 }
 
 #[test]
-fn head_is_get_without_the_body() {
+fn head_returns_fields_of_get_without_body() {
     let site = site();
     site.file("empty", "");
     site.file("plain/a", "a");
@@ -46,7 +46,7 @@ fn head_is_get_without_the_body() {
 }
 
 #[test]
-fn a_refusal_of_a_head_request_has_no_body_either() {
+fn refused_head_request_has_no_body() {
     let site = site();
     let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"10\"");
     let check = |text: &str, status: u16| {
@@ -61,7 +61,7 @@ fn a_refusal_of_a_head_request_has_no_body_either() {
 }
 
 #[test]
-fn options_tells_the_methods() {
+fn options_lists_allowed_methods() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -97,7 +97,7 @@ fn other_methods_are_405_and_unknown_ones_501() {
 }
 
 #[test]
-fn a_connection_persists_until_one_side_says_close() {
+fn connection_persists_until_close() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -114,7 +114,7 @@ fn a_connection_persists_until_one_side_says_close() {
 }
 
 #[test]
-fn http_1_0_persists_only_when_asked() {
+fn http_1_0_persists_only_with_keep_alive() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -174,7 +174,7 @@ fn expect_in_order(client: &mut Client, exchanges: &[Exchange], what: &str) {
 }
 
 #[test]
-fn fifty_requests_in_one_write_are_answered_in_order() {
+fn fifty_pipelined_requests_are_answered_in_order() {
     let site = site();
     let server = Server::serve(&site);
     let exchanges = mixed(&server, 50);
@@ -187,7 +187,7 @@ fn fifty_requests_in_one_write_are_answered_in_order() {
 }
 
 #[test]
-fn requests_may_be_cut_anywhere() {
+fn requests_may_be_split_anywhere() {
     let site = site();
     let server = Server::serve(&site);
     let exchanges = mixed(&server, 50);
@@ -209,7 +209,7 @@ fn requests_may_be_cut_anywhere() {
 }
 
 #[test]
-fn an_absolute_target_names_the_site() {
+fn absolute_target_selects_site() {
     let site = Site::new();
     site.file("first/a", "first");
     site.file("second/a", "second");
@@ -249,7 +249,7 @@ fn an_absolute_target_names_the_site() {
 }
 
 #[test]
-fn there_is_exactly_one_host() {
+fn exactly_one_host_is_required() {
     let site = site();
     let server = Server::serve(&site);
     let good = [
@@ -285,7 +285,7 @@ fn there_is_exactly_one_host() {
 }
 
 #[test]
-fn a_client_that_waits_for_100_gets_it() {
+fn expect_100_continue_gets_100() {
     let site = site();
     let server = Server::serve(&site);
     for (framing, body) in [("Content-Length: 5", "hello"), ("Transfer-Encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")] {
@@ -311,7 +311,7 @@ fn a_client_that_waits_for_100_gets_it() {
 }
 
 #[test]
-fn a_client_that_waits_for_100_in_vain_is_told_at_once() {
+fn refused_expect_100_continue_gets_final_status_at_once() {
     let site = site();
     site.file("405.html", "<p>read only\n");
     // With a page of ours and with one that the disk is asked for.
@@ -355,7 +355,7 @@ fn endless_method_is_501_and_two_authorizations_are_400() {
 }
 
 #[test]
-fn an_unknown_expectation_is_417() {
+fn unknown_expectation_is_417() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -372,7 +372,7 @@ fn an_unknown_expectation_is_417() {
 }
 
 #[test]
-fn a_body_within_the_limit_is_read_away() {
+fn body_within_limit_is_discarded() {
     let site = site();
     let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let mut client = server.connect();
@@ -404,7 +404,7 @@ fn a_body_within_the_limit_is_read_away() {
 }
 
 #[test]
-fn a_body_beyond_the_limit_is_413_and_the_end() {
+fn body_over_limit_is_413_and_closes() {
     let site = site();
     let server = Server::configured(&site, "[limits]\nmax_body_bytes = \"1000\"");
     let check = |framing: &str, body: &str| {
@@ -422,7 +422,7 @@ fn a_body_beyond_the_limit_is_413_and_the_end() {
 }
 
 #[test]
-fn malformed_chunks_are_400_and_the_end() {
+fn malformed_chunks_are_400_and_close() {
     let site = site();
     let server = Server::serve(&site);
     for chunks in [
@@ -466,7 +466,7 @@ fn refused(server: &Server, text: impl AsRef<[u8]>, status: u16) {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_framing_is_rejected() {
     let site = site();
     let server = Server::serve(&site);
     let framed = |fields: &str, status: u16| {
@@ -533,7 +533,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn a_malformed_request_line_is_refused() {
+fn malformed_request_line_is_rejected() {
     let site = site();
     let server = Server::serve(&site);
     let check = |line: &str, status: u16| refused(&server, format!("{line}\r\nHost: a\r\n\r\n"), status);
@@ -598,7 +598,7 @@ fn other_versions_are_505() {
 }
 
 #[test]
-fn what_can_be_no_request_is_refused_before_a_line_of_it_is_complete() {
+fn invalid_first_byte_is_rejected_before_line_ends() {
     let site = site();
     let server = Server::serve(&site);
     // A TLS client's hello, which has no line end: without an answer both sides would wait.
@@ -612,7 +612,7 @@ fn what_can_be_no_request_is_refused_before_a_line_of_it_is_complete() {
 }
 
 #[test]
-fn empty_lines_before_a_request_are_skipped() {
+fn empty_lines_before_request_are_skipped() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
@@ -631,7 +631,7 @@ fn empty_lines_before_a_request_are_skipped() {
 }
 
 #[test]
-fn a_client_that_has_closed_its_side_gets_all_its_replies() {
+fn half_closed_client_gets_all_responses() {
     let site = site();
     let server = Server::serve(&site);
     let exchanges = mixed(&server, 50);
@@ -649,7 +649,7 @@ fn a_client_that_has_closed_its_side_gets_all_its_replies() {
 }
 
 #[test]
-fn a_client_that_vanishes_takes_nothing_with_it() {
+fn vanished_client_leaks_nothing() {
     let site = site();
     site.file("huge.bin", pattern(8 << 20));
     let server = Server::serve(&site);
@@ -675,7 +675,7 @@ fn a_client_that_vanishes_takes_nothing_with_it() {
 }
 
 #[test]
-fn every_reply_is_dated_and_says_who_sent_it() {
+fn every_response_has_date_and_server() {
     let site = site();
     let server = Server::serve(&site);
     for text in [

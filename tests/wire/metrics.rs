@@ -164,7 +164,7 @@ const SIZES: [(usize, &str); 5] =
     [(300, "<1K"), (5000, "<10K"), (50_000, "<100K"), (500_000, "<1M"), (3_000_000, "more")];
 
 #[test]
-fn each_reply_is_counted_in_its_class_to_the_byte() {
+fn each_response_is_counted_by_class_to_the_byte() {
     let site = Site::new();
     for (size, _) in SIZES {
         site.file(&format!("{size}"), pattern(size));
@@ -252,7 +252,7 @@ fn responses_are_counted_by_site_handler_and_status() {
 }
 
 #[test]
-fn parts_of_a_request_fit_into_the_whole() {
+fn phase_times_do_not_exceed_total() {
     let site = Site::new();
     site.file("small", pattern(2000));
     let_files_settle();
@@ -282,7 +282,7 @@ fn parts_of_a_request_fit_into_the_whole() {
 }
 
 #[test]
-fn a_reply_that_is_broken_off_counts_its_bytes_alone() {
+fn aborted_response_counts_only_its_bytes() {
     let site = Site::new();
     site.file("large", pattern(40_000_000));
     let_files_settle();
@@ -304,7 +304,7 @@ fn a_reply_that_is_broken_off_counts_its_bytes_alone() {
 }
 
 #[test]
-fn what_there_is_now_and_what_caches_did_is_told_soon() {
+fn gauges_and_cache_counters_are_published_promptly() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
@@ -330,7 +330,7 @@ fn what_there_is_now_and_what_caches_did_is_told_soon() {
 }
 
 #[test]
-fn what_would_wait_is_told_by_cause() {
+fn blocking_operations_are_counted_by_cause() {
     let site = Site::new();
     site.file("folder/a", pattern(2000));
     let_files_settle();
@@ -360,7 +360,7 @@ fn what_would_wait_is_told_by_cause() {
 }
 
 #[test]
-fn the_exporter_is_for_get_and_for_one_page() {
+fn exporter_accepts_only_get_of_one_page() {
     let site = Site::new();
     site.file("index.html", "x");
     let told = told(&site, "");
@@ -381,7 +381,7 @@ fn the_exporter_is_for_get_and_for_one_page() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_what_it_has_counted() {
+fn killed_process_keeps_its_counts() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
@@ -413,7 +413,7 @@ fn a_process_that_is_killed_leaves_what_it_has_counted() {
 }
 
 #[test]
-fn metrics_file_that_is_cut_short_costs_no_reply() {
+fn truncated_metrics_file_affects_no_response() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
@@ -455,7 +455,7 @@ fn first_figure(file: &[u8]) -> u64 {
 }
 
 #[test]
-fn a_reload_takes_nothing_from_the_sums() {
+fn reload_keeps_sums() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
@@ -476,7 +476,7 @@ fn a_reload_takes_nothing_from_the_sums() {
 }
 
 #[test]
-fn all_loops_are_summed_while_many_ask() {
+fn all_loops_are_summed_under_concurrent_scrapes() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
@@ -505,7 +505,7 @@ fn all_loops_are_summed_while_many_ask() {
 }
 
 #[test]
-fn without_being_asked_nothing_is_told() {
+fn metrics_are_off_by_default() {
     let site = Site::new();
     site.file("a", pattern(10));
     let server = Server::serve(&site);
@@ -517,7 +517,7 @@ fn without_being_asked_nothing_is_told() {
 
 /// A server that is told wrong says what to do, before it serves.
 #[test]
-fn what_cannot_be_is_refused_at_the_start() {
+fn invalid_metrics_settings_are_rejected_at_start() {
     let site = Site::new();
     site.file("a", "x");
     let refused = |flags: &[&str], says: &str| {

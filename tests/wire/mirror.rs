@@ -28,7 +28,7 @@ use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
 // The tree at rest.
 
 #[test]
-fn every_file_of_a_large_tree_arrives_whole() {
+fn every_file_of_large_tree_arrives_whole() {
     let (site, files) = sources();
     let server = Server::serve(&site);
     fetch_all(&server, site.path(), &files);
@@ -36,7 +36,7 @@ fn every_file_of_a_large_tree_arrives_whole() {
 }
 
 #[test]
-fn caches_that_hold_next_to_nothing_change_no_byte() {
+fn tiny_caches_change_no_byte() {
     let (site, files) = sources();
     let toml =
         "[cache]\npath_entries = 8\nhead_bytes = '4KiB'\ncontent_bytes = '40KiB'\ndescriptors = 2\nrevalidate = '0s'";
@@ -46,7 +46,7 @@ fn caches_that_hold_next_to_nothing_change_no_byte() {
 }
 
 #[test]
-fn every_way_of_sending_brings_every_byte() {
+fn every_send_method_delivers_every_byte() {
     let (site, files) = sources();
     for mode in ["copy", "mmap", "sendfile"] {
         let toml = format!("[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
@@ -58,7 +58,7 @@ fn every_way_of_sending_brings_every_byte() {
 }
 
 #[test]
-fn names_of_any_bytes_are_found_when_they_are_encoded() {
+fn encoded_names_of_any_bytes_are_found() {
     let site = Site::new();
     let names: [&[u8]; 9] = [
         b"a b",
@@ -621,13 +621,13 @@ fn check_outcomes(tally: &Tally, how: How) {
 }
 
 #[test]
-fn a_reply_is_one_version_of_its_file_or_visibly_cut_short() {
+fn response_is_one_version_or_visibly_truncated() {
     let tally = mirror_while_it_changes("", How::Any, 1);
     check_outcomes(&tally, How::Any);
 }
 
 #[test]
-fn replacing_files_cuts_no_reply_short() {
+fn replacing_files_truncates_no_response() {
     for sendfile_min_age in ["60s", "0s"] {
         let tally = mirror_while_it_changes(&format!("[send]\nsendfile_min_age = '{sendfile_min_age}'"), How::Whole, 2);
         check_outcomes(&tally, How::Whole);
@@ -636,7 +636,7 @@ fn replacing_files_cuts_no_reply_short() {
 }
 
 #[test]
-fn replacing_files_cuts_no_reply_short_where_all_are_mapped_or_lent() {
+fn replacing_mapped_or_sendfile_files_truncates_no_response() {
     for mode in ["mmap", "sendfile"] {
         let toml = format!("mapped_bytes = '1MiB'\n[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'");
         let tally = mirror_while_it_changes(&toml, How::Whole, 3);
@@ -646,7 +646,7 @@ fn replacing_files_cuts_no_reply_short_where_all_are_mapped_or_lent() {
 }
 
 #[test]
-fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
+fn change_during_slow_download_truncates_response() {
     // More than two sockets take in of what nobody reads.
     const LENGTH: usize = 16 << 20;
     type Edit<'a> = &'a dyn Fn(&fs::File);
@@ -698,7 +698,7 @@ fn a_change_while_a_slow_client_reads_cuts_its_reply_short() {
 }
 
 #[test]
-fn a_file_that_is_being_written_is_not_kept_half_written() {
+fn partially_written_file_is_not_cached() {
     const LENGTH: usize = 2 << 20;
     let site = Site::on_disk();
     let path = site.file("file.bin", bytes_of(0, 0, 0..LENGTH));

@@ -25,7 +25,7 @@ fn get(client: &mut Client, target: &str, language: &str) -> Response {
 }
 
 #[test]
-fn the_variant_that_is_wished_is_sent_and_says_which_it_is() {
+fn preferred_variant_is_sent_with_content_location() {
     let site = Site::new();
     site.file("page.en.html", "english");
     site.file("page.fr.html", "le français");
@@ -78,7 +78,7 @@ fn the_variant_that_is_wished_is_sent_and_says_which_it_is() {
 }
 
 #[test]
-fn a_name_that_is_there_is_served_as_it_is() {
+fn existing_name_is_served_without_negotiation() {
     let site = Site::new();
     site.file("page.html", "plain");
     site.file("page.fr.html", "le français");
@@ -101,7 +101,7 @@ fn a_name_that_is_there_is_served_as_it_is() {
 }
 
 #[test]
-fn media_types_and_charsets_are_chosen_too() {
+fn media_types_and_charsets_are_negotiated() {
     let site = Site::new();
     site.file("page.html", "<p>");
     site.file("page.pdf", "%PDF and more");
@@ -127,7 +127,7 @@ fn media_types_and_charsets_are_chosen_too() {
 }
 
 #[test]
-fn who_leaves_it_open_or_accepts_nothing_is_told_as_configured() {
+fn no_preference_or_no_match_is_answered_as_configured() {
     let site = Site::new();
     site.file("page.en.html", "english");
     site.file("page.fr.html", "le français");
@@ -155,7 +155,7 @@ fn who_leaves_it_open_or_accepts_nothing_is_told_as_configured() {
 }
 
 #[test]
-fn a_choice_is_made_once_and_counted() {
+fn choice_is_cached_and_counted() {
     let site = Site::new();
     site.file("page.en.html", "english");
     site.file("page.fr.html", "le français");
@@ -183,7 +183,7 @@ fn a_choice_is_made_once_and_counted() {
 }
 
 #[test]
-fn a_variant_that_comes_or_goes_is_noticed() {
+fn added_or_removed_variant_is_detected() {
     let site = Site::new();
     site.file("page.en.html", "english");
     let server = serve(&site, "revalidate = '20ms'", "");
@@ -209,7 +209,7 @@ fn a_variant_that_comes_or_goes_is_noticed() {
 
 /// Every cache away, small ones, and large files: all the same.
 #[test]
-fn caches_change_nothing_in_what_is_chosen() {
+fn cache_settings_do_not_change_choice() {
     let site = Site::new();
     for (language, size) in [("en", 100), ("fr", 200_000)] {
         site.file(&format!("page.{language}.html"), language.repeat(size));

@@ -32,7 +32,7 @@ fn pages(server: &Server) -> [u64; 2] {
 }
 
 #[test]
-fn a_listing_is_kept_in_each_form() {
+fn listing_is_cached_in_each_format() {
     let site = Site::new();
     site.file("folder/b", "bb");
     // Older than the other, so that the order by time is not that by name.
@@ -61,7 +61,7 @@ fn a_listing_is_kept_in_each_form() {
 }
 
 #[test]
-fn conditions_about_a_listing_are_obeyed_from_the_cache() {
+fn conditions_on_cached_listing_are_evaluated() {
     let site = Site::new();
     site.file("folder/a", "a");
     let_files_settle();
@@ -98,7 +98,7 @@ fn conditions_about_a_listing_are_obeyed_from_the_cache() {
 }
 
 #[test]
-fn a_listing_changes_with_its_folder() {
+fn listing_changes_with_its_directory() {
     let site = Site::new();
     let path = site.file("folder/first", "");
     let_files_settle();
@@ -128,7 +128,7 @@ fn a_listing_changes_with_its_folder() {
 }
 
 #[test]
-fn without_made_pages_each_listing_is_made_anew() {
+fn disabled_page_cache_renders_each_listing() {
     let site = Site::new();
     site.file("folder/a", "a");
     let_files_settle();
@@ -142,7 +142,7 @@ fn without_made_pages_each_listing_is_made_anew() {
 }
 
 #[test]
-fn who_asks_for_a_listing_at_once_gets_the_same() {
+fn concurrent_listing_requests_share_one_result() {
     let site = Site::new();
     (0..500).for_each(|n| drop(site.file(&format!("folder/a file of the number {n}"), "")));
     let_files_settle();
@@ -203,7 +203,7 @@ fn scripts_of(server: &Server) -> Vec<u32> {
 const OK: &str = "printf 'Content-Type: text/plain\\n";
 
 #[test]
-fn an_answer_is_kept_for_as_long_as_it_may() {
+fn application_page_is_cached_for_its_lifetime() {
     let site = Site::new();
     script(&site, "plain", &format!("{OK}ETag: \"t\"\\nX-Own: y\\n\\n%s' \"$QUERY_STRING $HTTP_HOST\""));
     script(&site, "brief", &format!("{OK}Cache-Control: max-age=1\\n\\nbrief'"));
@@ -266,7 +266,7 @@ fn an_answer_is_kept_for_as_long_as_it_may() {
 }
 
 #[test]
-fn without_cache_nothing_is_kept() {
+fn disabled_cache_stores_no_page() {
     let site = Site::new();
     script(&site, "plain", &format!("{OK}Cache-Control: max-age=60\\n\\nplain'"));
     for (n, keys) in ["", "cache = \"1h\"\n[optimise]\nmade_pages = false"].into_iter().enumerate() {
@@ -280,7 +280,7 @@ fn without_cache_nothing_is_kept() {
 }
 
 #[test]
-fn pages_are_told_apart_by_what_they_depend_on() {
+fn pages_vary_by_request_fields() {
     let site = Site::new();
     script(&site, "speaks", &format!("{OK}Vary: Accept-Language\\n\\n%s' \"$HTTP_ACCEPT_LANGUAGE\""));
     script(&site, "all", &format!("{OK}Vary: *\\n\\n'"));
@@ -298,7 +298,7 @@ fn pages_are_told_apart_by_what_they_depend_on() {
 }
 
 #[test]
-fn what_the_site_says_of_a_page_is_said_to_each() {
+fn site_headers_are_added_to_cached_pages() {
     let site = Site::new();
     script(&site, "api", &format!("{OK}\\n{{}}'"));
     let cors = "[[site.cors]]\nmatch = \"**\"\norigins = [\"https://a.example\", \"https://b.example\"]";
@@ -319,7 +319,7 @@ fn what_the_site_says_of_a_page_is_said_to_each() {
 }
 
 #[test]
-fn a_burst_starts_the_application_once() {
+fn burst_of_requests_starts_application_once() {
     let count = if is_pool() { 24 } else { 200 };
     let site = Site::new();
     let go = site.path().join("go");
@@ -347,7 +347,7 @@ fn a_burst_starts_the_application_once() {
 }
 
 #[test]
-fn who_need_not_wait_for_one_another_do_not() {
+fn uncacheable_pages_are_requested_concurrently() {
     let count = 20;
     let site = Site::new();
     let here = site.path().join("here");
@@ -366,7 +366,7 @@ fn who_need_not_wait_for_one_another_do_not() {
 }
 
 #[test]
-fn a_page_that_is_too_large_is_everybodys_own() {
+fn oversized_page_is_not_shared() {
     let (count, size) = (6, 3_000_000);
     let site = Site::new();
     script(&site, "large", &format!("{OK}\\n'; head -c {size} /dev/zero"));
@@ -380,7 +380,7 @@ fn a_page_that_is_too_large_is_everybodys_own() {
 }
 
 #[test]
-fn who_makes_a_page_may_leave_stand_still_or_die() {
+fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     let count = if is_pool() { 20 } else { 50 };
     let site = Site::new();
     let (go, pid) = (site.path().join("go"), site.path().join("pid"));
@@ -442,7 +442,7 @@ fn who_makes_a_page_may_leave_stand_still_or_die() {
 }
 
 #[test]
-fn who_has_waited_long_enough_asks_for_himself() {
+fn follower_requests_page_itself_after_timeout() {
     let site = Site::new();
     // The first script drips until its client leaves and never times out; the others end at once. Each one finds out which
     // it is before its head goes out: the client that waits for that head starts the others.
@@ -464,7 +464,7 @@ fn who_has_waited_long_enough_asks_for_himself() {
 }
 
 #[test]
-fn guarded_pages_are_for_those_with_a_password() {
+fn cached_page_still_requires_password() {
     let site = Site::new();
     let accounts = site.path().with_extension("accounts");
     let hash = bcrypt::hash("secret", 4).unwrap();

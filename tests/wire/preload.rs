@@ -69,7 +69,7 @@ fn all_get(clients: &mut [Client], target: &str, status: u16, text: &str) {
 }
 
 #[test]
-fn all_workers_serve_the_new_version_once_it_is_loaded() {
+fn all_workers_serve_new_version_after_preload() {
     for architecture in architectures() {
         let site = Site::new();
         let _gone = Gone(socket(&site));
@@ -123,7 +123,7 @@ fn all_workers_serve_the_new_version_once_it_is_loaded() {
 }
 
 #[test]
-fn a_site_is_named_by_its_host_and_a_switched_root_is_followed() {
+fn site_is_selected_by_host_and_switched_root_is_followed() {
     for architecture in architectures() {
         let (site, other) = (Site::new(), Site::new());
         let _gone = Gone(socket(&site));
@@ -156,7 +156,7 @@ fn a_site_is_named_by_its_host_and_a_switched_root_is_followed() {
 }
 
 #[test]
-fn only_the_user_who_serves_and_root_may_order() {
+fn only_serving_user_and_root_may_send_commands() {
     need_root("runs a server and its clients as other users");
     for architecture in ["amped", "mp"] {
         let site = Site::new();
@@ -200,7 +200,7 @@ fn only_the_user_who_serves_and_root_may_order() {
 }
 
 #[test]
-fn a_socket_is_taken_over_from_the_dead_alone_and_is_gone_after_a_clean_end() {
+fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
     for architecture in ["amped", "mp"] {
         let site = Site::new();
         let _gone = Gone(socket(&site));
@@ -230,7 +230,7 @@ fn a_socket_is_taken_over_from_the_dead_alone_and_is_gone_after_a_clean_end() {
 }
 
 #[test]
-fn signals_and_other_clients_have_their_turn_while_some_say_nothing() {
+fn silent_control_client_does_not_block_signals_or_others() {
     for architecture in ["amped", "mp"] {
         let site = Site::new();
         let _gone = Gone(socket(&site));
@@ -261,7 +261,7 @@ fn signals_and_other_clients_have_their_turn_while_some_say_nothing() {
 }
 
 #[test]
-fn a_worker_that_does_not_answer_is_told_of() {
+fn unresponsive_worker_is_reported() {
     let site = Site::new();
     let _gone = Gone(socket(&site));
     site.file("a.html", "text");
@@ -289,7 +289,7 @@ fn a_worker_that_does_not_answer_is_told_of() {
 }
 
 #[test]
-fn what_is_watched_is_seen_when_it_changes() {
+fn watched_file_change_is_visible_at_once() {
     for architecture in architectures() {
         let site = Site::new();
         for (file, content) in [("a.html", "old"), ("b.html", "b"), ("folder/index.html", "old"), ("folder/in/c", "c")]
@@ -355,7 +355,7 @@ fn what_is_watched_is_seen_when_it_changes() {
 }
 
 #[test]
-fn a_sibling_that_is_replaced_is_seen_by_who_watches() {
+fn replaced_sibling_is_detected_by_watch() {
     let site = Site::new();
     site.file("a.css", "plain");
     site.file("a.css.gz", "first");
@@ -373,7 +373,7 @@ fn a_sibling_that_is_replaced_is_seen_by_who_watches() {
 }
 
 #[test]
-fn beyond_4096_folders_changes_are_seen_after_the_time_to_revalidate() {
+fn beyond_4096_directories_changes_wait_for_revalidation() {
     const FOLDERS: usize = 4200;
     let site = Site::new();
     (0..FOLDERS).for_each(|n| fs::create_dir(site.path().join(n.to_string())).unwrap());

@@ -175,7 +175,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
 }
 
 #[test]
-fn of_a_small_file() {
+fn ranges_of_small_file_are_served() {
     let site = Site::new();
     site.file("small.bin", pattern(SMALL));
     let server = Server::serve(&site);
@@ -183,7 +183,7 @@ fn of_a_small_file() {
 }
 
 #[test]
-fn of_a_large_file() {
+fn ranges_of_large_file_are_served() {
     let site = Site::new();
     site.file("large.bin", pattern(LARGE));
     let server = Server::serve(&site);
@@ -201,7 +201,7 @@ fn of_a_large_file() {
 /// A file that has been left alone is lent to the socket or mapped, a young one is copied (see `send.rs`): several ways to
 /// the same bytes. Nobody can make an old file, since no user can set its ctime, so every file counts as one here.
 #[test]
-fn of_a_file_however_it_is_sent() {
+fn ranges_are_equal_for_every_send_method() {
     for mode in MODES {
         let site = Site::new();
         let (small, large) = (pattern(SMALL), pattern(LARGE));
@@ -218,7 +218,7 @@ fn of_a_file_however_it_is_sent() {
 }
 
 #[test]
-fn of_nothing() {
+fn range_of_empty_file_is_not_satisfiable() {
     let site = Site::new();
     site.file("empty.bin", "");
     let server = Server::serve(&site);
@@ -231,7 +231,7 @@ fn of_nothing() {
 }
 
 #[test]
-fn are_for_get_alone_and_for_files_alone() {
+fn ranges_apply_only_to_get_of_files() {
     let site = Site::new();
     site.file("small.bin", pattern(SMALL));
     site.file("folder/x", "x");
@@ -254,7 +254,7 @@ fn are_for_get_alone_and_for_files_alone() {
 }
 
 #[test]
-fn only_if_the_file_is_still_the_same() {
+fn if_range_requires_unchanged_file() {
     let site = Site::new();
     for (name, size) in [("small.bin", SMALL), ("large.bin", LARGE)] {
         let path = site.file(name, pattern(size));
@@ -299,7 +299,7 @@ fn only_if_the_file_is_still_the_same() {
 }
 
 #[test]
-fn of_a_precompressed_sibling_are_ranges_of_the_sibling() {
+fn ranges_of_precompressed_sibling_refer_to_sibling() {
     let site = Site::new();
     for (name, size) in [("small.bin", SMALL), ("large.bin", LARGE)] {
         site.file(name, vec![b'x'; 2 * size]);

@@ -16,7 +16,7 @@ fn serve(site: &Site, tables: &str) -> Server {
 }
 
 #[test]
-fn redirects_tell_the_client_where_to_go() {
+fn redirects_send_location() {
     let site = Site::new();
     site.file("old/there.html", "still here");
     let routes = "[[site.route]]\nmatch = '/old/**'\nredirect = '/new/$1'\nstatus = 301\n\
@@ -49,7 +49,7 @@ fn redirects_tell_the_client_where_to_go() {
 }
 
 #[test]
-fn rewrites_serve_what_is_meant() {
+fn rewrites_serve_target() {
     let site = Site::new();
     site.file("posts/cats.html", "meow");
     site.file("posts/.draft.html", "not yet");
@@ -81,7 +81,7 @@ fn rewrites_serve_what_is_meant() {
 }
 
 #[test]
-fn a_file_serves_in_place_of_what_is_missing() {
+fn fallback_file_replaces_missing_file() {
     let site = Site::new();
     site.file("app/index.html", "the application");
     site.file("app/index.html.gz", "packed");
@@ -124,7 +124,7 @@ fn a_file_serves_in_place_of_what_is_missing() {
 
 /// A script's source is nobody's, whatever name leads to it, and a password goes before it runs.
 #[test]
-fn whatever_name_leads_to_a_script_runs_it() {
+fn script_runs_under_any_name_that_leads_to_it() {
     let site = Site::new();
     let script = "#!/bin/sh\nprintf 'Content-Type: text/plain\\r\\n\\r\\nran'\ncat\n";
     let users = site.path().with_extension("users");
@@ -240,7 +240,7 @@ fn denied_paths_are_neither_served_nor_run() {
 }
 
 #[test]
-fn every_method_reaches_a_front_controller() {
+fn every_method_reaches_front_controller() {
     let site = Site::new();
     script(&site, "index.cgi");
     script(&site, "sub/index.cgi");
@@ -299,7 +299,7 @@ fn every_method_reaches_a_front_controller() {
 
 /// The configurations for WordPress, Laravel and Nextcloud, with scripts of the shell in place of PHP.
 #[test]
-fn front_controllers_of_the_example_get_what_is_no_file() {
+fn example_front_controllers_receive_paths_without_file() {
     let site = Site::new();
     for name in
         ["index.php", "wp-config.php", "wp-content/uploads/2024/e.php", "other.php", "remote.php", "lib/base.php"]

@@ -12,7 +12,7 @@ const WINDOW: usize = 256 << 10;
 const SIZES: [usize; 9] = [0, 1, 4096, 4097, 32 << 10, (32 << 10) + 1, WINDOW, WINDOW + 1, 3 * WINDOW + 123];
 
 #[test]
-fn every_mode_with_every_test_of_residency_sends_the_same() {
+fn every_mode_and_residency_check_sends_same_bytes() {
     let site = Site::new();
     for size in SIZES {
         site.file(&format!("{size}.bin"), pattern(size));
@@ -42,7 +42,7 @@ fn every_mode_with_every_test_of_residency_sends_the_same() {
 }
 
 #[test]
-fn bodies_are_kept_where_the_mode_says() {
+fn bodies_are_kept_where_send_mode_says() {
     let site = Site::new();
     site.file("small.bin", pattern(1000));
     site.file("large.bin", pattern(100_000));
@@ -65,7 +65,7 @@ fn bodies_are_kept_where_the_mode_says() {
 }
 
 #[test]
-fn windows_stay_mapped_within_their_budget() {
+fn mapped_windows_stay_within_budget() {
     let site = Site::new();
     let content = pattern(8 * WINDOW);
     site.file("large.bin", &content);
@@ -87,7 +87,7 @@ fn windows_stay_mapped_within_their_budget() {
 
 /// A mapping keeps a file's blocks as a descriptor does.
 #[test]
-fn a_removed_file_does_not_stay_mapped() {
+fn removed_file_is_unmapped() {
     let site = Site::new();
     for (mode, residency) in [("mmap", "nowait"), ("mixed", "mincore")] {
         let path = site.file("large.bin", pattern(5 * WINDOW));
@@ -150,7 +150,7 @@ fn every_architecture_maps_files() {
 
 /// At all moments of a download, so that some are in the midst of a call.
 #[test]
-fn a_file_that_is_cut_while_it_is_sent_ends_the_connection_and_not_the_server() {
+fn file_truncated_while_sent_closes_connection_and_not_server() {
     const LENGTH: usize = 4 * WINDOW;
     const ROUNDS: u64 = 24;
     let content = pattern(LENGTH);
@@ -193,7 +193,7 @@ fn a_file_that_is_cut_while_it_is_sent_ends_the_connection_and_not_the_server() 
 }
 
 #[test]
-fn a_switch_stays_as_it_was_at_the_start() {
+fn reload_does_not_change_switches() {
     let site = Site::new();
     site.file("small.bin", pattern(1000));
     let config = site.path().with_extension("toml");

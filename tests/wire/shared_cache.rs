@@ -29,7 +29,7 @@ fn site() -> Site {
 const CONFIG: &str = "architecture = \"mp\"\nworkers = 6\n[cache]\nshared = true\ncontent_bytes = \"1MiB\"";
 
 #[test]
-fn what_one_process_has_read_the_others_know() {
+fn content_read_by_one_process_is_shared() {
     let site = site();
     // Nobody asks anew in between, however slow this machine is.
     let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"10m\""));
@@ -46,7 +46,7 @@ fn what_one_process_has_read_the_others_know() {
 
 /// The kernel does not see that a body is used which is not read from the file, and lets go of it.
 #[test]
-fn a_body_is_not_read_again_only_since_its_name_is_asked_for_anew() {
+fn revalidation_does_not_reread_body() {
     let site = Site::on_disk();
     let path = site.file("7.bin", body(7));
     let_files_settle();
@@ -63,7 +63,7 @@ fn a_body_is_not_read_again_only_since_its_name_is_asked_for_anew() {
 }
 
 #[test]
-fn a_change_is_seen_by_all() {
+fn change_is_visible_to_all_processes() {
     let site = site();
     let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"50ms\""));
     let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
@@ -77,7 +77,7 @@ fn a_change_is_seen_by_all() {
 }
 
 #[test]
-fn processes_that_are_killed_spoil_nothing() {
+fn killed_processes_do_not_corrupt_shared_cache() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122);
     let mut random = Random(seed);
     println!("seed {seed}");

@@ -96,7 +96,7 @@ fn assert_idle_connection_after_reload(client: &mut Client, text: &str) {
 }
 
 #[test]
-fn idle_connections_are_closed_at_once_and_the_server_ends_with_0() {
+fn stop_closes_idle_connections_and_exits_with_0() {
     let [few, many] = crews();
     for (signal, workers) in [("TERM", few), ("INT", few), ("TERM", many)] {
         let place = Place::new();
@@ -116,7 +116,7 @@ fn idle_connections_are_closed_at_once_and_the_server_ends_with_0() {
 }
 
 #[test]
-fn a_download_under_way_is_completed_while_new_connections_are_refused() {
+fn stop_completes_download_and_refuses_new_connections() {
     for workers in crews() {
         let place = Place::new();
         let mut server = place.start(&format!("{ONE}workers = {workers}\n[stop]\ndeadline = \"1m\""));
@@ -138,7 +138,7 @@ fn a_download_under_way_is_completed_while_new_connections_are_refused() {
 }
 
 #[test]
-fn a_request_that_has_begun_is_answered_with_close() {
+fn request_begun_before_stop_is_answered_with_close() {
     let place = Place::new();
     let mut server = place.start(ONE);
     let mut client = server.connect();
@@ -155,7 +155,7 @@ fn a_request_that_has_begun_is_answered_with_close() {
 }
 
 #[test]
-fn at_the_deadline_what_is_not_complete_is_cut_and_logged() {
+fn incomplete_responses_are_cut_and_logged_at_deadline() {
     let place = Place::new();
     let log = place.folder.path().join("access.log");
     let mut server =
@@ -174,7 +174,7 @@ fn at_the_deadline_what_is_not_complete_is_cut_and_logged() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_does_not_hold_up_the_end() {
+fn unread_log_pipe_does_not_delay_exit() {
     let place = Place::new();
     let mut server = place.start(&format!("{ONE}stop.deadline = '1s'\nlog.access = '-'\nlog.flush = '1ms'\n"));
     // Standard output is a pipe that holds 64 KiB, and this test does not read it.
@@ -191,7 +191,7 @@ fn a_log_that_nobody_reads_does_not_hold_up_the_end() {
 }
 
 #[test]
-fn a_second_signal_ends_the_server_at_once_with_1() {
+fn second_signal_exits_at_once_with_1() {
     let place = Place::new();
     let mut server = place.start(&format!("{ONE}[stop]\ndeadline = \"1h\""));
     let mut client = begin_download(&server);
@@ -203,7 +203,7 @@ fn a_second_signal_ends_the_server_at_once_with_1() {
 }
 
 #[test]
-fn the_last_lines_of_the_log_are_written() {
+fn last_log_lines_are_written_at_exit() {
     let place = Place::new();
     let log = place.folder.path().join("access.log");
     let mut server =
@@ -221,7 +221,7 @@ fn the_last_lines_of_the_log_are_written() {
 }
 
 #[test]
-fn a_new_configuration_changes_headers_roots_sites_and_limits_and_drops_no_connection() {
+fn reload_applies_new_configuration_without_dropping_connections() {
     for workers in crews() {
         let place = Place::new();
         let top = format!("listen = [\"127.0.0.1:0\"]\nworkers = {workers}\n");
@@ -251,7 +251,7 @@ fn a_new_configuration_changes_headers_roots_sites_and_limits_and_drops_no_conne
 }
 
 #[test]
-fn addresses_come_and_go_and_those_that_stay_lose_nobody() {
+fn reload_changes_addresses_and_keeps_connections_of_others() {
     for workers in crews() {
         let place = Place::new();
         let (first, second) = (free_address(), free_address());
@@ -285,7 +285,7 @@ fn addresses_come_and_go_and_those_that_stay_lose_nobody() {
 }
 
 #[test]
-fn a_wrong_configuration_changes_nothing_and_says_where_it_is_wrong() {
+fn invalid_configuration_on_reload_changes_nothing() {
     let place = Place::new();
     let one = format!("{ONE}workers = {}\n", crews()[0]);
     let server = place.start(&one);
@@ -319,7 +319,7 @@ fn a_wrong_configuration_changes_nothing_and_says_where_it_is_wrong() {
 }
 
 #[test]
-fn flags_go_before_the_new_configuration_too() {
+fn flags_override_reloaded_configuration() {
     let place = Place::new();
     let config = place.configure(ONE);
     let one = place.folder.path().join("one");
@@ -331,7 +331,7 @@ fn flags_go_before_the_new_configuration_too() {
 }
 
 #[test]
-fn fifty_reloads_under_load_lose_no_request_and_no_descriptor() {
+fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
     for workers in crews() {
         let place = Place::new();
         let config = |n: u32| {

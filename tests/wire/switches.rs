@@ -73,7 +73,7 @@ fn replies(server: &Server) -> Vec<Reply> {
 }
 
 #[test]
-fn no_optimisation_changes_a_reply() {
+fn optimisations_do_not_change_responses() {
     let site = site();
     let root = site.path().to_str().unwrap();
     let usual = replies(&Server::start(&[root]));
@@ -94,7 +94,7 @@ fn no_optimisation_changes_a_reply() {
 }
 
 #[test]
-fn what_is_switched_off_is_not_used() {
+fn disabled_optimisation_is_not_used() {
     let site = site();
     let root = site.path().to_str().unwrap();
     let hits = |flag: &str, switch: &str, subject: &str| {
@@ -126,7 +126,7 @@ fn what_is_switched_off_is_not_used() {
 }
 
 #[test]
-fn without_a_delayed_log_each_line_is_written_at_once() {
+fn disabled_log_delay_writes_each_line_at_once() {
     let site = site();
     let log = site.path().with_extension("log");
     let server = Server::configured(
@@ -145,7 +145,7 @@ fn without_a_delayed_log_each_line_is_written_at_once() {
 }
 
 #[test]
-fn heads_are_aligned_on_demand() {
+fn headers_are_aligned_if_enabled() {
     let site = site();
     let root = site.path().to_str().unwrap();
     let lengths = |flags: &[&str]| {
