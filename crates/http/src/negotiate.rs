@@ -1,27 +1,26 @@
-//! Proactive negotiation (RFC 9110, 12): which content coding, which variant of a document, and whether a machine or a
-//! person reads our own pages.
+//! Proactive negotiation (RFC 9110, 12): which content coding, which
+//! variant of a document, and HTML or JSON for our own pages.
 //!
-//! Before it: the `Accept` fields of a request. After it: the sibling file that `amped-core` picks (`page.html.br` for
-//! `page.html`), the variant (`page.fr.html` for `page`), and the form of listings and error pages.
-//! `Accept-Encoding` comes with each request of a browser, so it becomes ten bytes without allocation, and the choice
-//! among the siblings that exist is made later, when the disk or a cache has told which do.
+//! Before it: the `Accept` fields of a request. After it: the sibling file that `amped-core` selects (`page.html.br`
+//! for `page.html`), the variant (`page.fr.html` for `page`), and the form of listings and error pages. Browsers send
+//! `Accept-Encoding` with every request, so it is parsed to ten bytes without allocation; the choice among the existing
+//! siblings is made later, once the disk or a cache has reported them.
 //!
-//! A choice among variants ([`choose_variant`]) goes by media type, then language, then charset, each by its quality; RFC
-//! 9110 leaves to servers how the three are weighed, and this order is that of Apache's mod_negotiation. The coding is no
-//! part of it: it is chosen among those of the variant, by the same [`Accepted`] as for any other file.
+//! [`choose_variant`] compares media type, then language, then charset, each by its quality; RFC 9110 leaves the
+//! weighing of the three to servers, and this order is that of Apache's mod_negotiation. The coding is not part of it:
+//! it is chosen among those of the variant, by the same [`Accepted`] as for any other file.
 //!
-//! Languages are matched by basic filtering (RFC 4647, 3.3.1), and where a range matches nothing so, by what is left of it
-//! when subtags are taken off its end, as lookup does (3.4): a reader of `fr-CH` gets `fr`, behind all that is asked for
-//! by its name.
+//! Languages are matched by basic filtering (RFC 4647, 3.3.1). A range that matches nothing is shortened from its end,
+//! as lookup does (3.4): a reader of `fr-CH` gets `fr`, ranked below every language that matches directly.
 
 use alloc::vec::Vec;
 
 use crate::text::{list, trim_ows};
 
-/// A content coding that we can send (RFC 9110, 8.4.1). Ordered by preference: the last shrinks text most.
+/// A content coding that we can send (RFC 9110, 8.4.1). Ordered by preference: the last compresses text best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Coding {
-    /// None: the file itself.
+    /// None: the plain file.
     Identity,
     /// RFC 1952.
     Gzip,
@@ -32,10 +31,10 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// The codings whose file stands beside the plain one, best first.
+    /// The codings of precompressed sibling files, best first.
     pub const SIBLINGS: [Coding; 3] = [Coding::Brotli, Coding::Zstd, Coding::Gzip];
 
-    /// The name in `Content-Encoding` (RFC 9110, 18.6). `Identity` is never written there.
+    /// The name in `Content-Encoding` (RFC 9110, 18.6), which never names `Identity`.
     pub fn token(self) -> &'static str {
         match self {
             Coding::Identity => "identity",
@@ -45,7 +44,7 @@ impl Coding {
         }
     }
 
-    /// What the name of the sibling file has at its end.
+    /// The suffix of the sibling file's name.
     pub fn suffix(self) -> &'static str {
         match self {
             Coding::Identity => "",
@@ -55,7 +54,7 @@ impl Coding {
         }
     }
 
-    /// RFC 9110, 8.4.1: names are case-insensitive. RFC 9110, 8.4.1.3: `x-gzip` is gzip.
+    /// Looks up a coding. RFC 9110, 8.4.1: names are case-insensitive. RFC 9110, 8.4.1.3: `x-gzip` is gzip.
     fn from_token(token: &[u8]) -> Option<Coding> {
         const NAMES: [(&str, Coding); 5] = [
             ("gzip", Coding::Gzip),
@@ -68,29 +67,29 @@ impl Coding {
     }
 }
 
-/// The `Accept-Encoding` of a request, in as much as it concerns the codings that we know (RFC 9110, 12.5.3).
+/// The `Accept-Encoding` of a request, as far as it concerns the known codings (RFC 9110, 12.5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Accepted {
-    /// By `Coding`: 0 to 1000 thousandths, or `UNNAMED`.
+    /// By `Coding`: quality in thousandths, 0 to 1000, or `UNNAMED`.
     named: [u16; 4],
-    /// Of `*`: the same.
+    /// The same for `*`.
     others: u16,
 }
 
-/// Not mentioned in the field. Not an `Option`, so that `Accepted` stays at ten bytes.
+/// Not mentioned in the field. Not an `Option`, so that `Accepted` stays ten bytes long.
 const UNNAMED: u16 = u16::MAX;
 
 impl Accepted {
-    /// What a request without the field accepts. RFC 9110, 12.5.3 lets it mean any coding; but a client that can
-    /// decode one says so, and to the others an encoded page is noise: so only `Identity`.
+    /// A request without the field accepts only `Identity`. RFC 9110, 12.5.3 lets it mean any coding, but a client that
+    /// can decode one says so, and the others could not read an encoded page.
     pub const NOTHING_SAID: Accepted = Accepted { named: [UNNAMED; 4], others: UNNAMED };
 
-    /// Reads an `Accept-Encoding` field, or none. Malformed elements and unknown codings are skipped.
+    /// Parses an `Accept-Encoding` field, if any. Malformed elements and unknown codings are skipped.
     pub fn parse(field: Option<&[u8]>) -> Accepted {
         field.map_or(Accepted::NOTHING_SAID, |field| Accepted::NOTHING_SAID.and(field))
     }
 
-    /// With one more line of the field. RFC 9110, 5.3: lines are one list, so the order of calls does not matter.
+    /// Adds one more line of the field. RFC 9110, 5.3: the lines form one list, so the order of calls does not matter.
     ///
     /// A coding that is named twice (as gzip and x-gzip, say) has the higher of its qualities.
     pub fn and(mut self, field: &[u8]) -> Accepted {
@@ -105,11 +104,11 @@ impl Accepted {
         self
     }
 
-    /// The quality of a coding, 0 (not acceptable) to 1000 (RFC 9110, 12.4.2).
+    /// The quality of a coding, from 0 (not acceptable) to 1000 (RFC 9110, 12.4.2).
     ///
-    /// `*` stands for what is not named (RFC 9110, 12.5.3), but not for `Identity`, of which it only tells whether it
-    /// is excluded: identity that is not named has the least quality that is still acceptable, 1. A client that lists
-    /// its codings means these to be used.
+    /// `*` covers the codings that are not named (RFC 9110, 12.5.3), but for `Identity`
+    /// it only decides whether that is excluded: identity that is not named has the
+    /// lowest acceptable quality, 1. A client that lists its codings prefers them.
     pub fn quality(self, coding: Coding) -> u16 {
         match (self.named[coding as usize], self.others) {
             (UNNAMED, 0) => 0,
@@ -120,11 +119,11 @@ impl Accepted {
         }
     }
 
-    /// The best of the available codings: the highest quality, and among equals the last in the order of [`Coding`].
+    /// Chooses the best available coding: the highest quality, and among equals the last in the order of [`Coding`].
     ///
-    /// `Identity` is always available, listed or not. It is the answer also where nothing available is acceptable, even
-    /// if the field excludes it: RFC 9110, 12.4.1 lets a server disregard the field, and a page that may be unreadable
-    /// helps more often than a 406 that is of no use for certain.
+    /// `Identity` is always available, listed or not. It is also the choice if nothing
+    /// available is acceptable, even if the field excludes it: RFC 9110, 12.4.1 lets a server
+    /// disregard the field, and a page that may be unreadable is more useful than a 406.
     pub fn choose(self, available: impl Iterator<Item = Coding>) -> Coding {
         available
             .map(|coding| (self.quality(coding), coding))
@@ -136,16 +135,16 @@ impl Accepted {
 
 /// Whether `Accept` strictly prefers application/json over text/html (RFC 9110, 12.5.1).
 ///
-/// Each takes its quality from the most specific range that matches it: `type/subtype`, then `type/*`, then `*/*`. So
-/// equal qualities, or no field, mean HTML; HTML with quality 0 means JSON, if that has any.
-/// Parameters other than `q` are not compared: ours has none that a client could mean by `;charset=utf-8`.
+/// Each takes its quality from the most specific range that matches it: `type/subtype`, then `type/*`, then `*/*`.
+/// Equal qualities, or no field, mean HTML; HTML with quality 0 means JSON, if that has a quality above 0. Parameters
+/// other than `q` are not compared: our types have none that a client could mean by `;charset=utf-8`.
 pub fn prefers_json(accept: Option<&[u8]>) -> bool {
     let accept = accept.unwrap_or_default();
     type_grade(accept, "application/json").0 > type_grade(accept, "text/html").0
 }
 
-/// The quality of a media type, and how specific the range is that tells it: 0 none does, 1 `*/*`, 2 `type/*`, 3
-/// `type/subtype`. The most specific range counts; of two that are the same, the higher quality.
+/// The quality of a media type, and the specificity of the range that gives it: 0 no range, 1 `*/*`, 2 `type/*`, 3
+/// `type/subtype`. The most specific range counts; of two equally specific ranges, the higher quality.
 fn type_grade(accept: &[u8], media_type: &str) -> (u16, u8) {
     let media_type = media_type.split(';').next().unwrap_or_default().trim_end().as_bytes();
     let slash = media_type.iter().position(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
@@ -165,21 +164,21 @@ fn type_grade(accept: &[u8], media_type: &str) -> (u16, u8) {
     (best.1, best.0)
 }
 
-/// One of the forms in which a document is there.
+/// One of the available variants of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant<'a> {
     /// Its media type; parameters are not compared.
     pub media_type: &'a str,
-    /// Its language tag (RFC 9110, 8.5.1), if it is in one.
+    /// Its language tag (RFC 9110, 8.5.1), if any.
     pub language: Option<&'a str>,
-    /// Its charset, if that is to be compared.
+    /// Its charset, if charsets are compared.
     pub charset: Option<&'a str>,
-    /// The codings that it can be sent in, at least one.
+    /// The codings in which it is available, at least one.
     pub codings: &'a [Coding],
 }
 
-/// What a client said that it wants: the fields as they came, several lines of one joined by commas. Of a field that is
-/// `None` anything is welcome (RFC 9110, 12.5).
+/// The `Accept` fields of a request, several lines of one field joined by
+/// commas. A field that is `None` accepts anything (RFC 9110, 12.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceptFields<'a> {
     /// RFC 9110, 12.5.1.
@@ -192,24 +191,24 @@ pub struct AcceptFields<'a> {
     pub encoding: Option<&'a [u8]>,
 }
 
-/// What wishes come to. Variants are named by their places.
+/// The result of a negotiation. Variants are identified by their index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// This one is better than all others.
+    /// This variant is better than all others.
     One(usize),
-    /// Several are as good as this one, the first of them.
+    /// Several variants are equally good; this is the first of them.
     Tie(usize),
-    /// None is acceptable.
+    /// No variant is acceptable.
     Nothing,
 }
 
-/// How well a variant suits: a greater one suits better. Media type first, then language, then charset.
+/// How well a variant matches: greater is better. Media type first, then language, then charset.
 ///
-/// Behind the quality of a media type stands how specific the range was: `text/html, */*` means that HTML is wanted, though
-/// both have the quality 1. (Apache reads `*/*` as 0.01 then, if no weight is written in all of the field.)
+/// The specificity of the range follows the quality of a media type: `text/html, */*` prefers HTML, although both
+/// ranges have quality 1. (Apache reads `*/*` as 0.01 in this case, unless the field contains a weight.)
 type Grade = ((u16, u8), (u8, u16, u8), u16);
 
-/// The best of these variants.
+/// Chooses the best of these variants.
 pub fn choose_variant(variants: &[Variant<'_>], fields: &AcceptFields<'_>) -> Choice {
     let accepted = fields.encoding.map(|field| Accepted::parse(Some(field)));
     let mut best: Option<(Grade, usize)> = None;
@@ -229,9 +228,9 @@ pub fn choose_variant(variants: &[Variant<'_>], fields: &AcceptFields<'_>) -> Ch
     }
 }
 
-/// `None`: it is not acceptable.
+/// Grades a variant; `None` if it is not acceptable.
 fn grade(variant: &Variant<'_>, fields: &AcceptFields<'_>, accepted: Option<Accepted>) -> Option<Grade> {
-    // As for any file: the plain form is better than nothing even to those who exclude it.
+    // As for any file: the plain form is better than nothing, even for a client that excludes it.
     let decodes =
         |&coding: &Coding| coding == Coding::Identity || accepted.is_none_or(|accepted| accepted.quality(coding) > 0);
     if !variant.codings.iter().any(decodes) {
@@ -246,7 +245,8 @@ fn grade(variant: &Variant<'_>, fields: &AcceptFields<'_>, accepted: Option<Acce
     (media_type.0 > 0 && charset > 0).then_some((media_type, language, charset))
 }
 
-/// RFC 9110, 12.5.2: `*` stands for those that are not named, and what is neither named nor meant by it is not acceptable.
+/// RFC 9110, 12.5.2: `*` covers the charsets that are not named; a
+/// charset that is neither named nor covered is not acceptable.
 fn charset_quality(field: &[u8], charset: &str) -> u16 {
     let (mut named, mut others) = (None, 0);
     for (token, quality) in weighted(field) {
@@ -259,15 +259,15 @@ fn charset_quality(field: &[u8], charset: &str) -> u16 {
     named.unwrap_or(others)
 }
 
-/// How well a language suits: 3 it is asked for, 2 what is left of a range matches it, 1 the variant is in none; then the
-/// quality of the range, and how many subtags of it were left. `None`: it is not acceptable.
+/// How well a language matches: 3 a range matches, 2 a shortened range matches, 1 the variant has no language; then the
+/// quality of the range, and the number of subtags left in it. `None` if it is not acceptable.
 fn language_grade(field: Option<&[u8]>, tag: Option<&str>) -> Option<(u8, u16, u8)> {
     let (field, tag) = match (field, tag) {
         (None, _) => return Some((3, 1000, 0)),
         (Some(_), None) => return Some((1, 0, 0)),
         (Some(field), Some(tag)) => (field, tag.as_bytes()),
     };
-    // The longest range that matches counts, of two that are the same the higher quality; `*` only if none does.
+    // The longest matching range counts, of duplicates the higher quality; `*` only if none matches.
     let (mut asked, mut rest): (Option<(usize, u16)>, (u16, u8)) = (None, (0, 0));
     for (range, quality) in weighted(field) {
         if range == b"*" {
@@ -289,22 +289,22 @@ fn language_grade(field: Option<&[u8]>, tag: Option<&str>) -> Option<(u8, u16, u
     }
 }
 
-/// RFC 4647, 3.3.1: a range matches a tag that is equal to it, or begins with it and a hyphen.
+/// RFC 4647, 3.3.1: a range matches a tag that is equal to it, or starts with it and a hyphen.
 fn covers(range: &[u8], tag: &[u8]) -> bool {
     let begins = tag.len() >= range.len() && tag[..range.len()].eq_ignore_ascii_case(range);
     begins && !range.is_empty() && matches!(tag.get(range.len()), None | Some(b'-'))
 }
 
-/// Appends a field in the form in which two that say the same in other words are equal: in lower case, without blanks about
-/// separators, its lines one list. What is in quotes is left as it is. So whatever was compared for one is good for the
-/// other, and a choice can be kept under it.
+/// Appends a field in a normal form, in which equivalent fields are equal: in lower case, without whitespace around
+/// separators, all lines as one list. Quoted strings are left as they are. A choice cached under the normal form is
+/// therefore valid for every field with that form.
 pub fn normalise<'a>(lines: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     let is_separator = |byte: u8| matches!(byte, b',' | b';');
     let start = out.len();
     let (mut quoted, mut escaped, mut blank) = (false, false, false);
     for (n, line) in lines.enumerate() {
         if n > 0 {
-            // A quote that was never closed ends with its line.
+            // An unclosed quote ends with its line.
             (quoted, escaped, blank) = (false, false, false);
             out.push(b',');
         }
@@ -334,7 +334,7 @@ pub fn normalise<'a>(lines: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     }
 }
 
-/// The elements of a list of tokens with their weights; what is malformed is left out.
+/// Iterates over the elements of a list of tokens with their weights, without malformed elements.
 fn weighted(field: &[u8]) -> impl Iterator<Item = (&[u8], u16)> {
     list(field).filter_map(|element| match element.iter().position(|&byte| byte == b';') {
         Some(at) => Some((trim_ows(&element[..at]), read_weight(&element[at + 1..])?)),
@@ -342,7 +342,7 @@ fn weighted(field: &[u8]) -> impl Iterator<Item = (&[u8], u16)> {
     })
 }
 
-/// `text/html;level=1;q=0.5` to `text/html` and 500; `None` where the weight is malformed.
+/// Parses `text/html;level=1;q=0.5` to `text/html` and 500; `None` if the weight is malformed.
 fn read_media_range(element: &[u8]) -> Option<(&[u8], u16)> {
     let (range, mut parameters) = split_unquoted(element, b';');
     let mut quality = 1000;
@@ -356,7 +356,7 @@ fn read_media_range(element: &[u8]) -> Option<(&[u8], u16)> {
     Some((trim_ows(range), quality))
 }
 
-/// What stands before the first `separator` that is not within quotes (RFC 9110, 5.6.4), and what stands after it.
+/// Splits at the first `separator` outside quotes (RFC 9110, 5.6.4).
 pub(crate) fn split_unquoted(text: &[u8], separator: u8) -> (&[u8], &[u8]) {
     let mut quoted = false;
     let mut escaped = false;
@@ -372,7 +372,7 @@ pub(crate) fn split_unquoted(text: &[u8], separator: u8) -> (&[u8], &[u8]) {
     (text, &[])
 }
 
-/// `q=0.5` as 500. RFC 9110, 12.4.2: three decimals at most, 1 at most, and `q` in either case.
+/// Parses `q=0.5` to 500. RFC 9110, 12.4.2: three decimals at most, 1 at most, and `q` in either case.
 fn read_weight(parameter: &[u8]) -> Option<u16> {
     let [b'q' | b'Q', b'=', whole @ (b'0' | b'1'), fraction @ ..] = trim_ows(parameter) else { return None };
     let decimals = match fraction {
@@ -424,7 +424,7 @@ mod tests {
         check("gzip;q=1.000", [1, 1000, 0, 0]);
         check("gzip;Q=0.7", [1, 700, 0, 0]);
         check("gzip \t;\t q=0.7\t", [1, 700, 0, 0]);
-        // Malformed elements are skipped, and only they.
+        // Malformed elements are skipped, and no others.
         check("gzip;q=0.1234, br", [1, 0, 0, 1000]);
         check("gzip;q=1.001, br", [1, 0, 0, 1000]);
         check("gzip;q=2, br", [1, 0, 0, 1000]);
@@ -458,7 +458,7 @@ mod tests {
         check(Some("gzip, deflate, br, zstd"), &[], Identity);
         check(Some("gzip, br;q=0.9"), &ALL, Gzip);
         check(Some("deflate"), &ALL, Identity);
-        // Identity below any coding that is acceptable, unless it is named.
+        // Identity ranks below any acceptable coding, unless it is named.
         check(Some("gzip;q=0.001"), &ALL, Gzip);
         check(Some("gzip;q=0.5, identity"), &ALL, Identity);
         check(Some("gzip;q=0.5, identity"), &[Gzip], Identity);
@@ -511,7 +511,7 @@ mod tests {
         check(Some("text/html;q=0, */*;q=0.1"), true);
         check(Some("text/html;q=0"), false);
         check(Some("text/html;q=0, application/json;q=0"), false);
-        // Quoted text may hold separators.
+        // Quoted strings may contain separators.
         check(Some(r#"text/plain;x="a,application/json;q=1", text/html;q=0.1"#), false);
         check(Some(r#"text/html;x="\",";q=0.1, application/json;q=0.2"#), true);
         check(Some(r#"application/json;x="never closed, text/html"#), true);
@@ -552,12 +552,12 @@ mod tests {
         check("en fr", "fr;q=0, *", One(0));
         check("en fr", "es", Nothing);
         check("en fr", "", Nothing);
-        // Filtering: a range covers what is more special than it is, by whole subtags.
+        // Filtering: a range covers more specific tags, by whole subtags.
         check("en-GB fr", "en", One(0));
         check("eng fr", "en, fr;q=0.1", One(1));
         check("en-GB en-US", "en;q=0.5, en-GB;q=0.1", One(1));
         check("en-GB en-US", "en, en-GB;q=0", One(1));
-        // Lookup: what is left of a range, behind all that matches as it is.
+        // Lookup: a shortened range, below all direct matches.
         check("en fr", "fr-CH", One(1));
         check("en fr", "fr-CH, en;q=0.1", One(0));
         check("en fr", "en-US;q=0.3, fr-CH;q=0.4", One(1));
@@ -566,7 +566,7 @@ mod tests {
         check("en fr", "fr-CH;q=0", Nothing);
         check("en fr", "fr-CH, fr;q=0", Nothing);
         check("fr en", "fr-CH, *;q=0.1", Tie(0));
-        // Without a language: for want of a better one.
+        // Without a language: only if no better variant exists.
         check("- en", "en;q=0.001", One(1));
         check("- en", "en-US", One(1));
         check("- en", "fr", One(0));
@@ -599,7 +599,7 @@ mod tests {
         check(&both, "|fr|iso-8859-1", One(2));
         check(&both, "||utf-16", Nothing);
         check(&both, "text/html||*;q=0.1, iso-8859-1;q=0", Tie(0));
-        // What is there in codings alone that the client cannot decode.
+        // Available only in codings that the client cannot decode.
         let packed = [Variant { codings: &[Gzip, Brotli], ..variant("text/html en -") }, variant("text/html fr -")];
         let check = |fields: &str, expected: Choice| {
             assert_eq!(choose_variant(&packed, &accept_fields(fields)), expected, "{fields}");
@@ -658,8 +658,8 @@ mod tests {
             let _ = choose_variant(&[variant("text/html en utf-8"), variant("text/plain - -")], &fields);
         }
 
-        /// The rules once more, slowly: each variant has a place for each of its qualities, and whoever no other one beats
-        /// is best.
+        /// The rules in a slow form: each variant has a rank for each of its
+        /// qualities, and the variants that no other one beats are the best.
         #[test]
         fn the_choice_is_that_of_the_rules_taken_one_by_one(
             variants in prop::collection::vec(
@@ -689,7 +689,7 @@ mod tests {
                 }
             };
             prop_assert_eq!(choose_variant(&variants, &fields), expected);
-            // It is kept under the fields as they are normalised, so it must be the same for these.
+            // A choice is cached under the normalised fields, so it must be the same for these.
             let normal = values.each_ref().map(|field| {
                 let mut out = Vec::new();
                 normalise([field.as_bytes()].into_iter(), &mut out);
@@ -712,7 +712,7 @@ mod tests {
         }
     }
 
-    /// The rules as they stand in the documents, without regard to cost.
+    /// The rules as documented, without regard to cost.
     mod slow {
         use super::*;
         use std::borrow::ToOwned;
@@ -726,7 +726,7 @@ mod tests {
             field.split(',').filter(|text| !text.trim().is_empty()).map(element).collect()
         }
 
-        /// What a range says of all that it matches, in the order of how much it says.
+        /// The ranges that match a type, in the order of specificity.
         fn of_type(field: &str, media_type: &str) -> (u32, u32) {
             let any = media_type.split('/').next().unwrap().to_owned() + "/*";
             for (specificity, name) in [(3, media_type), (2, &*any), (1, "*/*")] {
@@ -752,7 +752,7 @@ mod tests {
             if let Some(best) = elements.iter().filter(|(name, _)| name == "*").map(|(_, quality)| *quality).max() {
                 return (best > 0).then_some([3, best, 0]);
             }
-            // RFC 4647, 3.4: a range without its last subtags. It shares its first ones with the tag, one at least.
+            // RFC 4647, 3.4: a range without its last subtags. It shares its first subtags with the tag, at least one.
             let shared = |name: &str| name.split('-').zip(&subtags).take_while(|(a, b)| a == b).count() as u32;
             let rest =
                 elements.iter().map(|(name, quality)| (*quality, shared(name))).filter(|(_, shared)| *shared > 0);

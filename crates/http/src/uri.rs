@@ -1,39 +1,41 @@
-//! The request target and the host: where a request wants to go (RFC 9112, 3.2; RFC 3986).
+//! The request target and the host of a request (RFC 9112, 3.2; RFC 3986).
 //!
-//! Before it, `h1` cut the target out of the request line. After it, `amped-core` chooses the site by [`Host`] and
-//! looks up the path that [`clean_path`] gives; a redirect or a listing writes paths back with [`encode_path`].
-//! What is refused here never meets the file system. Cleaning comes in one order only: split at the slashes as
-//! written, decode once, then look for dots. Otherwise `%2e%2e` would pass for a name, or `%2F` would make a segment
-//! that the rules for hidden files have not seen. The kernel holds the root too (`openat2`); this holds the meaning.
-//! Lenient where browsers are careless: `|`, `^`, quotes and bytes above 0x7f pass in paths and queries, as file names
-//! may hold them; control bytes, spaces and `#` do not. Not a URL library: no joining, no userinfo, no other schemes.
+//! Before it, `h1` has split the target from the request line. After it, `amped-core` selects the site by [`Host`] and
+//! looks up the path that [`clean_path`] returns; redirects and listings write paths with [`encode_path`].
+//! A path that is rejected here never reaches the file system. Cleaning has a fixed order: split
+//! at the slashes as sent, decode once, then look for dots. Otherwise `%2e%2e` would pass for a
+//! name, or `%2F` would make a segment that the rules for hidden files have not seen. The kernel
+//! confines lookups to the root too (`openat2`); this module protects the meaning of paths.
+//! Lenient where browsers are careless: `|`, `^`, quotes and bytes above 0x7f are
+//! accepted in paths and queries, as file names may contain them; control bytes, spaces
+//! and `#` are not. Not a URL library: no joining, no userinfo, no other schemes.
 
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-/// The target of a request line (RFC 9112, 3.2). Paths are as written: see [`clean_path`].
+/// The target of a request line (RFC 9112, 3.2). Paths are as sent: see [`clean_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetOf<T> {
-    /// `/path?query`, the usual one (RFC 9112, 3.2.1).
+    /// `/path?query`, the common form (RFC 9112, 3.2.1).
     Origin {
         /// Begins with `/`.
         path: T,
-        /// What follows the `?`; may be empty.
+        /// The part after the `?`; may be empty.
         query: Option<T>,
     },
-    /// `http://host/path?query`, as to a proxy; a server must understand it as well (RFC 9112, 3.2.2).
+    /// `http://host/path?query`, the form for proxies, which a server must accept as well (RFC 9112, 3.2.2).
     Absolute {
-        /// Accepted by [`host_of`], with a name that is not empty. It outranks the `Host` field.
+        /// Accepted by [`host_of`], with a non-empty name. It takes precedence over the `Host` field.
         authority: T,
         /// Begins with `/`.
         path: T,
-        /// What follows the `?`; may be empty.
+        /// The part after the `?`; may be empty.
         query: Option<T>,
     },
-    /// `*`: the server itself (RFC 9112, 3.2.4). Only OPTIONS may say so, which is the caller's to check.
+    /// `*`: the server itself (RFC 9112, 3.2.4). Valid for OPTIONS only, which the caller must check.
     Asterisk,
-    /// `host:port`, accepted by [`host_of`]: what CONNECT asks for (RFC 9112, 3.2.3).
+    /// `host:port`, accepted by [`host_of`]: the target of CONNECT (RFC 9112, 3.2.3).
     Authority(T),
 }
 
@@ -41,7 +43,7 @@ pub enum TargetOf<T> {
 pub type Target<'a> = TargetOf<&'a [u8]>;
 
 impl<T> TargetOf<T> {
-    /// The same with its parts pointed at in another way.
+    /// The same target with each part converted by `part`.
     pub(crate) fn map<U>(&self, part: &impl Fn(&T) -> U) -> TargetOf<U> {
         match self {
             TargetOf::Origin { path, query } => TargetOf::Origin { path: part(path), query: query.as_ref().map(part) },
@@ -55,7 +57,7 @@ impl<T> TargetOf<T> {
 }
 
 impl<'a> Target<'a> {
-    /// What follows the `?`, if there is one.
+    /// The part after the `?`, if there is one.
     pub fn query(&self) -> Option<&'a [u8]> {
         match self {
             TargetOf::Origin { query, .. } | TargetOf::Absolute { query, .. } => *query,
@@ -63,11 +65,12 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Reads a request target. The method decides whether `host:port` is one and anything else is not (RFC 9112, 3.2).
+    /// Parses a request target. `host:port` is valid for CONNECT,
+    /// and the other forms for other methods (RFC 9112, 3.2).
     pub fn parse(target: &'a [u8], is_connect: bool) -> Option<Target<'a>> {
         if is_connect {
             let host = host_of(target)?;
-            // RFC 9112, 3.2.3: there is no default port, so it must be there.
+            // RFC 9112, 3.2.3: there is no default port, so the port is required.
             return (!host.name.is_empty() && host.port.is_some()).then_some(Target::Authority(target));
         }
         match target {
@@ -80,13 +83,13 @@ impl<'a> Target<'a> {
                 let rest = strip_scheme(target)?;
                 let authority_length = rest.iter().position(|byte| b"/?#".contains(byte)).unwrap_or(rest.len());
                 let (authority, rest) = rest.split_at(authority_length);
-                // RFC 9110, 4.2.1: an http URI with an empty host is invalid; 4.2.4: userinfo is an error, and as `@`
-                // is in no host, `host_of` refuses it.
+                // RFC 9110, 4.2.1: an http URI with an empty host is invalid;
+                // 4.2.4: userinfo is an error, and `host_of` rejects its `@`.
                 if host_of(authority)?.name.is_empty() {
                     return None;
                 }
                 let (path, query) = split_query(rest)?;
-                // RFC 9110, 4.2.3: an empty path is that of `/`.
+                // RFC 9110, 4.2.3: an empty path is equivalent to `/`.
                 let path = if path.is_empty() { b"/" } else { path };
                 Some(Target::Absolute { authority, path, query })
             }
@@ -94,24 +97,24 @@ impl<'a> Target<'a> {
     }
 }
 
-/// A host, as `Host` or the authority of a target names it (RFC 9110, 7.2; RFC 3986, 3.2.2).
+/// A host, as given by `Host` or the authority of a target (RFC 9110, 7.2; RFC 3986, 3.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host<'a> {
-    /// Without port, without the dot of the DNS root, in the case in which it came. An IPv6 address has its brackets.
-    /// Empty only if the whole field was.
+    /// Without port and without the dot of the DNS root, in its original case.
+    /// An IPv6 address has its brackets. Empty only if the whole field is.
     pub name: &'a [u8],
-    /// `None` without a port, and where nothing follows the colon, which means the same (RFC 3986, 3.2.3).
+    /// `None` without a port, or if nothing follows the colon, which is equivalent (RFC 3986, 3.2.3).
     pub port: Option<u16>,
 }
 
 impl Host<'_> {
-    /// Whether this is the host of that name. RFC 9110, 4.2.3: the case of a host does not matter.
+    /// Whether the host has this name. RFC 9110, 4.2.3: hosts are case-insensitive.
     pub fn is(&self, name: &[u8]) -> bool {
         self.name.eq_ignore_ascii_case(name)
     }
 }
 
-/// Reads the value of a `Host` field, or an authority: `None` where it is not one, and the request deserves 400.
+/// Parses the value of a `Host` field or an authority; `None` if it is invalid and the request must get a 400.
 ///
 /// RFC 9112, 3.2: an empty value is valid, for a target that has no authority.
 pub fn host_of(authority: &[u8]) -> Option<Host<'_>> {
@@ -130,12 +133,12 @@ pub fn host_of(authority: &[u8]) -> Option<Host<'_>> {
     };
     let name = match name {
         [b'[', address @ .., b']'] => {
-            // RFC 9844 took the zone (`%eth0`) out of URIs.
+            // RFC 9844 removed the zone (`%eth0`) from URIs.
             let is_ipv6 = || core::str::from_utf8(address).is_ok_and(|address| address.parse::<Ipv6Addr>().is_ok());
             (is_ipv_future(address) || is_ipv6()).then_some(name)?
         }
         _ => {
-            // `example.com.` is `example.com`: the dot is the DNS root's.
+            // `example.com.` is `example.com`: the dot is that of the DNS root.
             let name = name.strip_suffix(b".").unwrap_or(name);
             (!name.is_empty() && is_reg_name(name)).then_some(name)?
         }
@@ -143,29 +146,29 @@ pub fn host_of(authority: &[u8]) -> Option<Host<'_>> {
     Some(Host { name, port })
 }
 
-/// Why a path is refused. All of these are the peer's doing: 400.
+/// Why a path is rejected. All of these are the client's fault: 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathError {
     /// A `%` without two hexadecimal digits.
     BadEscape,
-    /// A byte 0, bare or as `%00`: no file name holds one, and C would end the name there.
+    /// A byte 0, bare or as `%00`: no file name contains one, and C would end the name there.
     Nul,
     /// `%2F`: a slash in a name, which no file has, and which is not a separator either (RFC 3986, 2.2).
     EncodedSlash,
-    /// More `..` than there are segments before them.
+    /// More `..` than segments before them.
     AboveRoot,
 }
 
-/// The path that is meant: decoded once, without dot segments, without empty segments.
+/// Cleans a path: decodes it once, and removes dot segments and empty segments.
 ///
-/// The result begins with `/`, and ends with one if the path did, or ended in a dot segment. A path with nothing to do
-/// comes back as it is, after one scan; otherwise the result is written to `scratch`.
-/// RFC 3986, 5.2.4 lets `..` at the root vanish; we refuse it, because nobody who means well writes it.
+/// The result begins with `/`, and ends with one if the path does, or ends in a dot segment. A path that is already
+/// clean is returned as it is, after one scan; otherwise the result is written to `scratch`.
+/// RFC 3986, 5.2.4 drops `..` at the root; we reject it, because no well-meaning client sends it.
 pub fn clean_path<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], PathError> {
     if is_clean(path) {
         return Ok(path);
     }
-    // Holds at the top of the loop: `scratch` begins and ends with a slash.
+    // Invariant of the loop: `scratch` begins and ends with a slash.
     scratch.clear();
     scratch.push(b'/');
     let mut segments = path.split(|&byte| byte == b'/').peekable();
@@ -185,8 +188,9 @@ pub fn clean_path<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u
     Ok(scratch)
 }
 
-/// The same, with `%2F` taken for a slash, as applications' paths may hold it, and whether there was any. The slashes are
-/// decoded first, so that no segment escapes the rules for dots, and no rule for paths sees another name than is used.
+/// As [`clean_path`], with `%2F` accepted as a slash, as paths of applications may contain
+/// it; also returns whether there was one. The slashes are decoded first, so that the rules
+/// for dots see every segment, and the rules for paths see the names that are used.
 pub fn clean_path_with_slashes<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<(&'a [u8], bool), PathError> {
     let is_slash = |escape: &[u8]| escape.eq_ignore_ascii_case(b"%2f");
     if memchr::memchr(b'%', path).is_none() || !path.windows(3).any(is_slash) {
@@ -206,19 +210,19 @@ pub fn clean_path_with_slashes<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> 
     Ok((scratch, true))
 }
 
-/// Whether a clean path leads through a name that begins with a dot, which Unix hides and so do we.
+/// Whether a clean path contains a hidden name: one that begins with a dot, as in Unix.
 ///
-/// Except `/.well-known`, which is there to be fetched (RFC 8615, 3).
+/// `/.well-known` is not hidden, since clients must be able to fetch it (RFC 8615, 3).
 pub fn hidden(path: &[u8]) -> bool {
     let mut segments = path.strip_prefix(b"/").unwrap_or(path).split(|&byte| byte == b'/');
     let first_hidden = segments.next().is_some_and(|first| first.starts_with(b".") && first != b".well-known");
     first_hidden || segments.any(|segment| segment.starts_with(b"."))
 }
 
-/// Appends a clean path as a `Location` or a link must write it (RFC 3986, 3.3): the way back from [`clean_path`].
+/// Appends a clean path as encoded for a `Location` or a link (RFC 3986, 3.3): the inverse of [`clean_path`].
 ///
-/// Two things it cannot know: a lone name with a colon needs `./` before it, lest it look like a scheme (RFC 3986,
-/// 4.2); and `&` is left as it is, so that HTML has to escape it.
+/// The caller must handle two things: a lone name with a colon needs `./` before it, or it would look like a scheme
+/// (RFC 3986, 4.2); and `&` is not encoded, so HTML must escape it.
 pub fn encode_path(path: &[u8], out: &mut Vec<u8>) {
     for piece in percent_encode(path, ENCODED_IN_PATH) {
         out.extend_from_slice(piece.as_bytes());
@@ -226,7 +230,7 @@ pub fn encode_path(path: &[u8], out: &mut Vec<u8>) {
 }
 
 /// All but the slash and RFC 3986's pchar: unreserved, sub-delims, `:` and `@`. Of the sub-delims, `'` is encoded too,
-/// so that a link cannot leave an attribute in single quotes. `%` is encoded because a clean path is decoded already.
+/// so that a link cannot leave an attribute in single quotes. `%` is encoded because a clean path is already decoded.
 const ENCODED_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'-')
@@ -246,19 +250,18 @@ const ENCODED_IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// Appends a text as the value of a field in a query must write it: `&`, `=`, `+` and whatever else
-/// means something there are encoded.
+/// Appends a text as encoded for the value of a query field: `&`, `=`, `+` and other special characters are encoded.
 pub fn encode_query_value(text: &[u8], out: &mut Vec<u8>) {
     for piece in percent_encode(text, ENCODED_IN_QUERY_VALUE) {
         out.extend_from_slice(piece.as_bytes());
     }
 }
 
-/// All but the slash, which means nothing in a query (RFC 3986, 3.4), and what is unreserved.
+/// All but unreserved characters and the slash, which has no special meaning in a query (RFC 3986, 3.4).
 const ENCODED_IN_QUERY_VALUE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// What follows `http://` or `https://` (RFC 3986, 3.1: the case of a scheme does not matter).
+/// Returns the part after `http://` or `https://` (RFC 3986, 3.1: schemes are case-insensitive).
 fn strip_scheme(target: &[u8]) -> Option<&[u8]> {
     [&b"http://"[..], b"https://"].iter().find_map(|scheme| {
         let (start, rest) = target.split_at_checked(scheme.len())?;
@@ -266,9 +269,10 @@ fn strip_scheme(target: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// Path and query; `None` with a byte that neither may hold. `#` is one: a fragment is never sent (RFC 9112, 3.2).
+/// Splits path and query; `None` if they contain an invalid byte,
+/// such as `#`: a fragment is never sent (RFC 9112, 3.2).
 fn split_query(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
-    // All bytes are looked at without leaving early, so that the compiler can take many at a time.
+    // Scan all bytes without an early exit, so that the compiler can vectorise the loop.
     let bad = text.iter().fold(false, |bad, &byte| bad | (byte <= b' ') | (byte == 0x7f) | (byte == b'#'));
     if bad {
         return None;
@@ -279,7 +283,7 @@ fn split_query(text: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     })
 }
 
-/// Digits up to 65535, with leading zeros if they like.
+/// Parses digits up to 65535; leading zeros are allowed.
 fn read_port(digits: &[u8]) -> Option<u16> {
     digits.iter().try_fold(0_u16, |port, digit| {
         let value = digit.is_ascii_digit().then(|| digit - b'0')?;
@@ -287,8 +291,8 @@ fn read_port(digits: &[u8]) -> Option<u16> {
     })
 }
 
-/// RFC 3986, 3.2.2: `v`, a version in hexadecimal digits, a dot, and an address of unreserved, sub-delims and colons. No
-/// version was ever defined, so it is the name of no site, but it is a valid one.
+/// RFC 3986, 3.2.2: `v`, a version in hexadecimal digits, a dot, and an address of unreserved, sub-delims and colons.
+/// No version was ever defined, so no site has such a name, but it is valid.
 fn is_ipv_future(address: &[u8]) -> bool {
     let [b'v' | b'V', rest @ ..] = address else { return false };
     let Some(dot) = rest.iter().position(|&byte| byte == b'.') else { return false };
@@ -300,7 +304,7 @@ fn is_ipv_future(address: &[u8]) -> bool {
         && address.iter().all(is_address)
 }
 
-/// RFC 3986, 3.2.2: unreserved, sub-delims and escapes. An IPv4 address is one as well.
+/// RFC 3986, 3.2.2: unreserved, sub-delims and escapes. IPv4 addresses match as well.
 fn is_reg_name(name: &[u8]) -> bool {
     let mut rest = name;
     while let [byte, after @ ..] = rest {
@@ -314,9 +318,10 @@ fn is_reg_name(name: &[u8]) -> bool {
     true
 }
 
-/// Whether `clean_path` would change or refuse nothing. Says no too often: to `/.well-known`, say.
+/// Whether `clean_path` would neither change nor reject the path.
+/// May return false for a clean path, such as `/.well-known`.
 fn is_clean(path: &[u8]) -> bool {
-    // Pairs of neighbours without leaving early, so that the compiler can take many at a time.
+    // Compare pairs of neighbours without an early exit, so that the compiler can vectorise the loop.
     let tail = path.get(1..).unwrap_or_default();
     let odd = path.iter().zip(tail).fold(false, |odd, (&before, &byte)| {
         odd | (byte == b'%') | (byte == 0) | ((before == b'/') & ((byte == b'/') | (byte == b'.')))
@@ -324,7 +329,7 @@ fn is_clean(path: &[u8]) -> bool {
     path.first() == Some(&b'/') && !odd
 }
 
-/// Appends a segment, decoded.
+/// Decodes a segment and appends it.
 fn decode_segment(segment: &[u8], out: &mut Vec<u8>) -> Result<(), PathError> {
     let mut rest = segment;
     while let [byte, after @ ..] = rest {
@@ -362,7 +367,7 @@ mod tests {
 
     #[test]
     fn targets() {
-        /// `expected` as `form authority path query`, with `-` for what is not there.
+        /// `expected` is `form authority path query`, with `-` for an absent part.
         #[track_caller]
         fn check(target: &str, expected: Option<&str>) {
             let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -522,7 +527,7 @@ mod tests {
             let cleaned = clean_path(path.as_bytes(), &mut scratch);
             assert_eq!(cleaned, expected.map(str::as_bytes), "{path}");
         }
-        // Nothing to do.
+        // Already clean.
         for path in ["/", "/a", "/a/", "/a/b.html", "/a.b/c..d/e.", "/~user/", "/a b", "/\u{e4}", "/a..", "/a\\b"] {
             check(path, Ok(path));
         }
@@ -652,7 +657,7 @@ mod tests {
         check("/\u{e4}", "/%C3%A4");
     }
 
-    /// Bytes that matter to a path, and some that do not.
+    /// Bytes with a meaning in paths, and some without.
     fn path_like() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(prop::sample::select(b"//..%%22eEfF00a\xff\0".to_vec()), 0..16)
     }

@@ -1,29 +1,29 @@
-//! The body of a request, by length or by chunks (RFC 9112, 6 and 7.1): finds its end and hands out its data.
+//! The body of a request, by length or chunked (RFC 9112, 6 and 7.1): finds its end and yields its data.
 //!
-//! Sans-I/O: bytes go in as they come, in pieces of any size, and what is data among them is pointed at, not copied.
+//! Sans-I/O: bytes go in as they arrive, in pieces of any size, and data is borrowed, not copied.
 
 use super::request::Framing;
 
-/// Bytes that chunk headers and trailers may weigh together. Chunk extensions and trailers are ignored, so that nobody
-/// has a reason to send more than this.
+/// Maximum bytes of chunk headers and trailers together. Chunk extensions
+/// and trailers are ignored, so no client has a reason to send more.
 const OVERHEAD_MAX: u32 = 16 * 1024;
 
-/// A body that is being read.
+/// The parser of one body.
 #[derive(Clone, Debug)]
 pub struct BodyReader {
     state: State,
-    /// Bytes since the last data that were none: `overhead <= OVERHEAD_MAX`.
+    /// Bytes of framing since the last data: `overhead <= OVERHEAD_MAX`.
     overhead: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Data of a body by length, or of a chunk: so many bytes are still to come.
+    /// In the data of a body by length, or of a chunk: bytes remaining.
     Data {
         left: u64,
         chunked: bool,
     },
-    /// In the digits of a chunk's size. `digits` counts them.
+    /// In the digits of a chunk's size; `digits` counts them.
     Size {
         size: u64,
         digits: u8,
@@ -33,14 +33,14 @@ enum State {
         size: u64,
         place: Extension,
     },
-    /// After the CR of the size's line.
+    /// After the CR of the size line.
     SizeLf {
         size: u64,
     },
     /// After a chunk's data.
     DataCr,
     DataLf,
-    /// At the start of a trailer field, or of the empty line that ends the body.
+    /// At the start of a trailer field or of the empty line that ends the body.
     TrailerStart,
     TrailerName,
     TrailerValue,
@@ -49,15 +49,15 @@ enum State {
     Done,
 }
 
-/// Where in an extension: `*( BWS ";" BWS chunk-ext-name [ BWS "=" BWS chunk-ext-val ] )` (RFC 9112, 7.1.1).
+/// The position in an extension: `*( BWS ";" BWS chunk-ext-name [ BWS "=" BWS chunk-ext-val ] )` (RFC 9112, 7.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extension {
-    /// In blanks that only a semicolon may follow.
+    /// In whitespace that must be followed by a semicolon.
     BeforeSemicolon,
     /// Before the name.
     BeforeName,
     Name,
-    /// In blanks behind a name.
+    /// In whitespace after a name.
     AfterName,
     /// Before the value.
     BeforeValue,
@@ -69,21 +69,21 @@ enum Extension {
     AfterQuoted,
 }
 
-/// What was found at the start of the bytes.
+/// One parsed piece of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Bytes that belong to the body, its framing included; they are done with.
+    /// Bytes of the body consumed, its framing included.
     pub used: usize,
-    /// The data among them; the last part of what was used.
+    /// The data among them; the end of the consumed bytes.
     pub data: &'a [u8],
 }
 
-/// The chunks are malformed: nobody knows where the next request begins.
+/// The chunks are malformed: the start of the next request is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadBody;
 
 impl BodyReader {
-    /// A reader at the start of a body that is framed so.
+    /// A parser at the start of a body with this framing.
     pub fn new(framing: Framing) -> BodyReader {
         let state = match framing {
             Framing::None => State::Done,
@@ -98,7 +98,7 @@ impl BodyReader {
         self.state == State::Done
     }
 
-    /// Takes bytes up to the end of the next run of data, of the body, or of `bytes`.
+    /// Consumes bytes up to the end of the next run of data, of the body, or of `bytes`.
     ///
     /// # Errors
     /// [`BadBody`] for malformed chunks.
@@ -131,19 +131,19 @@ impl BodyReader {
     }
 }
 
-/// One byte of framing. Line ends are CR LF and nothing else, for the same reason as in the head.
+/// Consumes one byte of framing. Lines end with CR LF only, for the same reason as in the head.
 fn step(state: State, byte: u8) -> Result<State, BadBody> {
     Ok(match (state, byte) {
         (State::Size { size, digits }, _) if byte.is_ascii_hexdigit() => {
             let digit = (byte as char).to_digit(16).ok_or(BadBody)?;
-            // RFC 9112, 7.1: guard against a size that does not fit; 15 digits always do.
+            // RFC 9112, 7.1: guard against overflow of the size; 15 digits always fit.
             if digits == 15 {
                 return Err(BadBody);
             }
             State::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
         }
         (State::Size { digits: 0, .. }, _) => return Err(BadBody),
-        // A blank before the line's end is an error: `1 \r\n` is 1 to one server and none to another.
+        // A space before the line end is an error: servers differ in how they read `1 \r\n`.
         (State::Size { size, .. }, b'\r') => State::SizeLf { size },
         (State::Size { size, .. }, b';') => State::Extension { size, place: Extension::BeforeName },
         (State::Size { size, .. }, b' ' | b'\t') => State::Extension { size, place: Extension::BeforeSemicolon },
@@ -166,7 +166,7 @@ fn step(state: State, byte: u8) -> Result<State, BadBody> {
     })
 }
 
-/// One byte of an extension, but for the line's end.
+/// Consumes one byte of an extension, except for the line end.
 fn extension(place: Extension, byte: u8) -> Result<Extension, BadBody> {
     use Extension as E;
     Ok(match (place, byte) {
@@ -191,7 +191,7 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// RFC 9110, 5.5 and 5.6.4: visible characters, blanks and bytes beyond ASCII.
+/// RFC 9110, 5.5 and 5.6.4: visible characters, whitespace and bytes above ASCII.
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// The data, and what is left behind the body.
+    /// Returns the data, the number of bytes left after the body, and whether it is complete.
     fn read(framing: Framing, bytes: &[u8], piece: usize) -> Result<(Vec<u8>, usize, bool), BadBody> {
         let mut reader = BodyReader::new(framing);
         let (mut data, mut at) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! HTTP/1.1 and 1.0 on the wire (RFC 9112): a request's head, a request's body, a reply's head, both ways.
+//! HTTP/1.1 and 1.0 on the wire (RFC 9112): request heads, request bodies and response heads, in both directions.
 
 pub mod body;
 pub mod reply;

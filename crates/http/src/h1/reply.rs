@@ -1,21 +1,21 @@
-//! The head of a reply as a client reads it (RFC 9112, 4 and 6.3): its status, how its body ends, and
-//! what becomes of the connection.
+//! The head of a response as a client reads it (RFC 9112, 4 and 6.3):
+//! its status, how its body ends, and whether the connection persists.
 //!
-//! `response` writes heads, this reads them. As strict as the reader of requests, since a client that measures must not
-//! take for whole what another client would take for something else.
+//! `response` writes heads, this module reads them. As strict as the parser of requests: a client that measures must
+//! not accept as complete a response that another client would read differently.
 
 use core::mem::MaybeUninit;
 
 use super::request::{Framing, Version};
 use crate::text;
 
-/// Fields that a head may have.
+/// Maximum header fields of a head.
 pub const FIELDS_MAX: usize = 128;
 
-/// Bytes that a head may have.
+/// Maximum bytes of a head.
 pub const HEAD_MAX: usize = 64 * 1024;
 
-/// What of a reply's head matters to who waits for its body.
+/// The parts of a response head that a client needs to read the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHead {
     /// The status code.
@@ -28,31 +28,31 @@ pub struct ReplyHead {
     pub keep_alive: bool,
 }
 
-/// How the body of a reply ends.
+/// How the body of a response ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyBody {
-    /// By itself.
+    /// By its own framing.
     Framed(Framing),
-    /// With the connection.
+    /// When the connection closes.
     UntilClose,
 }
 
 impl ReplyHead {
-    /// Whether a final reply to the same request follows (RFC 9110, 15.2).
+    /// Whether a final response to the same request follows (RFC 9110, 15.2).
     pub fn is_interim(&self) -> bool {
         self.status < 200
     }
 }
 
-/// The head is malformed, and so is everything behind it.
+/// The head is malformed; the bytes after it cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadReply;
 
-/// Reads one head of a reply from the start of `bytes`: `None` asks for more bytes, `Some` brings the head and its length.
-/// `to_head`: the request was a HEAD, and whatever the head says of a body, there is none.
+/// Parses one head at the start of `bytes`: `None` needs more bytes, `Some` is the head and its length. `to_head`: the
+/// request was a HEAD, so the response has no body, whatever its head says.
 ///
 /// # Errors
-/// [`BadReply`] as soon as no further byte can mend it.
+/// [`BadReply`] as soon as no further byte can repair the head.
 pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, BadReply> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
@@ -67,7 +67,7 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
     let (mut keep_alive, mut says_close) = (false, false);
     let (mut content_length, mut chunked, mut coded) = (None, false, false);
     for field in &*parsed.headers {
-        // By length first: most fields are told apart by that alone.
+        // Compare lengths first: most fields are distinguished by length alone.
         match field.name.len() {
             10 if field.name.eq_ignore_ascii_case("connection") => {
                 for option in text::list(field.value) {
@@ -77,14 +77,14 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
             }
             14 if field.name.eq_ignore_ascii_case("content-length") => {
                 let value = decimal(text::trim_ows(field.value))?;
-                // RFC 9112, 6.3: values that differ make the message invalid.
+                // RFC 9112, 6.3: differing values make the message invalid.
                 if content_length.replace(value).is_some_and(|before| before != value) {
                     return Err(BadReply);
                 }
             }
             17 if field.name.eq_ignore_ascii_case("transfer-encoding") => {
                 for coding in text::list(field.value) {
-                    // Only the last one frames the body, and nothing may follow it.
+                    // Only the last coding frames the body, and nothing may follow it.
                     if chunked {
                         return Err(BadReply);
                     }
@@ -95,7 +95,7 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
             _ => {}
         }
     }
-    // RFC 9112, 6.3, in its order: no body, chunks, until the end, a length, until the end.
+    // RFC 9112, 6.3, in its order: no body, chunked, until close, a length, until close.
     let body = match (status, chunked, coded, content_length) {
         _ if to_head => ReplyBody::Framed(Framing::None),
         (100..=199 | 204 | 304, ..) => ReplyBody::Framed(Framing::None),

@@ -1,41 +1,41 @@
-//! The head of a reply, as bytes with a hole for the date.
+//! The head of a response, serialised with a gap for the date.
 //!
-//! A head is written once and sent many times: all but the Date and the Connection field stay the same from one
-//! reply to the next, so these two are put in when it is sent. [`Head`] therefore ends before its empty line and
-//! knows where its date lies.
+//! A head is written once and sent many times: only the Date and Connection fields
+//! change from one response to the next, so these two are filled in when it is sent.
+//! [`Head`] therefore ends before its empty line and records the position of its date.
 
 use alloc::vec::Vec;
 
 use crate::date;
 use crate::status::Status;
 
-/// What the server calls itself (RFC 9110, 10.2.4). No version: it helps attackers more than anybody else.
+/// The default Server field (RFC 9110, 10.2.4). It names no version, which would mainly help attackers.
 const SERVER: &str = "amped";
 
-/// What stands between the server's name and the date.
+/// The bytes between the server's name and the date.
 const BEFORE_DATE: &[u8] = b"\r\nDate: ";
 
-/// A reply's head up to, but without, its empty line.
+/// A response head up to, but not including, its empty line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The bytes; those of the date are to be overwritten.
+    /// The bytes; those of the date are overwritten when the head is sent.
     bytes: Vec<u8>,
-    /// Where the server's name begins; it ends where `BEFORE_DATE` begins.
+    /// Offset of the server's name; it ends where `BEFORE_DATE` begins.
     server_at: usize,
-    /// Where the date's [`date::LEN`] bytes begin.
+    /// Offset of the [`date::LEN`] bytes of the date.
     date_at: usize,
-    /// The date is there already, and stays.
+    /// The date is set and must not be overwritten.
     is_dated: bool,
     status: Status,
 }
 
 impl Head {
-    /// The status line, Server and Date.
+    /// A head with the status line, Server and Date.
     pub fn new(status: Status) -> Head {
         Head::with_reason(status, status.reason().as_bytes())
     }
 
-    /// The same with another reason phrase. It must hold no line end.
+    /// As [`Head::new`], with another reason phrase, which must not contain a line end.
     pub fn with_reason(status: Status, reason: &[u8]) -> Head {
         let mut bytes = Vec::with_capacity(320);
         bytes.extend_from_slice(b"HTTP/1.1 ");
@@ -52,7 +52,7 @@ impl Head {
         Head { bytes, server_at, date_at, is_dated: false, status }
     }
 
-    /// Calls the server something else. The value must hold no line end.
+    /// Sets the Server field. The value must not contain a line end.
     pub fn server(&mut self, name: &str) -> &mut Head {
         let end = self.date_at - BEFORE_DATE.len();
         self.bytes.splice(self.server_at..end, name.bytes());
@@ -60,17 +60,18 @@ impl Head {
         self
     }
 
-    /// Dates it, whenever it is sent: a reply that was made then (RFC 9110, 6.6.1).
+    /// Sets a fixed date, for a response that was generated then (RFC 9110, 6.6.1).
     pub fn date(&mut self, date: &[u8; date::LEN]) -> &mut Head {
         self.bytes[self.date_at..self.date_at + date::LEN].copy_from_slice(date);
         self.is_dated = true;
         self
     }
 
-    /// Adds a field. The value must hold no line end: ours come from the checked configuration or from our own text.
+    /// Appends a field. The value must not contain a line end:
+    /// ours come from the checked configuration or our own text.
     pub fn field(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Head {
         let value = value.as_ref();
-        debug_assert!(!value.iter().any(|&b| b == b'\r' || b == b'\n'), "a line end in {name}");
+        debug_assert!(!value.iter().any(|&b| b == b'\r' || b == b'\n'), "line end in {name}");
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(b": ");
         self.bytes.extend_from_slice(value);
@@ -78,7 +79,7 @@ impl Head {
         self
     }
 
-    /// Adds a field with a number for its value.
+    /// Appends a field with a numeric value.
     pub fn number(&mut self, name: &str, value: u64) -> &mut Head {
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(b": ");
@@ -87,7 +88,7 @@ impl Head {
         self
     }
 
-    /// Whether it has a field whose value begins so.
+    /// Whether the field `name` is present with a value that starts with `start`.
     pub fn field_starts_with(&self, name: &str, start: &[u8]) -> bool {
         self.bytes[self.date_at..].split(|&byte| byte == b'\n').any(|line| {
             let value =
@@ -96,7 +97,7 @@ impl Head {
         })
     }
 
-    /// Takes a field out, if it is there, whatever the case of its name. Server and Date stay.
+    /// Removes a field if present; its name is case-insensitive. Server and Date stay.
     pub fn remove(&mut self, name: &str) -> &mut Head {
         let mut at = self.date_at + date::LEN + 2;
         while at < self.bytes.len() {
@@ -111,23 +112,24 @@ impl Head {
         self
     }
 
-    /// The status it announces.
+    /// The status code.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Its weight in a cache.
+    /// Size in bytes, its weight in a cache.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Never: a head has a status line.
+    /// Always false: a head has a status line.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Appends the head to `out`, dated and complete with its Connection field and empty line. It is made as long as a
-    /// multiple of `alignment`, at least 1, by blanks behind the last value (RFC 9112, 5.1: they are not part of it).
+    /// Appends the head to `out`, with the date, the Connection field and the empty
+    /// line. Its length is padded to a multiple of `alignment`, at least 1, with
+    /// spaces after the last value (RFC 9112, 5.1: they are not part of the value).
     pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection, alignment: usize) {
         let start = out.len();
         out.extend_from_slice(&self.bytes);
@@ -145,14 +147,14 @@ impl Head {
     }
 }
 
-/// What is said of the connection's future (RFC 9112, 9.3 and 9.6).
+/// What a head says about the connection (RFC 9112, 9.3 and 9.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// Nothing: it persists, as is the rule in HTTP/1.1.
+    /// Nothing: it persists, the default in HTTP/1.1.
     Persists,
-    /// It persists, though the client speaks HTTP/1.0.
+    /// It persists for a client of HTTP/1.0.
     KeepAlive,
-    /// It is closed after this reply.
+    /// It closes after this response.
     Close,
 }
 
