@@ -185,9 +185,7 @@ fn trouble_of(error: &io::Error, id: &str, script: &Path) -> AppTrouble {
         }
         _ => {
             let hint = match error.kind() {
-                io::ErrorKind::NotFound => {
-                    " (the interpreter in its first line does not exist, or the line ends in CR LF)"
-                }
+                io::ErrorKind::NotFound => " (the interpreter in its first line does not exist, or it ends in CR LF)",
                 _ => "",
             };
             say!("{id} cannot start {}: {error}{hint}", script.display());
