@@ -284,8 +284,8 @@ fn body_without_spool_space_returns_503_and_is_logged() {
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
     // The kernel makes no files there.
     for (table, why) in [
-        ("[spool]\nmax_bytes = \"200KB\"", "bodies of 200000B are stored already (spool.max_bytes)"),
-        ("[spool]\ndirectory = \"/proc\"", "cannot store the request's body: /proc: "),
+        ("[spool]\nmax_bytes = \"200KB\"", "stored bodies already use 200000B (spool.max_bytes)"),
+        ("[spool]\ndirectory = \"/proc\"", "cannot store the request body: /proc: "),
     ] {
         let server = serve(&site, "max_processes = 1", table);
         let mut client = server.connect();

@@ -1,19 +1,20 @@
-//! The process manager: starts the applications of `command` rules, one process for each place of their semaphore, and keeps them
-//! as long as the server lives.
+//! The process manager: starts the applications of `command` rules, one process for each permit of their semaphore,
+//! and supervises them until the server exits.
 //!
-//! It is a thread that never ends before the server does, or, where workers are processes, a process of its own that outlives
-//! all of them: a program that the server starts is killed by the kernel when the *thread* that started it ends
-//! (`PR_SET_PDEATHSIG`), so no loop, helper or worker may start one that is to serve others after it.
+//! It is a thread that lives as long as the server or, if workers are processes, a process that outlives all of
+//! them. The kernel kills a program when the *thread* that started it ends (`PR_SET_PDEATHSIG`), so no loop, helper
+//! or worker may start one that outlives it.
 //!
-//! It works as inetd did. Each place has a listening socket, in a folder that only this user can enter, and the manager waits
-//! for connections at those that have no process. The first one has the process started, which finds the socket as its standard
-//! input (FastCGI 1.0, section 2.2) and takes the connection that waits. So a loop never asks for a process: it connects, and a
-//! process that dies between two requests costs none of them. One that dies at once is started again with a pause that doubles;
-//! requests wait through a short pause, and are refused by FastCGI's own words during a long one.
+//! It works like inetd. Each slot has a listening socket, in a directory that only this user can enter, and the
+//! manager waits for connections at the sockets of slots without a process. The first connection starts the process,
+//! which gets the socket as its standard input (FastCGI 1.0, section 2.2) and accepts the waiting connection. So a
+//! loop never requests a process: it connects, and a process that dies between two requests costs none of them. A
+//! process that dies right after its start is restarted with a delay that doubles; requests wait through a short
+//! delay, and get a FastCGI error during a long one.
 //!
-//! A loop that holds a place says when it uses it and when its process is to be ended, on a channel of the application. The
-//! loops' end of that is closed by the last of them, whatever its process, so the end of the channel is the end of the
-//! application's rule: a reload that leaves the rule as it is keeps the channel, and with it the processes.
+//! A loop that holds a permit reports its use, and requests the end of its process, on a channel of the application.
+//! The last loop to drop its end of the channel closes it, in whatever process, so the end of the channel is the end of
+//! the application's rule: a reload that leaves the rule unchanged keeps the channel and the processes.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -42,10 +43,10 @@ use super::semaphore::{Permit, Semaphore};
 use crate::say;
 use crate::say::die;
 
-/// The process manager, as the server knows it.
+/// The process manager, as the server sees it.
 #[derive(Debug)]
 pub struct ProcessManager {
-    /// Applications are given to it here. Its end is the end of the server.
+    /// Receives applications. Closing it means that the server has ended.
     control: OwnedFd,
     runs: Mutex<Option<Runs>>,
     gates: Gates,
@@ -58,38 +59,39 @@ enum Runs {
     Process(u32),
 }
 
-/// The places of applications whose manager is a thread, by the application's number.
+/// The semaphores of applications whose manager is a thread, by the application's number.
 type Gates = Arc<Mutex<HashMap<u64, Weak<Semaphore>>>>;
 
-/// An application that the manager keeps.
+/// An application that the manager runs.
 #[derive(Debug)]
 pub struct Application {
     number: u64,
     folder: PathBuf,
     channel: OwnedFd,
-    /// When the manager was last told that a place is used, in milliseconds since `start`.
+    /// When the manager was last notified that a slot is in use, in milliseconds since `start`.
     told_ms: Vec<AtomicU64>,
     start: Instant,
 }
 
-/// An application's status for a request that it did not take, beside those of FastCGI 1.0: it cannot be started.
+/// A status for a request that was not accepted, in addition to those of
+/// FastCGI 1.0: the application cannot be started.
 pub const CANNOT_START: u8 = 255;
 
-/// On a channel: this place is being used.
+/// Channel message: this slot is in use.
 const USED: u8 = b'U';
-/// On a channel: the process of this place is to be ended, with what it has accepted and what waits to be.
+/// Channel message: end the process of this slot, with all connections that it has accepted or that wait.
 const END: u8 = b'E';
-/// A message on a channel: one of these, and the place.
+/// The length of a channel message: its kind and the slot.
 const MESSAGE: usize = 5;
 
-/// A place's use is told once in so many milliseconds.
+/// The use of a slot is reported at most once in so many milliseconds.
 const TELL_MS: u64 = 1000;
 
-/// The longest description of an application.
+/// The maximum length of an application's description.
 const DESCRIPTION_MAX: usize = 128 * 1024;
 
 impl ProcessManager {
-    /// Starts it: as a process (`own_process`; then there must be one thread), or as a thread.
+    /// Starts the manager: as a process (`own_process`; the caller must be single-threaded), or as a thread.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -98,7 +100,7 @@ impl ProcessManager {
         let gates = Gates::default();
         let runs = match own_process {
             true => {
-                // What is on its way to standard output would else be written by both.
+                // Otherwise both processes would write buffered standard output.
                 io::stdout().flush()?;
                 Runs::Process(process::split_off(theirs, |control| {
                     if let Ok(signals) = Signals::block() {
@@ -117,11 +119,11 @@ impl ProcessManager {
         Ok(ProcessManager { control: ours, runs: Mutex::new(Some(runs)), gates, next: AtomicU64::new(0) })
     }
 
-    /// Gives it an application to keep: program and arguments, variables, the semaphore, and how many processes stay
-    /// when there is nothing to do.
+    /// Registers an application: program and arguments, variables, its semaphore,
+    /// and the number of processes kept when idle.
     ///
     /// # Errors
-    /// When the folder of the sockets cannot be made, or descriptors are short.
+    /// When the directory of the sockets cannot be created, or descriptors are short.
     pub fn add(
         &self,
         command: &[String],
@@ -155,15 +157,15 @@ impl ProcessManager {
         }
     }
 
-    /// Whether it is the process of this number.
+    /// Returns whether this process ID is the manager's.
     pub fn is_process(&self, pid: u32) -> bool {
         let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(&*runs, Some(Runs::Process(own)) if *own == pid)
     }
 
-    /// Ends it, with all applications, and waits until their folder is gone.
+    /// Ends the manager and all applications, and waits until their directory is removed.
     pub fn stop(&self) {
-        // It has ended already, or now does.
+        // It has ended already, or ends now.
         let _ = socket::half_close(&self.control);
         match self.runs.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(Runs::Thread(thread)) => drop(thread.join()),
@@ -174,12 +176,12 @@ impl ProcessManager {
 }
 
 impl Application {
-    /// Where the process of this place listens.
+    /// Returns the socket path of a slot.
     pub fn name(&self, place: usize) -> PathBuf {
         self.folder.join(format!("{}-{place}", self.number))
     }
 
-    /// This place is being used by whoever holds it.
+    /// Reports that the slot is in use by the holder of its permit.
     pub fn note_use(&self, place: usize) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
         let told = self.told_ms[place].load(Ordering::Relaxed);
@@ -189,8 +191,8 @@ impl Application {
         }
     }
 
-    /// Has the process of this place ended, by whoever holds the place: its connection then comes to its end, and the place
-    /// must be held until that. `false`: it could not be told now.
+    /// Ends the process of a slot; for the holder of its permit. Its connection then ends, and the permit must be held
+    /// until then. Returns `false` if the message cannot be sent now.
     pub fn end(&self, place: usize) -> bool {
         self.tell(END, place)
     }
@@ -199,21 +201,21 @@ impl Application {
         let mut message = [what; MESSAGE];
         message[1..].copy_from_slice(&(place as u32).to_le_bytes());
         match socket::send_with_descriptors(&self.channel, &message, &[], Patience::Now) {
-            // Where it has ended its processes have too.
+            // If the manager has ended, its processes have too.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Ok(_) | Err(_) => true,
         }
     }
 }
 
-/// The manager's life: until the other end of `control` is closed. `gates`: it is a thread of the server.
+/// The manager's main loop: runs until the other end of `control` is closed. `gates`: it is a thread of the server.
 fn run(control: OwnedFd, gates: Option<Gates>) {
     let mut manager = Manager { control, gates, folder: None, kept: Vec::new(), idle_timeout: IDLE_TIMEOUT };
     loop {
         match manager.turn() {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => die(&format!("the process manager cannot go on: {error}")),
+            Err(error) => die(&format!("the process manager failed: {error}")),
         }
     }
 }
@@ -221,7 +223,7 @@ fn run(control: OwnedFd, gates: Option<Gates>) {
 struct Manager {
     control: OwnedFd,
     gates: Option<Gates>,
-    /// Made for the first application.
+    /// Created for the first application.
     folder: Option<Folder>,
     kept: Vec<Kept>,
     idle_timeout: Duration,
@@ -233,56 +235,56 @@ struct Kept {
     env: Vec<(String, String)>,
     reserve: usize,
     semaphore: Weak<Semaphore>,
-    /// Where the semaphore is this process's own.
+    /// If the semaphore belongs to this process.
     _own: Option<Arc<Semaphore>>,
     channel: OwnedFd,
     places: Vec<Place>,
 }
 
-/// A place: its socket, and its process if it has one.
+/// A slot: its socket, and its process if it has one.
 struct Place {
     name: PathBuf,
     listener: UnixListener,
     process: Option<Process>,
     started: Instant,
     used: Instant,
-    /// A loop wants it ended: then what waits at the socket is that loop's, and for nobody.
+    /// A loop has asked for its end: connections that wait at the socket are that loop's, and are dropped.
     is_unwanted: bool,
-    /// It was idle for too long: nobody enters its place before it has ended.
+    /// It is idle and being ended; the permit is held until it has ended.
     closed: Option<Permit>,
-    /// It is not started again before this,
+    /// The earliest time of the next start,
     not_before: Instant,
-    /// since it lived so shortly that there is a pause. `pause <= PAUSE_MAX`
+    /// and the delay after a process that died too soon. `pause <= PAUSE_MAX`
     pause: Duration,
 }
 
-/// One that lives shorter than this died of its start.
+/// A process that ends sooner than this has failed to start.
 const LIFE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// A request waits so long for the end of a pause, and is refused before.
+/// A request waits through a restart delay up to this long; with a longer one it is refused.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// A process beyond the reserve that is not used goes after this; the default of helpers.
+/// An unused process beyond the reserve is ended after this; the default of helpers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often idle ones are looked for.
+/// Interval at which idle processes are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What the manager waits for.
+/// What an event of the manager belongs to.
 enum Source {
     Control,
-    /// Of an application.
+    /// The channel of an application.
     Channel(usize),
-    /// The end of the process of a place.
+    /// The end of the process of a slot.
     Process(usize, usize),
-    /// A connection at a place without a process.
+    /// A connection at a slot without a process.
     Listener(usize, usize),
 }
 
 impl Manager {
-    /// Waits until something happens, and sees to it. `false`: the server has ended.
+    /// Waits for events and handles them. Returns `false` when the server has ended.
     fn turn(&mut self) -> io::Result<bool> {
         let (ready, now) = self.wait()?;
         let mut gone = Vec::new();
@@ -305,7 +307,7 @@ impl Manager {
             }
         }
         for app in gone.into_iter().rev() {
-            // Its processes are ended by being dropped.
+            // Dropping them ends their processes.
             self.kept.remove(app);
         }
         for kept in &mut self.kept {
@@ -343,7 +345,7 @@ impl Manager {
         Ok((sources.collect(), Instant::now()))
     }
 
-    /// Takes an application. `false`: the server has ended.
+    /// Receives an application. Returns `false` when the server has ended.
     fn take_order(&mut self) -> io::Result<bool> {
         let (mut text, mut descriptors) = (vec![0; DESCRIPTION_MAX + 1], Vec::new());
         let received = socket::receive_with_descriptors(&self.control, &mut text, &mut descriptors, Patience::Wait);
@@ -357,13 +359,13 @@ impl Manager {
             Ok(folder) => format!("+{folder}"),
             Err(error) => format!("-{error}"),
         };
-        // A server that has ended reads no answer, and is seen to have.
+        // A server that has ended reads no answer; its end is noticed.
         let _ = socket::send_with_descriptors(&self.control, answer.as_bytes(), &[], Patience::Wait);
         Ok(true)
     }
 
     fn add(&mut self, text: &str, descriptors: Vec<OwnedFd>) -> io::Result<String> {
-        let unreadable = || io::Error::other("it was told what it cannot read; this is a bug of amped's");
+        let unreadable = || io::Error::other("it received an invalid message; this is a bug in amped");
         let mut words = text.split('\0');
         let mut number = || words.next().and_then(|word| word.parse::<usize>().ok()).ok_or_else(unreadable);
         let (id, places, reserve, length) = (number()?, number()?, number()?, number()?);
@@ -373,7 +375,7 @@ impl Manager {
             env.push((name.to_owned(), value.to_owned()));
         }
         let mut descriptors = descriptors.into_iter();
-        // Lost where this process can have no more of them.
+        // Lost if this process is out of descriptors.
         let channel =
             descriptors.next().ok_or_else(|| io::Error::other("the process manager is out of descriptors"))?;
         let (semaphore, own) = match &self.gates {
@@ -403,7 +405,7 @@ impl Kept {
         self.places.iter().filter(|place| place.process.is_some()).count()
     }
 
-    /// Does what the loops have said. `false`: none needs it any more.
+    /// Handles the loops' messages. Returns `false` when no loop uses the application any more.
     fn obey(&mut self) -> bool {
         loop {
             let mut message = [0; MESSAGE];
@@ -430,7 +432,7 @@ impl Kept {
         }
     }
 
-    /// Takes leave of the process of a place, if that has ended.
+    /// Reaps the process of a slot if it has ended.
     fn look_after(&mut self, number: usize) {
         let place = &mut self.places[number];
         let Some(ending) = place.process.as_mut().and_then(Process::ended) else {
@@ -447,11 +449,11 @@ impl Kept {
             true => place.put_off(),
             false => place.pause = Duration::ZERO,
         }
-        let when = if place.pause.is_zero() { "when it is needed".to_owned() } else { format!("in {:?}", place.pause) };
-        say!("{} {ending}; it is started again {when}", self.command[0]);
+        let when = if place.pause.is_zero() { "on demand".to_owned() } else { format!("in {:?}", place.pause) };
+        say!("{} {ending}; restarting {when}", self.command[0]);
     }
 
-    /// Starts the process of a place, where a connection waits; or refuses that during a long pause.
+    /// Starts the process of a slot at which a connection waits, or refuses the connection during a long delay.
     fn serve(&mut self, number: usize, now: Instant) {
         let place = &mut self.places[number];
         if now < place.not_before {
@@ -468,7 +470,7 @@ impl Kept {
         }
     }
 
-    /// Ends what has not been used for so long, beyond the reserve.
+    /// Ends processes beyond the reserve that have been idle for so long.
     fn sweep(&mut self, idle_timeout: Duration) {
         let mut alive = self.alive();
         let Some(semaphore) = self.semaphore.upgrade() else { return };
@@ -493,7 +495,7 @@ fn start(command: &[String], env: &[(String, String)], listener: OwnedFd) -> io:
     made.envs(env.iter().map(|(name, value)| (name, value)));
     let folder = program.parent().filter(|folder| folder.is_absolute());
     made.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
-    // What it writes to standard error outside of a request goes where ours does.
+    // What it writes to standard error outside of requests goes to the server's standard error.
     made.stdin(Stdio::from(listener)).stdout(Stdio::null());
     process::end_with_this_thread(&mut made);
     process::keep_descriptors_from(&mut made);
@@ -503,7 +505,7 @@ fn start(command: &[String], env: &[(String, String)], listener: OwnedFd) -> io:
 impl Place {
     fn new(name: PathBuf) -> io::Result<Place> {
         let listener = local::listen(&name)?;
-        // The application's own wait for a connection is meant to wait.
+        // The application's own accept may block.
         listener.set_nonblocking(false)?;
         let now = Instant::now();
         let (process, closed, pause) = (None, None, Duration::ZERO);
@@ -525,14 +527,14 @@ impl Place {
         self.not_before = Instant::now() + self.pause;
     }
 
-    /// Ends what waits at the socket, with this answer if there is one.
+    /// Closes the connections that wait at the socket, after answering with `status` if there is one.
     fn turn_away(&self, status: Option<u8>) {
         while poll::wait_readable(&[self.listener.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
             let Ok((mut stream, _)) = self.listener.accept() else { return };
             if let Some(status) = status {
                 let mut answer = Vec::new();
                 fastcgi::refusal(&mut answer, status);
-                // What was sent is read first: closed with it unread the connection would be reset. None of this waits.
+                // Read the request first: closing with unread data would reset the connection. None of this blocks.
                 let _ = stream.set_nonblocking(true);
                 let _ = stream.read(&mut vec![0; 64 * 1024]);
                 let _ = stream.write(&answer);
@@ -547,21 +549,21 @@ impl Drop for Place {
     }
 }
 
-/// A folder of our own, which goes with us; that of a server that was killed goes with the next that makes one.
+/// The directory of the sockets, removed when the server ends. That of a killed server is
+/// removed by the next one that creates its own.
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
-    /// Locked as long as we live.
+    /// Locked during the server's life.
     _lock: File,
 }
 
-/// What folders' names begin with, and the file by whose content and lock one is known to be ours and not in use.
+/// The prefix of directory names, and the file whose content and lock show that a directory is amped's and in use.
 const PREFIX: &str = "amped-";
 const LOCK: &str = "lock";
 
 impl Folder {
-    /// Where to make one: where the service manager wants what lasts as long as the service (systemd.exec(5)), else where
-    /// temporary files go.
+    /// The parent directory: the service manager's runtime directory (systemd.exec(5)), or the one for temporary files.
     fn parent() -> PathBuf {
         let given = std::env::var_os("RUNTIME_DIRECTORY");
         let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());
@@ -576,7 +578,8 @@ impl Folder {
                 Ok(()) => {
                     let mut lock = File::create_new(path.join(LOCK))?;
                     lock.try_lock().map_err(io::Error::from)?;
-                    // Only once it is locked is it known as ours, and so not removed before.
+                    // The content is written only after locking, so that a new
+                    // directory is never taken for a stale one.
                     lock.write_all(mark_of(&path)?.as_bytes())?;
                     return Ok(Folder { path, _lock: lock });
                 }
@@ -587,13 +590,13 @@ impl Folder {
     }
 }
 
-/// What the lock of a folder of ours says: which folder it belongs to, so that no copy of one is taken for it.
+/// The content of a directory's lock file: it names the directory, so that a copy is not taken for the original.
 fn mark_of(folder: &Path) -> io::Result<String> {
     let state = fs::symlink_metadata(folder)?;
     Ok(format!("sockets of applications of amped; folder {}:{}\n", state.dev(), state.ino()))
 }
 
-/// Removes folders of servers that were killed.
+/// Removes directories of servers that were killed.
 fn remove_stale(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
@@ -602,8 +605,8 @@ fn remove_stale(parent: &Path) {
     }
 }
 
-/// Removes a folder whose lock says that it is ours, and that nobody uses it; only what we put into it, so that one with
-/// anything else in it stays.
+/// Removes a directory whose lock file shows that it is amped's and not in use. Only known files are removed, so a
+/// directory with anything else in it stays.
 fn remove_if_stale(folder: &Path) -> io::Result<()> {
     let (state, name) = (fs::symlink_metadata(folder)?, folder.join(LOCK));
     if !state.is_dir() || !process::is_user(state.uid()) || !fs::symlink_metadata(&name)?.is_file() {
@@ -640,7 +643,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    /// A manager without a thread, and an application of two places.
+    /// A manager without a thread, and an application with two slots.
     struct Bench {
         manager: Manager,
         application: Application,
@@ -675,7 +678,7 @@ mod tests {
         fn turn_until(&mut self, what: &str, holds: impl Fn(&Kept) -> bool) {
             let start = Instant::now();
             while !holds(&self.manager.kept[0]) {
-                assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for {what}");
+                assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
                 self.manager.turn().expect("goes on");
             }
         }
@@ -694,7 +697,7 @@ mod tests {
     fn a_process_that_dies_at_once_is_put_off_and_its_requests_are_refused() {
         let mut bench = bench(&["/bin/false"], 0);
         let waits = bench.connect(0);
-        // It waits through the short pauses.
+        // Connections wait through the short delays.
         bench.turn_until("a long pause", |kept| kept.places[0].pause > HOLD);
         bench.manager.turn().expect("goes on");
         assert_eq!(status_of(waits), Some(fastcgi::OVERLOADED));
@@ -717,8 +720,8 @@ mod tests {
         let held = bench.semaphore.enter_at(1).expect("free");
         bench.manager.idle_timeout = Duration::ZERO;
         bench.turn_until("the end of one", |kept| kept.alive() == 1);
-        assert!(bench.manager.kept[0].places[1].process.is_some(), "who holds a place keeps its process");
-        assert!(bench.semaphore.enter_at(0).is_some(), "its place is free again");
+        assert!(bench.manager.kept[0].places[1].process.is_some(), "a held permit keeps its process");
+        assert!(bench.semaphore.enter_at(0).is_some(), "its permit is free again");
         drop((held, connections));
     }
 
@@ -730,7 +733,7 @@ mod tests {
         assert!(bench.application.end(0));
         bench.turn_until("its end", |kept| kept.alive() == 0);
         assert_eq!(status_of(waits), None, "closed without an answer");
-        // None is started for what was abandoned.
+        // No process is started for an abandoned connection.
         drop(bench.connect(1));
         bench.turn_until("another", |kept| kept.places[1].process.is_some());
         assert!(bench.manager.kept[0].places[0].process.is_none());
@@ -767,7 +770,7 @@ mod tests {
         let held = make("amped-2", None);
         let lock = File::open(held.join(LOCK)).expect("there");
         lock.lock().expect("locked");
-        // A copy of one of ours, somebody's own of that name, and one that holds somebody's file.
+        // A copy of an amped directory, a user's own one of that name, and one that contains a user's file.
         let copy = make("amped-copy", Some(&mark_of(&left).expect("there")));
         let own = make("amped-backup", Some(""));
         let filled = make("amped-3", None);

@@ -1,15 +1,16 @@
-//! Applications: what a loop does with them, whoever they are.
+//! Applications: how a loop runs requests of CGI and FastCGI applications.
 //!
-//! A connection whose request is an application's has an [`AppRequest`] beside its socket. Its descriptors are in the loop's
-//! epoll as the socket is, never block, and have their turn with the connection; so an application that computes, or takes
-//! nothing, or says nothing, keeps its client waiting and nobody else. What is gathered is bounded on both sides: `core` gives
-//! no more of a body than so much ahead, and here nothing is read that the client has no room for.
+//! A connection whose request is handled by an application has an [`AppRequest`] beside its socket. Its descriptors are
+//! in the loop's epoll set like the socket, never block, and are served in the connection's turn; so an application
+//! that is busy, reads nothing or writes nothing delays only its own client. Buffers are bounded on both sides: `core`
+//! passes only a bounded part of a body ahead, and nothing is read here for which the client has no room.
 //!
-//! `cgi` starts a process for a request (`process`), `fastcgi` asks an application that lives on over a connection to it
-//! (`backend`), and `manager` starts these; `scripts` knows which names are scripts, and what of all this may wait is done in a
-//! thread where the loop must not (`threads`). `request` moves the bytes, `spool` keeps those that one side is too slow for,
-//! and `output` is what an application writes. The `semaphore` limits how many there are at a time; further requests wait here, in
-//! their order. Requests for a page that is being made for another wait for that (`single_flights`).
+//! `cgi` starts a process per request (`process`); `fastcgi` sends a request to a persistent application over a
+//! connection to it (`backend`), and `manager` starts such applications. `scripts` caches which names are scripts;
+//! steps that may block are done in a thread if the loop must not block (`threads`). `request` moves the bytes,
+//! `spool` stores those for which one side is too slow, and `output` is what an application writes. The `semaphore`
+//! limits concurrent requests; further ones wait here, in their order. Requests for a page that is being generated for
+//! another request wait for it (`single_flights`).
 
 pub mod backend;
 pub mod cgi;
@@ -62,11 +63,11 @@ use crate::token::Token;
 #[derive(Debug, Default)]
 pub struct Apps {
     sites: Vec<Vec<App>>,
-    /// There is one as soon as an application was to be started; it lives as long as the server.
+    /// Created when the first application has to be started; lives as long as the server.
     manager: Option<Arc<ProcessManager>>,
-    /// Of loops that share their caches.
+    /// Used by loops that share their caches.
     single_flights: Arc<SingleFlight>,
-    /// For bodies.
+    /// The budget of spooled bodies.
     room: Arc<Room>,
 }
 
@@ -79,8 +80,8 @@ struct App {
 }
 
 impl Apps {
-    /// Those of these settings; what is as it was `before` is kept, with its places and processes. `processes`: loops are
-    /// processes, and count together.
+    /// Creates the applications of these settings. Those unchanged since `before` are kept, with their permits and
+    /// processes. `processes`: loops are processes, and are limited together.
     ///
     /// # Errors
     /// When the process manager cannot take an application, or the process is out of descriptors.
@@ -108,7 +109,7 @@ impl Apps {
         Ok(made)
     }
 
-    /// One that was not there before, or was different; `siblings` are those of its site so far.
+    /// Adds an application that is new or has changed; `siblings` are those of its site so far.
     fn add(
         &mut self,
         settings: &AppSettings,
@@ -131,7 +132,7 @@ impl Apps {
                 Some(At::Kept(manager.add(command, &env, (&semaphore, places), settings.min_spare)?))
             }
         };
-        // Rules that name the same address share what they keep idle.
+        // Rules that name the same address share their idle connections.
         let all = self.sites.iter().flatten().chain(siblings);
         let mut all = all.chain(before.into_iter().flat_map(|before| before.sites.iter().flatten()));
         let is_shared = |app: &&App| {
@@ -140,8 +141,8 @@ impl Apps {
         };
         let shared = all.find(is_shared).and_then(|app| app.backend.clone());
         let backend = shared.or_else(|| {
-            // Of an application that is ours each place may keep a connection. An idle one of one process would keep it from
-            // the others.
+            // For an application that the server starts, each permit may keep a connection: an idle connection of one
+            // process would keep its slot from the others.
             let (most, reserve) = match &at {
                 Some(At::Kept(_)) => (settings.max_processes.unwrap_or(1), settings.min_spare),
                 _ => (settings.min_spare, 0),
@@ -151,14 +152,14 @@ impl Apps {
         Ok(App { settings: settings.clone(), semaphore, env, backend })
     }
 
-    /// Ends the process manager, with all that it has started. Only a server that ends does so.
+    /// Ends the process manager and everything that it has started; only when the server exits.
     pub fn stop(&self) {
         if let Some(manager) = &self.manager {
             manager.stop();
         }
     }
 
-    /// Whether this is the process that starts applications, without which none can be started any more.
+    /// Returns whether this process ID is the process manager's, without which no application can be started any more.
     pub fn is_manager(&self, pid: u32) -> bool {
         self.manager.as_ref().is_some_and(|manager| manager.is_process(pid))
     }
@@ -168,68 +169,68 @@ impl Apps {
     }
 }
 
-/// What a request for an application needs of the configuration in force.
+/// What a request for an application needs of the current configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct AppContext<'a> {
     /// The applications.
     pub apps: &'a Apps,
-    /// The sites, with the rules that name them.
+    /// The sites, with the rules that name applications.
     pub sites: &'a Sites,
-    /// Where scripts are found.
+    /// Where scripts are looked up.
     pub disk: &'a Arc<Disk>,
-    /// Loops share their caches, and with them the pages that are being made.
+    /// Whether loops share their caches, and with them the pages being generated.
     pub shares_caches: bool,
 }
 
-/// What a loop has of applications.
+/// A loop's state of applications.
 pub struct AppSide {
     epoll: Arc<Epoll>,
-    /// For a loop that must not wait.
+    /// Starts requests, for a loop that must not block.
     starter: Option<Threads<Box<Job>>>,
-    /// What stores bodies.
+    /// Stores bodies.
     spooler: Spooler,
-    /// Requests that wait for a place, by their number. Those whose client has left meanwhile are among them.
+    /// Requests that wait for a permit, by their number; may include requests whose client has left.
     queue: BTreeMap<u64, (Token, Arc<Semaphore>)>,
-    /// When they look again.
+    /// When queued requests try again.
     look_again: Time,
-    /// Processes that nobody listens to any more, and when they are ended if they have not.
+    /// Processes that are no longer listened to, and when each is killed.
     left: Vec<(Process, Time)>,
-    /// Requests that were abandoned, and whose applications are being ended.
+    /// Abandoned requests whose applications are being ended.
     abandoned: Vec<Abandoned>,
-    /// Answers that have ended while their processes go on, and when that is believed.
+    /// Requests whose response has ended while the process still runs, and when the response is taken as complete.
     ending: VecDeque<(Time, Token)>,
-    /// Applications that live on, and when they are looked after.
+    /// Persistent applications, and when they are swept.
     backends: Vec<Weak<Backend>>,
     sweep_at: Time,
-    /// Requests so far.
+    /// Number of requests so far.
     count: u64,
-    /// This process and this loop, which make a request's number one of a kind on this machine.
+    /// The process ID and loop, which make request numbers unique on this machine.
     name: String,
     scripts: Scripts,
     mailbox: Arc<dyn Post<Settled>>,
-    /// Pages that are being made for this loop's own cache.
+    /// Pages being generated for this loop's own cache.
     single_flights: Arc<SingleFlight>,
 }
 
-/// Those who wait for a place that may become free in another loop look again after this.
+/// Interval at which requests retry for a permit that another loop may free.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Applications that live on are looked after as often: whether one has died, or is needed no more.
+/// Interval at which persistent applications are checked: whether they have died, or are no longer needed.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a request has come to in its turn.
+/// What a turn of a request has produced.
 pub enum Heard<'a> {
-    /// Nothing: something has to happen first.
+    /// Nothing: an event must occur first.
     Nothing,
-    /// There is more to do, and nothing that the connection has to know.
+    /// There is more to do, but nothing to report to the connection.
     Again,
-    /// This, under this ticket.
+    /// This output, with the request's ticket.
     Said(Ticket, Output<'a>),
 }
 
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
 
-/// Whether the application is told how long the body is.
+/// Returns whether the application is told the length of the body.
 fn says_length(work: &AppWork) -> bool {
     work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
 }
@@ -242,18 +243,18 @@ impl Task for Box<Job> {
     }
 }
 
-/// A place for a request, with a connection that it was used with before, if there is one.
+/// Returns a permit for a request, with the connection it was used with before, if there is one.
 fn enter(semaphore: &Arc<Semaphore>, place: &Place) -> Option<(Permit, Option<OwnedFd>)> {
     let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(semaphore));
     kept.map(|(socket, permit)| (permit, Some(socket))).or_else(|| semaphore.enter().map(|permit| (permit, None)))
 }
 
 impl AppSide {
-    /// The number by which epoll tells of the end of processes that nobody listens to.
+    /// The epoll token of processes that are no longer listened to.
     pub const TOKEN: u64 = Token::FIRST_OTHER + 2;
 
-    /// That of a loop with this epoll. `waits`: it does itself what may wait for the disk; else threads do, and tell this
-    /// mailbox.
+    /// Creates the state of a loop with this epoll set. `waits`: the loop itself does what may wait for the disk;
+    /// otherwise threads do, and report to this mailbox.
     pub fn new<M>(epoll: Arc<Epoll>, mailbox: &Arc<M>, waits: bool) -> AppSide
     where
         M: Post<Box<Started>> + Post<Box<spool::Done>> + Post<Settled> + 'static,
@@ -270,7 +271,7 @@ impl AppSide {
             backends: Vec::new(),
             sweep_at: Time::NEVER,
             count: 0,
-            // The loop within the process by where its mailbox lies.
+            // The address of the mailbox identifies the loop within the process.
             name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
             scripts: Scripts::default(),
             mailbox: Arc::<M>::clone(mailbox),
@@ -278,7 +279,7 @@ impl AppSide {
         }
     }
 
-    /// A connection has something for an application; what comes of it at once.
+    /// Passes input from a connection to its application. Returns output that is available at once.
     pub fn take(
         &mut self,
         request: &mut Option<Box<AppRequest>>,
@@ -325,7 +326,7 @@ impl AppSide {
                 request.input_ended = true;
                 match std::mem::replace(&mut request.stage, Stage::Over) {
                     Stage::Gathers(mut work, mut place, semaphore) => {
-                        // It comes behind the requests that were whole before it.
+                        // It is queued behind the requests that were complete before it.
                         self.count += 1;
                         place.number = self.count;
                         if !says_length(&work) {
@@ -381,7 +382,7 @@ impl AppSide {
         };
         let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
-            // The length of a body in chunks is known when it is whole.
+            // The length of a chunked body is known only when it is complete.
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.room))),
@@ -399,7 +400,7 @@ impl AppSide {
         (Some(request), output)
     }
 
-    /// A request is whole: it gets a place, or waits for one.
+    /// Handles a complete request: it gets a permit, or is queued.
     fn look_first(
         &mut self,
         request: &mut AppRequest,
@@ -407,28 +408,28 @@ impl AppSide {
         (work, place): Question,
         semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
-        // Requests that wait already go first.
+        // Requests that are already queued go first.
         let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, semaphore));
         let entered = if others { None } else { enter(semaphore, &place) };
         let output = match entered {
             Some(entered) => self.begin(request, token, (work, place), entered),
             None => self.put_off(request, token, (work, place), semaphore),
         };
-        // It stays for as long as the connection's turn, as what others wait for.
+        // It stays for the connection's turn, like a request that others wait for.
         if matches!(output, Some(Output::Failed(_))) {
             request.stage = Stage::Over;
         }
         output
     }
 
-    /// The body of a request is lost: no application gets it, or no more of it.
+    /// Gives up a request whose body is lost: no application gets it, or the rest of it.
     fn give_up(&mut self, request: &mut AppRequest, trouble: AppTrouble) -> Output<'static> {
         let stage = std::mem::replace(&mut request.stage, Stage::Over);
         self.leave_stage(stage);
         Output::Failed(trouble)
     }
 
-    /// Has a request wait for a place, or for room in the application's own queue.
+    /// Queues a request until a permit is free, or the application's own queue has room.
     fn put_off(
         &mut self,
         request: &mut AppRequest,
@@ -447,7 +448,7 @@ impl AppSide {
         None
     }
 
-    /// Has it started; what is known of that at once.
+    /// Starts a request. Returns output that is available at once.
     fn begin(
         &mut self,
         request: &mut AppRequest,
@@ -467,16 +468,16 @@ impl AppSide {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
         };
-        // Where no thread can be had, the loop has to wait.
+        // If no thread can be started, the loop has to wait.
         job.and_then(|job| self.take_started(request, Job::perform(*job)))
     }
 
-    /// Bytes of bodies that were written to files.
+    /// Returns the number of body bytes written to files.
     pub fn spooled(&self) -> u64 {
         self.spooler.written
     }
 
-    /// The script that a request to an application that lives on is for, if no disk needs to be asked.
+    /// Returns the script of a request to a persistent application, if it is known without asking the disk.
     fn script_of(&self, work: &AppWork, place: &Place) -> Option<Found> {
         if place.files {
             return self.scripts.find(&place.disk, work);
@@ -486,12 +487,12 @@ impl AppSide {
         Some((end, root.join(cgi::relative(&work.path[..end])).into()))
     }
 
-    /// Names are to be looked up again.
+    /// Forgets the scripts: names are looked up again.
     pub fn forget_scripts(&mut self) {
         self.scripts.forget();
     }
 
-    /// A process has been started, or a script found, or not.
+    /// Handles a started process, a script that was found, or an error.
     pub fn take_started(&mut self, request: &mut AppRequest, started: Started) -> Option<Output<'static>> {
         let running = match started.result {
             Ok(Begun::Runs(running)) => running,
@@ -516,7 +517,7 @@ impl AppSide {
         Some(Output::Begun)
     }
 
-    /// Asks an application that lives on.
+    /// Sends a request to a persistent application.
     fn ask(
         &mut self,
         request: &mut AppRequest,
@@ -535,7 +536,7 @@ impl AppSide {
                     return Some(Output::Failed(AppTrouble::Busy));
                 }
                 request.stage = Stage::Talks(request_);
-                // Nothing has come yet; epoll tells when something does.
+                // Nothing has arrived yet; epoll will report it.
                 request.is_ready = false;
                 (!is_told).then_some(Output::Begun)
             }
@@ -544,7 +545,7 @@ impl AppSide {
                 Some(Output::Failed(trouble))
             }
             Err((NotBegun::Waits, (work, mut place))) => {
-                // It is the application that it waits for now, so its time runs.
+                // From now on it waits for the application, so the timeout of the application runs.
                 place.is_told = true;
                 let refused = self.put_off(request, token, (work, place), &semaphore);
                 refused.or((!is_told).then_some(Output::Begun))
@@ -560,7 +561,7 @@ impl AppSide {
         Ok(())
     }
 
-    /// Nobody wants the answer any more.
+    /// Abandons a request whose response is not wanted any more.
     pub fn abandon(&mut self, request: Option<Box<AppRequest>>) {
         if let Some(request) = request {
             self.leave_stage(request.stage);
@@ -574,7 +575,7 @@ impl AppSide {
                 if let Some(mut abandoned) = request_.abandon()
                     && !abandoned.is_over()
                 {
-                    // If its end cannot be told of, it is looked at as often as the others are.
+                    // If its end cannot be watched, it is polled as often as the others.
                     let _ = self.epoll.change(&abandoned.socket, AppSide::TOKEN, Interest::Connection);
                     self.abandoned.push(abandoned);
                 }
@@ -585,7 +586,7 @@ impl AppSide {
         }
     }
 
-    /// Ends what has been begun for somebody who has gone.
+    /// Ends a started request whose client has left.
     pub fn end(&mut self, begun: Begun) {
         match begun {
             Begun::Runs(running) => {
@@ -596,11 +597,11 @@ impl AppSide {
         }
     }
 
-    /// Leaves a process to itself until then.
+    /// Leaves a process alone until then.
     fn leave(&mut self, mut process: Process, until: Time) {
         if process.ended().is_none() {
-            // It is not told of as the connection's any more. If it cannot be told of at all, it is looked at as often as the
-            // others are.
+            // It is no longer watched for the connection. If it cannot be watched at
+            // all, it is polled as often as the others.
             let _ = self
                 .epoll
                 .change(&process.watch, AppSide::TOKEN, Interest::Readable)
@@ -609,14 +610,14 @@ impl AppSide {
         }
     }
 
-    /// One of those that were left has ended.
+    /// Reaps abandoned processes that have ended.
     pub fn reap(&mut self) {
         self.left.retain_mut(|(process, _)| process.ended().is_none());
         self.abandoned.retain_mut(|abandoned| !abandoned.is_over());
         self.look_again = Time::START;
     }
 
-    /// When [`take_due`](AppSide::take_due) has something to do.
+    /// Returns when [`take_due`](AppSide::take_due) has something to do.
     pub fn next_due(&self) -> Time {
         let left = self.left.iter().map(|(_, until)| *until).min().unwrap_or(Time::NEVER);
         let is_idle = self.queue.is_empty() && self.abandoned.is_empty();
@@ -624,7 +625,8 @@ impl AppSide {
         self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again).min(self.sweep_at)
     }
 
-    /// Ends those that were left for too long, and says whose turn it is: to look for a place, or for the end of a process.
+    /// Kills processes left alone for too long. Returns the connections to be served: to try for a
+    /// permit, or to check for the end of a process.
     pub fn take_due(&mut self, now: Time) -> Vec<Token> {
         for (process, until) in self.left.iter_mut().filter(|(_, until)| *until <= now) {
             process.kill();
@@ -644,7 +646,7 @@ impl AppSide {
         if now >= self.look_again && !(self.queue.is_empty() && self.abandoned.is_empty()) {
             self.look_again = now + LOOK_AGAIN;
             self.abandoned.retain_mut(|abandoned| !abandoned.is_over());
-            // As many of those who wait for the same as there may be places.
+            // For each semaphore, as many queued requests as may find a permit.
             let mut places: Vec<(Arc<Semaphore>, usize)> = Vec::new();
             self.queue.retain(|_, (token, semaphore)| {
                 let known = places.iter().position(|(known, _)| Arc::ptr_eq(known, semaphore));
@@ -663,7 +665,7 @@ impl AppSide {
         due
     }
 
-    /// Looks after a request. `wants_output`: what the application says is of use.
+    /// Serves a request. `wants_output`: the connection can accept output.
     pub fn turn<'a>(
         &mut self,
         slot: &mut Option<Box<AppRequest>>,
@@ -706,7 +708,7 @@ impl AppSide {
         Heard::Said(ticket, output)
     }
 
-    /// An application has come to its end, or the client has all of its response.
+    /// The application has ended, or the client has received the whole response.
     fn take_end(
         &mut self,
         request: &mut AppRequest,
@@ -727,7 +729,7 @@ impl AppSide {
                 }
                 Err(request_) => self.finish(request_, now),
             },
-            // It stays for as long as the connection's turn: that may have something to say of it.
+            // It stays for the connection's turn, which may have to report it.
             Stage::Drains(_) => {
                 request.stage = Stage::Over;
                 let output = trouble.map_or(Output::Ended, Output::Failed);
@@ -740,7 +742,7 @@ impl AppSide {
         Heard::Again
     }
 
-    /// A request to an application that lives on is over: its connection is kept, or its place is free.
+    /// Finishes a request to a persistent application: its connection is kept, or its permit released.
     fn finish(&mut self, request_: Box<FastCgiRequest>, now: Time) {
         if request_.may_be_kept() {
             let _ = self.epoll.remove(&request_.socket);
@@ -755,7 +757,7 @@ impl AppSide {
         self.look_again = Time::START;
     }
 
-    /// One that waits for a place looks whether there is one.
+    /// Lets a queued request try for a permit.
     fn look_for_place(&mut self, request: &mut AppRequest, token: Token) -> Option<Output<'static>> {
         let Stage::Queued(work, place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
@@ -764,12 +766,12 @@ impl AppSide {
             drop(waits);
             let output = self.begin(request, token, (work, place), entered);
             if !matches!(request.stage, Stage::Queued(..)) {
-                // Where this one found room, the next may.
+                // If this one got a permit, the next one may too.
                 self.look_again = Time::START;
             }
             return output;
         }
-        // Another loop may have been faster. It keeps its turn.
+        // Another loop may have been faster. The request keeps its position.
         self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.semaphore())));
         request.stage = Stage::Queued(work, place, waits);
         None

@@ -1,6 +1,6 @@
-//! What an application writes: pieces of its response ([`Came`]), and messages on standard error ([`StderrLines`]).
+//! Output of an application: pieces of its response ([`Came`]), and messages on standard error ([`StderrLines`]).
 //!
-//! Both come from a script by pipes (`request`), or in records of a connection (`fastcgi`).
+//! Both come from a script through pipes (`request`), or as records of a connection (`fastcgi`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,35 +11,35 @@ use amped_sys::process::Ending;
 
 use crate::say;
 
-/// What came of looking after a request.
+/// The result of serving a request.
 pub(super) enum Came {
-    /// Nothing that the connection has to know.
+    /// Nothing to report to the connection.
     Nothing,
     /// The same, and there may be more to do at once.
     Again,
     /// There is room for more of the body.
     Room,
-    /// So many bytes of the answer.
+    /// So many bytes of the response.
     Bytes(usize),
-    /// So many bytes of the answer, and its end.
+    /// So many bytes of the response, and its end.
     Last(usize),
-    /// The end of it.
+    /// The end of the response.
     Ended,
-    /// There is no more of it.
+    /// The response has failed.
     Failed(AppTrouble),
 }
 
-/// What an application writes to standard error, on its way to ours: by lines, each with the request's number.
+/// Standard error of an application, copied to the server's: line by line, each with the request's number.
 pub(super) struct StderrLines {
     /// The request's number, and its path.
     id: Box<str>,
     path: Box<[u8]>,
     line: Vec<u8>,
-    /// Bytes that may still be said.
+    /// Bytes that may still be logged.
     left: usize,
 }
 
-/// Bytes of what one request may have said on standard error, and of a line of it.
+/// Maximum bytes logged from one request's standard error, and of a single line.
 const COMPLAINTS_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1024;
 
@@ -48,12 +48,12 @@ impl StderrLines {
         StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
     }
 
-    /// Which request it is, for people.
+    /// Returns the request's name for messages.
     fn name(&self) -> String {
         format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
     }
 
-    /// Reads what is there, a bounded amount of it, so that an application that says much delays nobody.
+    /// Reads available output, up to a limit, so that a verbose application delays nothing else.
     pub(super) fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
         while let Some(pipe) = stderr {
             match pipe::read(pipe, buffer) {
@@ -61,7 +61,7 @@ impl StderrLines {
                 Ok(count) => {
                     self.say(&buffer[..count]);
                     if self.left == 0 {
-                        // It is not listened to any more; who writes on gets an error.
+                        // It is no longer read; further writes to it fail.
                         *stderr = None;
                     }
                 }
@@ -83,7 +83,7 @@ impl StderrLines {
         }
         if self.left == 0 {
             self.say_line();
-            say!("{}: has said enough on standard error; the rest is lost", self.name());
+            say!("{}: standard error exceeds 64 KiB; the rest is dropped", self.name());
         }
     }
 
@@ -91,13 +91,13 @@ impl StderrLines {
         let line = std::mem::take(&mut self.line);
         let line = line.trim_ascii_end();
         if !line.is_empty() {
-            // What it holds may have come from a client: no control character reaches a terminal.
+            // The text may come from a client: no control character reaches a terminal.
             let text: String = String::from_utf8_lossy(line).chars().flat_map(shown).collect();
             say!("{}: {text}", self.name());
         }
     }
 
-    /// An end that somebody should know of.
+    /// Reports an abnormal end.
     pub(super) fn note_end(&mut self, ending: Ending) {
         self.say_line();
         if ending != Ending::Status(0) {
@@ -105,7 +105,7 @@ impl StderrLines {
         }
     }
 
-    /// Why its answer is of no use, if that is so.
+    /// Reports why the response is unusable.
     pub(super) fn note(&mut self, why: &str) {
         if !why.is_empty() {
             self.say_line();

@@ -1,6 +1,6 @@
-//! A process that serves requests, and its group: how it is watched, ended and waited for.
+//! An application process and its group: watches, ends and reaps it.
 //!
-//! It leads a process group of its own, so that whatever it starts can be ended with it (`cgi`, `manager`).
+//! The process leads its own process group, so that its children can be ended with it (`cgi`, `manager`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,22 +10,22 @@ use amped_sys::{poll, process};
 
 use super::semaphore::Permit;
 
-/// A process that was started, and its group. Dropped before it has ended, it is ended.
+/// A running process and its group. Dropping it kills the process if it has not ended.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
-    /// Readable when it has ended.
+    /// Readable when the process has ended.
     pub watch: OwnedFd,
-    /// How it has ended, once it was waited for.
+    /// Its exit status, once reaped.
     ending: Option<process::Ending>,
     _pass: Option<Permit>,
 }
 
 impl Process {
-    /// The process of this number, a child that leads a group, and the place that it takes.
+    /// Watches the child with this process ID, which leads a group and holds the permit.
     ///
     /// # Errors
-    /// When it cannot be watched; then it is ended.
+    /// When it cannot be watched; it is then killed.
     pub fn new(pid: u32, permit: Option<Permit>) -> io::Result<Process> {
         match process::watch(pid) {
             Ok(watch) => Ok(Process { pid, watch, ending: None, _pass: permit }),
@@ -37,8 +37,8 @@ impl Process {
         }
     }
 
-    /// How it has ended, if it has. What it has left in its group is ended with it: as long as it was not waited for, the
-    /// group is sure to be its own.
+    /// Returns how the process has ended, if it has. The rest of its group is killed before it is reaped:
+    /// until then the group ID cannot be reused.
     pub fn ended(&mut self) -> Option<process::Ending> {
         if self.ending.is_none()
             && poll::wait_readable(&[self.watch.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0])
@@ -49,7 +49,7 @@ impl Process {
         self.ending
     }
 
-    /// Ends it, with its group, at once. It is still to be waited for.
+    /// Kills the process and its group. It must still be reaped.
     pub fn kill(&self) {
         if self.ending.is_none() {
             process::kill_group(self.pid);
@@ -61,7 +61,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         if self.ending.is_none() {
             self.kill();
-            // SIGKILL is obeyed at once but by who waits for a disk; the server is about to end in any case.
+            // SIGKILL acts at once unless the process waits for a disk; and the server is about to exit in any case.
             let _ = process::wait_for(self.pid);
         }
     }

@@ -1,13 +1,14 @@
-//! A request at an application: what moves its bytes and those of the response.
+//! An application request: moves the bytes of the request and of the response.
 //!
-//! `mod` says which one has its turn, and which process or connection it gets. Here the request's body goes to that, and
-//! the response comes from it, by way of two spools, so that an application need not wait for a client:
+//! `mod` schedules requests and assigns processes or connections. This file sends the request's body to the application
+//! and reads its response, through two spools, so that an application need not wait for a client:
 //!
-//! 1. The body is gathered until it is whole (`buffer_request`); only then a place is taken. A body in chunks is gathered in
-//!    any case: before it is whole nobody knows its length, which the application is told first (RFC 3875, 4.1.2).
-//! 2. The application gets the body as fast as it takes it.
-//! 3. The response is read as fast as it comes (`buffer_response`). What the client has room for goes there at once; the rest is
-//!    stored. When the application has ended its place is free, however much the client has still to take ([`Stage::Drains`]).
+//! 1. The body is buffered until it is complete (`buffer_request`); only then a permit is taken. A chunked body is
+//!    always buffered: its length, which the application must be told first, is not known earlier (RFC 3875, 4.1.2).
+//! 2. The application gets the body as fast as it reads it.
+//! 3. The response is read as fast as it arrives (`buffer_response`). What the client has room for is sent at
+//!    once; the rest is stored. When the application has ended its permit is free, however much the client
+//!    has still to receive ([`Stage::Drains`]).
 
 use std::io;
 use std::sync::Arc;
@@ -27,58 +28,59 @@ use super::single_flight::{Filling, Following};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
 use crate::token::Token;
 
-/// What a request has of an application.
+/// The state of a request at an application.
 pub struct AppRequest {
     pub(super) ticket: Ticket,
     pub(super) stage: Stage,
-    /// What of the body the application has not taken yet.
+    /// The part of the body that the application has not read yet.
     pub(super) input: Spool,
-    /// Nothing follows that.
+    /// The body is complete.
     pub(super) input_ended: bool,
-    /// The body is whole before the application gets any of it.
+    /// The body is buffered until it is complete.
     pub(super) gathers: bool,
-    /// The connection waits to hear that there is room for more of the body.
+    /// The connection waits for a report that there is room for more of the body.
     pub(super) owes_room: bool,
-    /// What of the response the client has no room for yet.
+    /// The part of the response that the client has no room for yet.
     pub(super) output: Spool,
-    /// The response is read further than the client has taken it.
+    /// The response is read further than the client has received it.
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
     pub(super) complaints: StderrLines,
-    /// How long it may go on when nobody listens any more.
+    /// How long the application may continue after its client has left.
     pub(super) time: Duration,
-    /// Others wait for what it answers.
+    /// Other requests wait for its response.
     pub(super) filling: Option<Filling>,
 }
 
 pub(super) enum Stage {
-    /// It is about to be begun, or to wait for what another is answered.
+    /// It is about to start, or to wait for another request's response.
     Joins,
-    /// It waits for that.
-    Follows(#[expect(dead_code, reason = "dropped, it waits no more")] Following),
-    /// Its body is not whole yet.
+    /// It waits for another request's response.
+    Follows(#[expect(dead_code, reason = "dropping it ends the wait")] Following),
+    /// Its body is not complete yet.
     Gathers(Box<AppWork>, Place, Arc<Semaphore>),
-    /// It waits for a place.
+    /// It waits for a permit.
     Queued(Box<AppWork>, Place, Waits),
-    /// A process is being started.
+    /// Its process is being started.
     Starting,
-    /// It runs. `ended`: its answer has, at that moment.
+    /// Its process runs. `ended`: when its response ended.
     Runs { running: Running, ended: Option<Time> },
-    /// An application that lives on has it.
+    /// A persistent application handles it.
     Talks(Box<FastCgiRequest>),
-    /// The application has ended, like this, and is free for others; the client has not taken all of the response.
+    /// The application has ended, with this result, and is free for others; the
+    /// client has not received the whole response.
     Drains(Option<AppTrouble>),
     /// It has ended.
     Over,
 }
 
-/// A process whose answer has come to its end, ends itself within this; if not, it is not going to say how it ended, and the
-/// answer is taken for whole.
+/// How long a process may take to exit after the end of its response; after that its exit status is not waited
+/// for, and the response is taken as complete.
 const LAST_MOMENT: Duration = Duration::from_millis(100);
 
 impl AppRequest {
-    /// One that nobody has begun yet.
+    /// Creates a request that has not been started.
     pub(super) fn new(ticket: Ticket) -> AppRequest {
         AppRequest {
             ticket,
@@ -96,27 +98,27 @@ impl AppRequest {
         }
     }
 
-    /// Whether it waits for what another is answered.
+    /// Returns whether it waits for another request's response.
     pub fn follows(&self) -> bool {
         matches!(self.stage, Stage::Follows(_))
     }
 
-    /// Which question it answers.
+    /// Returns its ticket.
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
 
-    /// Something may have happened to it.
+    /// Marks that an event may concern it.
     pub fn is_ready(&mut self) {
         self.is_ready = true;
     }
 
-    /// An errand for one of its bodies has been done.
+    /// Handles the result of a spool task for one of its bodies.
     pub fn note_done(&mut self, Done { asker, came }: Done) {
         match asker.side {
             Side::Request => self.input.note_done(came),
@@ -124,18 +126,18 @@ impl AppRequest {
         }
     }
 
-    /// Bytes of memory that it is.
+    /// Returns the memory that it uses, bytes.
     pub fn heap_bytes(&self) -> usize {
         size_of::<AppRequest>() + self.input.heap_bytes() + self.output.heap_bytes()
     }
 
-    /// Part of the body, or its end, has come.
+    /// Adds a part of the body; empty at its end.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.input.put(bytes);
         self.owes_room = true;
     }
 
-    /// Whether the connection is to be told that there is room.
+    /// Returns whether to report to the connection that there is room.
     pub(super) fn has_room(&mut self) -> bool {
         let is_free = match (self.gathers, &self.stage) {
             (true, _) => self.input.has_room(),
@@ -146,7 +148,7 @@ impl AppRequest {
         is_free && std::mem::take(&mut self.owes_room)
     }
 
-    /// Gives the application what it takes of the body: `false`, that there is more that it might take.
+    /// Writes as much of the body as the application accepts. Returns `false` if it might accept more.
     pub(super) fn feed(&mut self, token: Token, spooler: &mut Spooler) -> bool {
         let is_begun = matches!(self.stage, Stage::Runs { .. } | Stage::Talks(_));
         for _ in 0..ROUNDS {
@@ -158,12 +160,12 @@ impl AppRequest {
         false
     }
 
-    /// Gives it what is at hand: whether more is.
+    /// Writes the part of the body that is in memory. Returns whether there is more.
     fn flush(&mut self) -> bool {
         match &mut self.stage {
             Stage::Runs { running, .. } => {
                 let Some(stdin) = &running.stdin else {
-                    // It wants no more: the rest is for nobody.
+                    // It reads no more: the rest is discarded.
                     self.input = Spool::new(Side::Request, None);
                     return false;
                 };
@@ -199,14 +201,14 @@ impl AppRequest {
         }
     }
 
-    /// The body cannot be stored, or not be read again: said, and what the client is told.
+    /// Reports a body that cannot be stored or read back, and returns the error for the client.
     pub(super) fn trouble(&mut self) -> Option<AppTrouble> {
         let trouble = self.input.take_trouble()?;
         let (error, verb) = match &trouble {
             Trouble::Full(error) => (error, "store"),
             Trouble::Lost(error) => (error, "read"),
         };
-        self.complaints.note(&format!("cannot {verb} the request's body: {error}"));
+        self.complaints.note(&format!("cannot {verb} the request body: {error}"));
         Some(AppTrouble::NoRoom)
     }
 
@@ -229,7 +231,7 @@ impl AppRequest {
         }
         spooler.serve(&mut self.output, (token, self.ticket), true);
         match self.output.take_trouble() {
-            // It waits for the client from now on.
+            // From now on it waits for the client.
             Some(Trouble::Full(error)) => self.complaints.note(&format!("cannot store the response: {error}")),
             Some(Trouble::Lost(error)) => {
                 self.complaints.note(&format!("cannot read the stored response: {error}"));
@@ -254,7 +256,7 @@ impl AppRequest {
             return Came::Nothing;
         }
         match self.hear(now, buffer, wake) {
-            // An end that came with them is told of again.
+            // An end that came with them is reported again.
             Came::Bytes(count) | Came::Last(count) if !is_passed_on => {
                 self.output.put(&buffer[..count]);
                 Came::Again
@@ -265,7 +267,7 @@ impl AppRequest {
         }
     }
 
-    /// Reads what the application says.
+    /// Reads the application's output.
     fn hear(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
@@ -296,7 +298,7 @@ impl AppRequest {
                 Err(_) => running.stdout = None,
             }
         }
-        // The answer is complete, unless the process was ended in the midst of it.
+        // The response is complete, unless the process was killed in the middle of it.
         match running.process.ended() {
             Some(ending) => {
                 self.complaints.hear(&mut running.stderr, buffer);
@@ -318,5 +320,5 @@ impl AppRequest {
     }
 }
 
-/// Pieces of a body that an application is given in one turn: others have theirs, too.
+/// Maximum pieces of a body written in one turn, so that other connections get theirs.
 const ROUNDS: usize = 16;

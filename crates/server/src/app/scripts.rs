@@ -1,8 +1,8 @@
-//! Which names of a site are scripts, as far as this loop has looked them up: what a request for an application that lives on
-//! needs to know of the disk.
+//! A loop's cache of script names: what a request for a persistent application needs to know of the disk.
 //!
-//! A name is believed as long as any other ([`Disk::believes`], `revalidate`), so a script that is asked for often is looked up
-//! once in a while by a thread that may wait, and else costs no system call. Names that are no scripts are not kept.
+//! An entry is valid as long as any other name ([`Disk::believes`], `revalidate`), so a popular
+//! script is looked up once in a while by a thread that may block, and otherwise costs no system
+//! call. Names that are not scripts are not cached.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,16 +13,16 @@ use amped_core::app::AppWork;
 
 use crate::disk::Disk;
 
-/// Names that one loop knows.
+/// The names that one loop knows.
 #[derive(Default)]
 pub(super) struct Scripts {
-    /// By site, then by the beginning of the path. Of one configuration's disk.
+    /// By site, then by the beginning of the path. They belong to one configuration's disk.
     names: HashMap<u16, Names>,
     disk: Option<Arc<Disk>>,
     count: usize,
 }
 
-/// What each is, and since when.
+/// The script of each name, and when it was looked up.
 type Names = HashMap<Box<[u8]>, (Known, Instant)>;
 
 #[derive(Clone)]
@@ -31,14 +31,14 @@ enum Known {
     Script(Arc<Path>),
 }
 
-/// A script, for an application: where its name ends in the path, and its absolute name.
+/// A script, for an application: where its name ends in the path, and its absolute path.
 pub(super) type Found = (usize, Arc<Path>);
 
-/// Names at most. Beyond it all are forgotten, as a site of so many scripts is asked for each of them rarely.
+/// Maximum names. When it is exceeded all are dropped, as each script of such a large site is requested rarely.
 const NAMES_MAX: usize = 4096;
 
 impl Scripts {
-    /// The script that this request is for, if that is known.
+    /// Returns the script of a request, if it is known.
     pub(super) fn find(&self, disk: &Arc<Disk>, work: &AppWork) -> Option<Found> {
         if !self.disk.as_ref().is_some_and(|known| Arc::ptr_eq(known, disk)) {
             return None;
@@ -54,7 +54,7 @@ impl Scripts {
         None
     }
 
-    /// Keeps what a lookup that began at `asked` has found.
+    /// Caches the result of a lookup that began at `asked`.
     pub(super) fn learn(&mut self, disk: &Arc<Disk>, work: &AppWork, (end, path): &Found, asked: Instant) {
         if self.count >= NAMES_MAX || !self.disk.as_ref().is_some_and(|known| Arc::ptr_eq(known, disk)) {
             self.forget();
@@ -67,7 +67,7 @@ impl Scripts {
         }
     }
 
-    /// Looks all names up again.
+    /// Drops all names.
     pub(super) fn forget(&mut self) {
         self.names.clear();
         self.count = 0;

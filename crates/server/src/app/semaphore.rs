@@ -1,38 +1,39 @@
-//! Limits how many requests a rule has at its application at a time; further ones wait.
+//! Limits the number of concurrent requests of a rule; further ones wait.
 //!
-//! The limit is the server's, not a loop's. Loops in threads count together; processes, as in MP, share places that the kernel
-//! gives back when one of them dies (`amped_sys::slots`). No loop is told that another one has freed a place: waiting requests
-//! look again after a moment, while a loop's own places go to the requests that wait in it at once.
+//! The limit applies to the server, not to a loop. Loops in threads count together; processes, as in MP,
+//! share slots that the kernel releases when one of them dies (`amped_sys::slots`). A loop is not
+//! notified when another one releases a permit: its queued requests retry after a moment, while its own
+//! permits go to its queued requests at once.
 //!
-//! A rule without a limit, as one for an application that this server did not start, has a queue all the same: for requests
-//! that the application's own queue (its listening socket's backlog) has no room for.
+//! A rule without a limit, such as one for an application that this server did not start, still has a queue, for
+//! requests for which the application's own queue (its socket's backlog) has no room.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amped_sys::slots::Slots;
 
-/// The places of one rule.
+/// The permits of one rule.
 #[derive(Debug)]
 pub struct Semaphore {
     places: Mutex<Places>,
     queue_max: usize,
-    /// What other processes see of it.
+    /// The state shared with other processes.
     shared: Option<Slots>,
-    /// Places that are held by connections which no request uses.
+    /// Permits held by idle connections.
     pub idle: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Places {
-    /// Which are taken by this process; `None`: there is no limit.
+    /// The permits taken by this process; `None`: there is no limit.
     taken: Option<Vec<bool>>,
-    /// Requests that wait for one.
+    /// Number of queued requests.
     waiting: usize,
 }
 
 impl Semaphore {
-    /// So many places, and so many requests may wait for one. `shared`: with other processes.
+    /// Creates a semaphore with so many permits, and a queue of so many requests. `shared`: with other processes.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -42,14 +43,14 @@ impl Semaphore {
         Ok(Semaphore { places: Mutex::new(Places { taken, waiting: 0 }), queue_max, shared, idle: AtomicUsize::new(0) })
     }
 
-    /// So many places that another process shares with this one.
+    /// Creates a semaphore of permits that another process shares with this one.
     pub fn of_slots(places: usize, slots: Slots) -> Semaphore {
         let taken = Some(vec![false; places]);
         let places = Mutex::new(Places { taken, waiting: 0 });
         Semaphore { places, queue_max: 0, shared: Some(slots), idle: AtomicUsize::new(0) }
     }
 
-    /// What other processes see of it, if they do.
+    /// Returns the state shared with other processes, if there is any.
     pub fn slots(&self) -> Option<&Slots> {
         self.shared.as_ref()
     }
@@ -58,7 +59,7 @@ impl Semaphore {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place, if one is free.
+    /// Takes a permit, if one is free.
     pub fn enter(self: &Arc<Semaphore>) -> Option<Permit> {
         let Some(places) = self.places().taken.as_ref().map(Vec::len) else {
             return Some(Permit { semaphore: Arc::clone(self), number: 0 });
@@ -66,7 +67,7 @@ impl Semaphore {
         (0..places).find_map(|number| self.enter_at(number))
     }
 
-    /// This place, if it is free.
+    /// Takes this permit, if it is free.
     pub fn enter_at(self: &Arc<Semaphore>, number: usize) -> Option<Permit> {
         let mut places = self.places();
         let taken = places.taken.as_mut()?;
@@ -77,7 +78,7 @@ impl Semaphore {
         })
     }
 
-    /// Places that are free as far as this process can see.
+    /// Returns the number of permits free as far as this process can see.
     pub fn free(&self) -> usize {
         match &self.places().taken {
             Some(taken) => taken.iter().filter(|taken| !**taken).count(),
@@ -85,7 +86,7 @@ impl Semaphore {
         }
     }
 
-    /// A place in the queue for the request of this number, if the queue is not full.
+    /// Queues the request of this number, unless the queue is full.
     pub fn queue(self: &Arc<Semaphore>, number: u64) -> Option<Waits> {
         let mut places = self.places();
         (places.waiting < self.queue_max).then(|| {
@@ -94,16 +95,16 @@ impl Semaphore {
         })
     }
 
-    /// Whether requests wait for a place.
+    /// Returns whether requests wait for a permit.
     pub fn is_wanted(&self) -> bool {
         self.places().waiting > 0
     }
 }
 
-/// Requests that look at a time whether an application has room for them again: each look is a system call.
+/// Requests that retry at a time whether an application has room for them: each attempt is a system call.
 const UNLIMITED_TRIES: usize = 8;
 
-/// A place that is taken until this is dropped.
+/// A permit, released when dropped.
 #[derive(Debug)]
 pub struct Permit {
     semaphore: Arc<Semaphore>,
@@ -111,12 +112,12 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Which place it is.
+    /// Returns its number.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Of which rule.
+    /// Returns its semaphore.
     pub fn semaphore(&self) -> &Arc<Semaphore> {
         &self.semaphore
     }
@@ -133,16 +134,16 @@ impl Drop for Permit {
     }
 }
 
-/// A request that waits, until this is dropped.
+/// A queued request; dropping it removes it from the queue.
 #[derive(Debug)]
 pub struct Waits {
     semaphore: Arc<Semaphore>,
-    /// Its number among the loop's requests: the lowest goes first.
+    /// Its sequence number in the loop: the lowest is served first.
     pub number: u64,
 }
 
 impl Waits {
-    /// What it waits for.
+    /// Returns the semaphore that it waits for.
     pub fn semaphore(&self) -> &Arc<Semaphore> {
         &self.semaphore
     }

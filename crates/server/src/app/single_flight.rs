@@ -1,8 +1,9 @@
-//! Pages of applications that are being made, and who waits for them.
+//! Pages of applications that are being generated, and the requests that wait for them.
 //!
-//! Of requests for a page that is not kept the first has it made, and the others wait until it is kept, or is not going to be:
-//! then each looks again. What they share is the cache that the page is put into, so loops that share one share this, and
-//! processes do not. Whoever makes a page and goes, at whatever point, lets the others go on by being dropped.
+//! Of several requests for a page that is not cached, the first one runs the application. The others wait until the
+//! page is cached, or turns out not to be cacheable; then each looks again. They share the cache that stores the page,
+//! so loops that share one share this, and processes do not. A request that ends at any point, even with an error,
+//! releases those that wait by being dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,30 +14,30 @@ use amped_core::event::Ticket;
 use crate::mailbox::Post;
 use crate::token::Token;
 
-/// Those that are being made.
+/// The pages being generated.
 #[derive(Debug, Default)]
 pub struct SingleFlight(Mutex<HashMap<PageName, Followers>>);
 
-/// By request, and by the loop that has it, whose mailbox has that address.
+/// Waiting requests, by connection, ticket, and the address of their loop's mailbox.
 type Followers = HashMap<(Token, Ticket, usize), Arc<dyn Post<Settled>>>;
 
-/// A page for which this request waits is kept now, or is not going to be.
+/// Message: the page that a request waits for is cached now, or will not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// The connection.
     pub token: Token,
-    /// Its request.
+    /// The ticket of its request.
     pub ticket: Ticket,
 }
 
-/// This request has a page made.
+/// A request that generates a page.
 #[derive(Debug)]
 pub struct Filling {
     single_flights: Arc<SingleFlight>,
     name: PageName,
 }
 
-/// This request waits for a page.
+/// A request that waits for a page.
 #[derive(Debug)]
 pub struct Following {
     single_flights: Arc<SingleFlight>,
@@ -45,11 +46,11 @@ pub struct Following {
 }
 
 impl SingleFlight {
-    /// The page of this name is to be made by this request, or, as an error, it is being made and this request waits for it.
-    /// Then the mailbox is told when it need not wait any more.
+    /// Makes this request generate the page of this name, or, as an error, wait for the request that does. The
+    /// mailbox is notified when the wait is over.
     ///
     /// # Errors
-    /// If somebody else is at it.
+    /// If another request generates the page.
     pub fn join(
         self: &Arc<SingleFlight>,
         name: PageName,
@@ -119,16 +120,16 @@ mod tests {
             numbers.sort_unstable();
             numbers
         };
-        let first = join("a", 1, 0).expect("nobody is at it");
+        let first = join("a", 1, 0).expect("no other request");
         let other = join("b", 2, 0).expect("another page");
         let waits = [join("a", 3, 0), join("a", 4, 0), join("a", 3, 1), join("a", 5, 1)];
-        let [waits, gone, elsewhere, gone_too] = waits.map(|joined| joined.expect_err("somebody is at it"));
+        let [waits, gone, elsewhere, gone_too] = waits.map(|joined| joined.expect_err("another request generates it"));
         drop((gone, gone_too));
         drop(first);
         assert_eq!((told(0), told(1)), (vec![3], vec![3]));
-        // Who was told late leaves a page alone that is made anew.
-        let again = join("a", 3, 0).expect("nobody is at it");
-        let late = join("a", 6, 1).expect_err("somebody is at it");
+        // A late notification leaves the page alone when it is generated anew.
+        let again = join("a", 3, 0).expect("no other request");
+        let late = join("a", 6, 1).expect_err("another request generates it");
         drop((waits, elsewhere));
         drop(again);
         assert_eq!((told(0), told(1)), (vec![], vec![6]));

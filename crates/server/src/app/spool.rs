@@ -1,15 +1,15 @@
-//! Bodies between clients and applications, where one of the two is slow: in memory at first, then in a file.
+//! Spools: buffer bodies between clients and applications of which one is slow, in memory first, then in a file.
 //!
-//! A [`Spool`] is a queue of bytes: `front`, then a part of the file, then `tail`. Bytes go to the file when the tail is as
-//! long as [`MEMORY`], and come back from it when the front is used up. The file has no name and goes with its descriptor; it
-//! begins anew when it has been read to its end.
+//! A [`Spool`] is a queue of bytes: `front`, then a part of the file, then `tail`. Bytes go to the file when the tail
+//! is as long as [`MEMORY`], and are read back when the front is used up. The file is unnamed and is deleted with its
+//! descriptor; it starts over when it has been read to its end.
 //!
-//! Writing and reading it waits for the disk. A loop that must not wait has that done by threads, and then a spool has one
-//! errand under way at most, so that bytes keep their order; what comes of it the loop is told by its mailbox
-//! ([`Done`]). Other loops do the errand at once. Closing a large file that has no name frees its blocks, which is work for the disk
-//! as well: [`Scratch`] has that done where errands are.
+//! Writing and reading it waits for the disk. For a loop that must not block, threads do that; a spool then has at most
+//! one task in progress, so that bytes keep their order, and the loop gets the result from its mailbox ([`Done`]).
+//! Other loops do the task at once. Closing a large unnamed file frees its blocks, which is work for the disk as well:
+//! [`Scratch`] passes it to the same threads.
 //!
-//! The bytes in all files of a process are bounded ([`Room`]).
+//! The total size of a process's files is limited ([`Room`]).
 
 use std::fs::File;
 use std::io;
@@ -27,10 +27,10 @@ use crate::config::settings::SpoolSettings;
 use crate::mailbox::Post;
 use crate::token::Token;
 
-/// Bytes that are held in memory at either end.
+/// Bytes held in memory at either end.
 pub const MEMORY: usize = 64 * 1024;
 
-/// Where files are, and how much they may hold.
+/// The directory of the files, and their total size.
 #[derive(Debug, Default)]
 pub struct Room {
     settings: SpoolSettings,
@@ -38,12 +38,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// None of it used.
+    /// Creates an unused budget.
     pub fn new(settings: SpoolSettings) -> Room {
         Room { settings, used: AtomicU64::new(0) }
     }
 
-    /// Takes so many bytes of it, if there are as many.
+    /// Reserves so many bytes, if they are available.
     fn take(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes.0;
         let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
@@ -54,7 +54,7 @@ impl Room {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// A new file. May wait for the disk.
+    /// Creates a file. May wait for the disk.
     fn file(&self) -> io::Result<File> {
         let named = |error: io::Error, directory: &Path| {
             io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
@@ -63,7 +63,7 @@ impl Room {
             return file::unnamed(directory).map_err(|error| named(error, directory));
         }
         let default = std::env::var_os("TMPDIR").filter(|name| !name.is_empty()).map(PathBuf::from);
-        // /tmp is often memory.
+        // /tmp is often in memory.
         let directories = default.into_iter().chain(["/var/tmp", "/tmp"].map(PathBuf::from));
         let mut trouble = None;
         for directory in directories {
@@ -76,12 +76,12 @@ impl Room {
     }
 }
 
-/// What a spool is for.
+/// Which body a spool holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The request's body. One that does not fit fails.
+    /// The request body. One that does not fit fails.
     Request,
-    /// The response. One that does not fit waits for its client; so it takes no more than a quarter of the room.
+    /// The response body. One that does not fit waits for its client, so responses use at most a quarter of the budget.
     Response,
 }
 
@@ -89,44 +89,44 @@ pub enum Side {
 #[derive(Debug)]
 pub struct Spool {
     side: Side,
-    /// Without it everything stays in memory.
+    /// `None`: everything stays in memory.
     room: Option<Arc<Room>>,
-    /// From `front_at` on.
+    /// Valid from `front_at` on.
     front: Vec<u8>,
     front_at: usize,
     /// Bytes `read..written` of it follow the front.
     file: Option<Arc<Scratch>>,
     read: u64,
     written: u64,
-    /// The most that the file has held: bytes taken of the room. `written <= extent`
+    /// The most that the file has held: bytes reserved in the budget. `written <= extent`
     extent: u64,
     tail: Vec<u8>,
     busy: Option<Busy>,
     trouble: Option<Trouble>,
-    /// The file could not be written: that is not tried again.
+    /// The file could not be written; this is not retried.
     is_full: bool,
-    /// Bytes that were put in.
+    /// Total bytes put in.
     total: u64,
 }
 
-/// What an errand does at the moment.
+/// The task in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Busy {
     Reads,
     Writes,
 }
 
-/// Why a spool does not do what it should.
+/// Why a spool failed.
 #[derive(Debug)]
 pub enum Trouble {
-    /// It takes nothing more than memory holds.
+    /// It accepts nothing beyond what memory holds.
     Full(io::Error),
-    /// What it held is lost.
+    /// Its contents are lost.
     Lost(io::Error),
 }
 
 impl Spool {
-    /// An empty one. `room`: for what exceeds memory.
+    /// Creates an empty spool. `room`: the budget for what exceeds memory.
     pub fn new(side: Side, room: Option<Arc<Room>>) -> Spool {
         Spool {
             side,
@@ -145,29 +145,29 @@ impl Spool {
         }
     }
 
-    /// Puts bytes in, behind all others.
+    /// Appends bytes.
     pub fn put(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
         self.total += bytes.len() as u64;
     }
 
-    /// Bytes that were put in so far.
+    /// Returns the total number of bytes put in so far.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Whether more may be put in.
+    /// Returns whether more may be put in.
     pub fn has_room(&self) -> bool {
         self.tail.len() < MEMORY && self.busy != Some(Busy::Writes)
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether it is empty.
     pub fn is_empty(&self) -> bool {
         let is_held = self.front_at < self.front.len() || !self.tail.is_empty();
         !is_held && self.read == self.written && self.busy.is_none()
     }
 
-    /// The first bytes, as many as are at hand: none, if an errand has to bring them.
+    /// Returns the first bytes, as many as are in memory: none, if a task must read them first.
     pub fn front(&mut self) -> &[u8] {
         if self.front_at == self.front.len() && self.read == self.written && self.busy.is_none() {
             std::mem::swap(&mut self.front, &mut self.tail);
@@ -177,7 +177,7 @@ impl Spool {
         &self.front[self.front_at..]
     }
 
-    /// So many bytes at the front have been used.
+    /// Removes so many bytes from the front.
     pub fn consume(&mut self, count: usize) {
         self.front_at += count;
         debug_assert!(self.front_at <= self.front.len());
@@ -186,17 +186,17 @@ impl Spool {
         }
     }
 
-    /// What went wrong, once.
+    /// Returns an error, once.
     pub fn take_trouble(&mut self) -> Option<Trouble> {
         self.trouble.take()
     }
 
-    /// Bytes of memory that it holds.
+    /// Returns the memory that it uses, bytes.
     pub fn heap_bytes(&self) -> usize {
         self.front.capacity() + self.tail.capacity()
     }
 
-    /// What is to be done on the disk. `reads`: the front is wanted.
+    /// Returns the next task for the disk. `reads`: the front is wanted.
     fn next_errand(&mut self, reads: bool) -> Option<What> {
         if self.busy.is_some() {
             return None;
@@ -222,7 +222,7 @@ impl Spool {
         if extent > most || !room.take(extent - self.extent) {
             if self.side == Side::Request {
                 let error = io::Error::other(format!(
-                    "bodies of {} are stored already (spool.max_bytes)",
+                    "stored bodies already use {} (spool.max_bytes)",
                     room.settings.max_bytes
                 ));
                 (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
@@ -235,7 +235,7 @@ impl Spool {
         Some(What::Write { file: self.file.clone(), room: Arc::clone(room), at: self.written, bytes })
     }
 
-    /// An errand has been done.
+    /// Handles the result of a task.
     pub fn note_done(&mut self, done: Came) {
         self.busy = None;
         match done {
@@ -265,7 +265,7 @@ impl Drop for Spool {
     }
 }
 
-/// A file without a name. Where threads do the disk's work, one of them closes it.
+/// An unnamed file. If threads do disk work, one of them closes it.
 #[derive(Debug)]
 pub struct Scratch {
     file: Option<File>,
@@ -275,29 +275,29 @@ pub struct Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let (Some(file), Some(threads)) = (self.file.take(), &self.threads) {
-            // Without a thread any more it is closed here.
+            // If there is no thread any more, it is closed here.
             let _ = threads.send(Errand { asker: None, what: What::Close(file), threads: None });
         }
     }
 }
 
-/// Whose spool it is.
+/// The owner of a spool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
     /// The connection.
     pub token: Token,
-    /// Its request.
+    /// The ticket of its request.
     pub ticket: Ticket,
-    /// Which of the two bodies.
+    /// Which of its two bodies.
     pub side: Side,
 }
 
-/// Something to be done on the disk.
+/// A task for the disk.
 #[derive(Debug)]
 pub struct Errand {
     asker: Option<Asker>,
     what: What,
-    /// Where a new file is closed.
+    /// Where a new file will be closed.
     threads: Option<Sender<Errand>>,
 }
 
@@ -308,25 +308,25 @@ enum What {
     Close(File),
 }
 
-/// What came of an errand.
+/// The result of a task.
 #[derive(Debug)]
 pub struct Done {
-    /// Whose it was.
+    /// The owner of the spool.
     pub asker: Asker,
-    /// What came of it.
+    /// The result.
     pub came: Came,
 }
 
-/// The same.
+/// The result of a task.
 #[derive(Debug)]
 pub enum Came {
-    /// So many bytes are in this file.
+    /// So many bytes were written to this file.
     Written(Arc<Scratch>, usize),
-    /// These are not.
+    /// These bytes could not be written.
     Unwritten(io::Error, Vec<u8>),
-    /// These were in it.
+    /// These bytes were read.
     Read(Vec<u8>),
-    /// They cannot be read.
+    /// The bytes cannot be read.
     Unread(io::Error),
 }
 
@@ -372,20 +372,20 @@ impl Task for Errand {
     }
 }
 
-/// What a loop does errands by.
+/// Runs a loop's spool tasks.
 pub struct Spooler {
     threads: Option<Threads<Errand>>,
-    /// Bytes that were written to files.
+    /// Total bytes written to files.
     pub written: u64,
 }
 
 impl Spooler {
-    /// `waits`: the loop does errands itself; else threads do, and tell this mailbox.
+    /// Creates a spooler. `waits`: the loop runs tasks itself; otherwise threads do, and report to this mailbox.
     pub fn new(mailbox: Arc<dyn Post<Box<Done>>>, waits: bool) -> Spooler {
         Spooler { threads: (!waits).then(|| Threads::new("spool", mailbox)), written: 0 }
     }
 
-    /// Has done what a spool needs. `reads`: its front is wanted.
+    /// Runs the next task of a spool, if any. `reads`: its front is wanted.
     pub fn serve(&mut self, spool: &mut Spool, (token, ticket): (Token, Ticket), reads: bool) {
         while let Some(what) = spool.next_errand(reads) {
             if let What::Write { bytes, .. } = &what {
@@ -416,7 +416,7 @@ mod tests {
         Arc::new(Room::new(SpoolSettings { directory, max_bytes: amped_units::Bytes(max) }))
     }
 
-    /// What may happen to a spool: bytes come, bytes are used, an errand is begun, or done.
+    /// An operation on a spool: bytes arrive or are used, a task is started or done.
     #[derive(Clone, Debug)]
     enum Deed {
         Put(usize),
@@ -450,7 +450,7 @@ mod tests {
                 spool.consume(count);
                 is_right
             };
-            let done = |what| Errand { asker: None, what, threads: None }.do_it().expect("something came of it");
+            let done = |what| Errand { asker: None, what, threads: None }.do_it().expect("a result");
             for deed in deeds {
                 match deed {
                     Deed::Put(count) if spool.has_room() => {
@@ -493,7 +493,7 @@ mod tests {
                 spooler.serve(&mut spool, (Token::from_number(0), Ticket(0)), side == Side::Response);
                 is_failed = spool.take_trouble().is_some();
             }
-            // The response has a quarter of it, and what memory holds at both ends.
+            // A response gets a quarter of the budget, plus what memory holds at both ends.
             assert_eq!((count, is_failed), if side == Side::Request { (9, true) } else { (4, false) });
             let mut left = count * MEMORY;
             while side == Side::Response && left > 0 {

@@ -1,6 +1,6 @@
-//! Threads that wait in the place of a loop that must not, as AMPED's: to start a process a script has to be found, which may
-//! take a disk, and the call that makes a program of it returns when that was read; and a body that is stored (`spool`) is
-//! written and read again. Where a loop does the disk's work itself, it does this too.
+//! Threads that block in place of a loop that must not, as in AMPED. To start a process, its script must be looked up,
+//! which may need the disk, and execve returns only after the program was read; stored bodies (`spool`) are written and
+//! read back. A loop that does disk work itself does this too.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,19 +8,19 @@ use std::thread;
 
 use crate::mailbox::Post;
 
-/// Threads at most: so many tasks that wait for a slow disk delay no others.
+/// Maximum threads: so many tasks can wait for a slow disk without delaying others.
 const THREADS: usize = 4;
 
-/// What a thread does.
+/// A task for a thread.
 pub(super) trait Task: Send + 'static {
-    /// What the loop is told of it.
+    /// The message that the loop gets.
     type Message: 'static;
 
-    /// Does it. The message, if there is one, goes to the loop.
+    /// Performs the task. The message, if there is one, goes to the loop.
     fn perform(self) -> Option<Self::Message>;
 }
 
-/// The way to the threads. They end when it is dropped, and every [`Sender`] that it has given out.
+/// A handle to the threads. They exit when it and all its [`Sender`]s are dropped.
 pub(super) struct Threads<T: Task> {
     name: &'static str,
     tasks: Sender<T>,
@@ -30,16 +30,16 @@ pub(super) struct Threads<T: Task> {
 }
 
 impl<T: Task> Threads<T> {
-    /// Without a thread so far. What comes of the tasks is told to this mailbox.
+    /// Creates a pool, without a thread so far. Results go to this mailbox.
     pub(super) fn new(name: &'static str, mailbox: Arc<dyn Post<T::Message>>) -> Threads<T> {
         let (tasks, queue) = channel();
         Threads { name, tasks, queue: Arc::new(Mutex::new(queue)), mailbox, threads: 0 }
     }
 
-    /// Has a task done.
+    /// Queues a task.
     ///
     /// # Errors
-    /// The task, if there is no thread and none can be made.
+    /// The task, if there is no thread and none can be started.
     pub(super) fn start(&mut self, task: T) -> Result<(), T> {
         if self.threads < THREADS && self.add().is_ok() {
             self.threads += 1;
@@ -50,7 +50,7 @@ impl<T: Task> Threads<T> {
         self.tasks.send(task).map_err(|unsent| unsent.0)
     }
 
-    /// A way to the threads that there are.
+    /// Returns another handle to the existing threads.
     pub(super) fn sender(&self) -> Sender<T> {
         self.tasks.clone()
     }
@@ -59,7 +59,7 @@ impl<T: Task> Threads<T> {
         let (queue, mailbox) = (Arc::clone(&self.queue), Arc::clone(&self.mailbox));
         let work = move || {
             loop {
-                // Held by the one that waits for the next task, and by nobody while it is done.
+                // Locked by the thread that waits for the next task, and never while a task is performed.
                 let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok(task) = task else { return };
                 if let Some(message) = task.perform() {

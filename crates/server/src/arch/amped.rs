@@ -1,10 +1,11 @@
 //! AMPED: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
 //!
-//! One loop waits for the network, helpers wait for the disk. A question for the disk is tried in the loop first, in a way that cannot wait; only if that fails does a helper get
-//! it. So what is cached, by us or by the kernel, is served at the speed of a loop that knows no disk, and what is not
-//! delays nobody but the one who asked. Helpers are threads, or processes as they were in Flash (`helper`).
+//! One loop waits for the network; helpers wait for the disk. A question for the disk is tried in the loop first, in
+//! a way that cannot block; only if that fails does a helper get it. So what is cached, by the server or by the
+//! kernel, is served at the speed of a loop without disk access, and a cold request delays no other. Helpers are
+//! threads, or processes as in Flash (`helper`).
 //!
-//! Several connections that ask the same while a helper is at it wait for one answer.
+//! Connections that ask the same question while a helper works on it share the answer.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,10 +31,10 @@ use crate::token::Token;
 use crate::turn::{Asked, DiskAccess};
 use crate::worker::{DiskSide, Worker};
 
-/// Runs a loop of this architecture; returns how things stood at its end.
+/// Runs a loop of this architecture; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run(mut start: Start) -> io::Result<Snapshot> {
     let settings = &start.generation.settings.helpers;
     let disk = Arc::clone(&start.generation.disk);
@@ -46,7 +47,9 @@ pub fn run(mut start: Start) -> io::Result<Snapshot> {
             let helpers = Processes::new(&start.generation, fork_server, start.clock)?;
             event_loop::run(start, Helped::new(disk, helpers))
         }
-        (HelperKind::Processes, None) => Err(io::Error::other("nothing that helper processes could come from")),
+        (HelperKind::Processes, None) => {
+            Err(io::Error::other("helper processes need a fork server; this is a bug in amped"))
+        }
     }
 }
 
@@ -54,23 +57,23 @@ pub fn run(mut start: Start) -> io::Result<Snapshot> {
 struct Helped<H> {
     disk: Arc<Disk>,
     helpers: H,
-    /// What they have done, on its way to those who asked.
+    /// Completed tasks, not delivered yet.
     done: Vec<Done>,
-    /// What helpers are at.
+    /// Questions that helpers work on.
     waiting: HashMap<Work, Waiting>,
     probes: ProbeCounts,
     waits: WaitCounts,
 }
 
-/// A question that a helper has.
+/// A question that a helper works on.
 struct Waiting {
     since: Time,
     why: Delay,
-    /// Those who have gone meanwhile are among them. `askers.len() <= ASKERS_MAX`
+    /// May include connections that have closed. `askers.len() <= ASKERS_MAX`
     askers: Vec<(Token, Ticket)>,
 }
 
-/// Most who wait for one answer. A disk may hang for hours, and clients come, ask, and go.
+/// Maximum connections that wait for one answer. A disk may hang for hours while clients come, ask and leave.
 const ASKERS_MAX: usize = 64 * 1024;
 
 impl<H: Helpers> DiskAccess for Helped<H> {
@@ -170,7 +173,7 @@ impl<H: Helpers> Helped<H> {
         Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new(), probes, waits }
     }
 
-    /// A helper has answered: the caches take note, and all who asked are told.
+    /// A helper has answered: updates the caches and answers all connections that asked.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
         let Some(Waiting { since, why, askers }) = self.waiting.remove(&work) else {
             return;
@@ -181,7 +184,7 @@ impl<H: Helpers> Helped<H> {
             (Work::Name(_), Delay::Change) => &mut self.waits.changes,
         };
         cause.add(now.since(since));
-        // What was found is as old as the question: nobody knows when in between the helper looked.
+        // The answer is as old as the question: it is unknown when in between the helper looked.
         let answer = self.disk.learn(since, &work, found, &mut worker.context.shared);
         for (token, ticket) in askers {
             worker.answer(token, ticket, answer.clone(), now, self);
@@ -214,7 +217,7 @@ mod tests {
         let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
         let mut helped = Helped::new(Arc::new(disk), helpers);
         let mut shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
-        // A listing always takes a helper; nobody takes its answer out of the mailbox here.
+        // A listing always needs a helper; here its answer stays in the mailbox.
         let order = ListOrder { key: ListKey::Name, descending: false };
         let path = Arc::from(&b"/"[..]);
         let work = Work::List(ListWork { generation: 0, site: 0, path, edition: 0, order, form: ListForm::Html });
@@ -227,7 +230,7 @@ mod tests {
                 helped.withdraw(token(n), Ticket(1), &work);
             }
         }
-        // Who is not the last has to stay.
+        // Withdrawing one of several keeps the entry.
         helped.withdraw(token(2), Ticket(1), &work);
         assert_eq!(helped.waiting[&work].askers, [(token(3), Ticket(1))]);
         for n in 1..ASKERS_MAX as u64 {

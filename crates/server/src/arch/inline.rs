@@ -1,7 +1,7 @@
-//! The disk side of a worker that waits for the disk itself: of SPED, MT and MP.
+//! The disk side of a worker that waits for the disk itself: SPED, MT and MP.
 //!
-//! A loop of SPED has many connections, and all of them wait with the one that asked. A worker of MT or MP has one connection,
-//! so its client waits alone. What the workers of a pool share is for each architecture to say ([`Sharing`]).
+//! A SPED loop has many connections, and all of them wait with the one that asked. A worker of MT or MP has one
+//! connection, so only its client waits. Each architecture defines what the workers of a pool share ([`Sharing`]).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -23,21 +23,21 @@ use crate::worker::{DiskSide, Worker};
 
 /// What the workers of an architecture share besides the disk: by default nothing.
 pub(super) trait Sharing {
-    /// Whether a worker also sleeps until a file that is being written holds still. That is no work, and a loop with other
-    /// connections has something better to do.
+    /// Whether a worker also sleeps until a file that is being written is stable. Sleeping is not work, and a
+    /// loop with other connections can serve those.
     const SLEEPS: bool;
 
-    /// An answer that this worker need not ask the disk for, or not alone.
+    /// Returns an answer that this worker need not ask the disk for, or not alone.
     fn answer(&self, _: &Disk, _now: Time, _: &Work, _: &mut SharedState<OpenFile>) -> Option<Answer<OpenFile>> {
         None
     }
 
-    /// What the disk is to be asked.
+    /// Returns the question for the disk.
     fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
         Cow::Borrowed(work)
     }
 
-    /// The caches take note of what the disk has answered to a question about this work.
+    /// Updates the caches with the disk's answer to a question about this work.
     fn learn(
         &self,
         disk: &Disk,
@@ -49,23 +49,23 @@ pub(super) trait Sharing {
         disk.learn(now, work, found, shared)
     }
 
-    /// Names are forgotten.
+    /// Drops names.
     fn forget(&self, _: &Forget, _: &SharedState<OpenFile>) {}
 
-    /// Another configuration comes into force.
+    /// Applies another configuration.
     fn renew(&mut self, _: &ConfigSnapshot) {}
 }
 
-/// Does the work, however long it takes.
+/// Performs the work, however long it takes.
 pub(super) fn perform(disk: &Disk, work: &Work) -> Found<OpenFile> {
     disk.perform(work, Effort::Wait).unwrap_or(Found::Trouble(Trouble::Failed))
 }
 
-/// The disk side of a loop that does the disk's work itself.
+/// The disk side of a loop that does disk work itself.
 pub(super) struct Inline<S> {
     disk: Arc<Disk>,
     sharing: S,
-    /// The oldest first.
+    /// Oldest first.
     put_off: Vec<DeferredLookup>,
     probes: ProbeCounts,
 }
@@ -79,15 +79,15 @@ struct DeferredLookup {
 }
 
 impl<S: Sharing> Inline<S> {
-    /// With what these workers share.
+    /// Creates the disk side, with what its workers share.
     pub(super) fn new(generation: &ConfigSnapshot, sharing: S) -> Inline<S> {
         Inline { disk: Arc::clone(&generation.disk), sharing, put_off: Vec::new(), probes: ProbeCounts::default() }
     }
 
-    /// Does the work, however long the disk takes, and a writer where this may sleep.
+    /// Performs the work, however long the disk takes, and waits for a writer if sleeping is allowed.
     ///
     /// # Errors
-    /// A file is being written, and this may not sleep.
+    /// A file is being written, and sleeping is not allowed.
     fn try_perform(&self, work: &Work) -> Result<Found<OpenFile>, Delay> {
         self.disk.perform(work, if S::SLEEPS { Effort::Wait } else { Effort::Defer })
     }
@@ -122,7 +122,8 @@ impl<S: Sharing> DiskAccess for Inline<S> {
             return Asked::Answered(answer);
         }
         let question = self.sharing.question(work);
-        // What can be had at once is cheaper so: a helper's way begins by reading the first window of a large file.
+        // What is available at once is cheaper this way: the waiting path starts by
+        // reading the first window of a large file.
         let found = self.disk.perform(&question, Effort::Now).or_else(|why| {
             self.probes.add(work, why);
             self.try_perform(&question)

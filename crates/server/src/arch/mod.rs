@@ -1,7 +1,7 @@
-//! The architectures: who waits for the network, and who for the disk.
+//! The architectures: what waits for the network, and what waits for the disk.
 //!
-//! Each is a file with a `run` of the same form; all else they share. One `match` chooses, and one table
-//! ([`form`](crate::config::settings::form())) says what goes with what.
+//! Each is a file with a `run` function of the same signature; everything else is shared. One `match` selects the
+//! architecture, and one table ([`form`](crate::config::settings::form())) defines its properties.
 
 pub mod amped;
 mod inline;
@@ -15,10 +15,10 @@ use crate::config::settings::Architecture;
 use crate::counters::Snapshot;
 use crate::event_loop::Start;
 
-/// Runs one loop until it is told to stop; returns how things stood at its end.
+/// Runs one loop until it is stopped; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run(architecture: Architecture, start: Start) -> io::Result<Snapshot> {
     match architecture {
         Architecture::Amped => amped::run(start),

@@ -1,8 +1,8 @@
 //! MP: the multi-process architecture (Flash, section 3.1).
 //!
-//! A pool of processes, each a loop with one connection and caches of its own: nothing is locked, because nothing is
-//! shared but the listeners; and each knows only what it has served itself, unless they are given a cache in common
-//! (`shared_cache`). A parent replaces those that die (`processes`).
+//! A pool of processes, each a loop with one connection and its own caches. Nothing is locked, because nothing is
+//! shared except the listeners; each process knows only what it has served itself, unless they share a cache
+//! (`shared_cache`). A parent replaces processes that die (`processes`).
 
 use std::borrow::Cow;
 use std::io;
@@ -23,23 +23,23 @@ use crate::message::Forget;
 use crate::open_file::OpenFile;
 use crate::shared_cache::{self, SharedCache};
 
-/// Runs in one process of the pool; returns how things stood at its end.
+/// Runs one process of the pool; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run(start: Start) -> io::Result<Snapshot> {
     let processes = Processes { shared: start.generation.shared.clone() };
     let inline = Inline::new(&start.generation, processes);
     event_loop::run(start, inline)
 }
 
-/// Processes that may have a cache in common.
+/// Processes that may share a cache.
 struct Processes {
     shared: Option<Arc<SharedCache>>,
 }
 
 impl Processes {
-    /// What the processes of a pool know in common.
+    /// Returns the cache that the processes of a pool share, and the name to look up there.
     fn shared<'a>(&'a self, work: &'a Work) -> Option<(&'a SharedCache, &'a NameWork)> {
         match (&self.shared, work) {
             (Some(shared), Work::Name(name)) => Some((shared, name)),
@@ -47,7 +47,7 @@ impl Processes {
         }
     }
 
-    /// An answer from there that is not too old, if it is enough to answer the request with.
+    /// Returns an answer from there that is fresh enough, if it suffices for the request.
     fn others_answer(
         &self,
         disk: &Disk,
@@ -63,14 +63,14 @@ impl Processes {
         }
         let lacks = shared_cache::lacks_content(&found, &name.known);
         let answer = disk.learn(checked, work, found, state);
-        // What it lacks is asked for by the name's meaning, which is only so long of use as the loop keeps it.
+        // The missing part is looked up by the name's meaning, which is useful only while the loop keeps it.
         (!lacks || state.caches.holds_name(name.site, &name.path)).then_some(answer)
     }
 
-    /// How old an answer of others may be.
+    /// Returns how old a shared answer may be.
     fn fresh_for(now: Time, work: &Work, state: &mut SharedState<OpenFile>) -> Duration {
         let Work::Name(name) = work else { return Duration::ZERO };
-        // What was told there by who had not heard yet that the name is to be forgotten is older than that.
+        // An answer stored by a process that had not yet forgotten the name is older than that.
         state.caches.budgets.revalidate.min(now.since(state.caches.forgotten_at(name)))
     }
 }
@@ -88,8 +88,8 @@ impl Sharing for Processes {
         self.others_answer(disk, now, work, Self::fresh_for(now, work, state), state)
     }
 
-    /// What the disk is to be asked: bytes that others have read are not read again only since the name is asked for anew.
-    /// The kernel, which has not seen them used since, may have let go of them.
+    /// Returns the question for the disk. Bytes that others have read are not read again just because the name is
+    /// looked up again: the kernel, which has not seen them used since, may have evicted them.
     fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
         match self.shared(work) {
             Some((shared, name)) if name.missing.is_none() => {
@@ -100,7 +100,7 @@ impl Sharing for Processes {
         }
     }
 
-    /// The caches take note of the answer, the common one among them.
+    /// Updates the caches, including the shared one.
     fn learn(
         &self,
         disk: &Disk,
@@ -114,7 +114,7 @@ impl Sharing for Processes {
             if shared_cache::lacks_content(&found, &name.known) {
                 return match self.others_answer(disk, now, work, Duration::MAX, state) {
                     Some(answer) => answer,
-                    // Evicted just now.
+                    // It has just been evicted.
                     None => self.learn(disk, now, work, perform(disk, work), state),
                 };
             }

@@ -1,8 +1,8 @@
 //! MT: the multi-threaded architecture (Flash, section 3.2).
 //!
-//! A pool of threads, each a loop with one connection: when the disk has to be waited for, its client alone waits. The
-//! threads share one set of caches, in shards behind locks (`locked`), and take connections from the same listeners. A
-//! directory that several are asked to list at once is listed by one of them (`listings`).
+//! A pool of threads, each a loop with one connection: while it waits for the disk, only its client waits. The threads
+//! share one set of caches, in shards behind locks (`locked`), and accept connections from the same listeners.
+//! Concurrent requests to list a directory share one listing (`listings`).
 
 use std::io;
 
@@ -16,10 +16,10 @@ use crate::disk::Disk;
 use crate::event_loop::{self, Start};
 use crate::open_file::OpenFile;
 
-/// Runs one thread of the pool; returns how things stood at its end.
+/// Runs one thread of the pool; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run(start: Start) -> io::Result<Snapshot> {
     let inline = Inline::new(&start.generation, Threads);
     event_loop::run(start, inline)
@@ -39,7 +39,7 @@ impl Sharing for Threads {
         shared: &mut SharedState<OpenFile>,
     ) -> Option<Answer<OpenFile>> {
         let Work::List(list) = work else { return None };
-        // Other threads of the pool may be at the same.
+        // Other threads of the pool may work on the same listing.
         let (found, was_anothers) = disk.listings.once(list, || perform(disk, work));
         shared.counts.page_collapsed += u64::from(was_anothers);
         Some(disk.learn(now, work, found, shared))

@@ -1,7 +1,7 @@
 //! SPED: the single-process event-driven architecture (Flash, section 3.3).
 //!
-//! The loop does the disk's work itself, at once. As long as everything is in memory nothing is faster; when something is
-//! not, all connections wait with the one that asked.
+//! The loop does disk work itself, at once. While everything is in memory nothing is faster; otherwise all
+//! connections wait with the one that asked.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use super::inline::{Inline, Sharing};
 use crate::counters::Snapshot;
 use crate::event_loop::{self, Start};
 
-/// Runs a loop of this architecture; returns how things stood at its end.
+/// Runs a loop of this architecture; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run(start: Start) -> io::Result<Snapshot> {
     let inline = Inline::new(&start.generation, Alone);
     event_loop::run(start, inline)
