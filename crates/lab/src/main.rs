@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use amped_measure::Failure;
 use clap::{Parser, Subcommand};
 
-/// A laboratory for web servers
+/// Load generator and laboratory for web servers
 #[derive(Parser)]
 #[command(name = "ammeter", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Ammeter {
@@ -46,37 +46,37 @@ enum Command {
     /// Do on this host what an experiment elsewhere asks for, over standard input and output
     #[command(hide = true)]
     Agent(command::agent::Args),
-    /// Say whether two experiments, or two subjects of one, differ by more than the noise
+    /// Compare two experiments, or two subjects of one, against the noise of the machine
     #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
     Compare(command::compare::Args),
-    /// Find out what limits a server, with the evidence: from a ladder of load made now, or from an archive
+    /// Find the bottleneck of a server, by loading it or from an archive
     #[command(after_help = command::diagnose::EXAMPLES, arg_required_else_help = true)]
     Diagnose(Box<command::diagnose::Args>),
-    /// Make a file set to serve, and the manifest of what to ask for
+    /// Generate a file set to serve, and the manifest of what to request
     Files(command::files::Args),
-    /// Print what figures depend on besides the programs: the machine, its kernel, and who else uses it
+    /// Print a record of the machine: processor, kernel, and other activity
     Host(command::host::Args),
-    /// List the experiments that are built in, or print one of them
+    /// List the built-in experiments, or print one
     List(command::list::Args),
-    /// Put load on a web server that does not slow down when the server does
+    /// Load a web server at a rate that does not depend on the server
     #[command(after_help = command::load::EXAMPLES, arg_required_else_help = true)]
     Load(Box<command::load::Args>),
-    /// Watch a server and its machine: processors, threads, listen queue, connections by state, network, disks
+    /// Watch a server and its machine: CPU, threads, listen queue, connections, network, disks
     Monitor(command::monitor::Args),
     /// Answer whatever comes with two bytes
     #[command(hide = true)]
     NullServer(command::null_server::Args),
-    /// Measure what watching costs a server under load
+    /// Measure what monitoring costs a server under load
     Overhead(command::overhead::Args),
-    /// Sample where the CPU time goes: by system call and interrupt, and by what the kernel was doing
+    /// Sample where CPU time goes: system calls, interrupts, kernel and program functions
     Profile(command::profile::Args),
-    /// Make an experiment's archive into a page that opens without a network, and its figures into files
+    /// Generate the HTML report of an experiment, and its figures
     #[command(after_help = command::report::EXAMPLES, arg_required_else_help = true)]
     Report(command::report::Args),
-    /// Make an experiment: servers, factors and a ladder of load, measured, judged and archived
+    /// Run an experiment: servers, factors and a ladder of load, measured, validated and archived
     #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
     Run(command::run::Args),
-    /// Run a command behind a path with latency, bandwidth, queue and loss
+    /// Run a command behind an emulated network path
     Wan(Box<command::wan::Args>),
 }
 
@@ -108,13 +108,13 @@ impl Command {
 const EXAMPLES: &str = "\
 Examples:
   ammeter load http://127.0.0.1:8080/ --rate 1000 --duration 10s
-  ammeter files specweb96 --ops 500 /srv/spec     a file set, and how often each file is asked for
+  ammeter files specweb96 --ops 500 /srv/spec     a file set with its request mix
   ammeter monitor --port 8080                     watch a server and its machine
   ammeter profile --port 8080                     where its CPU time goes
   ammeter diagnose http://127.0.0.1:8080/ --port 8080 --rates 1000..8000/1000     what limits it
-  ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server of this host, from far away
-  ammeter run arlitt-figure-5 --quick             an experiment of a paper, on this machine; ammeter list has them all
-  ammeter host --json                             what this machine is, for a record beside results";
+  ammeter wan --latency 50ms -- curl http://10.77.0.1:8080/   a server on this host, over a slow path
+  ammeter run arlitt-figure-5 --quick             an experiment of a paper; ammeter list shows all
+  ammeter host --json                             a record of this machine, to keep with results";
 
 fn main() -> ExitCode {
     // clap ends with status 2 where the command line is wrong, and with 0 after help. Bare, the answer is the help.

@@ -14,40 +14,40 @@ use crate::say;
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The archive of A, or of both
+    /// Archive of A, or of both
     #[arg(value_name = "A")]
     a: PathBuf,
-    /// The archive of B, whose arms are paired with those of A that have the same settings
+    /// Archive of B, whose arms are paired with those of A that have the same settings
     #[arg(value_name = "B", conflicts_with_all = ["subjects", "arm"])]
     b: Option<PathBuf>,
     /// Two subjects of one archive, or two of its arms by their labels
     #[arg(long, value_name = "A,B", conflicts_with = "arm")]
     subjects: Option<String>,
-    /// A subject or an arm of one archive, whatever is in its name; twice, A first
+    /// Subject or arm of one archive, by its full name; given twice, A first
     #[arg(long, value_name = "NAME")]
     arm: Vec<String>,
-    /// Fail if a figure of B is further from A's than this, such as 'p99>+5%' or 'rate<-3%'; may be given again
+    /// Fail if a figure of B differs from A's by more than this, such as 'p99>+5%' or 'rate<-3%'; repeatable
     #[arg(long, value_name = "FIGURE>+N%")]
     fail_if: Vec<Demand>,
-    /// As JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  ammeter compare shoot-out --subjects nginx,amped    two subjects, block by block: what changed meanwhile cancels
+  ammeter compare shoot-out --subjects nginx,amped    two subjects, block by block, so that drift cancels
   ammeter compare shoot-out --arm 'log on, 2 workers' --arm 'log off'     names with a comma
   ammeter compare before after                        two archives of one experiment, measured one after the other
   ammeter compare before after --fail-if 'p99>+5%' --fail-if 'rate<-3%' --fail-if 'cpu>+2%'      for CI
 
-Ratios are B / A of runs of the same step and block: the median, its interval, and beside it the noise band, which is what
-pairs of the same thing come to. A difference is told only where the interval leaves out 1 and the median is out of the band.
-There is no verdict where validity rules were relaxed, unless A and B were measured in turns and the baseline twice in a block.
+Ratios are B / A of runs of the same step and block: the median, its interval, and the noise band, which is the ratio of identical
+pairs. A difference is reported only if the interval excludes 1 and the median is outside the band. There is no verdict where
+validity rules were relaxed, unless A and B were interleaved and the baseline was measured twice per block.
 
 --fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
-interval is beyond the bound and the median out of the noise band, and holds if the whole interval is within; else it is
-undecided. Only the figures that are named are compared then, so that fewer pairs suffice: 6 for one figure, 8 for four.
+interval is beyond the bound and the median outside the noise band, and holds if the whole interval is within; else it is
+undecided. Only the named figures are then compared, so fewer pairs suffice: 6 for one figure, 8 for four.
 Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (CPU of the server for a response), memory, and
 all others of an experiment's figures.
 

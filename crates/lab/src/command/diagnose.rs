@@ -24,60 +24,60 @@ use crate::{say, terminal};
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// An archive of `ammeter run` or of an earlier diagnosis; or what to ask a server for, such as http://127.0.0.1:8080/
+    /// Archive of `ammeter run` or of an earlier diagnosis, or the URL to load, such as http://127.0.0.1:8080/
     #[arg(value_name = "ARCHIVE|URL")]
     what: String,
     #[command(flatten)]
     whom: Whom,
-    /// Connections a second, one rate after the other; the highest is to be too much for the server
+    /// Rates in connections per second; the highest must exceed the capacity of the server
     #[arg(long, value_name = "A..B/STEP")]
     rates: Option<Sweep>,
-    /// Clients of a closed loop in place of rates
+    /// Numbers of clients of a closed loop, instead of rates
     #[arg(long, value_name = "A..B/STEP", conflicts_with = "rates")]
     clients: Option<Sweep>,
-    /// How long there is load at each rate
+    /// Duration of the load at each rate
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     duration: Duration,
-    /// How often each rate is made
+    /// Runs at each rate
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: u32,
-    /// Between runs
+    /// Pause between runs
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     pause: Duration,
-    /// How long a window is in which it is looked what is at its end
+    /// Length of the windows in which saturation is tested
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "50ms")]
     window: Duration,
-    /// What arrivals are drawn from [default: another each time, and in the archive]
+    /// Random seed of the arrivals [default: random, and recorded in the archive]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How long a reply may take
+    /// Timeout for a response
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     timeout: Duration,
-    /// A flag for `ammeter load`, such as --load-flag=--requests-per-connection=10; may be given again
+    /// Flag for `ammeter load`, such as --load-flag=--requests-per-connection=10; repeatable
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     load_flag: Vec<String>,
-    /// Put the clients behind a path of this rate (`ammeter wan`); the server is 10.77.0.1 then
+    /// Put the clients behind a path with this bandwidth (`ammeter wan`); the server is then 10.77.0.1
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<String>,
-    /// Put them behind a path of this latency
+    /// Put the clients behind a path with this latency
     #[arg(long, value_name = "TIME")]
     latency: Option<String>,
-    /// Move what is suspected by a fifth and look whether throughput follows
+    /// Change the suspected resource by a fifth and check whether throughput follows
     #[arg(long)]
     intervene: bool,
-    /// Pairs of runs for each thing that is moved
+    /// Pairs of runs for each intervention
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=50))]
     pairs: u32,
-    /// Command that starts the server, which is ended afterwards; settings of --knob stand in it in braces
+    /// Command that starts the server, which is stopped afterwards; settings of --knob are written in braces
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["pid", "port"])]
     start: Option<String>,
-    /// A setting of the server that --intervene is to move, and what it is; may be given again
+    /// Setting of the server that --intervene may change, with its value; repeatable
     #[arg(long, value_name = "NAME=NUMBER", requires = "start")]
     knob: Vec<Knob>,
-    /// A new folder for the archive [default: one in the folder for temporary files]
+    /// New folder for the archive [default: one in the temporary folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The result as JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
@@ -89,13 +89,13 @@ Examples:
   ammeter diagnose http://10.77.0.1:8080/ --port 8080 --rates 20..120/20 --bandwidth 50mbit --intervene
   ammeter diagnose http://127.0.0.1:8080/big --rates 20..200/20 --intervene --knob helpers=2 \\
       --start 'amped serve site --listen 127.0.0.1:8080 --helpers {helpers}'
-  ammeter diagnose DIR                            what an experiment has found, from its archive
+  ammeter diagnose DIR                            from the archive of an experiment
 
-The lowest rate is to be easy for the server and the highest too much; between them throughput stops to follow, and what was
-at its end above that, and not below, is the answer. Whose thread it is, what sleeps where and which quota is used up is seen
-as root.
-Exit status: 0 for a bottleneck of the server, or none within the rates; 1 if the client was at its end, nothing
-was found, or it was interrupted.";
+The lowest rate must be easy for the server and the highest too much. Where throughput stops following the rate is the knee; the
+resource that is saturated above it, and not below, is the bottleneck. Root is needed to see threads, where they sleep, and quotas.
+
+Exit status: 0 for a bottleneck of the server, or none within the rates; 1 if the load generator was the limit, nothing was
+found, or the diagnosis was interrupted; 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     if !args.what.contains("://") {

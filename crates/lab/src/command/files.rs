@@ -28,7 +28,7 @@ pub(crate) struct Args {
 enum Set {
     /// SPECweb96: 10 * sqrt(ops / 5) folders, each with 4 classes of 9 files, 4.88 MiB together
     Specweb96 {
-        /// Requests a second that are expected of the server, which decide how large the set is
+        /// Expected requests per second, which determine the size of the set
         #[arg(long, value_name = "N", value_parser = ops)]
         ops: NonZeroU32,
         #[command(flatten)]
@@ -36,17 +36,17 @@ enum Set {
     },
     /// WebStone, workload A of Yates, Almeida and Almeida: 77 files, 13 MiB
     Webstone {
-        /// How large the files are: 1/4, 1/2, 1, 2 or 4 times those of workload A
+        /// Size of the files relative to workload A: 1/4, 1/2, 1, 2 or 4
         #[arg(long, default_value = "1")]
         scale: Scale,
         #[command(flatten)]
         common: Common,
     },
-    /// The files that an access log shows (Common or Combined Log Format, plain or gzip), with their sizes
+    /// Files of an access log, with the sizes that it shows (Common, Combined or amped's JSON format, plain or gzip)
     Log {
-        /// The log
+        /// Access log to read
         file: PathBuf,
-        /// Cut the log where its files would exceed this size, as Flash's authors did [default: the whole log]
+        /// Truncate the log where its files would exceed this size, as Flash's authors did [default: the whole log]
         #[arg(long, value_name = "BYTES")]
         dataset: Option<Bytes>,
         #[command(flatten)]
@@ -56,30 +56,29 @@ enum Set {
 
 #[derive(clap::Args, Debug)]
 struct Common {
-    /// Folder to write to: empty, not there yet, or with this very set
+    /// Folder to write to: new, empty, or with this set
     #[arg(required_unless_present = "dry_run")]
     dir: Option<PathBuf>,
-    /// What the contents of the files are made from
+    /// Random seed of the file contents
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only say what would be written
+    /// Print what would be written, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// As JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  ammeter files specweb96 --ops 500 /srv/spec          488 MiB; any server may serve the folder
+  ammeter files specweb96 --ops 500 /srv/spec          488 MiB; any server can serve the folder
   ammeter files webstone --scale 1/2 /srv/stone
   ammeter files log access.log.gz --dataset 100MB /srv/set
-  ammeter files specweb96 --ops 1000 --dry-run         how large it would be
+  ammeter files specweb96 --ops 1000 --dry-run         only print the size
 
-The folder gets manifest.jsonl as well, which `ammeter load --workload` reads: what is there, how often each file is asked
-for, and what its bytes are made from. The same words give the same set on every machine. What was interrupted goes on
-where it was if it is called again.";
+The folder also gets manifest.jsonl, which `ammeter load --workload` reads: the files, how often each is requested, and the seed of
+its contents. The same arguments give the same set on every machine. After an interrupt, the same command continues.";
 
 /// 100 times what was the largest set of its time, and still one that a disk may hold: 22 GB.
 const OPS_MAX: u32 = 1_000_000;

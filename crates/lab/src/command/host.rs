@@ -9,7 +9,7 @@ use crate::say;
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// As JSON, in one line
+    /// Print the record as JSON, in one line
     #[arg(long)]
     json: bool,
 }

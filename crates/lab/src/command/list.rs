@@ -12,10 +12,10 @@ use crate::say;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// As JSON, in one line
+    /// Print the list as JSON, in one line
     #[arg(long)]
     json: bool,
-    /// Print the file of this one, to look at it or to begin one's own with it
+    /// Print the file of this experiment, to read it or to start your own from it
     #[arg(value_name = "NAME", conflicts_with = "json")]
     name: Option<String>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   ammeter list
-  ammeter list arlitt-figure-5 > mine.toml      begin an experiment of one's own with it
+  ammeter list arlitt-figure-5 > mine.toml      start your own experiment from it
   ammeter run arlitt-figure-5 --quick --out /tmp/figure-5";
 
 #[derive(Serialize)]

@@ -21,40 +21,40 @@ use crate::terminal::{self, Go, Terminal, Wish};
 pub(crate) struct Args {
     #[command(flatten)]
     whom: Whom,
-    /// How often to look; longer if the budget demands it
+    /// Sampling interval; longer if the budget requires it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     interval: Duration,
-    /// How often to count connections; longer if the budget demands it
+    /// Interval for counting connections; longer if the budget requires it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     census: Duration,
-    /// What the monitor may use of one processor
+    /// Maximum CPU use of the monitor, of one processor
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
-    /// File in which the server publishes what it counts [default: one that it has mapped, if there is one]
+    /// Metrics file of the server [default: the one that it has mapped, if any]
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     server_file: Option<PathBuf>,
-    /// Address at which collectors ask for the same over HTTP, as /metrics in the form of OpenMetrics [default: none]
+    /// Address on which to serve /metrics in OpenMetrics format [default: none]
     #[arg(long, value_name = "ADDR:PORT", value_parser = address, conflicts_with = "replay")]
     metrics_listen: Option<SocketAddr>,
-    /// Other machines may ask as well
+    /// Allow other machines to read /metrics
     #[arg(long, requires = "metrics_listen")]
     metrics_public: bool,
-    /// End after so long, but not before the first tick [default: when it is interrupted or the server ends]
+    /// Stop after this time, but not before the first sample [default: until interrupted or the server exits]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     duration: Option<Duration>,
-    /// Write all that is seen to a new file, for --replay
+    /// Record all samples to a new file, for --replay
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     record: Option<PathBuf>,
-    /// Show a record in place of a server: in a terminal as a screen with keys, else as lines
+    /// Show a recording instead of a server: in a terminal as a screen with keys, else as lines
     #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "pid", "duration"])]
     replay: Option<PathBuf>,
-    /// One JSON object a tick, with all that is known
+    /// Print one JSON object per sample, with all figures
     #[arg(long, conflicts_with = "csv")]
     json: bool,
-    /// One row of CSV a tick, under a header
+    /// Print one CSV row per sample, after a header
     #[arg(long)]
     csv: bool,
-    /// Lines in place of the screen, also in a terminal
+    /// Print lines instead of the screen, also in a terminal
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     lines: bool,
 }
@@ -70,10 +70,10 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// The server.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Whom {
-    /// Whoever listens at this TCP port
+    /// Server that listens on this TCP port
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "pid")]
     port: Option<u16>,
-    /// This process and its descendants, also in another network namespace
+    /// Process to watch, with its descendants, also in another network namespace
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 }
@@ -100,11 +100,12 @@ Examples:
   ammeter monitor --replay run.zst --csv > run.csv
   ammeter monitor --pid 1234 --duration 10s --json
   ammeter monitor --port 8080 --server-file /run/amped/metrics
-  ammeter monitor --port 8080 --metrics-listen 127.0.0.1:9146     for Prometheus; --lines > /dev/null if for nobody else
+  ammeter monitor --port 8080 --metrics-listen 127.0.0.1:9146     for Prometheus; add --lines > /dev/null if for nothing else
 
-Any server will do; one that publishes what it counts, as `amped --metrics-file` does, tells what its requests take, by
-class and phase, and what its caches, helpers and loops do. Without root there is all that /proc and sock_diag tell a user, and a line for what is missing.
-Exit status: 0, also after Ctrl-C; 1 if the server ends, or a record was cut; what was seen until then is there.";
+Works with any server. For one with a metrics file, such as `amped --metrics-file`, it also shows the time of requests by class
+and phase, caches, helpers and loops. Without root it shows what /proc and sock_diag give a user, and a line for what is missing.
+
+Exit status: 0, also after Ctrl-C; 1 if the server exits or a recording is truncated: samples up to then are kept.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     match &args.replay {

@@ -19,19 +19,19 @@ pub(crate) struct Args {
     /// What to measure
     #[arg(long, value_enum, value_name = "WHAT", default_value = "both")]
     of: What,
-    /// Blocks of three windows: watched, and twice not
+    /// Number of blocks of three windows: one watched, two not
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     blocks: u32,
-    /// How long a window is
+    /// Length of a window
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "200ms")]
     window: Duration,
-    /// Samples a second of each processor
+    /// Samples per second and processor
     #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     frequency: u32,
-    /// What the order of windows is drawn from [default: another for each run, and printed]
+    /// Random seed for the order of windows [default: random, and printed]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// As JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
@@ -39,13 +39,13 @@ pub(crate) struct Args {
 /// An instrument.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// `ammeter monitor`, looking three times a window
+    /// `ammeter monitor`, with three samples per window
     Monitor,
     /// `ammeter profile`
     Profile,
-    /// The two together
+    /// Both together
     Both,
-    /// Neither: what this machine calls a difference where there is none
+    /// Neither: the noise of this machine
     Nothing,
 }
 
@@ -56,9 +56,8 @@ Examples:
   ammeter load URL --rate 200 --requests-per-connection 100 --arrivals constant --duration 90s &
                                                     the same at 20,000 requests a second
 
-The server is to be under a load that stays the same. Of what is printed believe what stands out of the noise. Times are for
-a request where the server publishes how many it has read, as `amped --metrics-file` does; else for a segment of data, of
-which the kernel counts all that were sent, requests and replies alike.";
+The server must be under constant load. Only a cost that exceeds the noise is significant. Times are per request if the server
+publishes its request count, as `amped --metrics-file` does; else per TCP data segment sent, requests and responses alike.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = args.whom.needed()?;

@@ -20,43 +20,43 @@ use crate::say;
 pub(crate) struct Args {
     #[command(flatten)]
     whom: Whom,
-    /// All that is not idle, in place of one server
+    /// Profile everything that is not idle, instead of one server
     #[arg(long, conflicts_with_all = ["port", "pid"])]
     all: bool,
-    /// How long to sample
+    /// Duration of the profile
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     duration: Duration,
-    /// Samples a second of each processor; a prime runs in step with nothing
+    /// Samples per second and processor; a prime avoids lockstep with periodic work
     #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     frequency: u32,
-    /// What the sampler may use of one processor; it rests when it has used more
+    /// Maximum CPU use of the profiler, of one processor; it pauses beyond that
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
-    /// Whether a BPF program reads the number of the system call that each sample is in; without, some have no name
+    /// Whether to read the system call number of each sample with a BPF program; without it, some calls have no name
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     bpf: When,
-    /// The views and all chains as JSON, in one line
+    /// Print the views and all call chains as JSON, in one line
     #[arg(long)]
     json: bool,
-    /// The views as a picture, to this file
+    /// Write the views as an SVG picture to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// The picture, a flame graph and the most frequent chains as a page, to this file
+    /// Write the picture, a flame graph and the most frequent call chains as an HTML page to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Folded stacks for flame graphs, to this file
+    /// Write folded stacks for flame graphs to this file
     #[arg(long, value_name = "FILE")]
     folded: Option<PathBuf>,
 }
 
-/// When to use what not every kernel allows.
+/// When to use a feature that not every kernel allows.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    /// Where the kernel allows it; a line says where it does not
+    /// If the kernel allows it; else a message says so
     Auto,
-    /// Or fail
+    /// Always, or fail
     On,
-    /// Not
+    /// Never
     Off,
 }
 
@@ -66,8 +66,8 @@ Examples:
   ammeter profile --port 8080 --duration 30s --html profile.html
   ammeter profile --all --folded stacks.txt        the whole machine; flamegraph.pl reads the file
 
-Needs root, or CAP_PERFMON and CAP_SYSLOG, and CAP_BPF for the numbers of system calls. Without the first two there is the split
-into user and system time.";
+Requires root, or CAP_PERFMON and CAP_SYSLOG, and CAP_BPF for system call numbers. Without the first two it shows only user and
+system time.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };

@@ -12,31 +12,31 @@ use crate::{exhibits, say};
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The directory that `ammeter run --out` made
+    /// Archive that `ammeter run --out` wrote
     #[arg(value_name = "RUN")]
     dir: PathBuf,
-    /// Where the page goes; without it to report.html in that directory
+    /// File for the page [default: report.html in the archive]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Each figure as a file into this folder, which is made
+    /// Write each figure as an SVG file into this folder, which is created
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// An experiment (file or name) whose figures and claims are taken in place of the archive's own; it must measure the same
+    /// Use the figures and claims of this experiment (file or name) instead of the archive's; it must measure the same
     #[arg(long, value_name = "EXPERIMENT")]
     claims: Option<String>,
-    /// What it says as JSON, in one line
+    /// Print the report as JSON, in one line
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  ammeter report logging                     writes logging/report.html, which opens without a network
+  ammeter report logging                     writes logging/report.html, which needs no network
   ammeter report logging --svg figures       and each figure as an SVG file
-  ammeter report old --claims arlitt-figure-5       by the figures and claims of today's experiment of that name
+  ammeter report old --claims arlitt-figure-5       with the figures and claims of the current experiment
 
-The page is a function of the archive alone: made again years later it is the same. Of an experiment that is under way, or
-lacks files, it shows what there is and names what is missing.";
+The page depends on the archive alone: generated again years later it is the same. For an incomplete experiment it shows the
+existing runs and names what is missing.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let page = args.html.clone().unwrap_or_else(|| args.dir.join(name::REPORT));

@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -34,13 +34,13 @@ pub(crate) struct Args {
     path: PathFlags,
     #[command(flatten)]
     router: RouterFlags,
-    /// Write what passes, and what is dropped and why, to this file (pcapng)
+    /// Capture packets, including dropped ones with the reason, to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// What became of the packets as JSON, in one line, on standard error
+    /// Print packet statistics as JSON, in one line, on standard error
     #[arg(long)]
     json: bool,
-    /// The command, with its arguments; this host is 10.77.0.1 and fd77::1 in there
+    /// Command with its arguments; in its namespace this host is 10.77.0.1 and fd77::1
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -49,18 +49,18 @@ pub(crate) struct Args {
 enum Action {
     /// List the named networks, with the source of each figure
     Profiles,
-    /// Make a server's namespace and one for each class of clients, joined by the router, until `down`
+    /// Set up a namespace for the server and one for each class of clients, joined by the router, until `down`
     #[command(after_help = UP_EXAMPLES)]
     Up(Up),
     /// Run a command in the namespace of a class, or of `server`
     Exec(Exec),
-    /// Say what became of the test-bed's packets so far
+    /// Print packet statistics of the test bed
     Status(At),
-    /// Change the bandwidth of all paths of a class, both ways, from now on
+    /// Change the bandwidth of all paths of a class, in both directions
     Set(Set),
-    /// End the test-bed and all that runs in it
+    /// Stop the test bed and all processes in it
     Down(At),
-    /// Measure what the router makes of paths on this machine, asked against got
+    /// Compare requested and measured properties of paths on this machine
     #[command(after_help = SELFTEST_EXAMPLES)]
     Selftest(Selftest),
 }
@@ -68,10 +68,10 @@ enum Action {
 /// Which test-bed.
 #[derive(clap::Args, Debug)]
 struct At {
-    /// Socket at which the test-bed is reached
+    /// Control socket of the test bed
     #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
     control: PathBuf,
-    /// As JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
@@ -79,22 +79,22 @@ struct At {
 /// The flags of `ammeter wan up`.
 #[derive(clap::Args, Debug)]
 struct Up {
-    /// Description of the test-bed
+    /// Description of the test bed
     #[arg(value_name = "NET.toml")]
     file: PathBuf,
-    /// Socket at which the test-bed is reached
+    /// Control socket of the test bed
     #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
     control: PathBuf,
     /// Stay in the foreground, until Ctrl-C or `down`
     #[arg(long)]
     foreground: bool,
-    /// Write what passes, and what is dropped and why, to this file (pcapng)
+    /// Capture packets, including dropped ones with the reason, to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Leave the router among the ordinary threads, without SCHED_FIFO
+    /// Run the router without SCHED_FIFO
     #[arg(long)]
     no_realtime: bool,
-    /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
+    /// Time before a departure to spin instead of sleep; 0: always sleep
     #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
     spin: Duration,
 }
@@ -102,12 +102,12 @@ struct Up {
 /// The flags of `ammeter wan exec`.
 #[derive(clap::Args, Debug)]
 struct Exec {
-    /// Socket at which the test-bed is reached
+    /// Control socket of the test bed
     #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
     control: PathBuf,
-    /// The class, or `server`
+    /// Class, or `server`
     class: String,
-    /// The command, with its arguments; the server is 10.77.0.1 and fd77::1
+    /// Command with its arguments; the server is 10.77.0.1 and fd77::1
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -115,12 +115,12 @@ struct Exec {
 /// The flags of `ammeter wan set`.
 #[derive(clap::Args, Debug)]
 struct Set {
-    /// Socket at which the test-bed is reached
+    /// Control socket of the test bed
     #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
     control: PathBuf,
-    /// The class
+    /// Class to change
     class: String,
-    /// How fast packets are sent
+    /// New bandwidth
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     bandwidth: String,
 }
@@ -128,7 +128,7 @@ struct Set {
 const UP_EXAMPLES: &str = "\
 Example:
   cat > net.toml <<END
-  seed = 1                     # all of these four lines may be left out
+  seed = 1                     # all of these four lines are optional
   congestion-control = \"cubic\"
   mtu = 1500
 
@@ -158,51 +158,50 @@ struct Selftest {
     path: PathFlags,
     #[command(flatten)]
     router: RouterFlags,
-    /// For how long TCP sends over each path
+    /// Duration of the TCP test on each path
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     tcp: Duration,
-    /// How often a path is tried, at most, while the machine does not run the router when it is to, or a hypervisor takes
-    /// CPU time away, and not all is as asked
+    /// Maximum attempts per path, if the machine delayed the router or a hypervisor took CPU time and the result is off
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100), verbatim_doc_comment)]
     attempts: u32,
-    /// As JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     json: bool,
 }
 
 const SELFTEST_EXAMPLES: &str = "\
 Examples:
-  ammeter wan selftest                                      the usual paths, from 56 kbit/s to 1 Gbit/s
+  ammeter wan selftest                                      typical paths, from 56 kbit/s to 1 Gbit/s
   ammeter wan selftest --profile satellite                  this one
   ammeter wan selftest --latency 10ms --bandwidth 300mbit --loss 2%
 
-Two namespaces and a router between them, which nobody else sees. Delays are medians, from the sender to the kernel at the other
-end; `late` is what the router was late by, with single packets and trains, and while TCP sends as fast as it can. Rates count packets at layer 3 (layer 2 with --layer2), TCP's counts data. A path that was
-disturbed by the machine is tried again, and that is told.
+Sets up two namespaces with a router between them. Delays are medians, from the sender to the kernel at the other end; `late` is the
+lateness of the router, with single packets and trains, and while TCP sends at full speed. Rates count packets at layer 3 (layer 2
+with --layer2), TCP's counts data. A path that was disturbed by the machine is tried again, which is reported.
 
-Exit status: 0 if all is as asked, 1 if not.";
+Exit status: 0 if all values are as requested, 1 if not.";
 
 /// What lies between a client and the server.
 #[derive(clap::Args, Debug, Default)]
 struct PathFlags {
-    /// A named network, see `ammeter wan profiles`; the flags below change it
+    /// Named network (see `ammeter wan profiles`); the flags below override it
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// How long a packet is on its way: `50ms`, `50ms±10ms` with uniform, normal or pareto behind it (and reorder, for
-    /// packets that overtake), or `trace:FILE` [default: 0]
+    /// One-way latency: `50ms`, `50ms±10ms` followed by uniform, normal or pareto (and reorder, to let packets
+    /// overtake), or `trace:FILE` [default: 0]
     #[arg(long, allow_hyphen_values = true, value_name = "TIME", verbatim_doc_comment)]
     latency: Option<String>,
-    /// How fast packets are sent: `10mbit`, unlimited, or `trace:FILE` as mahimahi reads it [default: unlimited]
+    /// Bandwidth: `10mbit`, unlimited, or `trace:FILE` in mahimahi's format [default: unlimited]
     #[arg(long, allow_hyphen_values = true, value_name = "RATE")]
     bandwidth: Option<String>,
-    /// What is lost on the way: `1%`, `gilbert:0.5%,25%` (to bad, to good), `pattern:...x`, or `trace:FILE` [default: 0]
+    /// Packet loss: `1%`, `gilbert:0.5%,25%` (to bad, to good), `pattern:...x`, or `trace:FILE` [default: 0]
     #[arg(long, allow_hyphen_values = true, value_name = "LOSS")]
     loss: Option<String>,
-    /// What waits before it is sent: 100 packets, 64KiB, unlimited, codel, `codel:5ms,100ms` or `red:30KB,90KB,10%`
-    /// [default: 100 ms of the bandwidth, 30 KB at least]
+    /// Queue limit: 100 packets, 64KiB, unlimited, codel, `codel:5ms,100ms` or `red:30KB,90KB,10%` [default: 100 ms of
+    /// the bandwidth, at least 30 KB]
     #[arg(long, allow_hyphen_values = true, value_name = "QUEUE", verbatim_doc_comment)]
     queue: Option<String>,
-    /// Count packets as Ethernet does, with the 38 bytes that it adds to each [default: the bytes of IP alone]
+    /// Count the 38 bytes that Ethernet adds to each packet [default: IP bytes only]
     #[arg(long)]
     layer2: bool,
 }
@@ -210,26 +209,26 @@ struct PathFlags {
 /// How it is played.
 #[derive(clap::Args, Debug)]
 struct RouterFlags {
-    /// From which everything is drawn that is drawn
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// What TCP's senders do about congestion, on both sides
+    /// TCP congestion control on both sides
     #[arg(long, value_name = "NAME", default_value = "cubic")]
     congestion_control: String,
-    /// The largest packet, in bytes
+    /// MTU, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: u32,
-    /// Have the kernel cut TCP's data into packets before they reach the router: slower, and nothing but a comparison
+    /// Segment TCP data in the kernel before the router: slower, for comparison only
     #[arg(long)]
     small_packets: bool,
-    /// Leave the router among the ordinary threads, without SCHED_FIFO
+    /// Run the router without SCHED_FIFO
     #[arg(long)]
     no_realtime: bool,
-    /// How long before a packet is due the router looks at the clock instead of sleeping; 0 to sleep always
+    /// Time before a departure to spin instead of sleep; 0: always sleep
     #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
     spin: Duration,
-    /// How late 1 % of the packets may leave before the run counts as the router's own and not the path's (path-bound)
-    /// [default: 1ms; of `selftest` 5us with SCHED_FIFO and a spin, 100us with SCHED_FIFO alone, and 1ms for TCP]
+    /// Maximum lateness of packets at p99; beyond it the run is path-bound [default: 1ms; for `selftest` 5us with
+    /// SCHED_FIFO and a spin, 100us with SCHED_FIFO alone, 1ms for TCP]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, verbatim_doc_comment)]
     late_max: Option<Duration>,
 }
@@ -240,12 +239,12 @@ Examples:
   ammeter wan --profile modem-56k -- curl -o /dev/null -w '%{time_total}\\n' http://10.77.0.1:8080/
   ammeter wan --latency '40ms±10ms normal' --queue codel --pcap run.pcapng -- sh
 
-Each value holds for each direction, so a latency of 50ms adds 100 ms to a round trip. The command reaches this host alone,
-at 10.77.0.1 or [fd77::1]; a server is to listen there or on all addresses, not on 127.0.0.1. What became of the packets
-goes to standard error. Several can run at once.
+Each value applies to each direction, so a latency of 50ms adds 100 ms to a round trip. The command can reach only this host, at
+10.77.0.1 or [fd77::1]; the server must listen there or on all addresses, not on 127.0.0.1. Packet statistics go to standard
+error. Several can run at once.
 
 Exit status: the command's own; 128 + N if signal N ended it; 126 if it cannot be executed, 127 if it is not found. 125 if the
-command ended with 0 but the path was not the one asked for (path-bound), or if the path could not be made; the reason is on
+command succeeded but the path was not as requested (path-bound), or if the path could not be set up; the reason is on
 standard error. A command that fails on a path-bound path keeps its own status; the text and --json name both. 2 for wrong usage
 of ammeter itself.";
 

@@ -14,143 +14,142 @@ use amped_measure::Failure;
 
 use crate::command::percentage;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// What to ask for, such as http://127.0.0.1:8080/index.html
+    /// URL to request, such as http://127.0.0.1:8080/index.html
     #[arg(required_unless_present = "calibrate")]
     pub(super) url: Option<String>,
-    /// Find out what this machine can generate, against a server that does nothing: one generator beside two
+    /// Measure what this machine can generate, against a null server, with one generator and with two
     #[arg(long, conflicts_with_all = ["url", "rate", "clients", "sweep", "generators", "unix"])]
     pub(super) calibrate: bool,
-    /// Connections to begin a second, whatever the server does: 500, 10k or 1.5m
+    /// Connections to begin per second, whatever the server does: 500, 10k or 1.5m
     #[arg(long, value_name = "N", conflicts_with = "clients", allow_negative_numbers = true, value_parser = rate)]
     pub(super) rate: Option<f64>,
-    /// How long to begin connections, such as 30s, 2m or 10 (seconds); replies may take longer [default: 10s; of a replay, or
-    /// with --requests, to the end]
+    /// Duration of the load, such as 30s, 2m or 10 (seconds); responses may arrive later [default: 10s; for a replay,
+    /// or with --requests, until the end]
     #[arg(long, short = 'd', value_name = "TIME", value_parser = seconds)]
     pub(super) duration: Option<Duration>,
-    /// End after so many requests, or after --duration if that comes first [default: no limit]
+    /// Stop after this many requests, or after --duration if that is sooner [default: no limit]
     #[arg(long, short = 'n', value_name = "N", conflicts_with_all = ["calibrate", "sweep", "replay"],
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) requests: Option<u64>,
-    /// The method of each request [default: GET, with a body POST]
+    /// Method of each request [default: GET; POST with a body]
     #[arg(long, value_name = "METHOD", conflicts_with_all = ["workload", "replay", "calibrate"])]
     pub(super) method: Option<String>,
-    /// A body to send with each request; its Content-Type by --header
+    /// Body to send with each request; set its Content-Type with --header
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["workload", "replay", "calibrate", "body_file"])]
     pub(super) body: Option<String>,
-    /// A file to send as the body of each request
+    /// File to send as the body of each request
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "replay", "calibrate"])]
     pub(super) body_file: Option<PathBuf>,
-    /// Statuses that are right, as 2xx,404 [default: all below 400]
+    /// Statuses that count as success, such as 2xx,404 [default: all below 400]
     #[arg(long, value_name = "STATUSES", conflicts_with_all = ["workload", "replay", "calibrate"])]
     pub(super) expect: Option<Statuses>,
-    /// Ask for a file set, by the manifest that `ammeter files` has made
+    /// Request the files of a set, by the manifest that `ammeter files` wrote
     #[arg(long, value_name = "MANIFEST")]
     pub(super) workload: Option<PathBuf>,
-    /// Ask for targets by their weights: a file with a weight and a target a line
+    /// Request targets by weight, from a file with a weight and a target per line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "replay"])]
     pub(super) mix: Option<PathBuf>,
-    /// Ask again for what an access log shows by GET and HEAD, in its order, at its times: Common or Combined Log Format, also
-    /// as gzip
+    /// Replay the GET and HEAD requests of an access log in order and at its times: Common, Combined or amped's JSON
+    /// format, also gzip
     #[arg(long, value_name = "LOG")]
     pub(super) replay: Option<PathBuf>,
-    /// How many times as fast as then, or max: as --rate or --clients say
+    /// Speed of the replay relative to the log, or max: as --rate or --clients say
     #[arg(long, value_name = "X|max", default_value = "1", requires = "replay")]
     pub(super) speed: Spacing,
-    /// Replies must be as the log has them: the status, and of a 200 the size. By default only a file that the log shows is
-    /// expected, as 200
+    /// Expect the statuses of the log, and of a 200 its size [default: expect 200 where the log shows a file]
     #[arg(long, requires = "replay", conflicts_with = "workload")]
     pub(super) as_logged: bool,
-    /// Check the content of each reply against the manifest
+    /// Check the contents of each response against the manifest
     #[arg(long, requires = "workload")]
     pub(super) verify: bool,
-    /// How connections follow each other: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff], file:F
+    /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff], file:F
     #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
     pub(super) arrivals: Arrivals,
-    /// What the schedule is drawn from [default: another for each run, and printed]
+    /// Random seed of the schedule [default: random, and printed]
     #[arg(long, value_name = "N")]
     pub(super) seed: Option<u64>,
-    /// How long a connection may take to be established, from its planned instant; then it is given up
+    /// Timeout for establishing a connection, from its planned instant
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "500ms")]
     pub(super) connect_timeout: Duration,
-    /// How long a reply may take, from the planned instant of its request
+    /// Timeout for a response, from the planned instant of its request
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "10s")]
     pub(super) timeout: Duration,
-    /// How long to wait for a server that does not listen yet; 0s: begin all the same [default: if nobody listens, say so]
+    /// Time to wait for the server to listen; 0s: start without checking [default: fail if nothing listens]
     #[arg(long, value_name = "TIME", value_parser = seconds, conflicts_with = "calibrate")]
     pub(super) wait: Option<Duration>,
-    /// Requests on a connection, one after the other; 0: no end [default: 1, with --clients 0]
+    /// Requests per connection, one after the other; 0: unlimited [default: 1; 0 with --clients]
     #[arg(long, value_name = "K")]
     pub(super) requests_per_connection: Option<u64>,
-    /// Requests that are sent together, before their replies
+    /// Requests to pipeline: sent together, before their responses
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) pipeline: u64,
-    /// Speak HTTP/1.0
+    /// Use HTTP/1.0
     #[arg(long)]
     pub(super) http10: bool,
-    /// A header field to send with each request; may be given again. Host goes before that of the URL
+    /// Header field to send with each request; repeatable. Host overrides that of the URL
     #[arg(long, short = 'H', value_name = "NAME: VALUE")]
     pub(super) header: Vec<String>,
-    /// A socket in the file system to connect to, in place of the URL's host
+    /// Unix domain socket to connect to, instead of the URL's host
     #[arg(long, value_name = "SOCKET")]
     pub(super) unix: Option<PathBuf>,
-    /// Believe any certificate of an https URL, or none
+    /// Do not verify the certificate of an https URL
     #[arg(long, conflicts_with = "ca")]
     pub(super) insecure: bool,
-    /// Authorities to believe in place of this machine's, as PEM; or the server's own certificate
+    /// Certificate authorities to trust instead of the system's, as PEM; or the server's own certificate
     #[arg(long, value_name = "FILE")]
     pub(super) ca: Option<PathBuf>,
-    /// A closed loop: so many clients, each of which asks when it has its reply. The server sets the pace
+    /// Closed loop with this many clients, each of which sends its next request when it has its response
     #[arg(long, short = 'c', value_name = "N")]
     pub(super) clients: Option<usize>,
-    /// What a client of a closed loop waits between a reply and its next request
+    /// Time that a client of a closed loop waits between a response and its next request
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "0s", requires = "clients")]
     pub(super) think_time: Duration,
-    /// Make one part of the load, as one of several machines that are given the same flags: the I-th of N makes every N-th
+    /// Generate part I of N of the load, on one of several machines with the same flags and seed: every N-th
     /// connection, or in a closed loop every N-th client and request
     #[arg(long, value_name = "I/N", default_value_t, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) slice: Slice,
-    /// Pairs of threads that make load, each its part of it
+    /// Pairs of threads that generate the load
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(super) generators: u16,
-    /// Connections held open beside the load, as N:idle (asks once) or N:slow-read (takes 16 bytes a second of each reply);
-    /// may be given again
+    /// Connections to hold open beside the load, as N:idle (one request each) or N:slow-read (read 16 bytes per
+    /// second); repeatable
     #[arg(long, value_name = "N[:KIND]", conflicts_with = "calibrate")]
     pub(super) parked: Vec<Wanted>,
-    /// Share of the machine's CPU time that processes other than the server's and the load's may use; beyond, the result is
-    /// disturbed. 100%: nobody looks
+    /// Maximum share of the machine's CPU time for other processes; beyond it the result is disturbed. 100%: do not
+    /// check
     #[arg(long, value_name = "SHARE", value_parser = percentage, default_value = "10%", conflicts_with = "calibrate")]
     pub(super) others_max: f64,
-    /// How long before an instant the clock is watched in place of sleeping
+    /// Time before a planned instant to spin instead of sleep
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "60us")]
     pub(super) spin: Duration,
-    /// Rates one after the other: FROM..TO/STEP, each for --duration
+    /// Sweep rates FROM..TO/STEP, each for --duration
     #[arg(long, value_name = "A..B/STEP", conflicts_with_all = ["rate", "clients"])]
     pub(super) sweep: Option<Sweep>,
-    /// Times that a sweep goes through its rates [default: 1, with --find-capacity 3]
+    /// Number of passes of a sweep [default: 1; 3 with --find-capacity]
     #[arg(long, value_name = "N", requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) repeat: Option<u32>,
-    /// Between the rates of a sweep
+    /// Pause between the rates of a sweep
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "1s", requires = "sweep")]
     pub(super) pause: Duration,
-    /// Say which rate of the sweep the server still bears
+    /// Report the highest rate of the sweep that the server sustains
     #[arg(long, requires = "sweep")]
     pub(super) find_capacity: bool,
-    /// What a server that bears a rate keeps to, besides answering 99 % rightly
+    /// Latency objective for a sustained rate, in addition to 99 % correct responses
     #[arg(long, value_name = "p99=TIME", requires = "find_capacity", value_parser = slo)]
     pub(super) slo: Option<Condition>,
-    /// The run has failed if this holds, such as p99>20ms, failed>1% or rate<4990; may be given again
+    /// Fail (exit status 1) if this holds, such as p99>20ms, failed>1% or rate<4990; repeatable
     #[arg(long, value_name = "CONDITION")]
     pub(super) fail_if: Vec<Condition>,
-    /// The result as JSON, in one line
+    /// Print the result as JSON, in one line
     #[arg(long)]
     pub(super) json: bool,
-    /// Histograms of each second to this file, as a log that HdrHistogram's own tools read
+    /// Write a histogram per second to this file, in HdrHistogram's log format
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     pub(super) hlog: Option<PathBuf>,
-    /// The result as one page with plots, to this file; it opens in any browser and loads nothing
+    /// Write the result as a self-contained HTML page with plots to this file
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     pub(super) html: Option<PathBuf>,
     /// The result with its histograms to this file, to be put together with those of other slices
@@ -160,7 +159,7 @@ pub(crate) struct Args {
     /// since 1970
     #[arg(long, hide = true, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) await_start: bool,
-    /// A screen in place of the live line
+    /// Show a full screen instead of the live line
     #[arg(long, conflicts_with = "calibrate")]
     pub(super) screen: bool,
 }
@@ -171,7 +170,7 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --rate 2000 --arrivals bursty:6,5% --fail-if 'p99>20ms'
   ammeter load https://127.0.0.1:8443/ --rate 500 --ca cert.pem    TLS, a full handshake for each connection
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
-  ammeter load http://127.0.0.1:8080/ -c 50 -n 10000               10,000 requests, as fast as the server answers
+  ammeter load http://127.0.0.1:8080/ -c 50 -n 10000               10,000 requests, as fast as the server responds
   ammeter load http://127.0.0.1:8080/api --rate 1k -d 10 --body '[1, 2]' -H 'Content-Type: application/json'
   ammeter load http://127.0.0.1:8080/gone --rate 500 --expect 2xx,404
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
@@ -180,10 +179,11 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --rate 500 --parked 2000 --parked 50:slow-read
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
-A rate is of connections, each with --requests-per-connection requests. It does not depend on the server: a connection
-that is not established in time is given up, and the next one begins when it is planned. Exit status: 0 for a result that
-is the server's, 1 if it is the client's own (client-bound), may be that of other processes (disturbed) or a --fail-if holds,
-2 for wrong usage.";
+A rate is in connections, each with --requests-per-connection requests. It does not depend on the server: a connection
+that is not established in time is closed, and the next one begins when it is planned.
+
+Exit status: 0 if the result is valid; 1 if the load generator was the limit (client-bound), other processes used the machine
+(disturbed), or a --fail-if holds; 2 for wrong usage.";
 
 impl Args {
     /// How long to begin connections. A closed loop that ends after a number of requests takes what it takes.
