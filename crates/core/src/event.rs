@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
+use serde::{Deserialize, Serialize};
 
 use crate::app::{Input, Output};
 use crate::auth::Verdict;
@@ -88,7 +89,7 @@ pub enum Delay {
 }
 
 /// Work for the disk side. Any of it may block.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Work {
     /// Find out what a name means, and open it.
     Name(NameWork),
@@ -107,7 +108,7 @@ impl Work {
 }
 
 /// Translate a name: find the file, or the directory's index file, open it and its siblings, and read what is small.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NameWork {
     /// Counts the configurations that have been in force.
     pub generation: u32,
@@ -129,7 +130,7 @@ pub struct NameWork {
 }
 
 /// A file whose state is known and whose content is not at hand.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Missing {
     /// The clean path of the file, without the ending of its coding.
     pub name: Arc<[u8]>,
@@ -140,7 +141,7 @@ pub struct Missing {
 }
 
 /// List a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListWork {
     /// Counts the configurations that have been in force.
     pub generation: u32,
@@ -176,7 +177,8 @@ pub struct VerifyWork {
 }
 
 /// What the disk side found.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub enum Found<F> {
     /// A file.
     File {
@@ -229,8 +231,59 @@ impl<F> Found<F> {
     }
 }
 
+impl<F> Found<F> {
+    /// The same without contents; `content` says of each file what stands for its content.
+    pub fn outline<'a>(&'a self, mut content: impl FnMut(&'a Opened<F>) -> Option<Stored<()>>) -> Found<()> {
+        let mut outline = |opened: &'a Opened<F>| {
+            let Opened { coding, version, .. } = *opened;
+            Opened { coding, version, content: content(opened) }
+        };
+        match self {
+            Found::File { name, files, not_unpacked } => Found::File {
+                name: Arc::clone(name),
+                files: files.iter().map(outline).collect(),
+                not_unpacked: *not_unpacked,
+            },
+            Found::Variants { names, files } => {
+                Found::Variants { names: names.clone(), files: files.iter().map(outline).collect() }
+            }
+            Found::Missing(opened) => Found::Missing(outline(opened)),
+            Found::NeedsSlash => Found::NeedsSlash,
+            Found::Directory(version) => Found::Directory(*version),
+            Found::Listing(listing) => Found::Listing(listing.clone()),
+            Found::Absent => Found::Absent,
+            Found::Forbidden => Found::Forbidden,
+            Found::Trouble(trouble) => Found::Trouble(*trouble),
+        }
+    }
+
+    /// The same with the files that `change` makes of its files, in their order.
+    ///
+    /// # Errors
+    /// The first of `change`.
+    pub fn try_map<G, E>(self, mut change: impl FnMut(Opened<F>) -> Result<Opened<G>, E>) -> Result<Found<G>, E> {
+        Ok(match self {
+            Found::File { name, files, not_unpacked } => {
+                let files = files.into_iter().map(change).collect::<Result<_, _>>()?;
+                Found::File { name, files, not_unpacked }
+            }
+            Found::Variants { names, files } => {
+                Found::Variants { names, files: files.into_iter().map(change).collect::<Result<_, _>>()? }
+            }
+            Found::Missing(opened) => Found::Missing(change(opened)?),
+            Found::NeedsSlash => Found::NeedsSlash,
+            Found::Directory(version) => Found::Directory(version),
+            Found::Listing(listing) => Found::Listing(listing),
+            Found::Absent => Found::Absent,
+            Found::Forbidden => Found::Forbidden,
+            Found::Trouble(trouble) => Found::Trouble(trouble),
+        })
+    }
+}
+
 /// One file that was opened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub struct Opened<F> {
     /// How it is coded.
     pub coding: Coding,
@@ -241,7 +294,7 @@ pub struct Opened<F> {
 }
 
 /// Why there is no answer. Never cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trouble {
     /// Too much work is waiting already: answered 503, to be tried again soon.
     Busy,

@@ -2,11 +2,13 @@
 
 use alloc::boxed::Box;
 
+use serde::{Deserialize, Serialize};
+
 use crate::site::EtagForm;
 
 /// A file in one state. Two equal versions have the same bytes, unless they were changing: whatever changes a file changes
 /// its ctime, as finely as the file system tells times apart, and the disk side waits until that time is past.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileVersion {
     /// Number of the device that holds it.
     pub device: u64,
@@ -26,7 +28,7 @@ pub struct FileVersion {
 }
 
 /// Why a file that is there compressed alone cannot be sent to clients that do not take its coding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotUnpacked {
     /// It unpacks to more bytes than the configuration allows.
     TooLarge,
@@ -108,13 +110,14 @@ pub struct Content<F> {
     pub store: Stored<F>,
 }
 
-/// Where content lies.
-#[derive(Debug)]
+/// Where content lies. Serialized, it says where, and the content goes beside it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub enum Stored<F> {
     /// In memory, all of it: `len() == version.size`.
-    Memory(Box<[u8]>),
+    Memory(#[serde(skip)] Box<[u8]>),
     /// In an opened file, which the disk side knows how to send.
-    File(F),
+    File(#[serde(skip)] F),
 }
 
 #[cfg(test)]

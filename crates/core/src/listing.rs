@@ -11,12 +11,13 @@ use core::fmt::Write;
 
 use amped_http::date::Civil;
 use amped_http::uri;
+use serde::{Deserialize, Serialize};
 
 use crate::file::{FileVersion, digest_of};
 use crate::json;
 
 /// What a listing is made as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ListForm {
     /// A page.
     Html,
@@ -35,7 +36,7 @@ impl ListForm {
 }
 
 /// By what a listing is sorted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ListKey {
     /// The name, byte by byte without regard to ASCII case.
     Name,
@@ -46,7 +47,7 @@ pub enum ListKey {
 }
 
 /// In which order a listing stands. Directories always go first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListOrder {
     /// By what.
     pub key: ListKey,
@@ -97,9 +98,10 @@ pub struct Entry {
 }
 
 /// A listing as it was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
     /// The page itself.
+    #[serde(with = "page_bytes")]
     pub page: Arc<Vec<u8>>,
     /// A number that follows from its bytes.
     pub digest: u64,
@@ -107,6 +109,20 @@ pub struct Listing {
     pub changed_ns: i64,
     /// The state of the directory that it shows; `None` if that was changing meanwhile, so that nobody can tell.
     pub folder: Option<FileVersion>,
+}
+
+/// As bytes, not as a sequence of numbers: pages may be of megabytes.
+mod page_bytes {
+    use super::{Arc, Vec};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(page: &Arc<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(page)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Vec<u8>>, D::Error> {
+        serde_bytes::deserialize(deserializer).map(Arc::new)
+    }
 }
 
 impl Listing {

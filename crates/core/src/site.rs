@@ -13,6 +13,7 @@ use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::auth::Guard;
 use crate::cors::{CorsOrigin, CorsRule};
@@ -63,7 +64,7 @@ pub struct Site {
 }
 
 /// Which symbolic links are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Symlinks {
     /// Those that end beneath the root.
     #[default]

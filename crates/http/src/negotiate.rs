@@ -15,10 +15,12 @@
 
 use alloc::vec::Vec;
 
+use serde::{Deserialize, Serialize};
+
 use crate::text::{list, trim_ows};
 
 /// A content coding that we can send (RFC 9110, 8.4.1). Ordered by preference: the last compresses text best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Coding {
     /// None: the plain file.
     Identity,

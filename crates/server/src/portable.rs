@@ -1,240 +1,109 @@
-//! Questions and answers as bytes, so that they can cross to another process; and sites, which it has to know for that.
+//! Questions and answers as bytes, so that they can cross to another process; and the sites that it needs to answer.
 //!
-//! Before it: [`Work`] and [`Found`], which are plain data beside opened files. After it: whatever takes bytes, a socket
-//! between a loop and a helper in a process of its own, or memory that processes share (`shared_cache`).
+//! The types are those of the core, [`Work`] and [`Found`], serialized by serde and postcard. They cross a socket between a loop
+//! and a helper process (`helper`), or memory that processes share (`shared_cache`).
 //!
-//! The form: a byte that counts the forms there have been, a byte for the variant, then the fields in their order,
-//! numbers little-endian in the width of their type, texts behind their length. Of an answer this is the *outline*: it
-//! says of each file where its content is, and the contents go beside it in the same order, bodies as they are (each as
-//! long as its version says), descriptors by whatever way they can. So a body need not be copied to be written, nor
-//! copied twice to be read, and who has it already passes over it.
+//! A serialized answer is its *outline*: for each file it says where the content is, and the contents follow in the same
+//! order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is not copied
+//! to be written, and a reader that has it already skips it.
 //!
-//! Both ends are the same program, of the same start. All the same the reader trusts nothing: what a dying process left
-//! behind is [`Malformed`], never a panic and never an allocation larger than what was handed in.
+//! Both ends are the same program, started once. Even so the reader trusts nothing: what a dying process has left behind is
+//! [`Malformed`], and neither a panic nor an allocation out of proportion.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::event::{Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
-use amped_core::file::{FileVersion, NotUnpacked, Stored};
-use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
+use amped_core::event::{Found, Opened, Work};
+use amped_core::file::{FileVersion, Stored};
 use amped_core::site::{Site, Symlinks};
 use amped_http::negotiate::Coding;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::disk::Rules;
 
-/// Counts the forms: whoever changes one, changes this.
-const FORM: u8 = 5;
-
-/// The bytes say nothing that could have been written here.
+/// The bytes were not written here, or were damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("neither a question nor an answer: another form, or bytes that were damaged")
+        f.write_str("neither a question nor an answer: the bytes are damaged")
     }
 }
 
 impl std::error::Error for Malformed {}
 
-/// Where the content of a file is that an outline tells of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Nowhere: the reader has it, or has to find it.
-    Nowhere,
-    /// It is the next of the bodies, `version.size` bytes.
-    Body,
-    /// It is behind the next of the descriptors.
-    Descriptor,
+/// A value as bytes.
+pub fn write(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("all of it has a known length, and memory is not short of it")
 }
 
-/// A question as bytes.
-pub fn write_work(work: &Work) -> Vec<u8> {
-    let mut out = vec![FORM];
-    match work {
-        Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing }) => {
-            out.push(0);
-            put_name(&mut out, *generation, *site, path);
-            out.extend(edition.to_le_bytes());
-            out.extend([u8::from(*variants), u8::from(*unpack)]);
-            put_count(&mut out, known.len());
-            known.iter().for_each(|version| put_version(&mut out, version));
-            out.push(u8::from(missing.is_some()));
-            if let Some(Missing { name, coding, version }) = missing {
-                put_text(&mut out, name);
-                out.push(*coding as u8);
-                put_version(&mut out, version);
-            }
-        }
-        Work::List(ListWork { generation, site, path, edition, order, form }) => {
-            out.push(1);
-            put_name(&mut out, *generation, *site, path);
-            out.extend(edition.to_le_bytes());
-            out.extend([order.key as u8, u8::from(order.descending), *form as u8]);
-        }
-    }
-    out
-}
-
-/// The question that [`write_work`] wrote.
+/// The value of which these are the bytes.
 ///
 /// # Errors
-/// When it is none.
+/// When there is none, or bytes are left over.
+pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
+    let (value, rest) = read_start(bytes)?;
+    if rest.is_empty() { Ok(value) } else { Err(Malformed) }
+}
+
+fn read_start<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
+    postcard::take_from_bytes(bytes).map_err(|_| Malformed)
+}
+
+/// The question that [`write`] wrote.
+///
+/// # Errors
+/// When there is none.
 pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
-    let mut from = Reader::of(bytes)?;
-    let variant = from.byte()?;
-    let (generation, site) = (from.u32()?, from.u16()?);
-    let path: Arc<[u8]> = from.text()?.into();
-    let work = match variant {
-        0 => {
-            let edition = from.u32()?;
-            let (variants, unpack) = (from.one_of(&[false, true])?, from.one_of(&[false, true])?);
-            let known = (0..from.u32()?).map(|_| from.version()).collect::<Result<_, _>>()?;
-            let missing = match from.one_of(&[false, true])? {
-                true => Some(Missing { name: from.text()?.into(), coding: from.coding()?, version: from.version()? }),
-                false => None,
-            };
-            Work::Name(NameWork { generation, site, path, edition, known, variants, unpack, missing })
-        }
-        1 => {
-            let edition = from.u32()?;
-            let key = from.one_of(&[ListKey::Name, ListKey::Size, ListKey::Time])?;
-            let descending = from.one_of(&[false, true])?;
-            let form = from.one_of(&[ListForm::Html, ListForm::Json])?;
-            let order = ListOrder { key, descending };
-            Work::List(ListWork { generation, site, path, edition, order, form })
-        }
-        _ => return Err(Malformed),
-    };
-    from.end()?;
-    Ok(work)
+    read(bytes)
 }
 
-/// The outline of an answer; `place` says of each file where its content will be.
-pub fn write_outline<'a, F>(found: &'a Found<F>, mut place: impl FnMut(&'a Opened<F>) -> Place) -> Vec<u8> {
-    let mut out = vec![FORM];
-    let mut put_opened = |out: &mut Vec<u8>, opened: &'a Opened<F>| {
-        out.extend([opened.coding as u8, place(opened) as u8]);
-        put_version(out, &opened.version);
-    };
-    match found {
-        Found::File { name, files, not_unpacked } => {
-            out.push(0);
-            put_text(&mut out, name);
-            out.push(not_unpacked.map_or(0, |why| 1 + why as u8));
-            put_count(&mut out, files.len());
-            files.iter().for_each(|opened| put_opened(&mut out, opened));
-        }
-        Found::NeedsSlash => out.push(1),
-        Found::Directory(version) => {
-            out.push(2);
-            put_version(&mut out, version);
-        }
-        Found::Listing(Listing { page, digest, changed_ns, folder }) => {
-            out.push(3);
-            put_text(&mut out, page);
-            out.extend(digest.to_le_bytes());
-            out.extend(changed_ns.to_le_bytes());
-            out.push(u8::from(folder.is_some()));
-            folder.iter().for_each(|version| put_version(&mut out, version));
-        }
-        Found::Absent => out.push(4),
-        Found::Forbidden => out.push(5),
-        Found::Trouble(trouble) => out.extend([6, *trouble as u8]),
-        Found::Missing(opened) => {
-            out.push(7);
-            put_opened(&mut out, opened);
-        }
-        Found::Variants { names, files } => {
-            out.push(8);
-            put_count(&mut out, files.len());
-            for (name, opened) in names.iter().zip(files) {
-                put_text(&mut out, name);
-                put_opened(&mut out, opened);
-            }
-        }
-    }
-    out
-}
-
-/// The answer whose outline [`write_outline`] wrote; `fetch` brings the content of a file of this version from its place, or
-/// of another that it puts in its place, and is asked in the order of the files.
+/// The answer with this outline; `fetch` brings the content of a file of this version from its place, or of another version
+/// that it puts in its place. Called in the order of the files.
 ///
 /// # Errors
-/// When it is none, or `fetch` says so.
+/// When there is no outline, or `fetch` fails.
 pub fn read_outline<F>(
     bytes: &[u8],
-    mut fetch: impl FnMut(&mut FileVersion, Place) -> Result<Option<Stored<F>>, Malformed>,
+    fetch: impl FnMut(&mut FileVersion, Option<Stored<()>>) -> Result<Option<Stored<F>>, Malformed>,
 ) -> Result<Found<F>, Malformed> {
-    let mut from = Reader::of(bytes)?;
-    let mut opened = |from: &mut Reader<'_>| {
-        let coding = from.coding()?;
-        let place = from.one_of(&[Place::Nowhere, Place::Body, Place::Descriptor])?;
-        let mut version = from.version()?;
-        let content = fetch(&mut version, place)?;
-        Ok(Opened { coding, version, content })
-    };
-    let found = match from.byte()? {
-        0 => {
-            let name = Arc::from(from.text()?);
-            let not_unpacked = from.one_of(&[None, Some(NotUnpacked::TooLarge), Some(NotUnpacked::Damaged)])?;
-            let files = (0..from.u32()?).map(|_| opened(&mut from)).collect::<Result<_, _>>()?;
-            Found::File { name, files, not_unpacked }
-        }
-        1 => Found::NeedsSlash,
-        2 => Found::Directory(from.version()?),
-        3 => {
-            let page = Arc::new(from.text()?.to_vec());
-            let (digest, changed_ns) = (from.u64()?, from.u64()? as i64);
-            let folder = from.one_of(&[false, true])?.then(|| from.version()).transpose()?;
-            Found::Listing(Listing { page, digest, changed_ns, folder })
-        }
-        4 => Found::Absent,
-        5 => Found::Forbidden,
-        6 => Found::Trouble(from.one_of(&[Trouble::Busy, Trouble::Exhausted, Trouble::Failed])?),
-        7 => Found::Missing(opened(&mut from)?),
-        8 => {
-            let (mut names, mut files) = (Vec::new(), Vec::new());
-            for _ in 0..from.u32()? {
-                names.push(Arc::from(from.text()?));
-                files.push(opened(&mut from)?);
-            }
-            Found::Variants { names, files }
-        }
-        _ => return Err(Malformed),
-    };
-    from.end()?;
-    Ok(found)
+    fill(read(bytes)?, fetch)
 }
 
-/// A whole answer: its outline behind its length, then the bodies; and the opened files whose descriptors go with it, in
-/// their order.
+fn fill<F>(
+    outline: Found<()>,
+    mut fetch: impl FnMut(&mut FileVersion, Option<Stored<()>>) -> Result<Option<Stored<F>>, Malformed>,
+) -> Result<Found<F>, Malformed> {
+    if matches!(&outline, Found::Variants { names, files } if names.len() != files.len()) {
+        return Err(Malformed);
+    }
+    outline.try_map(|Opened { coding, mut version, content }| {
+        let content = fetch(&mut version, content)?;
+        Ok(Opened { coding, version, content })
+    })
+}
+
+/// A whole answer: its outline, then the bodies; and the open files whose descriptors go with it, in their order.
 pub fn pack<F>(found: &Found<F>) -> (Vec<u8>, Vec<&F>) {
-    let (mut bodies, mut files): (Vec<&[u8]>, _) = (Vec::new(), Vec::new());
-    let outline = write_outline(found, |opened| match &opened.content {
-        None => Place::Nowhere,
-        Some(Stored::Memory(body)) => {
-            bodies.push(body);
-            Place::Body
+    let mut files = Vec::new();
+    let mut out = write(found);
+    for opened in found.files() {
+        match &opened.content {
+            None => {}
+            Some(Stored::Memory(body)) => out.extend_from_slice(body),
+            Some(Stored::File(file)) => files.push(file),
         }
-        Some(Stored::File(file)) => {
-            files.push(file);
-            Place::Descriptor
-        }
-    });
-    let mut out = Vec::with_capacity(4 + outline.len() + bodies.iter().map(|body| body.len()).sum::<usize>());
-    put_text(&mut out, &outline);
-    bodies.iter().for_each(|body| out.extend_from_slice(body));
+    }
     (out, files)
 }
 
 /// The answer that [`pack`] packed, with the descriptors that came with it; `open` makes a file of one that was found in this
-/// version, and tells which it has now.
+/// version, and returns its version now.
 ///
 /// # Errors
 /// When it is none, or files are missing or left over.
@@ -243,182 +112,105 @@ pub fn unpack<D, F>(
     descriptors: impl IntoIterator<Item = D>,
     open: impl Fn(D, FileVersion) -> (F, FileVersion),
 ) -> Result<Found<F>, Malformed> {
-    let mut bodies = Reader(bytes);
+    let (outline, mut bodies) = read_start(bytes)?;
     let mut descriptors = descriptors.into_iter();
-    let found = read_outline(bodies.text()?, |version, place| {
+    let found = fill(outline, |version, place| {
         Ok(match place {
-            Place::Nowhere => None,
-            Place::Body => {
+            None => None,
+            Some(Stored::Memory(_)) => {
                 let size = usize::try_from(version.size).map_err(|_| Malformed)?;
-                Some(Stored::Memory(bodies.take(size)?.into()))
+                let (body, rest) = bodies.split_at_checked(size).ok_or(Malformed)?;
+                bodies = rest;
+                Some(Stored::Memory(body.into()))
             }
-            Place::Descriptor => {
+            Some(Stored::File(())) => {
                 let (file, now) = open(descriptors.next().ok_or(Malformed)?, *version);
                 *version = now;
                 Some(Stored::File(file))
             }
         })
     })?;
-    match descriptors.next() {
-        None => bodies.end().map(|()| found),
-        Some(_) => Err(Malformed),
-    }
+    if descriptors.next().is_none() && bodies.is_empty() { Ok(found) } else { Err(Malformed) }
 }
 
-/// What goes for all sites, as bytes.
+/// [`Rules`] as they cross: paths are bytes.
+#[derive(Serialize, Deserialize)]
+struct PortableRules {
+    secrets: Vec<Vec<u8>>,
+    max_content_file_bytes: u64,
+    max_unpacked_file_bytes: u64,
+    revalidate: Duration,
+}
+
+/// The rules for all sites as bytes.
 pub fn write_rules(rules: &Rules) -> Vec<u8> {
-    let revalidate = u64::try_from(rules.revalidate.as_nanos()).unwrap_or(u64::MAX);
-    let maxima = [rules.max_content_file_bytes, rules.max_unpacked_file_bytes].map(u64::to_le_bytes).concat();
-    let mut out = [&[FORM][..], &maxima, &revalidate.to_le_bytes()].concat();
-    put_count(&mut out, rules.secrets.len());
-    rules.secrets.iter().for_each(|path| put_text(&mut out, path.as_os_str().as_bytes()));
-    out
+    let Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = rules;
+    write(&PortableRules {
+        secrets: secrets.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect(),
+        max_content_file_bytes: *max_content_file_bytes,
+        max_unpacked_file_bytes: *max_unpacked_file_bytes,
+        revalidate: *revalidate,
+    })
 }
 
 /// The rules that [`write_rules`] wrote.
 ///
 /// # Errors
-/// When they are none.
+/// When there are none.
 pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
-    let mut from = Reader::of(bytes)?;
-    let (max_content_file_bytes, max_unpacked_file_bytes) = (from.u64()?, from.u64()?);
-    let revalidate = Duration::from_nanos(from.u64()?);
-    let path = |from: &mut Reader<'_>| Ok(PathBuf::from(OsStr::from_bytes(from.text()?)));
-    let secrets = (0..from.u32()?).map(|_| path(&mut from)).collect::<Result<_, _>>()?;
-    let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
-    from.end()?;
-    Ok(rules)
+    let PortableRules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = read(bytes)?;
+    let secrets = secrets.into_iter().map(path_of).collect();
+    Ok(Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate })
 }
 
-/// Sites as bytes, as far as the disk side has to know them (`Disk::of_parts`); their roots go beside them.
+/// A site as far as the disk side needs it (`Disk::of_parts`).
+#[derive(Serialize, Deserialize)]
+struct PortableSite {
+    root: Vec<u8>,
+    index: Vec<Box<str>>,
+    precompressed: Vec<Coding>,
+    dotfiles: bool,
+    symlinks: Symlinks,
+    user_dir: Option<Box<str>>,
+}
+
+/// Sites as bytes, as far as the disk side needs them; descriptors of their roots go beside them.
 pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) -> Vec<u8> {
-    let mut out = vec![FORM];
-    for (site, root) in sites {
-        let Site { index, dotfiles, precompressed, user_dir, symlinks, .. } = site;
-        put_text(&mut out, root.as_os_str().as_bytes());
-        put_count(&mut out, index.len());
-        index.iter().for_each(|name| put_text(&mut out, name.as_bytes()));
-        put_count(&mut out, precompressed.len());
-        out.extend(precompressed.iter().map(|&coding| coding as u8));
-        out.extend([u8::from(*dotfiles), u8::from(user_dir.is_some()), *symlinks as u8]);
-        put_text(&mut out, user_dir.as_deref().unwrap_or_default().as_bytes());
-    }
-    out
+    let portable = |(site, root): (&Site, &Path)| PortableSite {
+        root: root.as_os_str().as_bytes().to_vec(),
+        index: site.index.clone(),
+        precompressed: site.precompressed.clone(),
+        dotfiles: site.dotfiles,
+        symlinks: site.symlinks,
+        user_dir: site.user_dir.clone(),
+    };
+    write(&sites.into_iter().map(portable).collect::<Vec<_>>())
 }
 
 /// The sites that [`write_sites`] wrote, each with the path of its root.
 ///
 /// # Errors
-/// When they are none.
+/// When there are none.
 pub fn read_sites(bytes: &[u8]) -> Result<Vec<(Site, PathBuf)>, Malformed> {
-    let mut from = Reader::of(bytes)?;
-    let text = |from: &mut Reader<'_>| {
-        let text = String::from_utf8(from.text()?.to_vec()).map_err(|_| Malformed)?;
-        Ok(text.into_boxed_str())
+    let site = |PortableSite { root, index, precompressed, dotfiles, symlinks, user_dir }| {
+        (Site { index, precompressed, dotfiles, symlinks, user_dir, ..Site::default() }, path_of(root))
     };
-    let mut sites = Vec::new();
-    while !from.0.is_empty() {
-        let root = PathBuf::from(OsStr::from_bytes(from.text()?));
-        let index = (0..from.u32()?).map(|_| text(&mut from)).collect::<Result<_, _>>()?;
-        let precompressed = (0..from.u32()?).map(|_| from.coding()).collect::<Result<_, _>>()?;
-        let (dotfiles, has_user_dir) = (from.one_of(&[false, true])?, from.one_of(&[false, true])?);
-        let symlinks = from.one_of(&[Symlinks::Within, Symlinks::Owner, Symlinks::Any, Symlinks::None])?;
-        let user_dir = Some(text(&mut from)?).filter(|_| has_user_dir);
-        sites.push((Site { index, dotfiles, precompressed, user_dir, symlinks, ..Site::default() }, root));
-    }
-    Ok(sites)
+    Ok(read::<Vec<PortableSite>>(bytes)?.into_iter().map(site).collect())
 }
 
-fn put_name(out: &mut Vec<u8>, generation: u32, site: u16, path: &[u8]) {
-    out.extend(generation.to_le_bytes());
-    out.extend(site.to_le_bytes());
-    put_text(out, path);
-}
-
-fn put_text(out: &mut Vec<u8>, text: &[u8]) {
-    put_count(out, text.len());
-    out.extend_from_slice(text);
-}
-
-fn put_count(out: &mut Vec<u8>, count: usize) {
-    out.extend(u32::try_from(count).expect("less than 4 GiB of anything").to_le_bytes());
-}
-
-fn put_version(out: &mut Vec<u8>, version: &FileVersion) {
-    let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing, is_unpacked } = *version;
-    for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64] {
-        out.extend(word.to_le_bytes());
-    }
-    out.extend([u8::from(is_changing), u8::from(is_unpacked)]);
-}
-
-/// What is still to be read.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    /// Behind the byte that counts forms.
-    fn of(bytes: &'a [u8]) -> Result<Reader<'a>, Malformed> {
-        bytes.strip_prefix(&[FORM]).map(Reader).ok_or(Malformed)
-    }
-
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
-        self.0 = rest;
-        Ok(*array)
-    }
-
-    fn byte(&mut self) -> Result<u8, Malformed> {
-        self.array().map(u8::from_le_bytes)
-    }
-
-    fn u16(&mut self) -> Result<u16, Malformed> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Result<&'a [u8], Malformed> {
-        let length = self.u32()?;
-        self.take(length as usize)
-    }
-
-    /// One of these, written as its place among them, which is also its number as `as u8` gives it.
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> Result<T, Malformed> {
-        all.get(usize::from(self.byte()?)).copied().ok_or(Malformed)
-    }
-
-    fn coding(&mut self) -> Result<Coding, Malformed> {
-        self.one_of(&[Coding::Identity, Coding::Gzip, Coding::Zstd, Coding::Brotli])
-    }
-
-    fn version(&mut self) -> Result<FileVersion, Malformed> {
-        let (device, inode, size) = (self.u64()?, self.u64()?, self.u64()?);
-        let (mtime_ns, ctime_ns) = (self.u64()? as i64, self.u64()? as i64);
-        let (is_changing, is_unpacked) = (self.one_of(&[false, true])?, self.one_of(&[false, true])?);
-        Ok(FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing, is_unpacked })
-    }
-
-    fn end(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
-    }
+fn path_of(bytes: Vec<u8>) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use amped_core::event::{ListWork, Missing, NameWork, Trouble};
+    use amped_core::file::NotUnpacked;
+    use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
     use proptest::prelude::*;
+    use std::ffi::OsStr;
+    use std::sync::Arc;
 
     fn text() -> impl Strategy<Value = Arc<[u8]>> {
         prop::collection::vec(any::<u8>(), 0..60).prop_map(Arc::from)
@@ -512,7 +304,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn a_question_comes_back_as_it_was(work in work()) {
-            prop_assert_eq!(read_work(&write_work(&work)), Ok(work));
+            prop_assert_eq!(read_work(&write(&work)), Ok(work));
         }
 
         #[test]
@@ -530,7 +322,7 @@ pub(crate) mod tests {
             cut in any::<prop::sample::Index>(),
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         ) {
-            let mut question = write_work(&work);
+            let mut question = write(&work);
             prop_assert_eq!(read_work(&question[..cut.index(question.len())]), Err(Malformed));
             question.push(0);
             prop_assert_eq!(read_work(&question), Err(Malformed));
@@ -578,13 +370,5 @@ pub(crate) mod tests {
             let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
             prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
-    }
-
-    #[test]
-    fn another_form_is_refused() {
-        let (mut bytes, _) = pack(&Found::<u32>::Absent);
-        assert!(unpack(&bytes, [0u32; 0], as_found).is_ok());
-        bytes[4] += 1;
-        assert!(unpack(&bytes, [0u32; 0], as_found).is_err());
     }
 }

@@ -37,7 +37,7 @@ use amped_sys::shared::{Guard, Outside, Region};
 use amped_units::Time;
 
 use crate::config::settings::SharedSettings;
-use crate::portable::{self, Malformed, Place};
+use crate::portable::{self, Malformed};
 
 /// What all processes together have seen, and what is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -413,7 +413,7 @@ impl Shard<'_> {
     ) -> Sound<()> {
         let mut bodies: Vec<&[u8]> = Vec::new();
         let mut room = self.layout.bodies_max();
-        let outline = portable::write_outline(found, |Opened { version, content, .. }| {
+        let outline = found.outline(|Opened { version, content, .. }| {
             let body = match content {
                 Some(Stored::Memory(body)) => Some(body),
                 Some(Stored::File(_)) => None,
@@ -423,9 +423,9 @@ impl Shard<'_> {
                 Some(body) => {
                     room -= body.len();
                     bodies.push(body);
-                    Place::Body
+                    Some(Stored::Memory(Box::default()))
                 }
-                None => Place::Nowhere,
+                None => None,
             }
         });
         // What is asked for often is asked of the disk again now and then, and is no stranger for that.
@@ -433,7 +433,7 @@ impl Shard<'_> {
         if let Some((link, id, node)) = old {
             self.remove(*link, *id, node)?;
         }
-        self.insert(key, Node { checked, used, ..Node::default() }, &outline, &bodies)
+        self.insert(key, Node { checked, used, ..Node::default() }, &portable::write(&outline), &bodies)
     }
 
     /// The entry of this key, with its number and the place of the link that leads to it.
@@ -468,9 +468,9 @@ impl Shard<'_> {
         let outline = self.read(&mut cursor, node.outline)?;
         let mut left = node.bodies;
         let found = portable::read_outline(&outline, |version, place| match place {
-            Place::Nowhere => Ok(None),
-            Place::Descriptor => Err(Malformed),
-            Place::Body => {
+            None => Ok(None),
+            Some(Stored::File(())) => Err(Malformed),
+            Some(Stored::Memory(_)) => {
                 left = left.checked_sub(version.size).ok_or(Malformed)?;
                 match wanted(version) {
                     true => self.read(&mut cursor, version.size).map(|body| Some(Stored::Memory(body.into()))),

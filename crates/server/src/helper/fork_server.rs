@@ -26,6 +26,7 @@ use amped_sys::file::{self, Patience};
 use amped_sys::process::{self, Ending, Fork};
 use amped_sys::signal::Signals;
 use amped_sys::socket;
+use serde::{Deserialize, Serialize};
 
 use super::link::{Frame, Kind, Link};
 use super::perform;
@@ -82,43 +83,19 @@ pub fn start(
 }
 
 /// How a helper has ended, as the fork server tells the loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fate {
     /// The process of this number has ended.
-    Ended(u32, Ending),
+    Ended(u32, #[serde(with = "PortableEnding")] Ending),
     /// There has been none, for this reason (errno(3)).
     NotStarted(i32),
 }
 
-impl Fate {
-    /// The helper's number, and its fate.
-    fn write(self, number: u64) -> [u8; 17] {
-        let (what, pid, value) = match self {
-            Fate::Ended(pid, Ending::Status(status)) => (0, pid, status),
-            Fate::Ended(pid, Ending::Signal(signal)) => (1, pid, signal),
-            Fate::NotStarted(error) => (2, 0, error),
-        };
-        let mut bytes = [what; 17];
-        bytes[1..9].copy_from_slice(&number.to_le_bytes());
-        bytes[9..13].copy_from_slice(&pid.to_le_bytes());
-        bytes[13..].copy_from_slice(&value.to_le_bytes());
-        bytes
-    }
-
-    /// Back from these bytes; `None` if they are none.
-    pub(super) fn read(bytes: &[u8]) -> Option<(u64, Fate)> {
-        let (&[what], rest) = bytes.split_first_chunk()?;
-        let (number, rest) = rest.split_first_chunk()?;
-        let (pid, value) = rest.split_first_chunk()?;
-        let (pid, value) = (u32::from_le_bytes(*pid), i32::from_le_bytes(value.try_into().ok()?));
-        let fate = match what {
-            0 => Fate::Ended(pid, Ending::Status(value)),
-            1 => Fate::Ended(pid, Ending::Signal(value)),
-            2 => Fate::NotStarted(value),
-            _ => return None,
-        };
-        Some((u64::from_le_bytes(*number), fate))
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Ending")]
+enum PortableEnding {
+    Status(i32),
+    Signal(i32),
 }
 
 struct Keeper {
@@ -205,7 +182,7 @@ impl Keeper {
     fn tell(&self, n: usize, number: u64, fate: Fate) {
         if let Some(link) = &self.links[n] {
             // A loop that has ended hears nothing, and is seen to have.
-            let _ = link.say(Kind::Ended, &fate.write(number), &[]);
+            let _ = link.say(Kind::Ended, &portable::write(&(number, fate)), &[]);
         }
     }
 }
@@ -215,13 +192,8 @@ const NO_DESCRIPTORS: i32 = 24;
 
 /// The number of the helper to start, and its socket, unless this process had no room for it.
 fn read_order(order: Frame) -> Option<(u64, Option<OwnedFd>)> {
-    let number = u64::from_le_bytes(order.bytes.try_into().ok()?);
+    let number = portable::read(&order.bytes).ok()?;
     (order.kind == Some(Kind::Start)).then(|| (number, order.descriptors.into_iter().next()))
-}
-
-/// The bytes of an order.
-pub(super) fn write_order(number: u64) -> [u8; 8] {
-    number.to_le_bytes()
 }
 
 /// A helper's life: one task after the other, until its loop lets it go.
@@ -287,28 +259,11 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
             }))
         }
         Kind::Warm => {
-            let (start, end) = (bytes.first_chunk()?, bytes.last_chunk()?);
-            let (start, end) = (u64::from_le_bytes(*start), u64::from_le_bytes(*end));
+            let (start, end): (u64, u64) = portable::read(&bytes).ok()?;
             // Who sends it will see.
             let _ = disk::warm(descriptors.first()?, start, end.checked_sub(start)?);
             Some(link.say(Kind::Warmed, &[], &[]))
         }
         Kind::Start | Kind::Ended | Kind::Answer | Kind::Warmed => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fate_comes_back_as_it_was() {
-        for fate in [Fate::Ended(7, Ending::Status(-1)), Fate::Ended(u32::MAX, Ending::Signal(9)), Fate::NotStarted(11)]
-        {
-            let bytes = fate.write(1 << 40);
-            assert_eq!(Fate::read(&bytes), Some((1 << 40, fate)));
-            assert_eq!(Fate::read(&bytes[..16]), None);
-        }
-        assert_eq!(Fate::read(&[3; 17]), None);
     }
 }

@@ -20,7 +20,7 @@ use amped_sys::file::Patience;
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::fork_server::{self, Fate};
+use super::fork_server::Fate;
 use super::link::{Kind, Lent, Link};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
@@ -160,7 +160,7 @@ impl Processes {
         let (ours, theirs) = socket::pair()?;
         self.epoll.add(&ours, number, Interest::Readable)?;
         let theirs = vec![Lent::Descriptor(Arc::new(theirs))];
-        self.fork_server.put(Kind::Start, &fork_server::write_order(number), theirs);
+        self.fork_server.put(Kind::Start, &portable::write(&number), theirs);
         self.fork_server.flush(&self.epoll, FORK_SERVER)?;
         Ok(Link::new(ours))
     }
@@ -238,7 +238,9 @@ impl Processes {
         let flushed = if ready.writable { self.fork_server.flush(&self.epoll, FORK_SERVER) } else { Ok(()) };
         let received = if ready.readable { self.fork_server.receive(Patience::Now) } else { Ok(false) };
         while let Some(frame) = self.fork_server.take() {
-            if let Some((number, fate)) = Fate::read(&frame.bytes).filter(|_| frame.kind == Some(Kind::Ended)) {
+            if frame.kind == Some(Kind::Ended)
+                && let Ok((number, fate)) = portable::read(&frame.bytes)
+            {
                 self.bury(number, fate, done);
             }
         }
@@ -381,10 +383,10 @@ impl Helper {
         match &job.task {
             Task::Work(disk, work) => {
                 self.equip(disk);
-                self.link.put(Kind::Work, &portable::write_work(work), Vec::new());
+                self.link.put(Kind::Work, &portable::write(work), Vec::new());
             }
             Task::Warm(_, content, range) => {
-                let range = [range.start.to_le_bytes(), range.end.to_le_bytes()].concat();
+                let range = portable::write(&(range.start, range.end));
                 self.link.put(Kind::Warm, &range, vec![Lent::Content(Arc::clone(content))]);
             }
         }
