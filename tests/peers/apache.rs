@@ -180,7 +180,7 @@ const DIFFERENCES: &[Difference] = &[
 ];
 
 #[test]
-fn choices_agree_with_those_of_apache() {
+fn negotiation_agrees_with_apache() {
     const REQUESTS: u32 = 8000;
     const SEED: u64 = 5;
     let site = Site::new();
@@ -268,7 +268,7 @@ fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, 
 
 /// Each form that `htpasswd` and `openssl passwd` write, but for those that let nobody in.
 #[test]
-fn files_of_htpasswd_and_openssl_let_in_the_accounts_they_name() {
+fn htpasswd_and_openssl_hashes_are_accepted() {
     let site = Site::new();
     site.file("index.html", "inside");
     let folder = tempfile::tempdir().unwrap();

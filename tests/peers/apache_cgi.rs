@@ -107,7 +107,7 @@ fn site() -> Site {
 }
 
 #[test]
-fn scripts_are_told_the_same() {
+fn cgi_variables_agree_with_apache() {
     let site = site();
     let (server, apache) =
         (Server::with_site(&site, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true"), Apache::start(site.path()));
@@ -180,7 +180,7 @@ const MEANT: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_scripts_say_is_passed_on_alike() {
+fn cgi_responses_agree_with_apache() {
     let site = site();
     let (server, apache) =
         (Server::with_site(&site, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true"), Apache::start(site.path()));

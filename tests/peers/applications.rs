@@ -8,7 +8,7 @@ use super::php::Php;
 use super::{peer, said};
 
 #[test]
-fn slow_clients_hold_no_process_of_php() {
+fn slow_clients_hold_no_php_process() {
     need_root("starts php-fpm, whose children are root's");
     let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
     let socket = beside.path().join("php.sock");
@@ -46,7 +46,7 @@ fn slow_clients_hold_no_process_of_php() {
 }
 
 #[test]
-fn curl_sends_standard_input_to_php() {
+fn curl_streams_standard_input_to_php() {
     need_root("starts php-fpm, whose children are root's");
     let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
     let socket = beside.path().join("php.sock");
@@ -65,7 +65,7 @@ fn curl_sends_standard_input_to_php() {
 }
 
 #[test]
-fn git_pushes_in_chunks() {
+fn git_pushes_with_chunked_encoding() {
     let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
     let folder = beside.path();
     let script = format!(

@@ -24,7 +24,7 @@ fn bytes(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn ranges_and_several_of_them() {
+fn curl_gets_single_and_multiple_ranges() {
     let site = Site::new();
     site.file("a.txt", "0123456789");
     let server = Server::serve(&site);
@@ -39,7 +39,7 @@ fn ranges_and_several_of_them() {
 }
 
 #[test]
-fn a_download_is_resumed_where_it_broke_off() {
+fn curl_resumes_download() {
     let site = Site::new();
     let server = Server::serve(&site);
     for length in [100, 32 << 10, 3 << 20] {
@@ -62,7 +62,7 @@ fn a_download_is_resumed_where_it_broke_off() {
 }
 
 #[test]
-fn compressed_siblings_are_unpacked() {
+fn curl_decompresses_precompressed_siblings() {
     let site = Site::new();
     let text = "all work and no play\n".repeat(1000);
     let path = site.file("page.html", &text);
@@ -80,7 +80,7 @@ fn compressed_siblings_are_unpacked() {
 }
 
 #[test]
-fn http_1_0_and_head() {
+fn curl_gets_http_1_0_and_head() {
     let site = Site::new();
     site.file("a.txt", "0123456789");
     let server = Server::serve(&site);
@@ -99,7 +99,7 @@ fn http_1_0_and_head() {
 }
 
 #[test]
-fn conditions_on_time_and_tag() {
+fn curl_conditional_requests_are_honored() {
     let site = Site::new();
     let path = site.file("a.txt", "0123456789");
     assert!(Command::new("touch").args(["-d", "2024-01-02 03:04:05Z"]).arg(&path).status().unwrap().success());
@@ -128,7 +128,7 @@ fn conditions_on_time_and_tag() {
 }
 
 #[test]
-fn an_upload_is_refused_and_read_so_that_the_connection_goes_on() {
+fn refused_upload_keeps_connection_open() {
     let site = Site::new();
     site.file("a.txt", "0123456789");
     let server = Server::serve(&site);
@@ -154,7 +154,7 @@ fn an_upload_is_refused_and_read_so_that_the_connection_goes_on() {
 }
 
 #[test]
-fn nothing_above_the_root_is_to_be_had() {
+fn paths_above_root_are_not_served() {
     let site = Site::new();
     site.file("a.txt", "0123456789");
     let server = Server::serve(&site);

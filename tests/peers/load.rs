@@ -13,7 +13,7 @@ fn served() -> (Site, Server) {
 
 /// Requests sent ahead on ten connections.
 #[test]
-fn h2load_gets_every_reply() {
+fn h2load_gets_every_response() {
     let (_site, server) = served();
     for ahead in ["1", "8", "100"] {
         let url = format!("http://{}/small.txt", server.address);
@@ -27,7 +27,7 @@ fn h2load_gets_every_reply() {
 }
 
 #[test]
-fn wrk_meets_no_error() {
+fn wrk_sees_no_errors() {
     let (_site, server) = served();
     for file in ["small.txt", "large.bin"] {
         let url = format!("http://{}/{file}", server.address);

@@ -87,7 +87,7 @@ const DIFFERENCES: &[Difference] = &[
 ];
 
 #[test]
-fn answers_agree_with_those_of_nginx() {
+fn responses_agree_with_nginx() {
     const REQUESTS: u32 = 6000;
     const SEED: u64 = 3;
     let site = Site::new();

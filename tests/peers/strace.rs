@@ -14,7 +14,7 @@ use super::peer;
 
 /// One to receive, one to send, and a share of the wait for whoever comes next.
 #[test]
-fn a_cached_request_costs_two_system_calls() {
+fn cached_request_costs_two_system_calls() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let server = Server::serve(&site);
@@ -31,7 +31,7 @@ fn a_cached_request_costs_two_system_calls() {
 /// To count costs none, and to time a request two, and more where a phase takes long, as under strace each does: for the
 /// few that are timed, and where a connection ends when one was to be.
 #[test]
-fn counting_costs_no_system_calls() {
+fn metrics_add_system_calls_only_to_sampled_requests() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -47,7 +47,7 @@ fn counting_costs_no_system_calls() {
 
 /// Receive, connect, ask, wait, receive, close, send: the end of a response goes out with the response.
 #[test]
-fn a_request_for_an_application_costs_eight_system_calls_and_two_waits() {
+fn application_request_costs_eight_system_calls_and_two_waits() {
     let site = Site::new();
     let socket = site.path().with_extension("socket");
     answer_by_fastcgi(&socket, "Content-Type: text/plain\r\n\r\nhello");
@@ -66,7 +66,7 @@ fn a_request_for_an_application_costs_eight_system_calls_and_two_waits() {
 
 /// Both bodies of a request, one that its client takes, and one that it leaves.
 #[test]
-fn files_of_bodies_are_left_to_threads() {
+fn spool_files_are_accessed_by_helper_threads_only() {
     let (site, spool) = (Site::new(), tempfile::tempdir().unwrap());
     let script = site.file("cgi-bin/echo", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n'; cat");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
@@ -115,7 +115,7 @@ fn files_of_bodies_are_left_to_threads() {
 
 /// And nothing is mapped or read anew.
 #[test]
-fn a_small_mapped_body_leaves_with_its_head_in_one_call() {
+fn small_mapped_body_is_sent_with_header_in_one_call() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -138,7 +138,7 @@ fn a_small_mapped_body_leaves_with_its_head_in_one_call() {
 
 /// What is not kept in memory, but short: read, and sent behind its head.
 #[test]
-fn a_short_piece_of_a_file_leaves_with_its_head_in_one_call() {
+fn short_uncached_file_is_sent_with_header_in_one_call() {
     let site = Site::new();
     site.file("page.bin", vec![7; 10 << 10]);
     let config = site.path().with_extension("toml");
@@ -156,7 +156,7 @@ fn a_short_piece_of_a_file_leaves_with_its_head_in_one_call() {
 
 /// Each on a connection of its own, with the request there before it is accepted.
 #[test]
-fn who_asks_once_is_answered_without_being_waited_for() {
+fn single_request_is_answered_without_epoll_wait() {
     const CLIENTS: usize = 20;
     let site = Site::new();
     site.file("small.txt", "small\n");
@@ -186,7 +186,7 @@ fn who_asks_once_is_answered_without_being_waited_for() {
 }
 
 #[test]
-fn sendfile_is_called_unless_it_is_switched_off() {
+fn sendfile_is_called_unless_disabled() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
@@ -251,7 +251,7 @@ impl Strace {
 
 /// Watches are counted for each user of the machine, so others can use them up.
 #[test]
-fn a_server_without_watches_for_its_listeners_lives_on() {
+fn server_survives_exhausted_epoll_watches() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
@@ -272,7 +272,7 @@ fn a_server_without_watches_for_its_listeners_lives_on() {
 
 /// A client must be able to tell what it got from the whole, and the head has promised that.
 #[test]
-fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
+fn disk_error_after_header_resets_connection() {
     let site = Site::new();
     site.file("large.bin", vec![7; 8 << 20]);
     let config = site.path().with_extension("toml");
@@ -302,7 +302,7 @@ fn a_disk_that_fails_behind_the_head_is_seen_as_a_reset() {
 
 /// While the loop rests at the end of each wait a crowd gathers at its door.
 #[test]
-fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
+fn at_most_64_connections_are_accepted_per_turn() {
     const CROWD: usize = 200;
     let site = Site::new();
     let calls = site.path().with_extension("calls");
@@ -324,7 +324,7 @@ fn of_a_crowd_that_comes_at_once_64_are_taken_before_others_have_their_turn() {
 
 /// Nothing has been promised yet, so the client is told what is wrong.
 #[test]
-fn disk_that_fails_on_the_first_bytes_is_a_500() {
+fn disk_error_on_first_bytes_returns_500() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     site.file("large.bin", vec![7; 300_000]);
@@ -342,7 +342,7 @@ fn disk_that_fails_on_the_first_bytes_is_a_500() {
 
 /// The head of a file whose name is known waits for its first bytes: so there is still a choice, and the connection goes on.
 #[test]
-fn disk_that_fails_on_the_first_bytes_of_a_known_file_is_a_500() {
+fn disk_error_on_first_bytes_of_cached_name_returns_500() {
     let site = Site::new();
     site.file("large.bin", vec![7; 300_000]);
     let_files_settle();
@@ -379,7 +379,7 @@ fn disk_that_fails_on_the_first_bytes_of_a_known_file_is_a_500() {
 
 /// Some containers have no IPv6; `*:PORT` then means every IPv4 address.
 #[test]
-fn every_address_is_every_ipv4_address_where_there_is_no_other() {
+fn wildcard_address_is_ipv4_without_ipv6() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let server = tampered(
@@ -392,7 +392,7 @@ fn every_address_is_every_ipv4_address_where_there_is_no_other() {
 
 /// A supervisor sees the end of a process, and not that of a thread.
 #[test]
-fn a_loop_that_fails_ends_the_process() {
+fn failed_event_loop_ends_process() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");

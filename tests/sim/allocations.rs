@@ -98,7 +98,7 @@ impl Driver {
 }
 
 #[test]
-fn a_cached_request_allocates_nothing() {
+fn cached_request_allocates_nothing() {
     let fields = "Host: localhost\r\nUser-Agent: test\r\nReferer: http://localhost/\r\nAccept-Encoding: gzip, br\r\n";
     let get = format!("GET /a/b.txt HTTP/1.1\r\n{fields}\r\n");
     let mut driver = Driver::new();

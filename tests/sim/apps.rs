@@ -376,17 +376,17 @@ fn crowd(dice: Dice, interrupted: bool) {
 }
 
 #[test]
-fn who_waits_for_a_page_has_his_reply_whatever_becomes_of_it() {
+fn follower_of_page_gets_response_whatever_leader_does() {
     each_seed(60, |dice| crowd(dice, false));
 }
 
 #[test]
-fn interruptions_leave_nobody_waiting_for_a_page() {
+fn interrupted_requests_leave_no_follower_waiting() {
     each_seed(60, |dice| crowd(dice, true));
 }
 
 #[test]
-fn a_page_is_made_once_for_all_who_ask_meanwhile() {
+fn concurrent_requests_share_one_application_request() {
     each_seed(20, |mut dice| {
         for (field, once) in [("", true), ("Cache-Control: no-store\n", false), ("Set-Cookie: a=b\n", false)] {
             let mut world = world(dice.clone());
@@ -436,18 +436,18 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
 }
 
 #[test]
-fn each_request_has_its_reply_whatever_applications_do() {
+fn each_request_gets_its_response_whatever_applications_do() {
     each_seed(60, |dice| muddle(dice, false));
 }
 
 #[test]
-fn interruptions_leave_no_application_behind() {
+fn interrupted_requests_leave_no_application_running() {
     each_seed(60, |dice| muddle(dice, true));
 }
 
 /// A client that sends a byte a second, to an application that takes the body as it comes or has taken its answer in part.
 #[test]
-fn body_in_drops_for_an_application_is_given_up() {
+fn slow_body_for_application_times_out() {
     each_seed(10, |mut dice| {
         let mut world = world(dice.clone());
         world.plays = vec![Play { echoes: true, ..Play::says(answer(0, None, b"")) }];
@@ -465,7 +465,7 @@ fn body_in_drops_for_an_application_is_given_up() {
 }
 
 #[test]
-fn body_at_the_least_rate_reaches_its_application() {
+fn body_at_minimum_rate_reaches_application() {
     each_seed(5, |dice| {
         let mut world = world(dice);
         world.plays = vec![Play { echoes: true, ..Play::says(answer(0, Some(60_000), b"")) }];
@@ -481,7 +481,7 @@ fn body_at_the_least_rate_reaches_its_application() {
 /// The reply comes though the client is still sending, and it has the time to read it. The application has said nothing so far:
 /// the driver gives it no body of unknown length before that is whole.
 #[test]
-fn body_that_is_too_long_is_refused_and_read_on() {
+fn oversized_body_is_refused_and_drained() {
     each_seed(20, |mut dice| {
         let mut world = world(dice.clone());
         world.plays = vec![Play::says("")];
@@ -513,7 +513,7 @@ fn body_that_is_too_long_is_refused_and_read_on() {
 
 /// Its head is all that this client wants, and an application that does not come to its end behind it is given up.
 #[test]
-fn one_that_stalls_behind_its_head_costs_no_connection() {
+fn application_stalled_after_header_keeps_connection_open() {
     each_seed(10, |dice| {
         let mut world = world(dice);
         world.plays = vec![Play { end: End::Stalls, ..Play::says(answer(0, None, b"")) }];
@@ -527,7 +527,7 @@ fn one_that_stalls_behind_its_head_costs_no_connection() {
 
 /// A password is verified first, however long that takes: of the body no more is taken than a client may send ahead.
 #[test]
-fn a_body_waits_for_the_password() {
+fn body_waits_for_authentication() {
     each_seed(10, |mut dice| {
         let mut world = world(dice.clone());
         world.disk.silent = true;

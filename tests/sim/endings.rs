@@ -14,7 +14,7 @@ use crate::world::{Link, World, site};
 const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
 
 #[test]
-fn a_connection_closes_when_the_client_says_so() {
+fn connection_closes_on_connection_close() {
     each_seed(5, |dice| {
         let check = |request: &str, stays: bool, says: Option<&str>| {
             let mut world = World::new(dice.clone());
@@ -37,7 +37,7 @@ fn a_connection_closes_when_the_client_says_so() {
 }
 
 #[test]
-fn what_is_sent_behind_the_last_request_takes_no_reply_away() {
+fn bytes_after_last_request_do_not_affect_responses() {
     each_seed(20, |mut dice| {
         for request in
             ["GET /big.bin HTTP/1.0\r\n\r\n", "GET /big.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"]
@@ -65,7 +65,7 @@ fn what_is_sent_behind_the_last_request_takes_no_reply_away() {
 }
 
 #[test]
-fn late_answers_find_nobody() {
+fn late_disk_results_of_dropped_connection_are_ignored() {
     each_seed(20, |mut dice| {
         let mut world = World::new(dice.clone());
         world.files.replace(world.now, "/a.html", "hello");
@@ -94,7 +94,7 @@ fn late_answers_find_nobody() {
 }
 
 #[test]
-fn a_server_that_stops_finishes_what_it_began() {
+fn stopping_server_completes_active_responses() {
     each_seed(100, |mut dice| {
         let mut world = World::new(dice.clone());
         world.files.replace(world.now, "/a.html", "hello");
@@ -121,7 +121,7 @@ fn a_server_that_stops_finishes_what_it_began() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_when_the_server_stops() {
+fn stop_closes_idle_connection() {
     each_seed(3, |dice| {
         let mut world = World::new(dice);
         let n = world.connect(Link::WHOLE, "");
@@ -131,7 +131,7 @@ fn an_idle_connection_is_closed_when_the_server_stops() {
 }
 
 #[test]
-fn who_has_begun_to_ask_or_has_just_come_is_answered_before_others_take_over() {
+fn stop_answers_new_connections_and_partial_requests() {
     each_seed(3, |dice| {
         let mut world = World::new(dice);
         world.files.replace(world.now, "/a.html", "hello");
@@ -158,7 +158,7 @@ fn who_has_begun_to_ask_or_has_just_come_is_answered_before_others_take_over() {
 }
 
 #[test]
-fn who_expects_to_be_asked_for_a_body_is_asked() {
+fn expect_100_continue_gets_100() {
     each_seed(10, |dice| {
         let mut world = World::new(dice);
         world.files.replace(world.now, "/a.html", "hello");
@@ -178,7 +178,7 @@ fn who_expects_to_be_asked_for_a_body_is_asked() {
 }
 
 #[test]
-fn a_half_close_behind_requests_waits_for_their_replies() {
+fn half_closed_connection_gets_pending_responses() {
     each_seed(50, |mut dice| {
         let mut world = World::new(dice.clone());
         world.files.replace(world.now, "/a.html", "hello");
@@ -199,7 +199,7 @@ fn a_half_close_behind_requests_waits_for_their_replies() {
 
 /// Whether the body comes after a refusal is not known, so that what comes must never be read as a request.
 #[test]
-fn who_is_refused_before_the_body_gets_no_second_reply() {
+fn request_refused_before_body_gets_one_response() {
     each_seed(20, |mut dice| {
         let page = Site { error_pages: vec![(Status::METHOD_NOT_ALLOWED, "/405.html".into())], ..site() };
         for site in [site(), page] {
@@ -225,7 +225,7 @@ fn who_is_refused_before_the_body_gets_no_second_reply() {
 }
 
 #[test]
-fn a_close_that_the_client_cannot_know_of_lets_it_finish() {
+fn connection_closed_by_server_is_drained() {
     // RFC 9112, 9.6: closing while the client is still sending resets the connection, and may take the last reply with it.
     each_seed(5, |dice| {
         let limits = Limits { max_requests: 2, ..Limits::default() };
@@ -242,7 +242,7 @@ fn a_close_that_the_client_cannot_know_of_lets_it_finish() {
 }
 
 #[test]
-fn a_new_configuration_holds_from_the_next_answer_on() {
+fn reload_applies_from_next_response() {
     let named = |host: &str, kind: &str| {
         let mut site = Site { hosts: vec![host.into()], ..site() };
         site.types.overrides.push(("html".into(), kind.into()));

@@ -313,7 +313,7 @@ fn with_app() -> Site {
 }
 
 #[test]
-fn exchanges_side_by_side_are_answered_as_alone() {
+fn concurrent_exchanges_answer_as_if_sequential() {
     each_seed(30, |mut dice| {
         let mut streams = Streams::new(dice.clone(), with_app());
         let mut requests = Vec::new();
@@ -374,7 +374,7 @@ fn exchanges_side_by_side_are_answered_as_alone() {
 }
 
 #[test]
-fn cancelled_exchange_leaves_its_application_and_nothing_else() {
+fn cancelled_exchange_drops_only_its_application() {
     each_seed(10, |dice| {
         let mut streams = Streams::new(dice, with_app());
         let head = b"POST /app HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n";

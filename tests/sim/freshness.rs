@@ -23,7 +23,7 @@ fn world(dice: Dice) -> World {
 }
 
 #[test]
-fn a_change_is_seen_once_an_entry_is_checked_again() {
+fn change_is_visible_after_revalidation() {
     each_seed(10, |mut dice| {
         for in_place in [false, true] {
             for size in [3, 100_000] {
@@ -45,7 +45,7 @@ fn a_change_is_seen_once_an_entry_is_checked_again() {
 }
 
 #[test]
-fn an_unchanged_file_is_not_read_again() {
+fn unchanged_file_is_not_reread() {
     each_seed(3, |dice| {
         let mut world = world(dice);
         let n = world.connect(Link::WHOLE, "");
@@ -60,7 +60,7 @@ fn an_unchanged_file_is_not_read_again() {
 }
 
 #[test]
-fn of_a_name_that_is_known_only_the_content_is_asked_for() {
+fn cached_name_requests_only_content() {
     each_seed(10, |mut dice| {
         let mut world = world(dice.clone());
         let budgets = Budgets { content_bytes: Bytes(0), descriptors: 0, ..Budgets::default() };
@@ -82,7 +82,7 @@ fn of_a_name_that_is_known_only_the_content_is_asked_for() {
 }
 
 #[test]
-fn what_is_stale_serves_while_a_helper_works() {
+fn stale_entry_is_served_while_helper_revalidates() {
     each_seed(10, |mut dice| {
         let mut world = world(dice.clone());
         let n = world.connect(Link::WHOLE, "");
@@ -100,7 +100,7 @@ fn what_is_stale_serves_while_a_helper_works() {
 }
 
 #[test]
-fn nothing_is_served_that_is_too_stale() {
+fn entry_older_than_max_stale_is_not_served() {
     each_seed(10, |dice| {
         let mut world = world(dice);
         let n = world.connect(Link::WHOLE, "");
@@ -116,7 +116,7 @@ fn nothing_is_served_that_is_too_stale() {
 }
 
 #[test]
-fn a_negative_entry_is_believed_as_long_as_any() {
+fn negative_entry_lives_as_long_as_positive() {
     each_seed(10, |mut dice| {
         let mut world = world(dice.clone());
         let n = world.connect(Link::WHOLE, "");
@@ -133,7 +133,7 @@ fn a_negative_entry_is_believed_as_long_as_any() {
 }
 
 #[test]
-fn trouble_is_not_remembered() {
+fn disk_error_is_not_cached() {
     each_seed(10, |dice| {
         let mut world = world(dice);
         let n = world.connect(Link::WHOLE, "");
@@ -150,7 +150,7 @@ fn trouble_is_not_remembered() {
 }
 
 #[test]
-fn many_who_ask_the_same_share_one_answer() {
+fn concurrent_requests_share_one_lookup() {
     each_seed(10, |dice| {
         let budgets = Budgets { content_bytes: Bytes(0), path_entries: 0, ..Budgets::default() };
         let mut world = World::with(dice, vec![site()], Limits::default(), budgets);
@@ -167,7 +167,7 @@ fn many_who_ask_the_same_share_one_answer() {
 }
 
 #[test]
-fn a_file_that_shrinks_under_a_reply_cuts_it() {
+fn file_truncated_during_response_cuts_it() {
     each_seed(10, |dice| {
         let mut world = world(dice);
         let text = vec![b'x'; 200_000];
@@ -189,7 +189,7 @@ fn with_error_page() -> Site {
 }
 
 #[test]
-fn an_error_page_keeps_its_status() {
+fn error_page_keeps_status() {
     each_seed(10, |mut dice| {
         let mut world = World::with(dice.clone(), vec![with_error_page()], Limits::default(), Budgets::default());
         world.files.replace(world.now, "/404.html", "nothing here");
@@ -204,7 +204,7 @@ fn an_error_page_keeps_its_status() {
 }
 
 #[test]
-fn an_error_page_that_is_not_there_is_not_looked_for_each_time() {
+fn missing_error_page_is_looked_up_once() {
     each_seed(3, |dice| {
         let mut world = World::with(dice, vec![with_error_page()], Limits::default(), Budgets::default());
         let n = world.connect(Link::WHOLE, "");
@@ -218,7 +218,7 @@ fn an_error_page_that_is_not_there_is_not_looked_for_each_time() {
 }
 
 #[test]
-fn the_page_of_a_503_is_not_asked_of_the_disk() {
+fn error_page_for_503_is_not_read_from_disk() {
     each_seed(3, |dice| {
         let error_pages = vec![(Status::SERVICE_UNAVAILABLE, "/busy.html".into())];
         let site = Site { error_pages, ..site() };
@@ -236,7 +236,7 @@ fn the_page_of_a_503_is_not_asked_of_the_disk() {
 }
 
 #[test]
-fn rules_for_headers_know_a_path_however_it_is_written() {
+fn header_rules_match_normalized_path() {
     each_seed(3, |dice| {
         let rule = HeaderRule {
             pattern: Glob::new("/api/**"),
@@ -268,7 +268,7 @@ fn rules_for_headers_know_a_path_however_it_is_written() {
 }
 
 #[test]
-fn a_small_file_may_come_as_a_descriptor() {
+fn small_file_may_arrive_as_descriptor() {
     each_seed(3, |dice| {
         let mut world = world(dice);
         world.disk.lazy = true;
@@ -281,7 +281,7 @@ fn a_small_file_may_come_as_a_descriptor() {
 }
 
 #[test]
-fn a_listing_is_kept_until_its_folder_changes() {
+fn listing_is_cached_until_directory_changes() {
     each_seed(10, |mut dice| {
         let site = Site { listing: true, ..site() };
         let mut world = World::with(dice.clone(), vec![site], Limits::default(), Budgets::default());
@@ -340,7 +340,7 @@ fn waiting_with_an_entry_past_its_time(dice: Dice) -> (World, usize) {
 }
 
 #[test]
-fn an_entry_ages_while_the_disk_hesitates() {
+fn stale_entry_expires_while_disk_is_slow() {
     each_seed(3, |dice| {
         for (hesitates_ms, expected) in [(4_999, 2), (5_000, 1)] {
             let (mut world, n) = waiting_with_an_entry_past_its_time(dice.clone());
@@ -353,7 +353,7 @@ fn an_entry_ages_while_the_disk_hesitates() {
 }
 
 #[test]
-fn what_is_being_changed_is_not_answered_from_what_was_known() {
+fn changing_file_is_not_served_from_stale_entry() {
     each_seed(3, |dice| {
         for (delay, expected) in [(Delay::Disk, 2), (Delay::Change, 1)] {
             let (mut world, n) = waiting_with_an_entry_past_its_time(dice.clone());

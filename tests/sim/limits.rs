@@ -26,7 +26,7 @@ fn seconds(from: Time, world: &World, n: usize) -> f64 {
 }
 
 #[test]
-fn a_head_in_drops_is_given_up() {
+fn slow_header_times_out() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         let n = world.connect(Link::WHOLE, "");
@@ -45,7 +45,7 @@ fn a_head_in_drops_is_given_up() {
 }
 
 #[test]
-fn a_later_head_has_its_time_from_its_first_byte_on() {
+fn timeout_of_later_header_starts_at_its_first_byte() {
     each_seed(5, |mut dice| {
         let mut world = world(dice.clone(), Limits::default());
         let n = world.connect(Link::WHOLE, "");
@@ -60,7 +60,7 @@ fn a_later_head_has_its_time_from_its_first_byte_on() {
 }
 
 #[test]
-fn silence_is_closed_without_a_word() {
+fn silent_connection_is_closed_without_response() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         let silent = world.connect(Link::WHOLE, "");
@@ -74,7 +74,7 @@ fn silence_is_closed_without_a_word() {
 }
 
 #[test]
-fn a_body_in_drops_is_given_up() {
+fn slow_body_times_out() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         let n = world.connect(Link::WHOLE, "PUT /a HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
@@ -91,7 +91,7 @@ fn a_body_in_drops_is_given_up() {
 }
 
 #[test]
-fn a_receiver_that_takes_nothing_is_given_up() {
+fn stalled_receiver_times_out() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         let n = world.connect(Link::WHOLE, GET);
@@ -103,7 +103,7 @@ fn a_receiver_that_takes_nothing_is_given_up() {
 }
 
 #[test]
-fn a_slow_receiver_lives_for_hours() {
+fn slow_but_steady_receiver_is_not_closed() {
     each_seed(2, |dice| {
         let mut world = world(dice, Limits::default());
         let link = Link { write_max: 5000, pause_max: Duration::from_secs(59), ..Link::WHOLE };
@@ -116,7 +116,7 @@ fn a_slow_receiver_lives_for_hours() {
 }
 
 #[test]
-fn a_slow_disk_is_not_the_clients_fault() {
+fn slow_disk_does_not_time_out_client() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits::default());
         world.disk.late = 1.0;
@@ -128,7 +128,7 @@ fn a_slow_disk_is_not_the_clients_fault() {
 }
 
 #[test]
-fn a_dead_disk_is_given_up() {
+fn unresponsive_disk_times_out() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits { disk_timeout: Duration::from_secs(5), ..Limits::default() });
         world.disk.silent = true;
@@ -139,7 +139,7 @@ fn a_dead_disk_is_given_up() {
 }
 
 #[test]
-fn sizes() {
+fn size_limits_return_their_statuses() {
     let limits = Limits {
         max_request_line_bytes: Bytes(100),
         max_header_bytes: Bytes(300),
@@ -192,7 +192,7 @@ fn sizes() {
 }
 
 #[test]
-fn a_connection_has_so_many_requests() {
+fn connection_closes_after_max_requests() {
     each_seed(5, |dice| {
         let mut world = world(dice, Limits { max_requests: 3, ..Limits::default() });
         let n = world.connect(Link::WHOLE, GET.repeat(5));
@@ -204,7 +204,7 @@ fn a_connection_has_so_many_requests() {
 }
 
 #[test]
-fn blank_lines_are_silence() {
+fn blank_lines_do_not_postpone_idle_timeout() {
     each_seed(5, |dice| {
         for read_max in [1, usize::MAX] {
             let mut world = world(dice.clone(), Limits::default());
@@ -217,7 +217,7 @@ fn blank_lines_are_silence() {
 }
 
 #[test]
-fn a_first_head_has_its_time_from_the_connection_on() {
+fn timeout_of_first_header_starts_at_accept() {
     each_seed(5, |mut dice| {
         let mut world = world(dice.clone(), Limits::default());
         let n = world.connect(Link::WHOLE, "");
@@ -231,7 +231,7 @@ fn a_first_head_has_its_time_from_the_connection_on() {
 }
 
 #[test]
-fn a_head_may_be_longer_than_what_is_read_ahead() {
+fn header_may_exceed_read_ahead_buffer() {
     each_seed(2, |dice| {
         let limits = Limits { max_header_bytes: Bytes::kib(256), ..Limits::default() };
         let mut world = world(dice, limits);
@@ -246,7 +246,7 @@ fn a_head_may_be_longer_than_what_is_read_ahead() {
 }
 
 #[test]
-fn a_refusal_of_head_has_no_body() {
+fn refused_head_request_has_no_body() {
     each_seed(3, |dice| {
         for request in [
             "HEAD /a.html HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",

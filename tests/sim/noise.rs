@@ -93,12 +93,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes(bytes: Vec<u8>, read_max in 1usize..20) {
+    fn random_bytes_do_not_panic(bytes: Vec<u8>, read_max in 1usize..20) {
         check(&bytes, read_max)?;
     }
 
     #[test]
-    fn scraps_of_requests(bytes in scraps(), read_max in 1usize..40) {
+    fn random_request_fragments_do_not_panic(bytes in scraps(), read_max in 1usize..40) {
         check(&bytes, read_max)?;
     }
 }

@@ -60,7 +60,7 @@ fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
 }
 
 #[test]
-fn pieces_make_no_difference() {
+fn segmentation_does_not_change_responses() {
     each_seed(20, |mut dice| {
         let mut files = Files::default();
         asked::furnish(&mut dice.clone(), &mut files);
@@ -82,7 +82,7 @@ fn pieces_make_no_difference() {
 }
 
 #[test]
-fn caches_make_no_difference() {
+fn caches_do_not_change_responses() {
     each_seed(10, |mut dice| {
         let default = Budgets { revalidate: Duration::from_secs(3600), ..Budgets::default() };
         let none = Budgets {
@@ -194,14 +194,14 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
 }
 
 #[test]
-fn each_reply_was_true_while_it_was_made() {
+fn uncached_response_matches_file_during_request() {
     // Nothing is believed without asking, so nothing from before a request may be said in its reply.
     let budgets = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
     each_seed(40, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO, false));
 }
 
 #[test]
-fn caches_lag_behind_by_as_much_as_they_may() {
+fn cached_response_is_at_most_max_stale_old() {
     // By the age of an entry, and by the time between a helper's look and its answer, of which there may be two: that
     // of the entry, and that of an answer which was being found out already.
     each_seed(40, |dice| {
@@ -218,20 +218,20 @@ fn caches_lag_behind_by_as_much_as_they_may() {
 }
 
 #[test]
-fn a_disk_in_trouble_makes_honest_errors() {
+fn disk_errors_return_error_statuses() {
     let budgets = Budgets { revalidate: Duration::from_millis(5), ..Budgets::default() };
     let slack = Duration::from_secs(10) + Duration::from_millis(40);
     each_seed(15, |dice| muddle(dice, budgets.clone(), true, 0.2, slack, false));
 }
 
 #[test]
-fn interruptions_leave_no_reply_wrong() {
+fn interruptions_corrupt_no_response() {
     let budgets = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
     each_seed(30, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO, true));
 }
 
 #[test]
-fn a_client_far_ahead_is_made_to_wait() {
+fn pipelining_client_is_throttled() {
     each_seed(1, |dice| {
         let mut world = World::new(dice);
         world.files.replace(world.now, "/a.html", "hello");
@@ -250,7 +250,7 @@ fn a_client_far_ahead_is_made_to_wait() {
 }
 
 #[test]
-fn a_batch_ends_where_the_limit_says_and_goes_on_behind_it() {
+fn batch_stops_at_max_pipelined_and_resumes() {
     each_seed(3, |dice| {
         let limits = Limits { max_pipelined: 3, ..Limits::default() };
         let mut world = World::with(dice, vec![site()], limits, Budgets::default());
@@ -266,7 +266,7 @@ fn a_batch_ends_where_the_limit_says_and_goes_on_behind_it() {
 }
 
 #[test]
-fn a_large_reply_goes_out_before_the_next_is_made() {
+fn large_response_is_sent_before_next_request_is_handled() {
     each_seed(3, |dice| {
         let mut world = World::new(dice);
         world.files.replace(world.now, "/big.bin", vec![7; 100_000]);
