@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_and_what_follows_them() {
+    fn script_rules_match_paths_and_path_info() {
         let check = |patterns: &[&str], path: &str, expected: Option<(u16, &[&str])>| {
             let apps = patterns.iter().map(|pattern| rule(pattern)).collect();
             let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("nothing is denied");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn files_to_send_are_paths_of_the_site() {
+    fn sendfile_targets_map_to_paths_of_site() {
         let root_names = vec![b"/srv/www".as_slice().into(), b"/data/www".as_slice().into()];
         let site = Site { root_names, ..Site::default() };
         let check = |send: SendFile<'_>, expected: Option<&str>| {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_instead() {
+    fn local_redirect_becomes_get_request() {
         let head = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Type: b/c\r\nX-Y:  z \r\n\r\n";
         let shown = |target: &str| instead(head, target.as_bytes()).map(|made| String::from_utf8(made).expect("ASCII"));
         assert_eq!(shown("/d?e").as_deref(), Some("GET /d?e HTTP/1.1\r\nHost: a\r\nX-Y: z\r\n\r\n"));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_a_head() {
+    fn request_becomes_cgi_variables() {
         let head = b"POST /x?a=b HTTP/1.1\r\nHost: h:8080\r\nContent-Length: 7\r\nContent-Type: t/u\r\nProxy: p\r\n\
             Authorization: Basic YTpi\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
@@ -443,7 +443,7 @@ mod tests {
 
     /// RFC 9112, 3.2.2: the target's host counts, and Host is not heard.
     #[test]
-    fn host_of_an_absolute_target_is_the_one_that_applications_hear_of() {
+    fn absolute_target_sets_host_for_applications() {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_for_others_is_asked_for_as_a_whole() {
+    fn cacheable_request_omits_range_and_conditions() {
         let head = b"GET /x HTTP/1.1\r\nHost: h\r\nRange: a\r\nIf-Range: b\r\nIf-None-Match: c\r\nif-modified-since: d\r\nX: y\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");

@@ -301,7 +301,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_guard_covers_its_folder_and_nothing_beside_it() {
+    fn guard_covers_only_its_directory() {
         let guard = |folder: &str| Guard { folder: folder.into(), realm: "x".into(), accounts: 0 };
         let check = |folder: &str, path: &str, expected| {
             assert_eq!(guard(folder).covers(path.as_bytes()), expected, "{folder} {path}");
@@ -320,7 +320,7 @@ mod tests {
     const ARGON2: &str = "$argon2id$v=19$m=64,t=1,p=1$c29tZSBzYWx0$aGFzaCBvZiBpdCBhbGw";
 
     #[test]
-    fn account_lines_good_and_bad() {
+    fn valid_and_invalid_account_lines() {
         let text = format!(
             "# people\n\nann:{BCRYPT}\r\nbob:{ARGON2}\n carl:$apr1$saltsalt$abcdefghijklmnopqrstuv \nann:{BCRYPT}\n\
              dora:rqXexS6ZhobKA\nplain\n:{{SHA}}W6ph5Mm5Pz8GgiULbPgzG37mj9g=\nemil:\nfritz:$y$j9T$abc$def\n"
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_that_costs_too_much_is_refused() {
+    fn costly_hash_is_rejected() {
         let check = |text: &str, expected: &str| {
             let parsed = Hash::parse(text).map(|hash| format!("{hash:?}"));
             let found = parsed.unwrap_or_else(|flaw| flaw.into());
@@ -387,7 +387,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_file_is_read(text: Vec<u8>, names in prop::collection::vec("[a-z]{0,4}", 0..5)) {
+        fn random_accounts_file_does_not_panic(text: Vec<u8>, names in prop::collection::vec("[a-z]{0,4}", 0..5)) {
             let _ = Accounts::parse(&text);
             let lines: Vec<String> = names.iter().map(|name| format!("{name}:{BCRYPT}\n")).collect();
             let accounts = Accounts::parse(lines.concat().as_bytes());
@@ -398,7 +398,7 @@ mod tests {
         }
 
         #[test]
-        fn any_hash_is_read(text in "(\\$(2y|argon2id|apr1|1|5|6|y)\\$|\\{SHA\\}|\\{SSHA\\})?[a-z0-9=$,./é]{0,100}") {
+        fn random_hash_does_not_panic(text in "(\\$(2y|argon2id|apr1|1|5|6|y)\\$|\\{SHA\\}|\\{SSHA\\})?[a-z0-9=$,./é]{0,100}") {
             let _ = Hash::parse(&text);
         }
     }

@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_comes_early_nothing_much_late(dues in prop::collection::vec(0u64..400_000, 1..60), step in 1u64..30_000) {
+        fn timers_fire_neither_early_nor_much_late(dues in prop::collection::vec(0u64..400_000, 1..60), step in 1u64..30_000) {
             let mut wheel = Wheel::default();
             for (n, due) in dues.iter().enumerate() {
                 wheel.insert(Time::from_millis(*due), n);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_differ_with_every_change() {
+    fn etag_changes_with_every_change() {
         let base = FileVersion {
             device: 1,
             inode: 2,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_differ_with_every_byte() {
+    fn digest_changes_with_every_byte() {
         let text: alloc::vec::Vec<u8> = (0..100).collect();
         let mut seen = std::collections::HashSet::new();
         for length in 0..text.len() {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_was_modified_in_the_future() {
+    fn future_modification_time_is_clamped() {
         let check = |mtime_ns, ctime_ns, expected| {
             let version = FileVersion {
                 device: 1,

@@ -365,7 +365,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn stars_and_marks() {
+    fn wildcards_match() {
         let check = |pattern: &str, path: &str, expected: bool| {
             assert_eq!(Glob::new(pattern).matches(path.as_bytes()), expected, "{pattern} on {path}");
         };
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stars_stand_for() {
+    fn captures_of_wildcards() {
         let check = |pattern: &str, path: &str, expected: Option<&[&str]>| {
             let found = Glob::new(pattern).captures(path.as_bytes());
             let expected = expected.map(|all| all.iter().map(|text| text.as_bytes()).collect::<Vec<_>>());
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_stand_for_each_of_their_patterns() {
+    fn braces_match_each_alternative() {
         let check = |pattern: &str, path: &str, expected: bool| {
             assert_eq!(Glob::new(pattern).matches(path.as_bytes()), expected, "{pattern} on {path}");
         };
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_pattern_is_refused_with_the_reason() {
+    fn malformed_pattern_is_rejected_with_reason() {
         let check = |pattern: &str, why: &str| {
             let found = Glob::parse(pattern).expect_err(pattern);
             assert!(found.contains(why), "{pattern}: {found}");
@@ -454,7 +454,7 @@ mod tests {
 
     /// The work is one step for each byte of the path, whatever the pattern.
     #[test]
-    fn steps_grow_with_the_path_alone() {
+    fn match_steps_grow_only_with_path_length() {
         for pattern in
             ["/cgi-bin/**", "/**/*.php", "/**/a*/**/*b/**/a/*.php", "/**a**a**b*?*", "/*a*a*a*b/**/**/**/x.php"]
         {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn long_pattern_takes_several_words() {
+    fn long_pattern_spans_several_words() {
         let pattern = format!("/*{}*/**/{}?", "ab".repeat(60), "c".repeat(130));
         let path = format!("/x{}y/1/2/{}d", "ab".repeat(60), "c".repeat(130));
         let glob = Glob::new(&pattern);
@@ -488,7 +488,7 @@ mod tests {
 
         /// The oracle searches by trying.
         #[test]
-        fn automaton_agrees_with_a_search(pattern in "/?([ab?/]|\\*|\\*\\*[ab?/]){0,8}", path in "(/[ab]{0,2}){1,5}") {
+        fn automaton_agrees_with_backtracking(pattern in "/?([ab?/]|\\*|\\*\\*[ab?/]){0,8}", path in "(/[ab]{0,2}){1,5}") {
             // Stars in a row are one `**`, which the oracle does not know.
             let mut pattern = pattern;
             while pattern.contains("***") {
@@ -510,7 +510,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_pattern_or_is_refused(pattern in "[ab*?{},/\\\\]{0,20}", path in "(/[ab,{}*]{0,3}){1,4}") {
+        fn random_pattern_does_not_panic(pattern in "[ab*?{},/\\\\]{0,20}", path in "(/[ab,{}*]{0,3}){1,4}") {
             if let Ok(glob) = Glob::parse(&pattern) {
                 let captures = glob.captures(path.as_bytes());
                 prop_assert_eq!(captures.is_some(), glob.matches(path.as_bytes()));

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings() {
+    fn strings_are_escaped() {
         let check = |text: &[u8], expected: &str| {
             let mut out = Vec::new();
             push_string(&mut out, text);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn orders() {
+    fn query_selects_order() {
         let check = |query: &str, expected: [&str; 3]| assert_eq!(names(query), expected, "{query}");
         check("", ["z", "A", "b"]);
         check("sort=name&order=desc", ["z", "b", "A"]);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_out() {
+    fn names_are_escaped_in_html_and_json() {
         let evil = vec![entry("\"><script>&'\\\u{1}", false, 5, 0), entry("javascript:x", false, 1, 0)];
         let order = ListOrder::of(None);
         let page = String::from_utf8(render(b"/<b>/", evil.clone(), order, ListForm::Html)).expect("utf-8");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_human_readable() {
         let check = |bytes, expected: &str| assert_eq!(size_for_people(bytes), expected);
         check(0, "0 B");
         check(1023, "1023 B");

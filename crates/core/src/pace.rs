@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn client_below_the_rate_is_cut_off() {
+    fn client_below_minimum_rate_is_cut_off() {
         assert_eq!(cut_off(500, 0), 20);
         assert_eq!(cut_off(500, 1), 21);
         assert_eq!(cut_off(500, 250), 39);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn many_bytes_at_once_buy_no_more_than_the_credit() {
+    fn burst_earns_no_more_than_credit_limit() {
         let limits = limits(500);
         let mut pace = Pace::start(Time::START, &limits);
         pace.note(at(1), usize::MAX, &limits);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn server_that_is_slow_costs_no_credit() {
+    fn server_delay_consumes_no_credit() {
         let limits = limits(500);
         let mut pace = Pace::start(Time::START, &limits);
         pace.note(at(15), 500, &limits);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_a_page_may_answer() {
+    fn requests_eligible_for_cached_page() {
         let check = |lines: &str, expected: bool| assert_eq!(wants(lines).is_some(), expected, "{lines}");
         check("GET /a HTTP/1.1\nHost: h", true);
         check("HEAD /a?b HTTP/1.1\nHost: h", true);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_and_for_how_long() {
+    fn lifetime_and_vary_of_cacheable_responses() {
         const NONE: Option<(u64, &[&str])> = None;
         // Of an answer with this head to a request with these fields: seconds, and on what it depends.
         let check = |fields: &str, head: &str, expected: Option<(u64, &[&str])>| {

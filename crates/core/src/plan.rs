@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn targets_resolve_to_plans() {
         let site = site(&[
             ("/old/**", redirect("/new/$1")),
             ("/to/**", redirect("/at?x=$1")),
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_go_before_applications() {
+    fn routes_precede_applications() {
         let response = FixedResponse { status: Status(410), body: Arc::new(b"gone".to_vec()), fields: Vec::new() };
         let mut site = site(&[
             ("/uploads/ok.php", rewrite("/uploads/ok.php")),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn path_info_may_hold_slashes_and_dots() {
+    fn path_info_may_contain_slashes_and_dots() {
         let mut site = site(&[]);
         site.apps = alloc::vec![rule("*.php"), rule("/api")];
         let sites = Sites::new(alloc::vec![site]).expect("some");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn any_method_goes_to_applications_and_few_to_files() {
+    fn applications_accept_any_method_and_files_only_few() {
         let mut site = site(&[]);
         site.apps = alloc::vec![rule("*.php")];
         site.fallbacks = alloc::vec![Fallback { folder: "/wp/".into(), file: "/wp/index.php".into() }];

@@ -904,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ready_error_is_what_would_have_been_made() {
+    fn prepared_error_equals_generated_error() {
         let mut ready = ReadyErrors::default();
         for method in ["GET", "HEAD"] {
             let text = format!("{method} /x HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -932,7 +932,7 @@ mod tests {
 
     /// Every combination, against RFC 9110, 13.2.2 once more, word by word.
     #[test]
-    fn conditions_in_their_order() {
+    fn conditions_follow_rfc_order() {
         let before = "Sun, 06 Nov 1994 08:49:36 GMT";
         let same = "Sunday, 06-Nov-94 08:49:37 GMT";
         let after = "Sun Nov  6 08:49:38 1994";
@@ -1017,7 +1017,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_no_strong_validator_within_its_second() {
+    fn last_modified_is_weak_within_its_second() {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-0\r\nIf-Range: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let check = |now_seconds, expected| {
@@ -1030,7 +1030,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_the_bodies() {
+    fn content_length_matches_body() {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let check = |size: u64, verdict: Verdict, status: &str, fields: &[&str]| {
@@ -1060,7 +1060,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_rule_replaces_an_earlier_ones_value() {
+    fn later_rule_overrides_earlier_value() {
         let rule = |pattern: &str, cache_control: Option<&str>, set: &[(&str, &str)]| HeaderRule {
             pattern: Glob::new(pattern),
             cache_control: cache_control.map(Into::into),
@@ -1095,7 +1095,7 @@ mod tests {
     }
 
     #[test]
-    fn the_coding_that_is_sent() {
+    fn coding_follows_accept_encoding() {
         let resource = resource(vec![
             representation(10, Coding::Identity),
             representation(5, Coding::Brotli),
@@ -1116,7 +1116,7 @@ mod tests {
     }
 
     #[test]
-    fn lone_sibling_is_chosen_by_those_who_take_its_coding() {
+    fn lone_sibling_is_sent_if_its_coding_is_accepted() {
         let check = |representations: Vec<Representation>, not_unpacked, fields: &str, expected: &str| {
             let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
             let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
@@ -1146,7 +1146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_stays_on_its_host() {
+    fn redirect_stays_on_its_host() {
         let check = |path: &str, query: Option<&str>, expected: &str| {
             let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
             let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");

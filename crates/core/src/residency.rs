@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_believed_until_the_estimate_is_full() {
+    fn pages_count_as_resident_until_estimate_is_full() {
         let mut predictor = Predictor::new(64 << 20);
         assert!(!predictor.is_resident(&part(1)));
         predictor.was_read(part(1), 100);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_shrink_the_estimate_and_their_absence_lets_it_grow() {
+    fn blocking_reads_shrink_estimate_and_absence_grows_it() {
         let mut predictor = Predictor::new(256 << 20);
         (0..400).for_each(|n| predictor.was_read(part(n), WINDOW));
         // Not full: that nobody waits tells nothing.
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_lru_page_cache_is_followed_through_changes_of_its_size() {
+    fn lru_page_cache_is_tracked_across_size_changes() {
         // 4 GiB of memory: at first 8192 windows are thought to fit, twice as many as there are.
         let mut predictor = Predictor::new(4 << 30);
         let mut cache = PageCache::default();

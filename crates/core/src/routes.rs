@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_stand_for_others() {
+    fn route_captures_are_substituted() {
         let check = |pattern: &str, to: &str, status: Option<u16>, path: &str, expected: &str| {
             let shown = match route(pattern, to, status).apply(path.as_bytes()) {
                 None => String::from("-"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn rewrite_with_a_query_puts_it_before_the_clients() {
+    fn rewrite_query_precedes_client_query() {
         let check = |to: &str, path: &str, sent: Option<&str>, expected: (&str, Option<&str>)| {
             let route = route("/s/*/**", to, None);
             let Some(Routed::Rewrite(meant)) = route.apply(path.as_bytes()) else { panic!("{to} {path}") };
@@ -210,7 +210,7 @@ mod tests {
     proptest! {
         /// Whatever is asked for, what comes out is clean, and on this host.
         #[test]
-        fn what_comes_out_is_a_clean_path(
+        fn rewritten_path_is_normalized(
             pattern in "(/[ab*?]{0,2}(\\*\\*)?){1,3}",
             to in "/[ab./]{0,3}(\\$[1-3][.a/]?){0,3}",
             path in "(/[ab.]{1,3}){1,4}/?",

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn sites_by_host() {
+    fn host_selects_site() {
         let sites = [&["first.example"][..], &["b.example", "*.b.example"], &["*.deep.b.example"], &["*"]];
         let sites = Sites::new(sites.iter().map(|hosts| site(hosts)).collect()).expect("some");
         let check = |host: &str, expected| assert_eq!(sites.for_host(host.as_bytes()).number, expected, "{host:?}");
@@ -389,14 +389,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_site_has_every_host() {
+    fn single_site_serves_every_host() {
         let sites = Sites::new(alloc::vec![site(&["a.example"])]).expect("some");
         assert_eq!(sites.for_host(b"b.example").number, 0);
         assert!(Sites::new(Vec::new()).is_none());
     }
 
     #[test]
-    fn types_by_ending() {
+    fn extension_determines_media_type() {
         let check = |name: &str, expected: &str| {
             assert_eq!(types(Some("utf-8")).of(name.as_bytes()), expected, "{name}");
         };

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_may_be_variants() {
+    fn names_eligible_as_variants() {
         let check = |asked: &str, name: &str, expected| {
             assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), expected, "{asked} {name}");
         };
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_say() {
+    fn name_extensions_describe_variant() {
         let site = site();
         let check = |asked: &str, names: &[&str], expected: &[&str], vary: &str| {
             let (found, varies) = shown(&site, asked, names);
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coded_variant_that_is_older_than_the_plain_one_is_passed_over() {
+    fn coded_variant_older_than_plain_one_is_skipped() {
         let site = site();
         let codings = |plain_ms: i64, coded_ms: i64| {
             let (plain, coded) = (plain_ms * 1_000_000, coded_ms * 1_000_000);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_made_once_for_all_who_ask_in_the_same_way() {
+    fn choice_is_cached_per_accept_fields() {
         let site = site();
         let files = [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5)];
         let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_where_the_client_leaves_it_open() {
+    fn ambiguous_choice_follows_configuration() {
         let mut site = site();
         let files =
             [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5), file("/docs/page.en.pdf", 3, 5)];
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_has_a_tag_of_its_own() {
+    fn variant_has_its_own_etag() {
         let mut site = site();
         site.etag = crate::site::EtagForm::Portable;
         let version = FileVersion {
@@ -592,7 +592,7 @@ mod tests {
     proptest! {
         /// Whoever changes a file has all names forgotten by which it is reached.
         #[test]
-        fn what_stands_for_a_name_is_found_under_it(
+        fn name_is_found_under_each_negotiated_spelling(
             asked in "[a-c]{0,2}(\\.[a-c]{0,1}){0,3}",
             name in "[a-c]{0,2}(\\.[a-c]{0,1}){0,6}",
         ) {

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_about_an_address_share_a_lookup_and_later_ones_its_answer() {
+    fn lines_of_one_address_share_lookup() {
         let mut cache = cache(8);
         let lines: Vec<_> = (0..3).map(|n| later(cache.ask(at(n), address(1)))).collect();
         assert!(lines.iter().all(|&id| id == lines[0]));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn that_there_is_no_name_is_believed_for_less_long() {
+    fn missing_name_expires_sooner() {
         let mut cache = cache(8);
         let id = later(cache.ask(at(0), address(1)));
         cache.next_lookup(at(0));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_waited_long_enough_goes_without() {
+    fn lookup_times_out_for_waiting_line() {
         let mut cache = cache(8);
         let id = later(cache.ask(at(0), address(1)));
         cache.next_lookup(at(0));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_that_nobody_took_and_nobody_waits_for_is_dropped() {
+    fn abandoned_lookup_is_dropped() {
         let mut cache = cache(8);
         let (given_up, waited_for) = (later(cache.ask(at(0), address(1))), later(cache.ask(at(0), address(2))));
         assert_eq!(cache.collect(Time::NEVER, given_up), Ok(None));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_is_off_asks_for_each_line() {
+    fn disabled_cache_looks_up_each_line() {
         let mut cache = cache(0);
         let ids: Vec<_> = (0..2).map(|_| later(cache.ask(at(0), address(1)))).collect();
         assert_ne!(ids[0], ids[1]);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn another_configuration_holds_for_what_is_asked_from_then_on() {
+    fn renewed_limits_apply_to_later_lookups() {
         let mut cache = cache(8);
         let id = later(cache.ask(at(0), address(1)));
         cache.next_lookup(at(0));
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_hosts_and_others() {
+    fn valid_and_invalid_host_names() {
         let check = |text: &str, expected: Option<&str>| assert_eq!(clean(text).as_deref(), expected, "{text:?}");
         check("host.example.org", Some("host.example.org"));
         check("Host-1.Example.ORG.", Some("host-1.example.org"));
@@ -438,7 +438,7 @@ mod tests {
     proptest! {
         // What is told is the last that was learnt about the address, by whoever remembers everything.
         #[test]
-        fn a_plain_map_says_the_same(
+        fn cache_agrees_with_plain_map(
             entries in 0usize..4,
             steps in prop::collection::vec((0u8..6, 0u8..6, 0u64..40), 0..300),
         ) {

@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_reaches_every_spelling() {
+    fn change_invalidates_every_spelling() {
         let all = ["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"];
         let check = |path: &str, beneath: bool, left: &[&str]| {
             let change = Change { site: 0, path: path.as_bytes().into(), beneath };
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_is_good_as_long_as_its_directory_is_as_it_was() {
+    fn listing_is_valid_while_directory_is_unchanged() {
         let site = Site { listing: true, ..Site::default() };
         let sites = Sites::new(alloc::vec![site]).expect("one");
         let state = |ctime_ns| FileVersion {
@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_applications_are_told_apart() {
+    fn application_pages_have_distinct_keys() {
         let name = PageName::App { generation: 0, site: 0, rule: 0, key: b"h\n/x"[..].into() };
         let at = Time::from_millis;
         let page = |text: &str, ms: u64| AppPage {
@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_that_was_asked_for_before_the_forgetting_is_not_kept() {
+    fn listing_requested_before_invalidation_is_not_cached() {
         let sites = Sites::new(alloc::vec![Site { listing: true, ..Site::default() }]).expect("one");
         let mut caches = Caches::<()>::new(Budgets::default());
         let state = FileVersion {
@@ -849,7 +849,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_a_question_from_before_the_forgetting_is_not_kept() {
+    fn lookup_requested_before_invalidation_is_not_cached() {
         let sites = sites();
         let change = |path: &str, beneath| Change { site: 0, path: path.as_bytes().into(), beneath };
         for forget in [

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_unpacks_to_is_known_until_it_changes() {
+    fn decompressed_size_is_kept_until_file_changes() {
         let shown = |meaning: &LookupResult| alloc::format!("{meaning:?}");
         // What is known of it, what is found then, asked later or earlier; and what is used and kept.
         let learn = |old: &LookupResult, new: &LookupResult, asked_ms: u64| {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_leave_no_room_for_many() {
+    fn long_names_count_against_budget() {
         let mut cache = PathCache::new(100);
         for n in 0..1000 {
             let path: Arc<[u8]> = alloc::format!("/{n}{}", "x".repeat(8000)).into_bytes().into();

@@ -267,7 +267,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_unused_goes_first() {
+    fn least_recently_used_entry_is_evicted_first() {
         let mut store = Store::new(3, 100);
         for key in 0..3 {
             store.insert(key, key * 10, 1);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_is_checked() {
+    fn stale_hint_is_not_followed() {
         let mut store = Store::new(2, 100);
         let hint = Hint::default();
         store.insert("a", 1, 1);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_budget_evicts_what_does_not_fit() {
+    fn smaller_budget_evicts_excess() {
         let mut store = Store::new(10, 100);
         (0..10).for_each(|key| store.insert(key, key, 10));
         assert_eq!(store.get(&0), Some(&mut 0));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_taken_out() {
+    fn remove_where_returns_removed_values() {
         let mut store = Store::new(10, 100);
         (0..10).for_each(|key| store.insert(key, key * 10, 10));
         assert_eq!(store.remove_where(|key| key % 4 == 1), [10, 50, 90]);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_budgets_switch_off() {
+    fn zero_budget_disables_cache() {
         for (entries, weight) in [(0, 10), (10, 0)] {
             let mut store = Store::new(entries, weight);
             store.insert(1, 1, 1);
@@ -327,7 +327,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn budgets_hold_and_values_are_the_last_put(
+        fn budgets_hold_and_last_inserted_value_wins(
             entries_max in 1usize..8,
             weight_max in 1u64..50,
             steps in prop::collection::vec((0u8..12, 0u64..60, any::<bool>()), 0..200),

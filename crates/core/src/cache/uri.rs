@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_and_path_are_told_apart() {
+    fn host_and_path_form_distinct_keys() {
         let mut cache = UriCache::new(10);
         let translated = |site| Translated { site, path: b"/x"[..].into() };
         cache.learn(b"a", b"b/x", || translated(1));
