@@ -66,7 +66,7 @@ mod tests {
     use std::string::String;
 
     #[test]
-    fn credentials_good_and_bad() {
+    fn valid_and_invalid_credentials() {
         let check = |field: &str, expected: Option<(&str, &str)>| {
             let parsed = Credentials::parse(field.as_bytes());
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_sent_comes_back(name in "[^:\\x00-\\x1f\\x7f]{0,20}", password in "[^\\x00-\\x1f\\x7f]{0,20}") {
+        fn credentials_round_trip(name in "[^:\\x00-\\x1f\\x7f]{0,20}", password in "[^\\x00-\\x1f\\x7f]{0,20}") {
             let field = format!("Basic {}", STANDARD.encode(format!("{name}:{password}")));
             let parsed = Credentials::parse(field.as_bytes()).unwrap();
             prop_assert_eq!((parsed.name(), parsed.password()), (name.as_bytes(), password.as_bytes()));

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn for_how_long() {
+    fn lifetime_of_response() {
         let check = |fields: &str, expected: Option<u64>| {
             assert_eq!(said(fields).lifetime, expected, "{fields}");
             assert!(!said(fields).forbids, "{fields}");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_forbids_and_what_allows() {
+    fn directives_forbid_or_permit_caching() {
         let check = |value: &str, forbids: bool, for_all: bool| {
             let said = said(&["Cache-Control: ", value].concat());
             assert_eq!((said.forbids, said.for_all), (forbids, for_all), "{value}");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_depends_on_and_how_old_it_is() {
+    fn vary_and_age_are_parsed() {
         let check = |fields: &str, vary: Option<&[&str]>, age: u64| {
             let said = said(fields);
             let expected = vary.map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_read_without_harm(value in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn random_bytes_do_not_panic(value in proptest::collection::vec(any::<u8>(), 0..100)) {
             for name in ["Cache-Control", "Expires", "Age", "Vary"] {
                 let all = read([(name, &value[..]), ("Cache-Control", b"no-store")].into_iter(), NOW);
                 prop_assert!(all.forbids && all.age <= FOREVER && all.lifetime.is_none_or(|life| life <= FOREVER.max(1 << 40)));

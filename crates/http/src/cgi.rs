@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_scripts() {
+    fn script_headers_are_parsed() {
         let check = |text: &str, expected: Answer<'_>, fields: &[&str], length: Option<u64>| {
             for text in [String::from(text), text.replace('\n', "\r\n")] {
                 let whole = [text.as_bytes(), b"body\n\n"].concat();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn files_to_send_are_found() {
+    fn sendfile_fields_are_recognized() {
         let check = |text: &str, expected: Option<SendFile<'_>>| {
             let text = alloc::format!("Content-Type: a/b\n{text}\n");
             let (head, _) = parse(text.as_bytes()).expect("good").expect("whole");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_of_a_status_is_kept() {
+    fn reason_phrase_is_kept() {
         let check = |status: &str, expected: &str| {
             let text = alloc::format!("Status: {status}\n\n");
             let (head, _) = parse(text.as_bytes()).expect("good").expect("whole");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_head() {
+    fn malformed_header_is_rejected() {
         for bad in [
             "\n",
             "\r\nbody",
@@ -369,7 +369,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..40) {
+        fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..40) {
             let head = b"Status: 200 OK\nLocation: /a\nX: y\n\n";
             let mixed = [&head[..cut.min(head.len())], &bytes[..]].concat();
             let at_once = parse(&mixed);

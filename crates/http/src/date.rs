@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_the_three_forms() {
+    fn parses_three_formats() {
         #[track_caller]
         fn check(text: &str, expected: Option<i64>) {
             assert_eq!(parse(text.as_bytes(), NOW), expected, "{text}");
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_there_do_not_panic() {
+    fn invalid_month_and_weekday_do_not_panic() {
         let odd = Civil { year: 0, month: 0, day: 0, hour: 0, minute: 0, second: 0, weekday: 7 };
         assert_eq!((odd.month_name(), odd.weekday_name()), ("???", "???"));
         assert_eq!(odd.to_unix(), None);
@@ -418,7 +418,7 @@ mod tests {
         }
 
         #[test]
-        fn parses_one_changed_byte_no_wider_than_the_form(
+        fn single_changed_byte_is_not_parsed_leniently(
             unix_seconds in 0..=UNIX_SECONDS_MAX, at in 0..LEN, byte: u8,
         ) {
             let mut written = format(unix_seconds);

@@ -128,7 +128,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn one_tag() {
+    fn valid_and_invalid_etags() {
         #[track_caller]
         fn check(field: &str, expected: Option<(bool, &str)>) {
             let parsed = EntityTag::parse(field.as_bytes());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_is_the_table_of_the_rfc() {
+    fn comparison_matches_rfc_table() {
         #[track_caller]
         fn check(a: &str, b: &str, strong: bool, weak: bool) {
             let (a, b) = (EntityTag::parse(a.as_bytes()).unwrap(), EntityTag::parse(b.as_bytes()).unwrap());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_match_our_tag() {
+    fn lists_match_own_etag() {
         #[track_caller]
         fn check(field: &str, strong: bool, weak: bool) {
             let current = br#""abc""#;
@@ -218,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_tag_is_found_wherever_it_stands(
+        fn etag_is_found_at_any_list_position(
             before in prop::collection::vec("(W/)?\"[!#-~]{0,6}\"", 0..4),
             tag in "\"[!#-~]{0,6}\"",
             after in "[ -~]{0,12}",
@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn strong_implies_weak(field: Vec<u8>, current in "\"[!#-~]{0,3}\"") {
+        fn strong_match_implies_weak_match(field: Vec<u8>, current in "\"[!#-~]{0,3}\"") {
             let strong = list_matches_strong(&field, current.as_bytes());
             prop_assert!(!strong || list_matches_weak(&field, current.as_bytes()));
             let tags = Tags { rest: &field };

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn records_in_pieces_of_any_size() {
+    fn records_may_be_split_anywhere() {
         let end = said(END_REQUEST, 1, &[0; 8], 0);
         let whole = [
             said(STDOUT, 1, b"Content-Type: a/b\n\n", 5),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_as_the_specification_has_it() {
+    fn request_matches_specification_example() {
         let mut out = Vec::new();
         let long = vec![b'v'; 200];
         begin(&mut out, true, [(&b"A"[..], &b"bc"[..]), (b"LONG", &long)].into_iter());
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_read_as_it_was_written() {
+    fn refusal_round_trips() {
         let mut out = Vec::new();
         refusal(&mut out, OVERLOADED);
         let piece = RecordReader::default().next(&out).expect("a record");
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_read_without_harm(
+        fn random_bytes_do_not_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..300),
             kind in 0u8..12,
             piece in 1usize..40,

@@ -397,7 +397,7 @@ mod tests {
     const ALL: [Coding; 4] = [Identity, Gzip, Zstd, Brotli];
 
     #[test]
-    fn accept_encoding_gives_qualities() {
+    fn accept_encoding_sets_qualities() {
         /// `expected` in the order identity, gzip, zstd, br.
         #[track_caller]
         fn check(field: &str, expected: [u16; 4]) {
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_available_coding_is_chosen() {
+    fn best_available_coding_is_chosen() {
         #[track_caller]
         fn check(field: Option<&str>, available: &[Coding], expected: Coding) {
             let accepted = Accepted::parse(field.map(str::as_bytes));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_are_in_order_of_preference() {
+    fn sibling_codings_are_in_order_of_preference() {
         assert!(Coding::SIBLINGS.is_sorted_by(|a, b| a > b));
         assert_eq!(Coding::SIBLINGS.map(Coding::suffix), [".br", ".zst", ".gz"]);
         for coding in ALL {
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn json_for_those_who_ask_for_it() {
+    fn json_is_preferred_only_if_accepted() {
         #[track_caller]
         fn check(accept: Option<&str>, expected: bool) {
             assert_eq!(prefers_json(accept.map(str::as_bytes)), expected, "{accept:?}");
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_by_language() {
+    fn variants_are_chosen_by_language() {
         #[track_caller]
         fn check(languages: &str, field: &str, expected: Choice) {
             let texts: Vec<_> = languages.split(' ').map(|tag| std::format!("text/html {tag} -")).collect();
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_by_all_that_is_wished() {
+    fn variants_are_chosen_by_all_accept_fields() {
         #[track_caller]
         fn check(variants: &[&str], fields: &str, expected: Choice) {
             let variants: Vec<_> = variants.iter().map(|text| variant(text)).collect();
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_say_the_same_are_the_same() {
+    fn equivalent_fields_normalize_equally() {
         #[track_caller]
         fn check(lines: &[&str], expected: &str) {
             let mut out = b"before".to_vec();
@@ -632,7 +632,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lines_are_one_list(a in "[a-z*;=0-9., -]{0,30}", b in "(gzip|br|zstd|\\*|identity)(;q=0\\.[0-9])?") {
+        fn repeated_fields_form_one_list(a in "[a-z*;=0-9., -]{0,30}", b in "(gzip|br|zstd|\\*|identity)(;q=0\\.[0-9])?") {
             let separate = Accepted::parse(Some(a.as_bytes())).and(b.as_bytes());
             let swapped = Accepted::parse(Some(b.as_bytes())).and(a.as_bytes());
             let joined = Accepted::parse(Some(std::format!("{a},{b}").as_bytes()));
@@ -641,7 +641,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_available_is_better_than_the_choice(
+        fn no_available_coding_beats_choice(
             elements in prop::collection::vec("(gzip|br|zstd|\\*|identity|x-gzip)(; ?q=(0(\\.[0-9]{1,3})?|1))?", 0..6),
             available in prop::collection::vec(prop::sample::select(ALL.to_vec()), 0..4),
         ) {
@@ -663,7 +663,7 @@ mod tests {
         /// The rules in a slow form: each variant has a rank for each of its
         /// qualities, and the variants that no other one beats are the best.
         #[test]
-        fn the_choice_is_that_of_the_rules_taken_one_by_one(
+        fn choice_agrees_with_naive_rules(
             variants in prop::collection::vec(
                 "(text/html|text/plain|application/pdf) (-|en|en-GB|fr|zh-Hant) (-|utf-8|iso-8859-1)", 0..5),
             types in prop::collection::vec("(text/html|text/plain|application/pdf|text/\\*|\\*/\\*|image/png)(;q=(0|0\\.[1-3]|1))?", 0..4),
@@ -703,7 +703,7 @@ mod tests {
         }
 
         #[test]
-        fn a_field_is_normal_once_it_is_normalised(lines in prop::collection::vec("[a-zA-Z*;=,\"\\\\ \t0-9.]{0,20}", 0..3)) {
+        fn normalization_is_idempotent(lines in prop::collection::vec("[a-zA-Z*;=,\"\\\\ \t0-9.]{0,20}", 0..3)) {
             let mut once = Vec::new();
             normalise(lines.iter().map(|line| line.as_bytes()), &mut once);
             if !once.contains(&b'"') {

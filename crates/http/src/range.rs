@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn one_range() {
+    fn single_range() {
         check("bytes=0-4", 10, partial([0..5]));
         check("bytes=0-0", 10, partial([0..1]));
         check("bytes=9-9", 10, partial([9..10]));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_representation() {
+    fn ranges_of_empty_representation() {
         check("bytes=0-", 0, Ranges::Whole);
         check("bytes=1-", 0, Ranges::Unsatisfiable);
         check("bytes=0-0", 0, Ranges::Unsatisfiable);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_byte_range_set_is_ignored() {
+    fn invalid_range_set_is_ignored() {
         for field in [
             "",
             "bytes",
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_ranges_than_allowed() {
+    fn too_many_ranges_return_whole_file() {
         check("bytes=0-0,2-2,4-4,6-6,8-8,10-10,12-12,14-14", 99, partial((0..8).map(|n| 2 * n..2 * n + 1)));
         check("bytes=0-0,2-2,4-4,6-6,8-8,10-10,12-12,14-14,16-16", 99, Ranges::Whole);
         // Counted as written, including ranges that would merge and unsatisfiable ones.
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn content_ranges() {
+    fn content_range_is_formatted() {
         let mut out = b"Content-Range: ".to_vec();
         content_range(&(0..5), 10, &mut out);
         assert_eq!(out, b"Content-Range: bytes 0-4/10");
@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn covers_what_a_naive_model_covers(
+        fn covers_what_naive_model_covers(
             size in 1_u64..40,
             specs in prop::collection::vec((0_u8..3, 0_u64..45, 0_u64..10), 1..COUNT_MAX),
         ) {
@@ -308,7 +308,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_are_non_empty_apart_and_within(
+        fn parts_are_nonempty_disjoint_and_within_file(
             field in "[bB]ytes=[-0-9, ]{0,24}", size in prop_oneof![0_u64..20, Just(u64::MAX)], count_max in 0_usize..9,
         ) {
             if let Ranges::Partial(mut ranges) = parse(field.as_bytes(), size, count_max) {

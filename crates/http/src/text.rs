@@ -43,7 +43,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn decimals() {
+    fn decimals_are_appended() {
         for n in [0, 1, 9, 10, 99, 100, 12_345, u64::MAX - 1, u64::MAX] {
             let mut out = b"n=".to_vec();
             push_decimal(&mut out, n);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn lists() {
+    fn lists_split_at_commas() {
         #[track_caller]
         fn check(field: &str, expected: &[&str]) {
             let elements: Vec<_> = list(field.as_bytes()).map(|e| core::str::from_utf8(e).unwrap()).collect();
@@ -68,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decimals_are_those_of_std(n: u64) {
+        fn decimals_agree_with_std(n: u64) {
             let mut out = Vec::new();
             push_decimal(&mut out, n);
             prop_assert_eq!(out, n.to_string().into_bytes());

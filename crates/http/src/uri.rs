@@ -366,7 +366,7 @@ mod tests {
     use std::string::String;
 
     #[test]
-    fn targets() {
+    fn valid_and_invalid_targets() {
         /// `expected` is `form authority path query`, with `-` for an absent part.
         #[track_caller]
         fn check(target: &str, expected: Option<&str>) {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_of_connect() {
+    fn connect_targets() {
         #[track_caller]
         fn check(target: &str, valid: bool) {
             let expected = valid.then_some(Target::Authority(target.as_bytes()));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts() {
+    fn valid_and_invalid_hosts() {
         #[track_caller]
         fn check(authority: &str, expected: Option<(&str, Option<u16>)>) {
             let expected = expected.map(|(name, port)| Host { name: name.as_bytes(), port });
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_cleaned() {
+    fn paths_are_normalized() {
         #[track_caller]
         fn check(path: &str, expected: Result<&str, PathError>) {
             let mut scratch = b"/left from before".to_vec();
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_path_is_not_copied() {
+    fn plain_path_is_not_copied() {
         let path = b"/images/logo.png";
         let mut scratch = Vec::new();
         assert!(core::ptr::eq(clean_path(path, &mut scratch).unwrap(), path));
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_a_dot_are_hidden() {
+    fn dotfile_names_are_hidden() {
         #[track_caller]
         fn check(path: &str, expected: bool) {
             assert_eq!(hidden(path.as_bytes()), expected, "{path}");
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_slashes_are_decoded_where_that_is_wanted() {
+    fn encoded_slashes_are_decoded_on_request() {
         #[track_caller]
         fn check(path: &str, expected: Result<(&str, bool), PathError>) {
             let mut scratch = b"/left from before".to_vec();
@@ -664,7 +664,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_clean_path_is_clean(path in path_like()) {
+        fn normalized_path_is_clean(path in path_like()) {
             let (mut scratch, mut again) = (Vec::new(), Vec::new());
             if let Ok(cleaned) = clean_path(&path, &mut scratch) {
                 prop_assert_eq!(cleaned.first(), Some(&b'/'));
@@ -679,7 +679,7 @@ mod tests {
         }
 
         #[test]
-        fn encoding_is_undone_by_cleaning(path in path_like()) {
+        fn decoding_reverses_encoding(path in path_like()) {
             let (mut scratch, mut again, mut encoded) = (Vec::new(), Vec::new(), Vec::new());
             if let Ok(cleaned) = clean_path(&path, &mut scratch) {
                 encode_path(cleaned, &mut encoded);
@@ -689,13 +689,13 @@ mod tests {
         }
 
         #[test]
-        fn a_clean_path_is_not_copied(path in "/([a-z~]{1,3}[.]{0,2}/){0,4}") {
+        fn clean_path_is_not_copied(path in "/([a-z~]{1,3}[.]{0,2}/){0,4}") {
             let mut scratch = Vec::new();
             prop_assert!(core::ptr::eq(clean_path(path.as_bytes(), &mut scratch).unwrap(), path.as_bytes()));
         }
 
         #[test]
-        fn a_target_is_made_of_valid_parts(target in "(/|http://|HTTPS://)[a-z:@/?#%. \\[\\]]{0,12}") {
+        fn absolute_target_has_valid_parts(target in "(/|http://|HTTPS://)[a-z:@/?#%. \\[\\]]{0,12}") {
             if let Some(Target::Absolute { authority, path, query }) = Target::parse(target.as_bytes(), false) {
                 prop_assert!(host_of(authority).is_some_and(|host| !host.name.is_empty()));
                 prop_assert!(path.starts_with(b"/") && !path.contains(&b'?'));

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_in_pieces_of_any_size() {
+    fn bodies_may_be_split_anywhere() {
         for piece in [1, 2, 3, 7, 1000] {
             let check = |framing, bytes: &[u8], expected: Result<(&[u8], usize, bool), BadBody>| {
                 let expected = expected.map(|(data, left, done)| (data.to_vec(), left, done));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_extensions_and_trailers_are_refused() {
+    fn endless_extensions_and_trailers_are_rejected() {
         for start in [&b"3;"[..], b"3;a=\"", b"0\r\nA:"] {
             let mut endless = start.to_vec();
             endless.resize(OVERHEAD_MAX as usize + 10, b'x');

@@ -126,7 +126,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn heads() {
+    fn response_headers_are_parsed() {
         let check = |head: &str, status: u16, body: ReplyBody, keep_alive: bool| {
             let head = head.replace('\n', "\r\n");
             let (found, length) = parse(head.as_bytes(), false).expect("well formed").expect("whole");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_to_head_has_no_body() {
+    fn head_response_has_no_body() {
         for fields in ["Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "", "Content-Length: 0\r\n"] {
             let head = format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
             let (found, length) = parse(head.as_bytes(), true).expect("well formed").expect("whole");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_head_is_refused() {
+    fn malformed_header_is_rejected() {
         for bad in [
             "FTP/1.1 200 OK\r\n\r\n",
             "HTTP/1.1 2x0 OK\r\n\r\n",
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..60) {
+        fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..60) {
             let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
             let mut mixed = head[..cut.min(head.len())].to_vec();
             mixed.extend_from_slice(&bytes);

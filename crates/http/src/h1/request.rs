@@ -637,14 +637,14 @@ mod tests {
     }
 
     #[test]
-    fn all_fields_of_a_head() {
+    fn iterator_yields_all_fields() {
         let head = b"GET / HTTP/1.1\r\nHost: a\r\nX:\r\nY:  b:c \r\n\r\n";
         let found: Vec<(&[u8], &[u8])> = fields(head).collect();
         assert_eq!(found, [(&b"Host"[..], &b"a"[..]), (b"X", b""), (b"Y", b"b:c")]);
     }
 
     #[test]
-    fn heads_good_and_bad() {
+    fn valid_and_invalid_headers() {
         let check = |text: &str, expected: u16| assert_eq!(status(text), expected, "{text:?}");
         check("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
         check("\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn owned_request_says_what_was_parsed() {
+    fn owned_request_equals_parsed_request() {
         let fields = "Host: a:80\r\nAccept: b\r\nAccept: c,d\r\nAccept-Encoding:\r\nIf-None-Match: \"e\"\r\nRange: f\r\n\
             Authorization: g h\r\nReferer: i\r\nUser-Agent: j\r\nOrigin: null\r\nIf-Modified-Since: k\r\n";
         let lines = [
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_minor_version_is_read_as_the_one_we_know() {
+    fn later_minor_version_is_treated_as_1_1() {
         let text = |version| format!("HEAD /x?y HTTP/{version}\r\nHost: a\r\nContent-Length: 5\r\nRange: z\r\n\r\n");
         let (known, later) = (text("1.1"), text("1.9"));
         let [known, later] = [&known, &later].map(|text| parse(text.as_bytes(), &LIMITS).ok().flatten().expect("good"));
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_before_the_head_is_complete() {
+    fn limits_apply_to_incomplete_header() {
         let long_line = format!("GET /{} HTTP/1.1\r\n", "a".repeat(300));
         assert_eq!(status(&long_line), 414);
         assert_eq!(status(&long_line[..200]), 414);
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn every_prefix_of_a_good_head_asks_for_more() {
+    fn every_prefix_of_valid_header_is_incomplete() {
         let text = b"GET /a?b=c HTTP/1.1\r\nHost: example.org:80\r\nConnection: close\r\n\r\n";
         for length in 0..text.len() {
             assert!(matches!(parse(&text[..length], &LIMITS), Ok(None)), "at {length}");
@@ -769,7 +769,7 @@ mod tests {
     }
 
     #[test]
-    fn persistence() {
+    fn persistence_follows_version_and_connection() {
         let check = |version: &str, connection: &str, expected: bool| {
             let text = format!("GET / HTTP/{version}\r\nHost: a\r\n{connection}\r\n");
             let (request, _) = parse(text.as_bytes(), &LIMITS).ok().flatten().expect("complete");
@@ -783,14 +783,14 @@ mod tests {
     }
 
     #[test]
-    fn lists_on_several_lines() {
+    fn repeated_list_fields_are_joined() {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\nIf-None-Match: \"a\"\r\nif-none-match: \"b\"\r\n\r\n";
         let (request, _) = parse(text, &LIMITS).ok().flatten().expect("complete");
         assert_eq!(request.if_none_match.iter().collect::<Vec<_>>(), [b"\"a\"", b"\"b\""]);
     }
 
     #[test]
-    fn too_many_fields_are_refused_before_the_end_comes() {
+    fn too_many_fields_are_rejected_before_header_ends() {
         let check = |fields: usize, expected: Option<Status>| {
             let head = format!("GET / HTTP/1.1\r\n{}", "A: b\r\n".repeat(fields));
             assert_eq!(parse(head.as_bytes(), &LIMITS).err().map(|bad| bad.status), expected, "{fields} fields");

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_taken_out() {
+    fn removed_fields_are_not_written() {
         let mut head = Head::new(Status::OK);
         head.field("Content-Type", "a/b").field("X-A", "1").field("x-a", "2").field("X-AB", "3");
         assert!(head.field_starts_with("content-type", b"a/") && !head.field_starts_with("X-A", b"3"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_dated_when_it_is_sent() {
+    fn date_is_set_when_header_is_sent() {
         let mut head = Head::new(Status::OK);
         head.number("Content-Length", 5).field("ETag", "\"x\"");
         let mut out = b"before ".to_vec();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_keeps_the_date_that_it_was_given() {
+    fn explicit_date_is_kept() {
         let mut head = Head::new(Status::OK);
         head.date(b"Sun, 06 Nov 1994 08:49:37 GMT").server("longer than before").field("X", "y");
         let mut out = Vec::new();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_may_be_as_long_as_is_wanted() {
+    fn header_length_is_unlimited() {
         for length in 0..100 {
             let mut head = Head::new(Status::OK);
             head.field("ETag", "x".repeat(length));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_have_another_name() {
+    fn server_name_may_be_replaced() {
         for name in ["a longer name", "x", ""] {
             let mut head = Head::new(Status::OK);
             head.field("ETag", "\"x\"").server("first").server(name);
