@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_good_and_bad() {
+    fn valid_and_invalid_commands() {
         let sites = sites();
         let check = |line: &str, expected: Result<(u16, &str), u16>| {
             let read = read_order(line.as_bytes(), &sites).map_err(|(status, _)| status.0);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_answer_counts() {
+    fn worst_worker_result_is_reported() {
         let (file, absent) = (brief(0, 7), brief(5, 0));
         assert_eq!(sum_up(&[file, file], 2), "200 7 2 2 \n");
         assert_eq!(sum_up(&[file, absent, file], 4), "404 0 3 4 \n");
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_not_waited_for() {
+    fn silent_client_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut control = Control::open(&path, None).unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_neither_stops_it_nor_stays() {
+    fn random_input_does_not_stop_control_socket_or_leak() {
         use proptest::prelude::*;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

@@ -481,13 +481,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_tells_what_was_spooled() {
+    fn report_contains_spooled_bytes() {
         let snapshot = Snapshot { sent_bytes: 5, spooled_bytes: 7, ..Snapshot::default() };
         assert!(snapshot.to_string().contains(" sent_bytes=5 spooled_bytes=7\n"), "{snapshot}");
     }
 
     #[test]
-    fn a_snapshot_crosses_whole_and_keeps_what_was_done() {
+    fn snapshot_round_trips_and_drops_gauges_at_exit() {
         let mut snapshot = Snapshot::default();
         (1..).zip(snapshot.fields()).for_each(|(number, field)| *field = number);
         assert_eq!(Snapshot::from_bytes(&snapshot.clone().to_bytes()), snapshot);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_never_go_back() {
+    fn counters_never_decrease() {
         let [counter, gauge] = [Kind::Counter, Kind::Gauge].map(|kind| Figure { kind, ..FIGURES[0] });
         let check = |figure: Figure, known: u64, now: u64, expected: i64| {
             assert_eq!(figure.growth(known, now), expected as u64, "{known} {now}");
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn families_stand_together_and_agree() {
+    fn figures_of_one_family_are_adjacent_and_consistent() {
         let mut families: Vec<&Figure> = Vec::new();
         for figure in FIGURES {
             match families.last() {
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_of_ten_milliseconds_is_a_stall() {
+    fn turn_of_ten_milliseconds_counts_as_stall() {
         let mut loops = LoopCounts::default();
         [9_999, 10_000, 30_000].into_iter().for_each(|us| loops.add(Duration::from_micros(us)));
         let expected = LoopCounts { turns: 3, busy_ns: 49_999_000, stalls: 2, stalled_ns: 40_000_000 };

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn share_of_any_limit_stays_within_it() {
+    fn shares_fit_any_limit() {
         let forms = [(false, false), (true, false), (true, true)];
         for (pool, processes) in forms {
             for (limit, workers, exchanges) in
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn high_limit_grants_all_that_was_asked_for() {
+    fn high_limit_grants_full_request() {
         for (pool, processes) in [(false, false), (true, false), (true, true)] {
             let share = share(1 << 20, &Needs { pool, processes, ..needs(64) }).expect("enough");
             assert_eq!((share.workers, share.files), (64, 1024), "{pool} {processes}");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_under_a_low_limit_has_fewer_workers() {
+    fn pool_under_low_limit_has_fewer_workers() {
         let check = |processes: bool, limit: usize, expected: usize| {
             let share = share(limit, &Needs { pool: true, processes, ..needs(64) }).expect("enough");
             assert_eq!(share.workers, expected, "{limit}");

@@ -1098,7 +1098,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_of_whole_seconds_take_a_second_longer_to_settle() {
+    fn whole_second_timestamp_settles_one_second_later() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
         let check = |ctime_ns: i64, expected_ms: u64| {
             let version = FileVersion { ctime_ns, ..FileVersion::default() };

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_the_same_waits_and_gets_the_same() {
+    fn concurrent_listing_requests_share_one_result() {
         for (comes_to_something, expected) in [(true, 1), (false, 6)] {
             let (listings, made) = (Listings::default(), AtomicUsize::new(0));
             let make = || {

@@ -61,7 +61,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn what_one_thread_learns_the_others_know() {
+    fn entry_learned_by_one_thread_is_shared() {
         let budgets = Budgets::default();
         let shared = caches(&budgets);
         let sites = Sites::new(vec![Site::default()]).unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn all_shards_together_keep_to_the_budgets() {
+    fn shards_together_respect_budgets() {
         for path_entries in [0, 1, 31, 100, 8192] {
             let budgets = Budgets { path_entries, content_bytes: Bytes::mib(1), ..Budgets::default() };
             let mut caches = Caches::shared(&caches(&budgets), budgets.clone(), 0);

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn ctime_change_without_a_visible_cause_counts_as_an_edit() {
+    fn unexplained_ctime_change_counts_as_edit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "text").unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn file_replaced_while_it_is_opened_is_whole_and_not_kept() {
+    fn file_replaced_while_opened_is_whole_and_not_cached() {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("file"), folder.path().join("other"));
         let replace: [&dyn Fn(); 3] =
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_remembered_when_a_window_was_seen() {
+    fn window_residency_is_remembered() {
         let (file, _) = OpenFile::new(tempfile::tempfile().unwrap().into(), FileVersion::default());
         let at = Time::from_millis;
         let size = 5 * WINDOW + 1;
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_removed_file_is_closed_all_the_same() {
+    fn large_removed_file_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap().join("large");
         fs::write(&path, vec![1; 2 << 20]).unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_stay_mapped_within_their_budget_and_go_with_their_file() {
+    fn mapped_windows_stay_within_budget_and_end_with_their_file() {
         let folder = tempfile::tempdir().unwrap();
         let (small, large) = (folder.path().join("small"), folder.path().join("large"));
         fs::write(&small, "small").unwrap();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_budget_a_window_is_unmapped_at_once() {
+    fn zero_budget_unmaps_window_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "file").unwrap();

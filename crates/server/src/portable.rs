@@ -303,12 +303,12 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_question_comes_back_as_it_was(work in work()) {
+        fn request_round_trips(work in work()) {
             prop_assert_eq!(read_work(&write(&work)), Ok(work));
         }
 
         #[test]
-        fn an_answer_comes_back_as_it_was(found in found()) {
+        fn response_round_trips(found in found()) {
             let (bytes, files) = pack(&found);
             let back = unpack(&bytes, files.iter().map(|&&number| number), as_found);
             prop_assert_eq!(format!("{back:?}"), format!("{:?}", Ok::<_, Malformed>(found)));
@@ -316,7 +316,7 @@ pub(crate) mod tests {
 
         /// Cut short, continued or with a file too many, nothing passes; with bytes changed, it may, but never panics.
         #[test]
-        fn what_was_damaged_is_refused(
+        fn corrupt_message_does_not_panic(
             work in work(),
             found in found(),
             cut in any::<prop::sample::Index>(),
@@ -346,7 +346,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_site_comes_back_as_the_disk_side_needs_it(
+        fn sites_and_rules_round_trip(
             sites in prop::collection::vec(
                 (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
             rules in any::<(u64, u64, u64)>(),

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_as_they_are_told() {
+    fn results_are_parsed_and_formatted() {
         let check = |line: &str, loaded: bool, text: &str| {
             let answer = read_answer(line).expect(line);
             assert_eq!(answer.is_loaded(), loaded, "{line}");

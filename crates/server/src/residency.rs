@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_page_of_a_window_is_looked_at_in_turn() {
+    fn successive_probes_cover_each_page_of_window() {
         let check = |range: Range<u64>, each: usize| {
             let looks = PROBE_STEP / PAGE;
             let mut pages: Vec<u64> = Vec::new();

@@ -918,7 +918,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_long_ago_is_no_reason_to_copy() {
+    fn old_block_read_does_not_trigger_backoff() {
         let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
         // A block was read while names were looked up; then the thread loses the processor while it sends.
@@ -935,7 +935,7 @@ mod tests {
     }
 
     #[test]
-    fn where_pages_are_lost_only_what_was_read_since_is_believed() {
+    fn during_backoff_only_recently_read_content_is_trusted() {
         let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
         let check = |backoff: &EvictionBackoff, seen: Option<u64>, now: u64, expected: bool| {

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_does_not_reach_the_next_one_in_its_place() {
+    fn token_does_not_match_next_occupant() {
         let mut slots = Slots::default();
         let (a, b) = (slots.insert("a"), slots.insert("b"));
         assert_eq!((slots.get(a).copied(), slots.used()), (Some("a"), 2));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn find_goes_round() {
+    fn find_is_round_robin() {
         let mut slots = Slots::default();
         let tokens: Vec<Token> = (0..3).map(|n| slots.insert(n)).collect();
         let found: Vec<Token> = (0..6).map(|_| slots.find(|_| true).unwrap()).collect();

@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn gunzip_of_more_than_the_limit_is_refused() {
+    fn gunzip_of_more_than_limit_is_rejected() {
         let packed = gzip(&[7; 1000]);
         assert_eq!(unpack(&packed, 1000).as_deref(), Ok(&[7; 1000][..]));
         assert_eq!(unpack(&packed, 999), Err(NotUnpacked::TooLarge));
@@ -51,14 +51,14 @@ mod tests {
     }
 
     #[test]
-    fn gunzip_of_what_is_no_gzip_says_so() {
+    fn gunzip_of_invalid_data_fails() {
         for bytes in [&b""[..], b"\x1f", b"plain text", &[gzip(b"a"), b"trailing".to_vec()].concat()] {
             assert_eq!(unpack(bytes, 1000), Err(NotUnpacked::Damaged), "{bytes:?}");
         }
     }
 
     #[test]
-    fn gunzip_passes_errors_of_reading_on() {
+    fn gunzip_propagates_read_errors() {
         struct Broken;
         impl Read for Broken {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
@@ -70,13 +70,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn gunzip_undoes_gzip(members in prop::collection::vec(prop::collection::vec(0..4_u8, 0..3000), 1..4)) {
+        fn gunzip_reverses_gzip(members in prop::collection::vec(prop::collection::vec(0..4_u8, 0..3000), 1..4)) {
             let packed = members.iter().map(|member| gzip(member)).collect::<Vec<_>>().concat();
             prop_assert_eq!(unpack(&packed, 10_000).map(Vec::from), Ok(members.concat()));
         }
 
         #[test]
-        fn gunzip_finds_every_cut_and_never_panics(
+        fn gunzip_detects_truncation_and_never_panics(
             bytes in prop::collection::vec(any::<u8>(), 0..2000),
             cut in any::<prop::sample::Index>(),
             (at, byte) in any::<(prop::sample::Index, u8)>(),

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_on_the_way_to_a_name_is_heard() {
+    fn changes_along_path_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
         fs::create_dir_all(at("a/b")).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_events_make_all_be_forgotten() {
+    fn lost_events_invalidate_everything() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
         fs::write(at("0"), "x").unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn many_changes_at_once_are_all() {
+    fn too_many_changes_invalidate_everything() {
         let changes = |count: usize, beneath: bool| -> Changes {
             (0..count).map(|n| ((0, format!("/{n}").into_bytes().into()), beneath)).collect()
         };

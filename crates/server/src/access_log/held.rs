@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_stands_where_the_address_stood_and_nowhere_else() {
+    fn host_name_replaces_only_client_address() {
         for format in [LogFormat::Common, LogFormat::Combined, LogFormat::Json] {
             let check = |peer: Option<&str>, from: &str, to: &str| {
                 let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_wait_for_the_one_before_them_and_no_longer() {
+    fn lines_wait_only_for_preceding_line() {
         let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
         let push = |held: &mut Held, names: &mut HostnameCache, line: &str, now| {
             held.push(line.as_bytes(), LogFormat::Common, true, names, now, &mut Vec::new());
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_wish_for_names_nobody_is_asked() {
+    fn lookup_is_skipped_when_names_are_disabled() {
         let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
         held.push(b"10.0.0.2 a\n", LogFormat::Common, true, &mut names, at(0), &mut out);
         // Lookups are switched off meanwhile, while an earlier line still waits.
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_line_goes_out_once_and_in_order(
+        fn every_line_is_written_once_in_order(
             bytes_max in 0usize..200,
             steps in prop::collection::vec((0u8..8, 0u8..6, 0u64..4), 0..100),
         ) {

@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_client_sends_stays_one_line() {
+    fn control_characters_are_escaped_on_one_line() {
         let check = |text: &[u8], expected: &str| {
             let mut out = Vec::new();
             push_escaped(&mut out, text);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn peers() {
+    fn peer_address_is_formatted_without_port() {
         let check = |address: &str, expected: &str| {
             let peer = Peer::new(Some(address.parse().unwrap()));
             assert_eq!(std::str::from_utf8(peer.as_bytes()), Ok(expected));

@@ -547,7 +547,7 @@ mod tests {
     use amped_core::reply::WallClock;
 
     #[test]
-    fn what_nobody_writes_is_lost_beyond_a_bound_and_counted() {
+    fn unwritten_lines_are_dropped_beyond_bound_and_counted() {
         let settings = LogSettings {
             access: LogTarget::Stdout,
             format: LogFormat::Common,
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_a_pipe_go_in_pieces_that_it_takes_whole() {
+    fn pipe_writes_end_at_whole_lines() {
         let check = |lengths: &[usize], expected: usize| {
             let text: Vec<u8> =
                 lengths.iter().flat_map(|length| [vec![b'x'; length - 1], vec![b'\n']].concat()).collect();
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_grows_does_not_stay_in_memory() {
+    fn written_log_is_dropped_from_page_cache() {
         let path = tempfile::NamedTempFile::new_in(".").expect("a file on a disk").into_temp_path();
         let file = open(&path).expect("opened");
         let (sink, target) = (Sink::File(file), LogTarget::File(path.to_path_buf()));
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_have_written_behind_is_not_cut_off() {
+    fn truncation_spares_lines_of_other_writers() {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
         let file = || open(&path).expect("opened");
         let sink = Sink::File(file());

@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_dies_at_once_is_put_off_and_its_requests_are_refused() {
+    fn crash_looping_process_backs_off_and_fails_its_requests() {
         let mut bench = bench(&["/bin/false"], 0);
         let waits = bench.connect(0);
         // Connections wait through the short delays.
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_said_to_be_unstartable() {
+    fn missing_program_fails_its_requests() {
         let mut bench = bench(&["/there/is/none"], 0);
         let waits = bench.connect(0);
         bench.manager.turn().expect("goes on");
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_processes_end_but_for_the_reserve() {
+    fn unused_processes_stop_except_reserve() {
         let mut bench = bench(&["/bin/sleep", "1000"], 1);
         let connections = [0, 1].map(|place| bench.connect(place));
         bench.turn_until("two processes", |kept| kept.alive() == 2);
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_has_the_process_of_its_place_ended_with_what_waits_there() {
+    fn loop_terminates_process_with_its_waiting_requests() {
         let mut bench = bench(&["/bin/sleep", "1000"], 2);
         let waits = bench.connect(0);
         bench.turn_until("a process", |kept| kept.alive() == 1);
@@ -740,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_ends_with_its_rule_and_the_folder_with_the_server() {
+    fn application_stops_with_its_rule_and_directory_with_server() {
         let mut bench = bench(&["/bin/sleep", "1000"], 2);
         let _waits = bench.connect(0);
         bench.turn_until("a process", |kept| kept.alive() == 1);
@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_folder_of_a_server_that_was_killed_is_removed() {
+    fn only_directory_of_killed_server_is_removed() {
         let parent = tempfile::tempdir().expect("a folder");
         let make = |name: &str, mark: Option<&str>| {
             let path = parent.path().join(name);

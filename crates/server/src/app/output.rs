@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_shown() {
+    fn control_characters_are_escaped() {
         let text: String = "a\tb\u{1b}[31mc\u{7}é".chars().flat_map(shown).collect();
         assert_eq!(text, "a\tb\\u{1b}[31mc\\u{7}é");
     }

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_as_there_are_places() {
+    fn permits_are_limited_and_waiters_are_woken() {
         for shared in [false, true] {
             let semaphore = Arc::new(Semaphore::new(Some(2), 1, shared).expect("made"));
             let first = semaphore.enter().expect("free");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_without_limit_lets_all_in_and_bounds_its_queue() {
+    fn unlimited_semaphore_admits_all_and_bounds_its_queue() {
         let semaphore = Arc::new(Semaphore::new(None, 1, true).expect("made"));
         let passes: Vec<Permit> = (0..1000).map_while(|_| semaphore.enter()).collect();
         assert_eq!(passes.len(), 1000);

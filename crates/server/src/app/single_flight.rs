@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn one_makes_it_and_the_others_are_told() {
+    fn leader_makes_request_and_followers_are_notified() {
         let single_flights = Arc::new(SingleFlight::default());
         let mailboxes: [Arc<Mailbox<Settled>>; 2] = [(); 2].map(|()| Arc::new(Mailbox::new().expect("made")));
         let posts = mailboxes.clone().map(|mailbox| mailbox as Arc<dyn Post<Settled>>);

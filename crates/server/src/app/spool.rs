@@ -436,7 +436,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_out_in_the_order_in_which_they_went_in(deeds in prop::collection::vec(deed(), 1..200)) {
+        fn spooled_bytes_keep_their_order(deeds in prop::collection::vec(deed(), 1..200)) {
             let room = room(u64::MAX);
             let mut spool = Spool::new(Side::Response, Some(Arc::clone(&room)));
             let (mut put, mut used) = (0_u64, 0_u64);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn full_room_fails_a_request_and_holds_a_response_back() {
+    fn full_spool_fails_request_and_pauses_response() {
         let room = room(8 * MEMORY as u64);
         for side in [Side::Request, Side::Response] {
             let mut spooler = Spooler { threads: None, written: 0 };

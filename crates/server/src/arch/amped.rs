@@ -206,7 +206,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn who_does_not_wait_is_not_kept() {
+    fn withdrawn_request_is_not_kept() {
         let site = Site { listing: true, ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary folder");

@@ -186,19 +186,19 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_sound() {
+    fn command_line_definition_is_valid() {
         command().debug_assert();
     }
 
     #[test]
-    fn bare_is_help_with_an_example() {
+    fn no_arguments_prints_help_with_example() {
         let help = parse([OsString::from("amped")]).expect_err("there is no command");
         assert_eq!(help.exit_code(), 0);
         assert!(help.to_string().contains("amped serve examples/site"), "{help}");
     }
 
     #[test]
-    fn wrong_usage_is_two() {
+    fn wrong_usage_exits_with_2() {
         let check = |args: &[&str], says: &str| {
             let error = serve(args).expect_err("wrong");
             assert_eq!(error.exit_code(), 2, "{args:?}");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_flag() {
+    fn every_flag_is_parsed() {
         let read = serve(&[
             "site",
             "--listen=*:80",

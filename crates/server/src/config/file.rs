@@ -820,7 +820,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_and_times() {
+    fn sizes_and_durations_are_parsed() {
         #[derive(Deserialize)]
         struct Line {
             size: Option<Size>,
@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn every_table_tells_its_keys() {
+    fn every_table_lists_its_keys() {
         for (home, keys) in tables() {
             assert!(!keys.is_empty(), "{home}");
         }
@@ -856,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_was_meant() {
+    fn typo_suggests_nearest_key() {
         let names = keys_of::<Site>();
         let check = |given: &str, expected: Option<&str>| assert_eq!(nearest(given, &names), expected, "{given}");
         check("precompresed", Some("precompressed"));

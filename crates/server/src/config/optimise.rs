@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_switch_can_be_thrown() {
+    fn every_optimisation_can_be_disabled() {
         assert_eq!(Without::value_variants().len(), Optimisation::value_variants().len() + 1);
         let file = std::array::from_fn(|n| (Optimisation::value_variants()[n], None));
         for (n, which) in Optimisation::value_variants().iter().enumerate() {

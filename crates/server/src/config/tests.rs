@@ -33,7 +33,7 @@ fn read_with(flags: &Serve, text: &str) -> Result<Settings, Error> {
 }
 
 #[test]
-fn reports_as_they_were() {
+fn error_reports_match_golden_files() {
     let folder = repository().join("tests/golden/config");
     let mut files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|ending| ending == "toml"));
@@ -71,7 +71,7 @@ fn assert_same(a: &Settings, b: &Settings) {
 }
 
 #[test]
-fn what_is_printed_reads_back() {
+fn printed_configuration_round_trips() {
     let check = |settings: &Settings| {
         let page = print(settings);
         let again = read(&page).unwrap_or_else(|error| panic!("{page}\n{error}"));
@@ -258,7 +258,7 @@ fn what_is_printed_reads_back() {
 }
 
 #[test]
-fn an_application_that_knows_its_paths_is_mounted_at_its_folder() {
+fn application_without_files_is_mounted_at_its_directory() {
     let pattern = |pattern: &str, files: bool| {
         let app = format!("match = \"{pattern}\"\nfiles = {files}\nfastcgi = \"127.0.0.1:9\"\n");
         let settings =
@@ -277,7 +277,7 @@ fn an_application_that_knows_its_paths_is_mounted_at_its_folder() {
 }
 
 #[test]
-fn defaults_are_those_of_core_and_of_the_help() {
+fn defaults_match_core_and_help() {
     let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
     assert_eq!(settings.limits, amped_core::limits::Limits::default());
     assert_eq!(settings.optimise.budgets(settings.budgets.clone()), amped_core::cache::Budgets::default());
@@ -305,7 +305,7 @@ fn defaults_are_those_of_core_and_of_the_help() {
 }
 
 #[test]
-fn every_key_is_printed_and_in_the_example() {
+fn every_key_is_printed_and_in_example() {
     let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
     let pages = [print(&settings), fs::read_to_string(repository().join("examples/amped.toml")).unwrap()];
     for (home, keys) in file::tables() {
@@ -325,7 +325,7 @@ fn every_key_is_printed_and_in_the_example() {
 }
 
 #[test]
-fn a_flag_goes_before_the_file() {
+fn flag_overrides_file() {
     let text = "listen = ['10.0.0.1:1']\nworkers = 2\nuser = 'a'\nroot = '/nowhere'\nhelpers = { max = 8, min_spare = 4 }\n\
                 log = { access = '/gone/log', format = 'json' }\n[[site]]\nroot = '/'\nhosts = ['b.example']";
     let flags = Serve {
@@ -349,7 +349,7 @@ fn a_flag_goes_before_the_file() {
 }
 
 #[test]
-fn unwritten_keys_give_way() {
+fn unset_keys_adapt_to_set_keys() {
     let settings = read(
         "root = '/'\nhelpers = { max = 1 }\nlimits = { max_header_bytes = '4KiB' }\n\
          cache = { content_bytes = 0, revalidate = '1m' }",
@@ -366,7 +366,7 @@ fn unwritten_keys_give_way() {
 }
 
 #[test]
-fn paths_begin_at_the_folder_of_the_file() {
+fn paths_are_relative_to_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("www")).unwrap();
     let config = folder.path().join("amped.toml");
@@ -382,7 +382,7 @@ fn paths_begin_at_the_folder_of_the_file() {
 }
 
 #[test]
-fn roots_that_cannot_be_served() {
+fn unusable_roots_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let check = |dir: &Path, says: &str| {
         let error = load(&Serve { dir: Some(dir.into()), ..Serve::default() }).expect_err(says);
@@ -397,7 +397,7 @@ fn roots_that_cannot_be_served() {
 }
 
 #[test]
-fn files_that_cannot_be_read() {
+fn unreadable_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let check = |name: &str, says: &str| {
         let error = load(&Serve { config: Some(folder.path().join(name)), ..Serve::default() }).expect_err(says);
@@ -410,21 +410,21 @@ fn files_that_cannot_be_read() {
 }
 
 #[test]
-fn nothing_to_serve_is_wrong_usage() {
+fn no_root_is_wrong_usage() {
     let error = load(&Serve::default()).expect_err("no folder");
     assert_eq!(error.exit_status(), 2);
     assert!(error.to_string().contains("`amped serve FOLDER`"), "{error}");
 }
 
 #[test]
-fn the_example_is_good() {
+fn example_is_valid() {
     let config = repository().join("examples/amped.toml");
     let summary = check(&cli::Check { config: config.clone() }).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(summary, format!("{}: ok\n1 site on 127.0.0.1:8080, [::1]:8080\n", config.display()));
 }
 
 #[test]
-fn headers_pages_and_hosts_at_their_limits() {
+fn header_page_and_host_limits_are_checked() {
     let good = |text: &str| {
         let whole = format!("[[site]]\nroot = '/'\n{text}");
         read(&whole).unwrap_or_else(|error| panic!("{text}\n{error}"));
@@ -458,7 +458,7 @@ fn headers_pages_and_hosts_at_their_limits() {
 
 /// Whatever is missing, there are settings or a report, and no panic: what the report of half a file says is no matter.
 #[test]
-fn half_a_file_is_no_panic() {
+fn truncated_file_does_not_panic() {
     let whole = fs::read_to_string(repository().join("examples/amped.toml")).unwrap().replace("\n# ", "\n");
     let try_out = |text: &str| {
         if let Err(error) = read(text) {
@@ -478,7 +478,7 @@ fn half_a_file_is_no_panic() {
 }
 
 #[test]
-fn addresses_to_listen_on() {
+fn listen_addresses_are_parsed() {
     let check = |text: &str, expected: Result<&str, &str>| match (settings::parse_listen(text), expected) {
         (Ok(address), Ok(expected)) => assert_eq!(address.to_string(), expected, "{text}"),
         (Err(help), Err(says)) => assert!(help.contains(says), "{text}: {help}"),

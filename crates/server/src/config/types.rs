@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_web_is_made_of() {
+    fn common_extensions_have_media_types() {
         let check = |endings: &str, expected: Option<&str>| {
             for ending in endings.split(' ') {
                 assert_eq!(known(ending), expected, "{ending}");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn mends_only_what_needs_it() {
+    fn overrides_differ_from_mime_guess() {
         for (ending, kind) in MENDED {
             assert_ne!(mime_guess::from_ext(ending).first_raw(), Some(*kind), "{ending} is right in the crate now");
         }

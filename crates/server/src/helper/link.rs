@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_with_their_descriptors() {
+    fn frames_carry_their_descriptors() {
         let (mut ours, mut theirs, epoll) = links();
         ours.put(Kind::Begin, b"", vec![]);
         ours.put(Kind::Sites, b"a", vec![lent("Cargo.toml"), lent("src/lib.rs")]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_socket_does_not_take_goes_when_there_is_room() {
+    fn unsent_frames_are_flushed_when_socket_is_writable() {
         let (mut ours, mut theirs, epoll) = links();
         let large = vec![5; 3 << 20];
         for _ in 0..3 {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_lacks_descriptors_says_so() {
+    fn frame_without_its_descriptors_is_an_error() {
         let (ours, mut theirs, _) = links();
         // As if two had been sent, of which the kernel had room for none.
         let frame = with_header(Kind::Answer, b"x", 2);

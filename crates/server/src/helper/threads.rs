@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_start_with_work_and_a_few_stay_in_reserve() {
+    fn helpers_start_on_demand_and_some_stay_in_reserve() {
         let idle_timeout = Duration::from_millis(30);
         let (mut helpers, mailbox, task) =
             helpers(HelperSettings { kind: HelperKind::Threads, max: 4, min_spare: 2, max_queue: 1000, idle_timeout });
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_is_said_at_once() {
+    fn full_queue_rejects_request_at_once() {
         let idle_timeout = Duration::from_secs(10);
         let (mut helpers, _mailbox, task) =
             helpers(HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 3, idle_timeout });

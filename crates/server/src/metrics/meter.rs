@@ -336,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_that_do_not_wait_are_the_first() {
+    fn hot_figures_have_fixed_positions() {
         assert_eq!((FIGURES[REQUESTS].name, FIGURES[SENT_BYTES].name), ("requests", "sent"));
     }
 
     #[test]
-    fn one_request_in_64_is_timed_and_which_cannot_be_told_beforehand() {
+    fn one_request_in_64_is_sampled_at_random() {
         let (_, mut meter) = meter();
         let drawn: Vec<bool> = (0..64_000).map(|_| meter.begin(Time::START).is_some()).collect();
         let timed = drawn.iter().filter(|timed| **timed).count();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_have_what_passed_in_them_and_cpu_time_only_what_was_worked() {
+    fn phase_times_include_waits_and_cpu_time_does_not() {
         let (segment, mut meter) = meter();
         let millis = |n: u64| Duration::from_millis(n);
         let work = |time| {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_broken_off_counts_its_bytes_alone() {
+    fn aborted_response_counts_only_its_bytes() {
         let (segment, mut meter) = meter();
         let timing = meter.begin(Time::START);
         meter.count(&record_of(5000, true), 17, false, timing);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_published_once_after_a_change() {
+    fn changed_figures_are_published_once() {
         let (segment, mut meter) = meter();
         let at = Time::from_millis;
         let publish = |meter: &mut Meter, now, connections| {

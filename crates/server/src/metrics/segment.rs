@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_end_where_they_say() {
+    fn size_classes_end_at_their_bounds() {
         let check = |bytes: u64, is_made: bool, expected: &str| {
             let class = class_of(bytes, if is_made { Handler::Own } else { Handler::File });
             assert_eq!(format!("{} {}", SIZES[class / 3].0, KINDS[class % 3]), expected, "{bytes}");
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_summed_and_outlive_who_had_them() {
+    fn slot_sums_survive_their_owners() {
         let mut slots = StatsSlots::of(segment(2));
         let (first, second, third, fourth) = (slots.take(), slots.take(), slots.take(), slots.take());
         assert_eq!([&first, &second, &third, &fourth].map(|slot| slot.alone), [true, true, false, false]);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_exact_with_several_writers() {
+    fn shared_slot_is_exact_with_concurrent_writers() {
         let mut slots = StatsSlots::of(segment(0));
         let slot = slots.take();
         std::thread::scope(|scope| {
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_is_published_now_and_then_and_seen_by_all() {
+    fn process_figures_are_published_periodically_for_all_loops() {
         let segment = segment(1);
         let at = Time::from_millis;
         let figures = || Snapshot { lost_lines: 7, ..Snapshot::default() };
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_is_told_with_the_way_out() {
+    fn invalid_file_is_reported_with_hint() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let check = |path: &Path, says: &str| {
             let text = StatsSegment::new(Some(path), 1).expect_err("refused");

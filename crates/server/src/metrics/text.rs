@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_and_classes_are_said_in_their_units() {
+    fn figures_and_classes_have_units() {
         let mut sum = Sum::default();
         let set = |sum: &mut Sum, name: &str, value| {
             sum.figures[FIGURES.iter().position(|figure| figure.name == name).expect("a figure")] = value;

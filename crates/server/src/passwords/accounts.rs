@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_good_and_bad() {
+    fn valid_and_invalid_passwords() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("users");
         fs::write(&path, format!("ann:{}\nbob:{}\n", hash_of("secret"), argon_of("geheim"))).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_good_is_remembered_until_the_file_changes() {
+    fn verified_password_is_remembered_until_file_changes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("users");
         fs::write(&path, format!("ann:{}\n", hash_of("secret"))).unwrap();

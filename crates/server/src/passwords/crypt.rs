@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn long_password_is_refused_at_once() {
+    fn long_password_is_rejected_at_once() {
         let long = "x".repeat(PASSWORD_MAX + 1);
         let digest = STANDARD.encode(Sha1::digest(&long));
         assert!(!verify(long.as_bytes(), &Hash::parse(&format!("{{SHA}}{digest}")).unwrap()));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_clients_of_one_network_are_one() {
+    fn ipv6_clients_of_one_network_share_a_budget() {
         assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:1:2:3"));
         assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
         assert_eq!(client("::ffff:192.0.2.1"), client("192.0.2.1"));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_is_used_up_and_fills_again_within_a_minute() {
+    fn budget_is_exhausted_and_refills_within_one_minute() {
         let ledger = Ledger::new().unwrap();
         let (ann, bob) = (client("192.0.2.1"), client("192.0.2.2"));
         let take = |client, at: u64| ledger.take(client, budget(20), 1_000_000_000 + at * 1_000_000_000);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_push_out_those_that_have_tried_least() {
+    fn addresses_with_fewest_attempts_are_evicted_first() {
         let ledger = Ledger::new().unwrap();
         let worst = client("192.0.2.1");
         while ledger.take(worst, budget(20), 0) {}
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_remembered_for_a_while() {
+    fn verified_pair_expires() {
         let ledger = Ledger::new().unwrap();
         ledger.remember(7, 1);
         let known = |pair, now_ns| ledger.remembers(pair, now_ns);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_given_back_or_run_out() {
+    fn lease_is_returned_or_expires() {
         let ledger = Ledger::new().unwrap();
         let (now, later) = (1, 1 + LEASE.as_nanos() as u64);
         assert_eq!([(); 3].map(|()| ledger.take_place(2, now)), [Some(0), Some(1), None]);

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn remembered_password_is_answered_at_once_behind_any_queue() {
+    fn remembered_password_bypasses_queue() {
         let set = set(Waiting::Loops, 0);
         let _asker = set.must_wait(0, 1, "secret");
         assert_eq!(set.verdicts(1), [(0, Some(Verdict::Good))]);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn full_queue_refuses_the_address_with_the_most() {
+    fn full_queue_rejects_address_with_most_requests() {
         let set = set(Waiting::Loops, 0);
         let stalled = set.verifier.shared.ledger.verifying();
         let mut askers = vec![set.must_wait(0, 1, "a")];
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_has_left_is_not_verified_for() {
+    fn password_of_disconnected_client_is_not_verified() {
         let set = set(Waiting::Loops, 0);
         let stalled = set.verifier.shared.ledger.verifying();
         let first = set.must_wait(0, 1, "secret");
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_waits_behind_nobody_but_itself_is_verified_for() {
+    fn pipelining_client_is_not_blocked_by_itself() {
         let set = set(Waiting::Loops, 0);
         let client = Arc::new(Pipelining {
             verifier: Verifier { shared: Arc::clone(&set.verifier.shared) },
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn address_has_a_budget_of_wrong_passwords() {
+    fn address_has_budget_of_wrong_passwords() {
         let set = set(Waiting::Loops, 3);
         let _askers: Vec<_> = (0..3).map(|n| set.must_wait(n, 1, &n.to_string())).collect();
         assert_eq!(set.answer(3, 1, "secret"), Some(Verdict::Limited));
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn quarter_of_a_pool_waits_and_no_more() {
+    fn at_most_quarter_of_pool_waits() {
         let threads = set(Waiting::PoolOfThreads(8), 0);
         let stalled = threads.verifier.shared.ledger.verifying();
         let mut askers = vec![threads.must_wait(0, 1, "a")];

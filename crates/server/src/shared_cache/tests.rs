@@ -70,7 +70,7 @@ fn expected(found: Found<u32>, checked: u64) -> String {
 }
 
 #[test]
-fn what_was_learnt_is_found() {
+fn learned_entry_is_found() {
     let cache = cache(1 << 20, 1000, 1000);
     let meanings = || {
         [
@@ -106,7 +106,7 @@ fn what_was_learnt_is_found() {
 }
 
 #[test]
-fn what_is_not_kept() {
+fn listings_errors_and_large_files_are_not_cached() {
     let cache = cache(1 << 20, 1000, 1000);
     cache.learn(at(5), &work("/list/"), &Found::<u32>::Listing(Listing::new(b"a page".to_vec(), 0, None)));
     cache.learn(at(5), &work("/busy"), &Found::<u32>::Trouble(Trouble::Busy));
@@ -122,7 +122,7 @@ fn what_is_not_kept() {
 }
 
 #[test]
-fn an_answer_is_believed_for_a_time() {
+fn entry_expires_after_freshness_lifetime() {
     let cache = cache(1 << 20, 1000, 1000);
     cache.learn(at(100), &work("/"), &file(1, b"x"));
     let found = |now, fresh_for| cache.find::<u32>(at(now), &work("/"), Duration::from_nanos(fresh_for)).is_some();
@@ -133,7 +133,7 @@ fn an_answer_is_believed_for_a_time() {
 }
 
 #[test]
-fn the_later_question_wins() {
+fn later_lookup_wins() {
     let cache = cache(1 << 20, 1000, 1000);
     cache.learn(at(10), &work("/"), &file(1, b"new"));
     cache.learn(at(9), &work("/"), &Found::<u32>::Absent);
@@ -145,7 +145,7 @@ fn the_later_question_wins() {
 }
 
 #[test]
-fn what_the_asker_knows_is_not_copied() {
+fn content_known_to_requester_is_not_copied() {
     let cache = cache(1 << 20, 1000, 1000);
     let Found::File { name, mut files, not_unpacked } = file(1, &[1; 700]) else { unreachable!("made so") };
     for (number, coding) in [(2, Coding::Brotli), (3, Coding::Gzip)] {
@@ -165,7 +165,7 @@ fn what_the_asker_knows_is_not_copied() {
 
 /// An asker who knows the state gets no content from the disk; that must not take it from the others.
 #[test]
-fn contents_that_the_asker_knew_stay() {
+fn content_known_to_requester_is_kept() {
     let cache = cache(1 << 20, 1000, 1000);
     cache.learn(at(5), &work("/"), &file(1, &[1; 700]));
     cache.learn(at(6), &work("/"), &file_without_content(1, 700));
@@ -177,7 +177,7 @@ fn contents_that_the_asker_knew_stay() {
 
 /// Who knows what a name means and lacks a content asks for that alone.
 #[test]
-fn missing_contents() {
+fn missing_content_is_requested_separately() {
     let cache = cache(1 << 20, 1000, 1000);
     let opened = |found| match found {
         Found::File { mut files, .. } => files.remove(0),
@@ -212,7 +212,7 @@ fn missing_contents() {
 }
 
 #[test]
-fn forgetting() {
+fn invalidation_removes_entries() {
     let cache = cache(1 << 20, 1000, 1000);
     for n in 0..100 {
         cache.learn(at(5), &work(format!("/{n}")), &file(n, b"x"));
@@ -229,7 +229,7 @@ fn forgetting() {
 }
 
 #[test]
-fn one_shard_and_the_unused_goes_first() {
+fn least_recently_used_entry_of_shard_is_evicted() {
     let cache = cache(16 * 512, 512, 3);
     assert_eq!(cache.layout.shards, 1);
     for n in 0..3 {
@@ -246,7 +246,7 @@ fn one_shard_and_the_unused_goes_first() {
 }
 
 #[test]
-fn budgets_too_small() {
+fn too_small_budget_is_rejected() {
     let settings = |bytes, entries| SharedSettings { bytes: Bytes(bytes), file_max: Bytes::kib(32), entries };
     for (bytes, entries) in [(0, 10), (511, 10), (1 << 20, 0)] {
         let error = SharedCache::new(&settings(bytes, entries)).expect_err("holds nothing");
@@ -266,7 +266,7 @@ fn budgets_too_small() {
 }
 
 #[test]
-fn shares_make_up_the_whole() {
+fn shards_use_whole_budget() {
     for (bytes, file_max, entries) in [(64 << 20, 32 << 10, 8192), (1 << 20, 100 << 10, 10), (1 << 30, 0, 100_000)] {
         let settings = SharedSettings { bytes: Bytes(bytes), file_max: Bytes(file_max), entries };
         let layout = Layout::of(&settings).expect("enough");
@@ -373,7 +373,7 @@ fn kept(found: &Found<u32>, file_max: usize) -> String {
 proptest! {
     /// With room for all nothing is lost; with little, what is found is still the last that was taken, or nothing.
     #[test]
-    fn what_is_found_is_what_was_learnt_last(steps in steps(), roomy in any::<bool>()) {
+    fn cache_agrees_with_model(steps in steps(), roomy in any::<bool>()) {
         let cache = if roomy { cache(1 << 17, 400, 31) } else { cache(3 * 16 * 512, 400, 3 * 16) };
         prop_assert_eq!(cache.layout.shards, if roomy { 1 } else { 3 });
         let mut model: HashMap<u8, (u64, String)> = HashMap::new();
@@ -411,7 +411,7 @@ proptest! {
 
     /// Nothing in the memory makes a process panic, or go round for ever; and a cache that is cleared is as new.
     #[test]
-    fn nonsense_is_survived(
+    fn random_memory_does_not_panic_or_loop(
         steps in steps(),
         nonsense in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![0u64..20, any::<u64>()]), 1..200),
     ) {
@@ -504,7 +504,7 @@ fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
 }
 
 #[test]
-fn who_dies_inside_costs_his_shard_and_no_more() {
+fn process_killed_in_lock_resets_only_its_shard() {
     let victim = work("/victim");
     let part = |cache: &SharedCache, work: &NameWork| {
         (Key::new(cache.seed, work.generation, work.site, &work.path).hash % cache.layout.shards as u64) as usize
@@ -529,7 +529,7 @@ fn who_dies_inside_costs_his_shard_and_no_more() {
         let with_victim = others.iter().filter(|other| part(&cache, other) == part(&cache, &victim)).count();
         assert_eq!(here(), 40);
 
-        let mut process = Process::start("who_dies_inside_costs_his_shard_and_no_more", "dies", &cache);
+        let mut process = Process::start("process_killed_in_lock_resets_only_its_shard", "dies", &cache);
         let said = BufReader::new(process.0.stdout.take().expect("piped")).lines();
         assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "it never came so far");
         let waiting = {
@@ -597,8 +597,8 @@ fn verify(name: u64, found: Option<Found<u32>>) {
 }
 
 #[test]
-fn processes_are_killed_at_any_moment() {
-    const TEST: &str = "processes_are_killed_at_any_moment";
+fn processes_killed_at_random_do_not_corrupt_cache() {
+    const TEST: &str = "processes_killed_at_random_do_not_corrupt_cache";
     if let Ok(seed) = env::var(ROLE) {
         return hammer(&inherited(), seed.parse().expect("a number"));
     }
