@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn circle_of_two_or_three_files_is_found_with_names() {
+    fn circle_of_two_or_three_files_is_reported_with_names() {
         let two = [
             ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "use crate::b::{B, Other as Name};"),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn each_knot_has_its_line() {
+    fn each_component_is_reported_on_its_own_line() {
         let files = [
             ("lib.rs", ""),
             ("a.rs", "use crate::b::B;"),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn parent_that_uses_its_child_is_above_it() {
+    fn parent_importing_its_child_is_above_it() {
         let parent = "mod child; pub use child::Child; struct Own;";
         check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "struct Child;")], &[]);
         let circle = "a/child.rs -> a/mod.rs (Own) -> a/child.rs (Child)";
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn code_for_tests_does_not_count() {
+    fn test_code_is_ignored() {
         for text in [
             "#[cfg(test)] mod tests { use crate::b::B; }",
             "#[cfg(all(test, feature = \"x\"))] mod tests { use crate::b::B; }",
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_do_not_count() {
+    fn paths_to_other_crates_are_ignored() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("main.rs", "use crate::a::A; mod a {}"),
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_rust_is_an_error() {
+    fn invalid_rust_is_an_error() {
         assert!(circles(&[("lib.rs", "fn (")]).unwrap_err().contains("lib.rs: cannot be parsed"));
     }
 }

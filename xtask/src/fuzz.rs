@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_libfuzzer_says() {
+    fn libfuzzer_output_is_parsed() {
         let log = "thread panicked\nartifact_prefix='/t/'; Test unit written to /t/crash-0a1b\nBase64: AA==\n";
         assert_eq!(written_input(log), Some("/t/crash-0a1b"));
         assert_eq!(written_input("Done 12 runs in 5 second(s)"), None);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_the_reason_and_not_the_whole_stack() {
+    fn failure_shows_reason_without_whole_stack() {
         assert_eq!(reason("a\nb"), "  | a\n  | b");
         assert_eq!(reason("INFO: seed\nthread panicked at a.rs:1\nwhy\n"), "  | thread panicked at a.rs:1\n  | why");
         assert_eq!(reason(&"x\n".repeat(1000)).lines().count(), 12);

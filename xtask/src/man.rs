@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_subcommand_has_a_page_and_every_shell_its_file() {
+    fn every_subcommand_has_manual_and_every_shell_completion() {
         let out = std::env::temp_dir().join(format!("amped-man-{}", std::process::id()));
         let files = write(&out).expect("the temporary folder can be written");
         let has = |name: &str| assert!(files.contains(&out.join(name)), "{name} is missing in {files:?}");

@@ -274,18 +274,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_programs_outside_a_plain_path() {
+    fn programs_outside_plain_path_are_found() {
         assert!(find("sh").is_some());
         assert!(find("no-such-program-of-ours").is_none());
     }
 
     #[test]
-    fn a_tool_is_known_by_its_version() {
+    fn tool_path_contains_version() {
         assert!(NEXTEST.binary().ends_with("tools/cargo-nextest-0.9.148/bin/cargo-nextest"));
     }
 
     #[test]
-    fn nextest_is_the_version_that_its_configuration_asks_for() {
+    fn nextest_version_matches_its_configuration() {
         let config = fs::read_to_string(crate::command::root().join(".config/nextest.toml")).expect("it is committed");
         assert!(config.contains(&format!("nextest-version = \"{}\"", NEXTEST.version)));
     }

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_runtime_in_the_tree_is_named() {
+    fn async_runtime_in_tree_is_reported() {
         let check = |tree: &str, expected: Result<usize, &str>| match (check_tree(tree), expected) {
             (Ok(count), Ok(expected)) => assert_eq!(count, expected, "{tree}"),
             (Err(text), Err(part)) => assert!(text.contains(part), "{text}"),

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_there() {
+    fn documents_exist() {
         let all = ["README", "ARCHITECTURE", "SPECIFICATION", "GLOSSARY", "CONTRIBUTING", "CHANGELOG"];
         let names: Vec<String> = all.iter().map(|name| format!("{name}.md")).collect();
         let files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x\n")).collect();
@@ -535,13 +535,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_opens_with_its_story() {
+    fn file_opens_with_module_documentation() {
         check(story, &[("a.rs", "//! This.\n"), ("b.md", "x")], &[]);
         check(story, &[("a.rs", "// This.\n"), ("b.rs", "")], &["a.rs", "b.rs"]);
     }
 
     #[test]
-    fn unsafe_code_lives_in_sys() {
+    fn unsafe_code_is_confined_to_sys() {
         let forbid = "//! x\n#![forbid(unsafe_code)]\n";
         check(unsafe_code, &[("crates/core/src/lib.rs", forbid), ("crates/core/src/a.rs", "//! x\n")], &[]);
         check(unsafe_code, &[("crates/core/src/lib.rs", "//! x\n")], &["lacks"]);
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn pure_crates_know_no_std() {
+    fn pure_crates_do_not_use_std() {
         let good = "#![no_std]\n#[cfg(test)]\nextern crate std;\n";
         let bad = "#![no_std]\nextern crate std;\n";
         let files = |core: &'static str| {
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn crates_know_only_whom_they_may() {
+    fn crates_depend_only_on_lower_layers() {
         let good = "0amped-core v0.1.0 (/x)\n1amped-http v0.1.0 (/x)\n1memchr v2.0.0\n\n0amped-http v0.1.0 (/x)\n\n\
                     0amped-sys v0.1.0 (/x)\n1libc v0.2.0\n\n0xtask v0.1.0 (/x)\n1amped-core v0.1.0 (/x)\n";
         same(&layers(good), &[]);
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_unfinished() {
+    fn unfinished_code_is_reported() {
         let note = concat!("// TO", "DO: more\n");
         check(unfinished, &[("a.rs", note), ("examples/site/a.js", note)], &["a.rs:1"]);
         check(unfinished, &[("a.rs", concat!("const TO", "DOS: u8 = 1;\n"))], &[]);
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stray_spaces() {
+    fn stray_spaces_are_reported() {
         check(
             whitespace,
             &[("a.md", "x\n"), ("empty", ""), ("fuzz/seeds/h1/a", "GET / "), ("a/golden/x.txt", "y ")],
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn no_large_file() {
+    fn large_files_are_reported() {
         let mut tree = tree(&[]);
         tree.files.insert("a.bin".into(), File { length: SIZE_MAX, text: None });
         tree.files.insert("fuzz/seeds/a".into(), File { length: SIZE_MAX + 1, text: None });
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_somewhere() {
+    fn broken_links_are_reported() {
         let files = |text| [("docs/a.md", text), ("README.md", ""), ("docs/b/c.md", "")];
         let good = "[a](b/c.md) [b](../README.md#x) [c](#here) [d](https://x.org/y) [e](b/) `[f](none)`\n";
         check(links, &files(good), &[]);
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn every_crate_is_on_the_map() {
+    fn every_crate_is_on_map() {
         let files = |text| [("ARCHITECTURE.md", text), ("crates/http/src/lib.rs", ""), ("crates/core/Cargo.toml", "")];
         check(map, &files("`crates/http` and `core/`"), &[]);
         check(map, &files("crates/https and core"), &["crates/core", "crates/http"]);

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_coded_as_the_standard_says() {
+    fn instructions_are_encoded_as_in_standard() {
         let bytes = |one: Instruction| {
             let mut bytes = vec![one.code, one.registers];
             bytes.extend(one.offset.to_le_bytes());

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeps_to_the_time_and_not_less() {
+    fn sleep_does_not_end_early() {
         let clock = Clock::start();
         exact_timers();
         for step in 1..20 {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_is_that_of_the_thread() {
+    fn cpu_time_belongs_to_thread() {
         let before = cpu_time();
         while cpu_time() - before < Duration::from_millis(2) {}
         let after = std::thread::spawn(cpu_time).join().expect("ends");

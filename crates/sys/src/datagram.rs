@@ -71,7 +71,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_packet_says_when_it_came_and_not_when_it_was_read() {
+    fn packet_timestamp_is_arrival_time() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("bound");
         socket.connect(socket.local_addr().expect("bound")).expect("connected");
         stamp_arrivals(&socket).expect("set");

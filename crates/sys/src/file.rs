@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out_of_the_root() {
+    fn no_path_escapes_root() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let inside = folder.path().join("root");
         std::fs::create_dir(&inside).expect("made");
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_has_room() {
+    fn file_system_reports_free_space() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let found = space(folder.path()).expect("there");
         assert!(0 < found.bytes_free && found.bytes_free <= found.bytes_total, "{found:?}");
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_does_not_hold_up_whoever_opens_it() {
+    fn opening_pipe_does_not_block() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_waited_for() {
+    fn open_waits_for_lease() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("file");
         std::fs::write(&path, "text").expect("written");
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_memory_is_said_to_be_so() {
+    fn nonresident_page_is_reported() {
         let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).expect("written");

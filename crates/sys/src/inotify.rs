@@ -136,7 +136,7 @@ mod tests {
     use std::fs::{self, File};
 
     #[test]
-    fn tells_what_happens_to_names() {
+    fn events_report_names() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = |name: &str| folder.path().join(name);
         fs::write(path("target"), "x").expect("written");

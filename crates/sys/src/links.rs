@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_as_the_policy_says() {
+    fn symlink_policy_is_obeyed() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let outside = folder.path().canonicalize().expect("there");
         let root = outside.join("root");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_another_owner_are_refused_if_that_is_asked_for() {
+    fn owner_policy_refuses_links_of_other_owner() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = folder.path().canonicalize().expect("there");
         fs::write(root.join("page"), "page").expect("written");
@@ -279,7 +279,7 @@ mod tests {
 
     /// Whatever is exchanged meanwhile, nothing outside is opened.
     #[test]
-    fn a_link_that_changes_leads_nowhere_outside() {
+    fn changing_link_does_not_escape_root() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let outside = folder.path().canonicalize().expect("there");
         let root = outside.join("root");

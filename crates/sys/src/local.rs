@@ -75,7 +75,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn a_name_is_its_owners_alone_from_the_start() {
+    fn socket_is_private_from_creation() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let name = folder.path().join("socket");
         let listener = listen(&name).expect("listens");

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn head_and_mapped_body_leave_in_one_call() {
+    fn header_and_mapped_body_are_sent_in_one_call() {
         let bytes: Vec<u8> = (0..3 * PAGE).map(|at| (at / 100) as u8).collect();
         let (_folder, file) = file_of(&bytes);
         let mapping = Mapping::new(&file, PAGE as u64, 2 * PAGE).expect("mapped");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_become_shorter_is_an_error_and_no_signal() {
+    fn access_beyond_truncated_file_is_an_error() {
         let (_folder, file) = file_of(&vec![7; 4 * PAGE]);
         let mapping = Mapping::new(&file, 0, 4 * PAGE).expect("mapped");
         assert!(mapping.is_resident(0..4 * PAGE));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_resident_or_not() {
+    fn page_residency_is_reported() {
         let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
         let path = folder.path().join("file");
         // More pages than are asked for at once.

@@ -311,7 +311,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_thread_that_spins_is_sampled() {
+    fn spinning_thread_is_sampled() {
         let cores = std::thread::available_parallelism().expect("there are some").get() as u32;
         let mut rings: Vec<Ring> =
             (0..cores).map(|core| Ring::open(core, 499).expect("root, or kernel.perf_event_paranoid=-1")).collect();
@@ -340,7 +340,7 @@ mod tests {
 
     /// A thread that does nothing but ask who its parent is has that number in each sample that it was in the kernel for.
     #[test]
-    fn a_program_tells_the_system_call_of_a_sample() {
+    fn bpf_program_reports_system_call_of_sample() {
         let cores = std::thread::available_parallelism().expect("there are some").get() as u32;
         let program = SyscallNumbers::load(cores).expect("root, and a kernel with BPF");
         let mut rings: Vec<Ring> = (0..cores).map(|core| Ring::open(core, 997).expect("root")).collect();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_as_far_as_they_go() {
+    fn truncated_records_are_read_as_far_as_possible() {
         let record = |kind: u32, misc: u16, words: &[u64]| {
             let mut bytes = kind.to_ne_bytes().to_vec();
             bytes.extend(misc.to_ne_bytes());

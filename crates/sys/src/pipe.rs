@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_end_does_not_block() {
+    fn own_end_of_pipe_is_nonblocking() {
         let Pipe { ours, theirs } = from_program().expect("made");
         let mut buffer = [0; 10];
         assert_eq!(read(&ours, &mut buffer).expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);

@@ -90,7 +90,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn says_which_can_be_read() {
+    fn wait_reports_ready_descriptors() {
         let (a, b) = UnixStream::pair().expect("a pair");
         let both = [a.as_fd(), b.as_fd()];
         assert_eq!(wait_readable(&both, Duration::from_millis(1)).expect("waits"), [false, false]);

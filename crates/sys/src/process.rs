@@ -569,7 +569,7 @@ mod tests {
     use crate::file;
 
     #[test]
-    fn accounts() {
+    fn users_and_groups_are_looked_up() {
         let root = user(c"root").expect("asked").expect("there");
         assert_eq!((root.uid, root.gid), (0, 0));
         assert_eq!(user(c"nobody of this name").expect("asked"), None);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_whose_parent_has_gone_is_not_started() {
+    fn program_of_exited_parent_is_not_started() {
         let mut command = std::process::Command::new("/bin/true");
         end_with_this_thread(&mut command);
         assert!(command.status().expect("started").success());
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_that_was_opened_is_executed_whatever_its_name_means_now() {
+    fn opened_file_is_executed_after_rename() {
         let folder = tempfile::tempdir().expect("a folder");
         let name = folder.path().join("program");
         std::fs::copy("/bin/sh", &name).expect("copied");
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_another_file_by_now_is_not_executed() {
+    fn replaced_file_is_not_executed() {
         use std::os::unix::fs::MetadataExt;
         let state = std::fs::metadata("/bin/true").expect("there");
         let run = |inode| {
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_from_files() {
+    fn file_mappings_are_parsed() {
         let maps = "55a0d000-55a0f000 r--p 00000000 fd:01 1234   /usr/bin/a program\n\
                     55a0f000-55a10000 r-xp 00002000 fd:01 1234   /usr/bin/a program\n\
                     55a10000-55a11000 ---p 00003000 fd:01 1234   /usr/bin/a program\n\
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_waits_for_the_disk_shows() {
+    fn blocking_disk_read_is_counted() {
         let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 64 * 1024]).expect("written");

@@ -95,7 +95,7 @@ mod tests {
 
     /// Without the DNS: only what every machine has in its `/etc/hosts`.
     #[test]
-    fn this_machine_has_a_name_that_leads_back() {
+    fn loopback_address_has_confirmed_name() {
         let address = IpAddr::from([127, 0, 0, 1]);
         let name = name_of(address).expect("answered").expect("127.0.0.1 is in /etc/hosts");
         assert!(has_address(&name, address).expect("answered"));

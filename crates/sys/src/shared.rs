@@ -349,7 +349,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn what_is_put_in_comes_out_in_every_mapping() {
+    fn written_bytes_appear_in_every_mapping() {
         let region = Region::new(3, 100).expect("memory");
         let other = Region::open(region.as_fd().try_clone_to_owned().expect("descriptor")).expect("the same memory");
         assert_eq!((other.parts(), other.part_bytes()), (3, 100));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_reached() {
+    fn out_of_bounds_access_is_rejected() {
         let region = Region::new(2, 100).expect("memory");
         let guard = region.lock(0).expect("sound");
         for at in [93, 100, 101, usize::MAX - 7, usize::MAX] {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be() {
+    fn invalid_sizes_are_rejected() {
         for (parts, bytes) in [(0, 1), (1, usize::MAX), (usize::MAX, 1), (2, usize::MAX / 2), (1, usize::MAX - 127)] {
             let error = Region::new(parts, bytes).expect_err("too much, or none");
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{parts} x {bytes}");
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time() {
+    fn lock_is_exclusive() {
         let region = Region::new(1, 8).expect("memory");
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -415,7 +415,7 @@ mod tests {
 
     /// To the kernel a thread that ends with a robust mutex is the same as a process that does.
     #[test]
-    fn a_part_stays_damaged_until_it_is_mended() {
+    fn damaged_part_stays_damaged_until_repaired() {
         let region = Region::new(2, 8).expect("memory");
         let die_inside = || {
             thread::scope(|scope| {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_process_that_ends_inside_is_noticed() {
+    fn exit_of_forked_lock_holder_is_detected() {
         let region = Region::new(1, 8).expect("memory");
         // SAFETY: the child is a copy of this thread alone, so it may take no lock of the C library's or of std's, and
         // does not: it locks a mutex of its own mapping, writes a word and ends.
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_damages_what_it_leaves() {
+    fn panic_marks_locked_part_as_damaged() {
         let region = Region::new(1, 8).expect("memory");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _guard = region.lock(0).expect("sound");
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn a_second_lock_by_the_same_thread_is_a_bug() {
+    fn recursive_lock_panics() {
         let region = Region::new(1, 8).expect("memory");
         let _first = region.lock(0);
         let _second = region.lock(0);

@@ -61,7 +61,7 @@ mod tests {
     use crate::process::{self, Ending};
 
     #[test]
-    fn who_ends_gives_back() {
+    fn exiting_process_releases_its_slots() {
         let slots = Slots::new().expect("made");
         assert!(slots.take(3) && slots.take(4));
         slots.give_back(4);

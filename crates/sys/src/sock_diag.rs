@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_and_who_waits_there() {
+    fn listener_reports_pending_connections() {
         for (address, family, other) in
             [("127.0.0.1:0", Family::Ipv4, Family::Ipv6), ("[::1]:0", Family::Ipv6, Family::Ipv4)]
         {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn open_connection_tells_which_side_was_last_to_send() {
+    fn connection_reports_last_sender() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
         let (mut server, _) = listener.accept().expect("accepted");
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn unix_socket_has_peer_and_name_and_listener_knows_who_waits() {
+    fn unix_sockets_report_peer_name_and_pending_connections() {
         use std::os::fd::AsRawFd;
         use std::os::unix::net::{UnixListener, UnixStream};
         let folder = tempfile::tempdir().expect("made");
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error_or_nothing() {
+    fn malformed_reply_is_an_error_or_ignored() {
         let check = |bytes: &[u8], expected: Result<bool, ()>| {
             let mut sockets = 0;
             let mut each = |body: &[u8]| sockets += usize::from(socket(body).is_some());

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_begin_without_waiting_and_tell_how_they_ended() {
+    fn nonblocking_connect_reports_result() {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
         let to = local_address(&listener).expect("bound");
         let wait = |socket: &OwnedFd| {
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_go_with_their_bytes() {
+    fn descriptors_arrive_with_their_bytes() {
         let (ours, theirs) = pair().expect("made");
         let [first, second] = ["Cargo.toml", "src/lib.rs"].map(|name| File::open(name).expect("there"));
         let send = |bytes: &[u8], descriptors: &[BorrowedFd<'_>]| {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_may_be_are_sent_and_no_more() {
+    fn descriptor_count_is_limited() {
         let (ours, theirs) = pair().expect("made");
         let file = File::open("Cargo.toml").expect("there");
         let many = [file.as_fd(); DESCRIPTORS_MAX + 1];
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_takes_a_part_and_says_so() {
+    fn full_socket_accepts_partial_write() {
         let (ours, theirs) = pair().expect("made");
         let much = vec![1; 4 << 20];
         let sent = send_with_descriptors(&ours, &much, &[theirs.as_fd()], Patience::Now).expect("a part");

@@ -129,7 +129,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn write_in_progress_shows_half_and_ends_before_a_barrier_returns() {
+    fn barrier_waits_for_write_in_progress() {
         // Where the build folder lies, and in memory: the file systems of most sites.
         for folder in [".", "/dev/shm"] {
             let file = tempfile::tempfile_in(folder).expect("a file");

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_the_names_that_libc_gives_them() {
+    fn system_call_names_match_libc() {
         let check = |number: libc::c_long, expected| assert_eq!(name(number as u64), Some(expected), "{number}");
         check(libc::SYS_read, "read");
         check(libc::SYS_writev, "writev");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_has_two_names_and_no_name_two_numbers() {
+    fn system_call_numbers_and_names_are_unique() {
         let mut seen = std::collections::BTreeMap::new();
         let mut end = 0;
         for line in TABLE.lines().filter(|line| !line.starts_with('#')) {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_none_is_refused() {
+    fn invalid_device_name_is_rejected() {
         for name in ["", "0123456789abcdef"] {
             assert_eq!(
                 Tun::create(name, true).map(|_| ()).map_err(|error| error.kind()),

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_zero_at_first_and_as_many_as_were_asked_for() {
+    fn new_words_are_zero_and_as_many_as_requested() {
         let words = Words::new(1000).expect("memory");
         assert!(words.all().iter().all(|word| word.load(Relaxed) == 0));
         std::thread::scope(|scope| {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_servers_and_what_the_dead_left_is_replaced() {
+    fn name_is_exclusive_and_stale_file_is_replaced() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let path = folder.path().join("words");
         let words = publish(&path, 600).expect("published");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_cut_short_costs_its_words_and_no_process() {
+    fn truncated_file_loses_words_without_crash() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let path = folder.path().join("words");
         let words = publish(&path, 2000).expect("published");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_is_left_alone() {
+    fn foreign_file_is_not_overwritten() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let check = |path: &Path, expected: io::ErrorKind| {
             assert_eq!(publish(path, 2).expect_err("refused").kind(), expected, "{path:?}");

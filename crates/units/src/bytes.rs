@@ -93,7 +93,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn reads_what_people_write() {
+    fn valid_and_invalid_sizes() {
         let check = |text: &str, expected: Result<u64, ParseBytesError>| {
             assert_eq!(text.parse::<Bytes>().map(|b| b.0), expected, "{text:?}");
         };
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_what_it_can_read_back() {
+    fn formatted_size_round_trips() {
         for n in [0, 1, 1023, 1024, 1025, 65_536, 10_000_000, 1 << 30, u64::MAX] {
             assert_eq!(Bytes(n).to_string().parse::<Bytes>(), Ok(Bytes(n)));
         }

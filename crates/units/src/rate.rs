@@ -60,7 +60,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn reads_what_people_write() {
+    fn valid_and_invalid_rates() {
         let check = |text: &str, expected: Result<u64, ParseBitsPerSecondError>| {
             assert_eq!(text.parse::<BitsPerSecond>().map(|rate| rate.0), expected, "{text:?}");
         };
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_what_it_can_read_back() {
+    fn formatted_rate_round_trips() {
         for n in [0, 1, 56_000, 33_600, 1_500_000, 1_000_000_000, 1_000_000_001, u64::MAX] {
             assert_eq!(BitsPerSecond(n).to_string().parse::<BitsPerSecond>(), Ok(BitsPerSecond(n)));
         }

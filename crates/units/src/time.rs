@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_stays_never() {
+    fn never_plus_duration_is_never() {
         assert_eq!(Time::NEVER + Duration::from_secs(1), Time::NEVER);
         assert_eq!(Time::START + Duration::MAX, Time::NEVER);
     }
 
     #[test]
-    fn a_difference_is_never_negative() {
+    fn difference_is_never_negative() {
         assert_eq!(Time::from_millis(1) - Time::from_millis(3), Duration::ZERO);
         assert_eq!(Time::from_millis(3) - Time::from_millis(1), Duration::from_millis(2));
     }
