@@ -112,7 +112,7 @@ fn all_workers_serve_new_version_after_preload() {
         let lines: Vec<&str> = done.stdout.lines().collect();
         assert_eq!(lines[0], "/a.html: 404");
         assert_eq!(lines[1], "/folder/: 200 7 bytes");
-        assert_eq!(lines[2], "/folder: 301 a folder: add a slash for its index page");
+        assert_eq!(lines[2], "/folder: 301 a directory: add a slash for its index page");
         assert!(lines[3].starts_with("/%2e%2e/x: 400 "), "{lines:?}");
         assert_eq!(lines[4], "/new%2ehtml: 200 8 bytes");
         all_get(&mut clients, "/a.html", 404, "");

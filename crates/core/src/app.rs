@@ -1,9 +1,9 @@
-//! Applications: which request is whose, what one is asked, and what its answer comes to.
+//! Applications: which requests go to which application, and the requests and responses themselves.
 //!
-//! An application is a connection's third peer, beside client and disk. A request that a rule of the site gives to one goes
-//! out as [`Action::App`](crate::event::Action::App); what it says comes back as [`Event::App`](crate::event::Event::App),
-//! piece by piece. Whether it is a process of its own (CGI) or one that lives on (FastCGI) nobody here knows: both are
-//! asked and answer in the words of RFC 3875.
+//! An application is a connection's third peer, besides client and disk. A request that matches an application rule of
+//! the site goes out as [`Action::App`](crate::event::Action::App); the response comes back as
+//! [`Event::App`](crate::event::Event::App), in pieces. This crate does not distinguish a process per request (CGI)
+//! from a persistent one (FastCGI): both use the protocol of RFC 3875.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,98 +16,100 @@ use amped_http::uri::{self, Target};
 use crate::cache::page::PageName;
 use crate::site::{AppRule, Site, Sites};
 
-/// What an application is asked, but for what only the server knows: addresses, and where files are.
+/// A request to an application, except for the parts that only the server knows: addresses and file locations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppWork {
-    /// Counts the configurations that have been in force.
+    /// The number of the configuration, counted from the start.
     pub generation: u32,
     /// The site's number.
     pub site: u16,
-    /// The rule's place among those of the site.
+    /// The rule's index among those of the site.
     pub rule: u16,
     /// The clean path.
     pub path: Box<[u8]>,
-    /// Where in the path the script's name may end, by the rule; never empty, in rising order. What is behind is PATH_INFO.
+    /// Offsets in the path at which the script's name may end, by
+    /// the rule; never empty, ascending. The rest is PATH_INFO.
     pub ends: Vec<usize>,
     /// Whether a body follows.
     pub has_body: bool,
-    /// The meta-variables that follow from the request's head.
+    /// The meta-variables derived from the request's head.
     pub variables: Variables,
 }
 
-/// What goes to an application.
+/// Input to an application.
 #[derive(Debug)]
 pub enum Input {
-    /// Begin.
+    /// Start the request.
     Start(Box<AppWork>),
-    /// Part of the request's body.
+    /// Part of the request body.
     Body(Vec<u8>),
-    /// The body is complete.
+    /// The request body is complete.
     End,
-    /// Nobody wants its answer any more. Where that is its own doing, this is why, for whoever looks after it; else empty.
-    /// It may have ended already.
+    /// The response is no longer needed. The text is the reason for the error log if the application is at fault, else
+    /// empty. The application may have finished already.
     Leave(&'static str),
-    /// Its answer will be kept under this name: answered by [`Output::First`] or [`Output::Follows`], before it is begun.
+    /// The response will be cached under this name: answered by
+    /// [`Output::First`] or [`Output::Follows`] before the request starts.
     Join(PageName),
-    /// Its answer is not going to be kept after all: whoever waits for it need not wait any more.
+    /// The response will not be cached after all: release the requests that wait for it.
     Settled,
-    /// Its response is not to be read further than the client has taken it.
+    /// Read the response no faster than the client accepts it.
     Unbuffered,
 }
 
-/// What an application says, or does.
+/// Output and state changes of an application.
 #[derive(Debug)]
 pub enum Output<'a> {
-    /// It has been begun: until now others had their turn.
+    /// The request has started; until now it was queued.
     Begun,
-    /// It has taken all of the body that it was given.
+    /// The application has read all of the body that it was sent.
     Room,
-    /// Part of its answer.
+    /// Part of the response.
     Bytes(&'a [u8]),
-    /// The rest of its answer, which is complete with it.
+    /// The last part of the response.
     Last(&'a [u8]),
-    /// Its answer is complete.
+    /// The response is complete.
     Ended,
-    /// There is none, or no more of one.
+    /// The response failed, or was cut off.
     Failed(AppTrouble),
-    /// Nobody else makes this page: others will wait for this one.
+    /// No other request generates this page: others will wait for this one.
     First,
-    /// Somebody else is making it.
+    /// Another request is generating this page.
     Follows,
-    /// He has made it, or will not: look again.
+    /// The other request has finished, with or without a page: look up the cache again.
     Again,
 }
 
-/// Why an application does not answer.
+/// Why an application did not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppTrouble {
-    /// Too many are waiting for one: answered 503.
+    /// The queue is full: 503.
     Busy,
-    /// There is no such script: 404.
+    /// The script does not exist: 404.
     Absent,
-    /// There is, and it must not be run: 403.
+    /// The script exists, but must not be run: 403.
     Forbidden,
-    /// It could not be reached, or not be started: 502.
+    /// The application could not be reached or started: 502.
     Unreachable,
-    /// It has ended, and is about to be started again: 503.
+    /// The application has exited and will be restarted: 503.
     Restarting,
-    /// It has ended before its answer was complete: 502.
+    /// The application exited before its response was complete: 502.
     Failed,
-    /// There is no room for the body of the request: 503.
+    /// No space left for the request body: 503.
     NoRoom,
 }
 
-/// A request's head, for an application.
+/// A request head, as passed to an application.
 #[derive(Clone, Copy)]
 pub(crate) struct AppHead<'a> {
     pub(crate) request: &'a Request<'a>,
-    /// What the request was parsed from.
+    /// The bytes that the request was parsed from.
     pub(crate) bytes: &'a [u8],
-    /// The clean path of its target.
+    /// The clean path of the request target.
     pub(crate) asked: &'a [u8],
 }
 
-/// A request that is an application's.
+/// A request that matches an application rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HandlerMatch {
     pub(crate) site: u16,
@@ -117,18 +119,18 @@ pub(crate) struct HandlerMatch {
 }
 
 impl HandlerMatch {
-    /// The path, by which rules for headers find the reply.
+    /// The path, which selects header rules for the response.
     pub(crate) fn path(&self) -> &[u8] {
         &self.path
     }
 
-    /// The rule by which it is one.
+    /// The rule that matched.
     pub(crate) fn rule<'a>(&self, sites: &'a Sites) -> Option<&'a AppRule> {
         sites.get(self.site)?.apps.get(usize::from(self.rule))
     }
 
-    /// What the application is asked. `user`: who was found to ask, where a password is wanted. `for_others`: the answer is one
-    /// for others too, so it must be whole, whatever the client has of it already.
+    /// Builds the request to the application. `user`: the authenticated user, if any. `for_others`: the response may be
+    /// cached for other clients, so it must be complete, whatever this client has cached.
     pub(crate) fn work(
         &self,
         sites: &Sites,
@@ -157,12 +159,12 @@ impl HandlerMatch {
     }
 }
 
-/// The application that answers this clean path on this site: by the first rule that matches it, or what it begins with.
+/// Finds the application for this clean path: the first rule that matches the path or a prefix of it.
 ///
-/// Names that begin with a dot hide a script, and are its own business behind it (PATH_INFO).
+/// A name that begins with a dot hides a script; after the script's name (in PATH_INFO) such a name is allowed.
 ///
 /// # Errors
-/// The status with which the site refuses a name that may be the script.
+/// The status with which a route denies a name that may be the script.
 pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch>, Status> {
     let mut denials = site.has_denials();
     for (rule, number) in site.apps.iter().zip(0..) {
@@ -172,7 +174,7 @@ pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch
         if rule.pattern.as_str() == "/" {
             (ends, denials) = (Vec::from([0]), false);
         } else if !site.dotfiles {
-            // The first name with a dot hides all that follow it.
+            // The first hidden name hides everything below it.
             let open = ends.iter().take_while(|&&end| !uri::hidden(&path[..end])).count();
             ends.truncate(open);
         }
@@ -180,7 +182,7 @@ pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch
             continue;
         }
         if denials {
-            // Each costs a look at every route.
+            // Each prefix is matched against every route.
             if ends.len() > SCRIPT_ENDS_MAX {
                 return Err(Status::NOT_FOUND);
             }
@@ -193,12 +195,12 @@ pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch
     Ok(None)
 }
 
-/// Beginnings of a path that may be its script, where routes deny: a path with more of them means nothing.
+/// Maximum prefixes that may be the script, if routes deny any; a path with more of them is rejected.
 const SCRIPT_ENDS_MAX: usize = 64;
 
-/// The meta-variables that follow from a head (RFC 3875, 4.1), and those beyond the standard that applications written for
-/// Apache and nginx read. `served`: the path of script and PATH_INFO, which a route, a fallback or an index may have put in
-/// place of the one in the request.
+/// The meta-variables derived from a head (RFC 3875, 4.1), and the non-standard ones that
+/// applications written for Apache and nginx read. `served`: the path of script and PATH_INFO,
+/// which a route, a fallback or an index may have substituted for the requested one.
 fn variables(
     AppHead { request, bytes, asked }: AppHead<'_>,
     served: &[u8],
@@ -209,7 +211,7 @@ fn variables(
     let is_told = |name: &[u8]| !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
     let mut variables = cgi::field_variables(fields(request.target, bytes).filter(|(name, _)| is_told(name)));
     if user.is_some() {
-        // 4.1.18: what the server has verified it keeps, with the password.
+        // 4.1.18: the server verified the credentials and does not pass them on.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
     }
     let query = request.target.query();
@@ -223,19 +225,19 @@ fn variables(
     put("SERVER_PROTOCOL", protocol.as_bytes());
     put("REQUEST_METHOD", request.method_text);
     match (request.target, query) {
-        // As nginx gives it: routers of applications look for a path there.
+        // As in nginx: the routers of applications expect a path here.
         (Target::Absolute { path, .. }, None) => put("REQUEST_URI", path),
         (Target::Absolute { path, .. }, Some(query)) => put("REQUEST_URI", &[path, b"?", query].concat()),
         _ => put("REQUEST_URI", request.target_text),
     }
     put("REQUEST_SCHEME", b"http");
     put("DOCUMENT_URI", served);
-    // PHP's CGI program runs nothing without it: it takes the request for one to its own address.
+    // PHP's CGI program refuses to run without it: it assumes a direct request to its own URL.
     put("REDIRECT_STATUS", b"200");
     if asked != served {
         put("REDIRECT_URL", asked);
     }
-    // 4.1.7: there even if empty.
+    // 4.1.7: present even if empty.
     put("QUERY_STRING", query.unwrap_or_default());
     if !request.host.is_empty() {
         put("SERVER_NAME", request.host);
@@ -245,15 +247,15 @@ fn variables(
         put("AUTH_TYPE", b"Basic");
         put("REMOTE_USER", user);
     }
-    // 4.1.2. The length of a chunked body is known when it is whole: the driver adds it then.
+    // 4.1.2. The length of a chunked body is known only once it is complete: the driver adds it then.
     if let Framing::Length(length) = framing {
         put("CONTENT_LENGTH", &cgi::decimal(length));
     }
     variables
 }
 
-/// The fields of a head, with the Host that its target names if it names one. RFC 9112, 3.2.2: a server must ignore the Host
-/// field then; an application that believed it would be told of another site than the one whose rules were applied.
+/// The fields of a head, with Host replaced by the host of the target, if that has one. RFC 9112, 3.2.2: a server must
+/// then ignore the Host field; an application that used it would see another site than the one whose rules applied.
 fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     let named = match target {
         Target::Absolute { authority, .. } | Target::Authority(authority) => Some(authority),
@@ -264,14 +266,14 @@ fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [
     hosts.chain(request::fields(head).filter(move |(name, _)| others(name)))
 }
 
-/// Fields by which a client asks for less than all of a page (RFC 9110, 13.1 and 14.2).
+/// Fields by which a client requests less than a whole page (RFC 9110, 13.1 and 14.2).
 const OF_ONE: [&str; 4] = ["if-none-match", "if-modified-since", "if-range", "range"];
 
-/// The target of a request for the file that an application has the server send; `None`: it lies outside the site.
+/// The target of a request for the file that an application has the server send; `None` if it lies outside the site.
 pub(crate) fn target_of(send: SendFile<'_>, site: &Site) -> Option<Vec<u8>> {
     let mut target = Vec::new();
     match send {
-        // Many do not escape what they name: what no target may hold is escaped here.
+        // Many applications do not escape the path: escape what a target must not contain.
         SendFile::Path(path) => {
             for &byte in path {
                 if byte <= b' ' || byte == 0x7f || byte == b'#' {
@@ -289,8 +291,8 @@ pub(crate) fn target_of(send: SendFile<'_>, site: &Site) -> Option<Vec<u8>> {
     target.starts_with(b"/").then_some(target)
 }
 
-/// What an application said beside the file that it has the server send, as far as that goes to the client: the fields that
-/// nginx keeps.
+/// The fields of an application's response that reach the client
+/// with a file sent on its behalf: those that nginx keeps.
 pub(crate) fn fields_beside_file(said: &cgi::ScriptHead<'_>) -> Vec<(Box<str>, Box<[u8]>)> {
     let is_kept = |name: &str| KEPT_BESIDE_FILE.iter().any(|kept| name.eq_ignore_ascii_case(kept));
     said.fields.iter().filter(|(name, _)| is_kept(name)).map(|&(name, value)| (name.into(), value.into())).collect()
@@ -298,8 +300,8 @@ pub(crate) fn fields_beside_file(said: &cgi::ScriptHead<'_>) -> Vec<(Box<str>, B
 
 const KEPT_BESIDE_FILE: [&str; 5] = ["Content-Type", "Content-Disposition", "Set-Cookie", "Cache-Control", "Expires"];
 
-/// The head of a request for what an application has named in place of its answer (RFC 3875, 6.2.2): without a body, and
-/// without the fields that were about one. `None` if that is no path.
+/// Builds the head of the request for a local redirect of an application (RFC 3875, 6.2.2): without a body and its
+/// fields. `None` if the target is not a path.
 pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     let line = head.split(|&byte| byte == b'\r').next()?;
     let method: &[u8] = if line.starts_with(b"HEAD ") { b"HEAD" } else { b"GET" };
@@ -341,7 +343,7 @@ mod tests {
     fn script_rules_match_paths_and_path_info() {
         let check = |patterns: &[&str], path: &str, expected: Option<(u16, &[&str])>| {
             let apps = patterns.iter().map(|pattern| rule(pattern)).collect();
-            let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("nothing is denied");
+            let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("no route denies it");
             let found =
                 handler.map(|handler| (handler.rule, handler.ends.iter().map(|&end| &path[..end]).collect::<Vec<_>>()));
             assert_eq!(found, expected.map(|(rule, ends)| (rule, ends.to_vec())), "{patterns:?} {path}");
@@ -359,7 +361,7 @@ mod tests {
         check(&["/"], "/any/thing", Some((0, &[""])));
         check(&["/x", "/"], "/x/y", Some((0, &["/x"])));
         check(&["/x", "/"], "/y", Some((1, &[""])));
-        // A dot hides a script, and is the script's own business behind it.
+        // A dot hides a script; after the script's name it is allowed.
         check(&["*.php"], "/x.php/.a/b", Some((0, &["/x.php"])));
         check(&["*.php"], "/.a/x.php", None);
         check(&["*.php"], "/.x.php", None);
@@ -436,12 +438,12 @@ mod tests {
         };
         let found = variables(whole(&request, head), b"/index.php", request.framing, None, false);
         assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
-        // Who is verified here is told to the application, and his password is not; else that is its own business.
+        // The application gets the verified user without the password; without verification it gets the field itself.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
         check(Some(b"a"), &["AUTH_TYPE=Basic", "REMOTE_USER=a"]);
     }
 
-    /// RFC 9112, 3.2.2: the target's host counts, and Host is not heard.
+    /// RFC 9112, 3.2.2: the target's host counts, and Host is ignored.
     #[test]
     fn absolute_target_sets_host_for_applications() {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";

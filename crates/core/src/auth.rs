@@ -1,69 +1,70 @@
-//! Folders for those who have a password (RFC 7617), and the file that says who has which.
+//! Password-protected folders (RFC 7617), and the file of accounts.
 //!
-//! `decide` asks before anything else about a name in such a folder ([`Guard`]); the server verifies, in a helper that does
-//! nothing else, since that takes tens of milliseconds on purpose (`server/passwords`). A guard is of a folder and not of a pattern: whatever a
-//! name in it comes to, its index page, a variant or a sibling, lies in the same folder, so there is no way round.
+//! `decide` checks for a [`Guard`] before anything else about a name in such a folder; the server
+//! verifies the password in a dedicated helper, because that takes tens of milliseconds by design
+//! (`server/passwords`). A guard covers a folder rather than a pattern: an index page, variant or
+//! sibling lies in the same folder as the requested name, so the check cannot be bypassed.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-/// A folder, all in it included, that only those in a list may read.
+/// A folder, including everything below it, that requires authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Its clean path, with the final slash.
     pub folder: Box<str>,
-    /// What clients are told that they need a password for.
+    /// The realm that clients show when they ask for a password.
     pub realm: Box<str>,
-    /// Which list of the server's.
+    /// The index of the account list.
     pub accounts: u16,
 }
 
 impl Guard {
-    /// Whether a clean path leads into the folder, or to it.
+    /// Whether a clean path is the folder or lies below it.
     pub fn covers(&self, path: &[u8]) -> bool {
         let folder = self.folder.as_bytes();
         path.starts_with(folder) || path == &folder[..folder.len() - 1]
     }
 }
 
-/// What became of a name and its password.
+/// The result of verifying a name and password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The password is that of the account.
+    /// The password matches the account.
     Good,
-    /// It is not, or there is no such account.
+    /// The password is wrong, or the account does not exist.
     Wrong,
-    /// It was not verified: too many wrong passwords came from this client's address (429).
+    /// Not verified: too many wrong passwords from this client's address (429).
     Limited,
-    /// It was not verified: too many others wait (503).
+    /// Not verified: too many verifications are queued (503).
     Busy,
-    /// It was not verified: the accounts could not be read (500).
+    /// Not verified: the accounts could not be read (500).
     Failed,
 }
 
-/// The accounts of a file in the form of `htpasswd`.
+/// The accounts of a file in `htpasswd` format.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Accounts {
     list: Vec<(Vec<u8>, Hash)>,
-    /// The entries that let nobody in.
+    /// The unusable entries.
     pub flaws: Vec<AccountError>,
 }
 
-/// An entry that lets nobody in.
+/// An unusable entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccountError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// What is wrong with the entry.
     pub why: &'static str,
-    /// It could be verified, but would take too much time or memory.
+    /// The hash is valid, but verifying it would take too much time or memory.
     pub costs_too_much: bool,
 }
 
 impl Accounts {
-    /// Reads `name:hash` lines. Empty ones and those that begin with `#` are no entries; of two entries for one name the
-    /// first counts.
+    /// Parses `name:hash` lines. Empty lines and lines that begin with
+    /// `#` are skipped; of two entries with one name the first counts.
     pub fn parse(text: &[u8]) -> Accounts {
         let mut accounts = Accounts::default();
         let mut seen = BTreeSet::new();
@@ -73,7 +74,7 @@ impl Accounts {
                 continue;
             }
             let why = match entry(text) {
-                Ok((name, _)) if !seen.insert(name) => "an earlier line has the same name, and counts",
+                Ok((name, _)) if !seen.insert(name) => "duplicate name; the first entry counts",
                 Ok((name, hash)) => {
                     accounts.list.push((name.to_vec(), hash));
                     continue;
@@ -85,44 +86,45 @@ impl Accounts {
         accounts
     }
 
-    /// The hash of this name's password.
+    /// The hash of this account's password.
     pub fn hash_of(&self, name: &[u8]) -> Option<&Hash> {
         self.list.iter().find(|(known, _)| known == name).map(|(_, hash)| hash)
     }
 
-    /// A hash for a name without an account, so that its refusal costs what a wrong password costs. `number` is to depend on
-    /// the name in a way that nobody outside can foresee: then names that do not exist cost as variously as those that do.
+    /// A hash for a name without an account, so that rejecting it takes as long as
+    /// rejecting a wrong password. `number` must depend on the name in a way that
+    /// clients cannot predict, so that unknown names vary in cost as existing ones do.
     pub fn decoy(&self, number: u64) -> Option<&Hash> {
         let at = number.checked_rem(self.list.len() as u64)?;
         Some(&self.list[at as usize].1)
     }
 
-    /// The number of accounts that somebody can use.
+    /// The number of usable accounts.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether nobody can come in.
+    /// Whether there are no usable accounts.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 }
 
-/// Without hashes.
+/// Omits the hashes.
 impl core::fmt::Debug for Accounts {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Accounts({}, flaws {:?})", self.len(), self.flaws)
     }
 }
 
-/// Name and hash of a line, or why it lets nobody in.
+/// Splits a line into name and hash, or returns why it is unusable.
 fn entry(line: &[u8]) -> Result<(&[u8], Hash), &'static str> {
-    let colon = line.iter().position(|&byte| byte == b':').ok_or("it has no colon between name and hash")?;
+    let colon = line.iter().position(|&byte| byte == b':').ok_or("missing colon between name and hash")?;
     let hash = core::str::from_utf8(&line[colon + 1..]).map_err(|_| UNKNOWN)?;
     Ok((&line[..colon], Hash::parse(hash)?))
 }
 
-/// A hash of a password, in a form that can be verified.
+/// A password hash in a supported format.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Hash {
     /// bcrypt: `$2y$`, `$2b$` or `$2a$`.
@@ -131,14 +133,14 @@ pub enum Hash {
     Argon2(Box<str>),
     /// MD5 crypt, of Apache (`$apr1$`) or of BSD (`$1$`).
     Md5 {
-        /// What it begins with, both dollars included.
+        /// The prefix, including both dollar signs.
         magic: &'static str,
         /// 8 characters at most.
         salt: Box<str>,
         /// 22 characters.
         digest: Box<str>,
     },
-    /// `{SHA}` or `{SSHA}`: the base64 of the SHA-1 of the password and the salt, and of that salt.
+    /// `{SHA}` or `{SSHA}`: the base64 of the SHA-1 of password and salt, followed by the salt.
     Sha1 {
         /// Whether there is a salt.
         salted: bool,
@@ -149,31 +151,31 @@ pub enum Hash {
     ShaCrypt(Box<str>),
 }
 
-const UNKNOWN: &str = "its hash is of no form that is verified here (DES crypt, a password in plain text?)";
+const UNKNOWN: &str = "unsupported hash format (DES crypt or plain text?); use `htpasswd -B`";
 
 const TOO_COSTLY: [&str; 3] = [
-    "its bcrypt hash costs too much: at most 16 is verified",
-    "its Argon2id hash costs too much: at most 256 MiB, and 4 GiB in all passes, are verified",
-    "its SHA crypt hash costs too much: at most 1,000,000 rounds are verified",
+    "bcrypt cost too high: the maximum is 16",
+    "Argon2id cost too high: the maximum is 256 MiB, and 4 GiB over all passes",
+    "SHA crypt cost too high: the maximum is 1,000,000 rounds",
 ];
 
-/// bcrypt doubles its work with each step; 16 takes some five seconds.
+/// bcrypt doubles its work with each step; 16 takes about five seconds.
 const BCRYPT_COST_MAX: u64 = 16;
-/// KiB of memory of an Argon2 hash.
+/// Maximum memory of an Argon2 hash, in KiB.
 const ARGON2_MEMORY_MAX: u64 = 256 * 1024;
-/// KiB that an Argon2 hash goes through in all its passes: some five seconds.
+/// Maximum memory times passes of an Argon2 hash, in KiB: about five seconds.
 const ARGON2_WORK_MAX: u64 = 4 * 1024 * 1024;
-/// Rounds of SHA crypt: about a second.
+/// Maximum rounds of SHA crypt: about a second.
 const SHA_ROUNDS_MAX: u64 = 1_000_000;
 
 impl Hash {
-    /// Reads what stands behind the colon. Work and memory are bounded: an entry beyond that is refused rather than tried.
+    /// Parses the part of an entry after the colon. Work and memory are limited: an entry beyond a limit is rejected.
     ///
     /// # Errors
-    /// Why nobody can be verified by it.
+    /// Why the entry is unusable.
     pub fn parse(text: &str) -> Result<Hash, &'static str> {
         if text.is_empty() {
-            return Err("it has no hash");
+            return Err("missing hash");
         }
         if let Some(digest) = text.strip_prefix("{SHA}") {
             let is_good = digest.len() == 28 && digest.ends_with('=') && digest[..27].bytes().all(is_base64);
@@ -191,14 +193,14 @@ impl Hash {
             "1" => md5("$1$", rest),
             "5" => sha_crypt(text, 43, rest),
             "6" => sha_crypt(text, 86, rest),
-            "argon2i" | "argon2d" => Err("Argon2i and Argon2d are not verified here; write Argon2id"),
-            "y" | "gy" | "7" => Err("yescrypt and scrypt are not verified here; `htpasswd -B` writes bcrypt"),
+            "argon2i" | "argon2d" => Err("Argon2i and Argon2d are not supported; use Argon2id"),
+            "y" | "gy" | "7" => Err("yescrypt and scrypt are not supported; use `htpasswd -B` (bcrypt)"),
             _ => Err(UNKNOWN),
         }
     }
 }
 
-/// Nothing of the hash itself.
+/// Omits the hash itself.
 impl core::fmt::Debug for Hash {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
@@ -211,7 +213,7 @@ impl core::fmt::Debug for Hash {
     }
 }
 
-const MALFORMED_SHA1: &str = "its SHA-1 hash is malformed";
+const MALFORMED_SHA1: &str = "malformed SHA-1 hash";
 
 fn is_base64(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/')
@@ -222,25 +224,25 @@ fn is_crypt64(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'/')
 }
 
-/// A number in digits alone.
+/// Parses a number of digits only.
 fn number(text: &str) -> Option<u64> {
     (text.len() <= 19 && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
 fn bcrypt(text: &str, rest: &str) -> Result<Hash, &'static str> {
-    let (cost, digest) = rest.split_once('$').ok_or("its bcrypt hash is malformed")?;
+    let (cost, digest) = rest.split_once('$').ok_or("malformed bcrypt hash")?;
     match number(cost) {
         Some(4..=31) if cost.len() != 2 || digest.len() != 53 || !digest.bytes().all(is_crypt64) => {
-            Err("its bcrypt hash is malformed")
+            Err("malformed bcrypt hash")
         }
         Some(4..=BCRYPT_COST_MAX) => Ok(Hash::Bcrypt(text.into())),
         Some(4..=31) => Err(TOO_COSTLY[0]),
-        _ => Err("its bcrypt hash is malformed"),
+        _ => Err("malformed bcrypt hash"),
     }
 }
 
 fn argon2(text: &str, rest: &str) -> Result<Hash, &'static str> {
-    const MALFORMED: &str = "its Argon2id hash is malformed";
+    const MALFORMED: &str = "malformed Argon2id hash";
     let parts: Vec<&str> = rest.split('$').collect();
     let [parameters, salt, digest] = match parts[..] {
         ["v=19" | "v=16", parameters, salt, digest] | [parameters, salt, digest] => [parameters, salt, digest],
@@ -253,7 +255,7 @@ fn argon2(text: &str, rest: &str) -> Result<Hash, &'static str> {
         values[at] = number(value);
     }
     let [Some(memory), Some(passes), Some(lanes)] = values else { return Err(MALFORMED) };
-    // RFC 9106, 3.1: salt and tag have 8 and 4 bytes at least.
+    // RFC 9106, 3.1: the salt has at least 8 bytes, and the tag at least 4.
     let is_good = [(salt, 11..=86), (digest, 14..=86)]
         .iter()
         .all(|(text, lengths)| lengths.contains(&text.len()) && text.bytes().all(is_base64));
@@ -267,15 +269,15 @@ fn argon2(text: &str, rest: &str) -> Result<Hash, &'static str> {
 }
 
 fn md5(magic: &'static str, rest: &str) -> Result<Hash, &'static str> {
-    let (salt, digest) = rest.split_once('$').ok_or("its MD5 hash is malformed")?;
+    let (salt, digest) = rest.split_once('$').ok_or("malformed MD5 hash")?;
     if salt.len() > 8 || digest.len() != 22 || !digest.bytes().all(is_crypt64) {
-        return Err("its MD5 hash is malformed");
+        return Err("malformed MD5 hash");
     }
     Ok(Hash::Md5 { magic, salt: salt.into(), digest: digest.into() })
 }
 
 fn sha_crypt(text: &str, digest_length: usize, rest: &str) -> Result<Hash, &'static str> {
-    const MALFORMED: &str = "its SHA crypt hash is malformed";
+    const MALFORMED: &str = "malformed SHA crypt hash";
     let (rounds, rest) = match rest.strip_prefix("rounds=") {
         Some(rest) => {
             let (rounds, rest) = rest.split_once('$').ok_or(MALFORMED)?;
@@ -355,24 +357,24 @@ mod tests {
         };
         let with = |text: &str, from: &str, to: &str| text.replace(from, to);
         check(&with(BCRYPT, "$05$", "$16$"), "bcrypt");
-        check(&with(BCRYPT, "$05$", "$17$"), "costs too much");
-        check(&with(BCRYPT, "$05$", "$31$"), "costs too much");
+        check(&with(BCRYPT, "$05$", "$17$"), "cost too high");
+        check(&with(BCRYPT, "$05$", "$31$"), "cost too high");
         check(&with(BCRYPT, "$05$", "$32$"), "malformed");
         check(&with(BCRYPT, "$05$", "$5$"), "malformed");
         check(&BCRYPT[..59], "malformed");
         check(&with(ARGON2, "m=64", "m=262144"), "argon2id");
-        check(&with(ARGON2, "m=64", "m=262145"), "costs too much");
-        check(&with(ARGON2, "t=1", "t=99999"), "costs too much");
+        check(&with(ARGON2, "m=64", "m=262145"), "cost too high");
+        check(&with(ARGON2, "t=1", "t=99999"), "cost too high");
         check(&with(ARGON2, "t=1", "t=0"), "malformed");
         check(&with(ARGON2, "m=64", "m=7"), "malformed");
         check(&with(ARGON2, "m=64", "m=99999999999999999999"), "malformed");
         check(&with(ARGON2, "$v=19", ""), "argon2id");
-        check(&with(ARGON2, "argon2id", "argon2d"), "not verified here");
+        check(&with(ARGON2, "argon2id", "argon2d"), "not supported");
         let digest = "a".repeat(86);
         for (rounds, expected) in [
             ("", "SHA"),
             ("rounds=10$", "malformed"),
-            ("rounds=999999999$", "costs too much"),
+            ("rounds=999999999$", "cost too high"),
             ("rounds=-1$", "malformed"),
         ] {
             check(&format!("$6${rounds}salt${digest}"), expected);

@@ -1,8 +1,8 @@
-//! Which other origins' pages may read what is here (Fetch standard, 3.2: the CORS protocol).
+//! Cross-origin access to the site's responses (Fetch standard, 3.2: the CORS protocol).
 //!
-//! A browser sends `Origin` along, and hands the reply to the page only if it says so. What the reply says is the rule's, for
-//! one of the origins that it lists or for all; nothing that a client sends is put into it. So a head depends on the place of
-//! the origin in the list ([`CorsOrigin`]) and can be kept ready.
+//! A browser sends `Origin`, and passes the response to the page only if the response permits it. The permission comes
+//! from the rule, for one of its listed origins or for all; nothing that a client sends is copied into it. A head
+//! therefore depends only on the index of the origin in the list ([`CorsOrigin`]), and can be cached.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -15,43 +15,43 @@ use amped_http::text::push_decimal;
 use crate::glob::Glob;
 use crate::vary::Vary;
 
-/// Who may read paths that match. Of a site's rules the last that matches applies.
+/// The origins that may read matching paths. Of a site's rules the last match applies.
 #[derive(Clone, Debug)]
 pub struct CorsRule {
-    /// Which paths.
+    /// The paths.
     pub pattern: Glob,
-    /// Origins as browsers write them, such as `https://example.org`; none means all (`*`).
+    /// Origins as browsers send them, such as `https://example.org`; an empty list allows all (`*`).
     pub origins: Vec<Box<str>>,
     /// Methods that a page may use, for preflights.
     pub methods: Vec<Box<str>>,
     /// Fields that a page may send, for preflights.
     pub headers: Vec<Box<str>>,
-    /// Fields of replies that a page may read beside those that it always may.
+    /// Response fields that a page may read in addition to the safelisted ones.
     pub expose: Vec<Box<str>>,
-    /// Whether a page may have the browser send what it knows of the user. Only with a list of origins.
+    /// Whether requests may include credentials. Requires a list of origins.
     pub credentials: bool,
-    /// For how many seconds a browser may keep what a preflight said; `None` leaves that to it.
+    /// How long a browser may cache a preflight, in seconds; `None` leaves it to the browser.
     pub max_age_s: Option<u64>,
 }
 
-/// Which of a rule's origins asks; the default: none of them.
+/// The index of the request's origin in a rule's list; the default means that it is not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CorsOrigin(u16);
 
 impl CorsRule {
-    /// Which of its origins asks.
+    /// Finds the origin of a request in the list.
     pub fn cors_origin(&self, request: &Request<'_>) -> CorsOrigin {
         let at = |origin: &[u8]| self.origins.iter().position(|known| known.as_bytes() == origin);
         let number = request.origin.and_then(at).and_then(|at| u16::try_from(at + 1).ok());
         CorsOrigin(number.unwrap_or_default())
     }
 
-    /// Fetch, 3.2.5, and RFC 9110, 12.5.5: where one origin is told what another is not, the reply depends on it.
+    /// Fetch, 3.2.5, and RFC 9110, 12.5.5: if the response differs between origins, it depends on `Origin`.
     pub fn vary(&self) -> Vary {
         Vary::NOTHING.and_if(Vary::ORIGIN, !self.origins.is_empty())
     }
 
-    /// What is said of whose page may read the reply; `None`: not this one's.
+    /// The value of `Access-Control-Allow-Origin`; `None` if the origin is not allowed.
     fn allowed(&self, cors_origin: CorsOrigin) -> Option<&str> {
         match usize::from(cors_origin.0).checked_sub(1) {
             Some(at) => self.origins.get(at).map(|origin| &**origin),
@@ -59,12 +59,12 @@ impl CorsRule {
         }
     }
 
-    /// Whether this one's page may read the reply.
+    /// Whether pages of this origin may read the response.
     pub fn allows(&self, cors_origin: CorsOrigin) -> bool {
         self.allowed(cors_origin).is_some()
     }
 
-    /// Fetch, 3.2.3: the fields of any reply.
+    /// Fetch, 3.2.3: adds the fields of any response.
     pub fn allow(&self, head: &mut Head, cors_origin: CorsOrigin) {
         let Some(origin) = self.allowed(cors_origin) else { return };
         head.field("Access-Control-Allow-Origin", origin);
@@ -76,7 +76,7 @@ impl CorsRule {
         }
     }
 
-    /// The fields of a reply to a preflight (Fetch, 3.2.2): the browser compares.
+    /// Adds the fields of a response to a preflight (Fetch, 3.2.2); the browser compares them with its request.
     pub fn preflight(&self, head: &mut Head) {
         head.field("Access-Control-Allow-Methods", joined(&self.methods));
         if !self.headers.is_empty() {

@@ -1,10 +1,11 @@
-//! When to look at a connection again: a timer wheel that is touched as little as possible.
+//! Deadlines of connections: a timer wheel that is modified as rarely as possible.
 //!
-//! A connection's deadline moves with each request, mostly to later. Moving a timer each time would cost more than the
-//! request's own bookkeeping, so an entry stays where it is; when it comes up, its owner says whether it was meant, and
-//! puts it in again if not. A deadline that moves to earlier gets a second entry; the first then comes up for nothing.
+//! The deadline of a connection moves with each request, mostly to later. Moving a timer each time
+//! would cost more than the rest of the request's bookkeeping, so an entry stays in place; when it
+//! expires, its owner decides whether it is due, and inserts it again if not. A deadline that
+//! moves to earlier gets a second entry, and the first one expires without effect.
 //!
-//! One wheel of 512 slots; what lies beyond its circumference waits in the last slot and is put in again from there.
+//! The wheel has 512 slots; an entry beyond its range waits in the last slot and is inserted again from there.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -14,21 +15,21 @@ use amped_units::Time;
 /// Slots in the wheel.
 const SLOTS: u64 = 512;
 
-/// Words of the bit map of slots.
+/// Words in the bitmap of slots.
 const WORDS: usize = (SLOTS / 64) as usize;
 
-/// Length of a slot. Time-outs are promised in seconds, and may be late by this much, never early.
+/// Length of a slot. Timeouts are promised in seconds; they may fire late by this much, never early.
 const SLOT: Duration = Duration::from_millis(128);
 
 const SLOT_NANOS: u64 = SLOT.as_nanos() as u64;
 
-/// Entries with the moment at which each comes up.
+/// Entries with their expiry times.
 pub struct Wheel<T> {
     slots: Vec<Vec<(Time, T)>>,
-    /// A bit for each slot that has entries. A loop asks for the next deadline in every turn, and to look through the slots
-    /// themselves took up to 1 us of that (release build, the only deadline a minute away, this project's machine).
+    /// One bit per non-empty slot. A loop asks for the next deadline on every turn, and scanning the slots themselves
+    /// took up to 1 us (release build, the only deadline a minute away, this project's machine).
     occupied: [u64; WORDS],
-    /// The slot that is looked at next, counted from the start of time: all earlier ones are empty.
+    /// The next slot to expire, counted from the start of time: all earlier slots are empty.
     next: u64,
     len: usize,
 }
@@ -40,9 +41,9 @@ impl<T> Default for Wheel<T> {
 }
 
 impl<T> Wheel<T> {
-    /// Puts an entry in that comes up once `due` has passed.
+    /// Inserts an entry that expires once `due` has passed.
     pub fn insert(&mut self, due: Time, entry: T) {
-        // Rounded up: a slot is emptied when all of it has passed.
+        // Rounded up: a slot expires only once all of it has passed.
         let slot = (due.as_nanos() / SLOT_NANOS).clamp(self.next, self.next + SLOTS - 1);
         let at = (slot % SLOTS) as usize;
         self.slots[at].push((due, entry));
@@ -50,10 +51,10 @@ impl<T> Wheel<T> {
         self.len += 1;
     }
 
-    /// The moment at which [`expire`](Wheel::expire) next has something to do; `None` without entries.
+    /// When [`expire`](Wheel::expire) next has an entry to return; `None` without entries.
     pub fn next_due(&self) -> Option<Time> {
         let start = (self.next % SLOTS) as usize;
-        // Once round from `start`: the word it lies in comes first without the bits before it, and last with them alone.
+        // One round from `start`: its word is visited first without the earlier bits, and last with only those.
         let before = (1_u64 << (start % 64)) - 1;
         let (word, bits) = (0..=WORDS).find_map(|n| {
             let word = (start / 64 + n) % WORDS;
@@ -70,10 +71,10 @@ impl<T> Wheel<T> {
         Some(Time::from_nanos((self.next + ahead as u64 + 1) * SLOT_NANOS))
     }
 
-    /// Takes out all entries that have come up at `now` into `expired`.
+    /// Moves all entries that have expired by `now` to `expired`.
     pub fn expire(&mut self, now: Time, expired: &mut Vec<T>) {
         let current = now.as_nanos() / SLOT_NANOS;
-        // Nothing is in the slots beyond one round, so there is no point in going round twice.
+        // All entries lie within one round, so a second round would find nothing.
         if current.saturating_sub(self.next) > SLOTS {
             self.next = self.next.max(current - SLOTS);
         }
@@ -92,12 +93,12 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Entries in it.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -124,7 +125,7 @@ mod tests {
                 let before = wheel.len();
                 let mut expired = Vec::new();
                 wheel.expire(Time::from_millis(now), &mut expired);
-                prop_assert!(expired.is_empty() || now >= due, "something came before it was announced");
+                prop_assert!(expired.is_empty() || now >= due, "an entry expired before next_due");
                 prop_assert_eq!(before - expired.len(), wheel.len());
                 for n in expired {
                     prop_assert!(when[n].replace(now).is_none());

@@ -481,7 +481,7 @@ fn step_without_file<F: FileHandle>(
             Step::Ask(Question { work: Work::List(work), stale: None })
         }
         LookupResult::Directory(_) => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
-        LookupResult::Forbidden => Step::Fail(Status::FORBIDDEN, "this file is not for reading"),
+        LookupResult::Forbidden => Step::Fail(Status::FORBIDDEN, "permission denied"),
         LookupResult::Absent | LookupResult::File(_) | LookupResult::Variants(_) => {
             Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND)
         }

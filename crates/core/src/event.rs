@@ -1,10 +1,10 @@
-//! The contract between a connection and whoever drives it: what goes in, what comes out.
+//! The interface between a connection and its driver: events in, actions out.
 //!
-//! A driver owns the socket, the clock and the disk; a connection owns the decisions. The disk is the connection's second
-//! peer: a question goes out as an [`Action::Disk`] and its answer comes back as an [`Event::Disk`], at once or much later,
-//! and nobody but the driver knows which. An application is the third ([`Action::App`], [`Event::App`]); its answer comes in
-//! pieces. What is asked and answered ([`Work`], [`Found`]) is plain data beside the opened
-//! file, so that it can cross to another thread or process.
+//! A driver owns the socket, the clock and the disk; a connection makes the decisions. The disk is the connection's
+//! second peer: a lookup goes out as an [`Action::Disk`] and its result comes back as an [`Event::Disk`], at once or
+//! much later, as the driver sees fit. An application is the third peer ([`Action::App`], [`Event::App`]); its response
+//! arrives in pieces. Lookups and results ([`Work`], [`Found`]) are plain data apart from the opened file, so that they
+//! can cross to another thread or process.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -23,82 +23,83 @@ use crate::file::{Content, FileVersion, NotUnpacked, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
 use crate::reply::Reply;
 
-/// What happened.
+/// An input to a connection.
 pub enum Event<'a, F> {
-    /// The client sent these bytes. All of them are taken.
+    /// The client sent these bytes. The connection takes all of them.
     Bytes(&'a [u8]),
-    /// The client will send nothing more.
+    /// The client has closed its side.
     Ended,
-    /// The disk's answer to the work with this ticket.
+    /// The result of the disk work with this ticket.
     Disk(Ticket, Answer<F>),
-    /// That answer will take a while: a helper has been asked, or would have to be and cannot.
+    /// That result is delayed: a helper is doing the work, or is needed and not available.
     Late(Ticket, Delay),
-    /// What the application says that was begun with this ticket.
+    /// Output of the application request with this ticket.
     App(Ticket, Output<'a>),
-    /// Some of what is to be sent has gone out, `all`: the last of it.
+    /// Part of the pending output has been sent.
     Sent {
-        /// Whether nothing is left to send.
+        /// Whether all of it has been sent.
         all: bool,
     },
-    /// The moment of [`next_due`](crate::http1::Conn::next_due) has come.
+    /// The deadline of [`next_due`](crate::http1::Conn::next_due) has passed.
     Deadline,
-    /// The server is about to stop: finish what is under way, begin nothing new.
+    /// The server is stopping: finish requests in progress, accept no new ones.
     Finish,
-    /// Others take its place: as [`Finish`](Event::Finish), but who has begun to ask, or has just come, is answered.
+    /// New workers take over: as [`Finish`](Event::Finish), but a request that has
+    /// begun to arrive, or the first one of a new connection, is still served.
     Retire,
 }
 
-/// What is to be done, in the order given.
+/// An output of a connection; actions are executed in order.
 #[derive(Debug)]
 pub enum Action<F> {
-    /// Ask the disk.
+    /// Do disk work.
     Disk(Ticket, Work),
-    /// Verify a password; the verdict comes back as the disk's answers do. It computes for long on purpose, so the driver
-    /// gives it to a helper of its own kind.
+    /// Verify a password; the verdict comes back in the same way as a disk result. Verification is slow by design, so
+    /// the driver passes it to a dedicated helper.
     Verify(Ticket, VerifyWork),
-    /// This goes to the application that was begun, or is, with this ticket.
+    /// Pass this to the application request with this ticket.
     App(Ticket, Input),
-    /// Send this reply behind all that has been given before.
+    /// Send this response after all earlier ones.
     Send(Reply<F>),
-    /// More of the body of the reply that was given last, which was [`Body::Open`](crate::reply::Body::Open). So many bytes
-    /// of it are framing and not the body's own.
+    /// More of the body of the last response, which was
+    /// [`Body::Open`](crate::reply::Body::Open). The number counts the bytes that are framing.
     Piece(Vec<u8>, usize),
     /// That body is complete.
     PieceEnd,
     /// Write this line to the error log.
     Log(String),
-    /// Send these bytes, which belong to no reply.
+    /// Send these bytes, which belong to no response.
     Interim(&'static [u8]),
-    /// Tell the client that nothing more will come, and go on reading.
+    /// Shut down the sending side, and continue to read.
     HalfClose,
-    /// Close, and drop whatever is left.
+    /// Close the connection, and drop unsent data.
     Close,
 }
 
-/// Which question an answer belongs to; counted for each connection by itself.
+/// Matches a result to its request; counted per connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Ticket(pub u32);
 
-/// Why an answer takes a while.
+/// Why a result is delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
-    /// The disk has to be waited for. What is known of the name may serve in the meantime.
+    /// The disk must be read. A cached resolution of the name may be served meanwhile.
     Disk,
-    /// The file is being changed at this moment. What was known of it is not true any more.
+    /// The file is being changed. Its cached state is no longer valid.
     Change,
 }
 
 /// Work for the disk side. Any of it may block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Work {
-    /// Find out what a name means, and open it.
+    /// Resolve a name and open the file.
     Name(NameWork),
-    /// Make a listing of a directory.
+    /// Generate a directory listing.
     List(ListWork),
 }
 
 impl Work {
-    /// The configuration under which the question was asked; its answer says nothing about another one.
+    /// The configuration of the request; its result is valid for that configuration only.
     pub fn generation(&self) -> u32 {
         match self {
             Work::Name(work) => work.generation,
@@ -107,58 +108,58 @@ impl Work {
     }
 }
 
-/// Translate a name: find the file, or the directory's index file, open it and its siblings, and read what is small.
+/// Resolve a name: find the file, or the directory's index file, open it and its siblings, and read small files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NameWork {
-    /// Counts the configurations that have been in force.
+    /// The number of the configuration, counted from the start.
     pub generation: u32,
     /// The site's number.
     pub site: u16,
     /// The clean path.
     pub path: Arc<[u8]>,
-    /// How often the name had been forgotten when the question was asked: one that is asked after that is another, which
-    /// neither waits for this one's answer nor is overtaken by it.
+    /// How often the name had been invalidated at the time of the request. A lookup of a later edition is separate: it
+    /// neither waits for this one's result nor is overwritten by it.
     pub edition: u32,
-    /// States whose content is at hand already and need not be brought again.
+    /// Versions whose content is cached and need not be returned.
     pub known: Vec<FileVersion>,
-    /// Whether, if there is nothing of this name, the files beside it are wanted that may be its variants.
+    /// Whether to return possible variants if no file has this name.
     pub variants: bool,
-    /// Whether a file that is there compressed alone is to be unpacked.
+    /// Whether to decompress a file that exists only in compressed form.
     pub unpack: bool,
-    /// What the name means is known, and only this content is missing: if it is still to be had, nothing else is looked for.
+    /// The name is already resolved and only this content is missing: if it can be opened, nothing else is looked up.
     pub missing: Option<Missing>,
 }
 
-/// A file whose state is known and whose content is not at hand.
+/// A file whose version is known and whose content is not cached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Missing {
-    /// The clean path of the file, without the ending of its coding.
+    /// The clean path of the file, without the extension of its coding.
     pub name: Arc<[u8]>,
-    /// How it is coded.
+    /// Its content coding.
     pub coding: Coding,
-    /// Its state.
+    /// Its version.
     pub version: FileVersion,
 }
 
-/// List a directory.
+/// Generate the listing of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListWork {
-    /// Counts the configurations that have been in force.
+    /// The number of the configuration, counted from the start.
     pub generation: u32,
     /// The site's number.
     pub site: u16,
     /// The clean path, with its final slash.
     pub path: Arc<[u8]>,
-    /// How often its name had been forgotten when the question was asked, as in [`NameWork::edition`].
+    /// How often the name had been invalidated at the time of the request, as in [`NameWork::edition`].
     pub edition: u32,
-    /// In which order.
+    /// The sort order.
     pub order: ListOrder,
-    /// As what.
+    /// The format.
     pub form: ListForm,
 }
 
 impl ListWork {
-    /// The name of the page that this work makes.
+    /// The name of the generated page.
     pub fn page_name(&self) -> PageName {
         let ListWork { generation, site, ref path, edition: _, order, form } = *self;
         PageName::Listing { generation, site, path: Arc::clone(path), order, form }
@@ -168,59 +169,59 @@ impl ListWork {
 /// Verify a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyWork {
-    /// The configuration under which the question was asked, as in [`NameWork::generation`].
+    /// The configuration of the request, as in [`NameWork::generation`].
     pub generation: u32,
-    /// Which list of the server's has the accounts.
+    /// The index of the account list.
     pub accounts: u16,
-    /// The name and the password that the request gives.
+    /// The credentials of the request.
     pub credentials: Credentials,
 }
 
-/// What the disk side found.
+/// A result of the disk side.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub enum Found<F> {
     /// A file.
     File {
-        /// Its clean path: for a directory that of its index file.
+        /// Its clean path; for a directory, that of its index file.
         name: Arc<[u8]>,
-        /// The file itself first, then its siblings that are not older. Where there is the file compressed alone: that one,
-        /// then, if it was unpacked, what it unpacks to.
+        /// The file itself first, then its siblings that are not older. If only a compressed file exists: that file,
+        /// then its decompressed form, if requested.
         files: Vec<Opened<F>>,
-        /// Why it was not unpacked although it was to be.
+        /// Why decompression failed, if it was requested.
         not_unpacked: Option<NotUnpacked>,
     },
-    /// Nothing of this name, but files that may be its variants.
+    /// No file of this name, but possible variants of it.
     Variants {
         /// Their clean paths.
         names: Vec<Arc<[u8]>>,
-        /// As many; how each is coded its name will tell.
+        /// Their files, in the same order; the coding follows from the name.
         files: Vec<Opened<F>>,
     },
-    /// The content that was missing.
+    /// The missing content.
     Missing(Opened<F>),
-    /// A directory, asked for without its slash.
+    /// A directory, requested without its final slash.
     NeedsSlash,
     /// A directory without an index file, in this state.
     Directory(FileVersion),
     /// A listing, ready to send.
     Listing(Listing),
-    /// Nothing there.
+    /// No such file.
     Absent,
-    /// It must not be read, or lies outside the root.
+    /// Permission denied, or outside the root.
     Forbidden,
-    /// The question could not be answered.
+    /// The work failed.
     Trouble(Trouble),
 }
 
 impl<F> Found<F> {
-    /// Whether it is a file that is there compressed alone, and nobody has tried to unpack it.
+    /// Whether it is a file that exists only in compressed form, and decompression was not tried.
     pub fn is_packed(&self) -> bool {
         matches!(self, Found::File { files, not_unpacked: None, .. }
             if matches!(files[..], [Opened { coding, .. }] if coding != Coding::Identity))
     }
 
-    /// The files that it tells of.
+    /// The files in the result.
     pub fn files(&self) -> &[Opened<F>] {
         match self {
             Found::File { files, .. } | Found::Variants { files, .. } => files,
@@ -232,7 +233,7 @@ impl<F> Found<F> {
 }
 
 impl<F> Found<F> {
-    /// The same without contents; `content` says of each file what stands for its content.
+    /// The same result without contents; `content` supplies a placeholder for that of each file.
     pub fn outline<'a>(&'a self, mut content: impl FnMut(&'a Opened<F>) -> Option<Stored<()>>) -> Found<()> {
         let mut outline = |opened: &'a Opened<F>| {
             let Opened { coding, version, .. } = *opened;
@@ -257,10 +258,10 @@ impl<F> Found<F> {
         }
     }
 
-    /// The same with the files that `change` makes of its files, in their order.
+    /// The same result with each file converted by `change`, in order.
     ///
     /// # Errors
-    /// The first of `change`.
+    /// The first error of `change`.
     pub fn try_map<G, E>(self, mut change: impl FnMut(Opened<F>) -> Result<Opened<G>, E>) -> Result<Found<G>, E> {
         Ok(match self {
             Found::File { name, files, not_unpacked } => {
@@ -281,73 +282,73 @@ impl<F> Found<F> {
     }
 }
 
-/// One file that was opened.
+/// An opened file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub struct Opened<F> {
-    /// How it is coded.
+    /// Its content coding.
     pub coding: Coding,
-    /// Its state, read from the very descriptor.
+    /// Its version, from fstat on the open descriptor.
     pub version: FileVersion,
-    /// Its content; `None` if the asker knows that state.
+    /// Its content; `None` if the requester has this version cached.
     pub content: Option<Stored<F>>,
 }
 
-/// Why there is no answer. Never cached.
+/// Why disk work failed. Never cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trouble {
-    /// Too much work is waiting already: answered 503, to be tried again soon.
+    /// The queue is full: 503, with a short retry interval.
     Busy,
-    /// Out of descriptors or memory: answered 503 as well.
+    /// Out of descriptors or memory: 503 as well.
     Exhausted,
-    /// The disk or file system failed: answered 500.
+    /// The disk or file system failed: 500.
     Failed,
 }
 
-/// The answer that connections get: what was found, after the caches have taken note of it. May be handed to several
-/// connections that asked the same.
+/// The result as connections get it, after the caches were updated.
+/// May be shared by several connections that requested the same.
 #[derive(Debug)]
 pub enum Answer<F> {
-    /// What the name means, with the contents that were opened.
+    /// The resolution of the name, with the contents that were opened.
     Name(LookupResult, Vec<Arc<Content<F>>>),
     /// A listing.
     Listing(Listing),
-    /// What became of a name and its password.
+    /// The verdict on a password.
     Verified(Verdict),
-    /// None.
+    /// The work failed.
     Trouble(Trouble),
-    /// The question has lost its sense, since something else is known by now. Ask anew.
+    /// The request is outdated, because newer data is cached. Repeat the lookup.
     Outdated,
 }
 
-/// What an answer comes to, in short: for whoever asked without a request.
+/// A summary of a result, for callers without a request (preloading).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerKind {
-    /// Which of [`AnswerKind::KINDS`].
+    /// Index into [`AnswerKind::KINDS`].
     kind: u8,
-    /// Bytes of the file; 0 if it is none.
+    /// Size of the file in bytes; 0 if there is none.
     pub size: u64,
 }
 
 impl AnswerKind {
-    /// The status that a request would be answered with, and why not with a file.
+    /// The status of the response to a request, and why it has no file.
     const KINDS: [(Status, &str); 10] = [
         (Status::OK, ""),
-        (Status::OK, "a listing, which is made when it is asked for"),
-        (Status::MOVED_PERMANENTLY, "a folder: add a slash for its index page"),
-        (Status::FORBIDDEN, "a folder without an index page"),
-        (Status::FORBIDDEN, "not for reading"),
+        (Status::OK, "a directory listing, generated on request"),
+        (Status::MOVED_PERMANENTLY, "a directory: add a slash for its index page"),
+        (Status::FORBIDDEN, "a directory without an index page"),
+        (Status::FORBIDDEN, "permission denied"),
         (Status::NOT_FOUND, ""),
-        (Status::INTERNAL_SERVER_ERROR, "it could not be read"),
-        (Status::SERVICE_UNAVAILABLE, "too much is waiting for the disk, or descriptors are short: try again"),
-        (Status::SERVICE_UNAVAILABLE, "the configuration has changed meanwhile: try again"),
-        (Status::OK, "a document in variants: load each by its own name"),
+        (Status::INTERNAL_SERVER_ERROR, "read error"),
+        (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again"),
+        (Status::SERVICE_UNAVAILABLE, "the configuration was reloaded: try again"),
+        (Status::OK, "a document with variants: load each by its own name"),
     ];
 
-    /// Too much is waiting for the disk.
+    /// The disk queue is full.
     pub const BUSY: AnswerKind = AnswerKind { kind: 7, size: 0 };
 
-    /// What this answer comes to; `listing`: whether folders are listed.
+    /// Summarises a result; `listing`: whether directories are listed.
     pub fn of<F>(answer: &Answer<F>, listing: bool) -> AnswerKind {
         let (kind, size) = match answer {
             Answer::Name(LookupResult::File(resource), _) => (0, resource.representations[0].version.size),
@@ -359,32 +360,32 @@ impl AnswerKind {
             Answer::Name(LookupResult::Absent, _) => (5, 0),
             Answer::Trouble(Trouble::Failed) => (6, 0),
             Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
-            // Nobody asks for that without a request.
+            // Neither occurs without a request.
             Answer::Outdated | Answer::Verified(_) => (8, 0),
             Answer::Name(LookupResult::Variants(_), _) => (9, 0),
         };
         AnswerKind { kind, size }
     }
 
-    /// As bytes, for another process of the same program.
+    /// Serialises it for another process of the same program.
     pub fn to_bytes(self) -> [u8; 9] {
         let mut bytes = [self.kind; 9];
         bytes[1..].copy_from_slice(&self.size.to_le_bytes());
         bytes
     }
 
-    /// Back from these bytes; `None` if they are none.
+    /// The inverse of [`to_bytes`](AnswerKind::to_bytes); `None` if malformed.
     pub fn from_bytes(bytes: &[u8]) -> Option<AnswerKind> {
         let [kind, size @ ..]: [u8; 9] = bytes.try_into().ok()?;
         (usize::from(kind) < AnswerKind::KINDS.len()).then_some(AnswerKind { kind, size: u64::from_le_bytes(size) })
     }
 
-    /// The status that a request would be answered with.
+    /// The status of the response to a request.
     pub fn status(self) -> Status {
         AnswerKind::KINDS[usize::from(self.kind)].0
     }
 
-    /// Why there is no file, for people; empty if there is, or if the status says it all.
+    /// Why there is no file, for people; empty if there is one, or if the status is sufficient.
     pub fn why(self) -> &'static str {
         AnswerKind::KINDS[usize::from(self.kind)].1
     }

@@ -1,4 +1,4 @@
-//! Files as the core sees them: which file and which state of it, and content that can be lent to a reply.
+//! Files as the core sees them: the identity and state of a file, and content that responses can borrow.
 
 use alloc::boxed::Box;
 
@@ -6,57 +6,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::site::EtagForm;
 
-/// A file in one state. Two equal versions have the same bytes, unless they were changing: whatever changes a file changes
-/// its ctime, as finely as the file system tells times apart, and the disk side waits until that time is past.
+/// A file in one state. Two equal versions have the same bytes, unless `is_changing`: every change updates ctime, with
+/// the resolution of the file system, and the disk side waits until that interval has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileVersion {
-    /// Number of the device that holds it.
+    /// Device number.
     pub device: u64,
-    /// Its inode number there.
+    /// Inode number.
     pub inode: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Time of the last modification, nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// Time of the last change, of content or of inode, nanoseconds since 1970. No user can set it.
+    /// Time of the last change of content or inode, nanoseconds since 1970. Users cannot set it.
     pub ctime_ns: i64,
-    /// Whether the file kept changing while it was looked at. Then other bytes may have the same state.
+    /// Whether the file kept changing while it was read, so that other bytes may have the same state.
     pub is_changing: bool,
-    /// Whether the bytes are those that a compressed file in this state unpacks to. Then `size` is theirs, all else the
-    /// compressed file's.
+    /// Whether this is the decompressed form of the file in this state. Then `size` is that of the decompressed form;
+    /// all other fields are the compressed file's.
     pub is_unpacked: bool,
 }
 
-/// Why a file that is there compressed alone cannot be sent to clients that do not take its coding.
+/// Why a file that exists only in compressed form cannot be sent to a client that does not accept its coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotUnpacked {
-    /// It unpacks to more bytes than the configuration allows.
+    /// Its decompressed size exceeds the configured limit.
     TooLarge,
-    /// It is cut off, or its bytes are not what its coding says.
+    /// It is truncated or corrupt.
     Damaged,
 }
 
 impl FileVersion {
-    /// What a compressed file in this state unpacks to, if that is so many bytes.
+    /// The decompressed form of this version, with a size of `size` bytes.
     #[must_use]
     pub fn unpacked(self, size: u64) -> FileVersion {
         FileVersion { size, is_unpacked: true, ..self }
     }
 
-    /// Whether these are the bytes that a compressed file in this state unpacks to.
+    /// Whether this is the decompressed form of `packed`.
     pub fn is_unpacked_of(&self, packed: &FileVersion) -> bool {
         *self == packed.unpacked(self.size)
     }
 
-    /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: the time as nobody will see it later changed, so rounded down;
-    /// and never later than the reply's Date. A file may carry any mtime, but its ctime is when that was put there.
+    /// Last-Modified, seconds since 1970. RFC 9110, 8.8.2.1: rounded down, so that the value does not change later, and
+    /// never later than the Date of the response. A file may carry any mtime, but ctime is when it was set.
     pub fn modified_seconds(&self) -> i64 {
         self.mtime_ns.min(self.ctime_ns).div_euclid(1_000_000_000)
     }
 
-    /// An entity tag with its quotes (RFC 9110, 8.8.3): a different one for each coding of the same file, since these are
-    /// different representations (8.8.3.3). It is strong unless the file was changing, for a strong one must not name two
-    /// sequences of bytes (8.8.1).
+    /// Builds the entity tag with its quotes (RFC 9110, 8.8.3). Each coding of a file has its own, because codings are
+    /// different representations (8.8.3.3). The tag is strong unless the file was changing, because a strong tag must
+    /// not identify two byte sequences (8.8.1).
     pub fn etag(&self, form: EtagForm, coding_suffix: &str) -> Box<str> {
         let suffix = coding_suffix.trim_start_matches('.');
         let dash = if suffix.is_empty() { "" } else { "-" };
@@ -72,7 +72,7 @@ impl FileVersion {
     }
 }
 
-/// FNV-1a over the words' bytes, finished as in SplitMix64: the same on every run and every machine.
+/// FNV-1a over the words, finalised as in SplitMix64: the same on every run and every machine.
 pub(crate) fn digest(words: &[u64]) -> u64 {
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     let hash =
@@ -82,8 +82,8 @@ pub(crate) fn digest(words: &[u64]) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// A number that follows from these bytes, the same on every run and every machine. Each step can be undone, so that two texts
-/// of one length which differ in a single word never have the same.
+/// A digest of these bytes, the same on every run and every machine. Each step is invertible, so two texts of equal
+/// length that differ in a single word never collide.
 pub(crate) fn digest_of(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks();
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -93,30 +93,30 @@ pub(crate) fn digest_of(bytes: &[u8]) -> u64 {
     digest(&[step(hash, u64::from_le_bytes(last))])
 }
 
-/// What the core asks of an opened file, into which it never looks.
+/// The operations that the core needs on an opened file, which is otherwise opaque.
 pub trait FileHandle {
-    /// Whether the file's bytes are still those of this version. A file in memory is the page cache's, so an edit in place
-    /// changes what was opened before it.
+    /// Whether the file's bytes still match this version. A mapped file reflects the page cache, so an in-place edit
+    /// changes files that were opened before it.
     fn has_bytes_of(&self, version: &FileVersion) -> bool;
 }
 
-/// The bytes of a file in one state, to be lent to replies. Lives, and keeps its descriptor open, as long as anybody
-/// holds it: eviction from a cache never disturbs a reply under way.
+/// The bytes of a file in one state, which responses borrow. The descriptor stays open while any reference exists, so
+/// eviction from a cache never disturbs a response in progress.
 #[derive(Debug)]
 pub struct Content<F> {
-    /// The state whose bytes these are.
+    /// The version of the bytes.
     pub version: FileVersion,
-    /// Where they are.
+    /// Where the bytes are.
     pub store: Stored<F>,
 }
 
-/// Where content lies. Serialized, it says where, and the content goes beside it.
+/// Where content is stored. The serialised form contains the kind only; the content is sent separately.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound(serialize = "", deserialize = "F: Default"))]
 pub enum Stored<F> {
-    /// In memory, all of it: `len() == version.size`.
+    /// In memory, complete: `len() == version.size`.
     Memory(#[serde(skip)] Box<[u8]>),
-    /// In an opened file, which the disk side knows how to send.
+    /// In an opened file, which the disk side can send.
     File(#[serde(skip)] F),
 }
 

@@ -3,7 +3,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Appends `text` as a JSON string with its quotes. Bytes that are no UTF-8 become U+FFFD: JSON has no way to say them.
+/// Appends `text` as a quoted JSON string. Bytes that are not UTF-8 become U+FFFD, because JSON cannot represent them.
 pub fn push_string(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
     for c in String::from_utf8_lossy(text).chars() {

@@ -1,22 +1,25 @@
-//! What a web server decides, apart from how it waits.
+//! The decisions of a web server, independent of how it waits.
 //!
-//! Bytes and answers from the disk go in as events ([`event::Event`]); replies, disk work and closing come out as actions
-//! ([`event::Action`]). All architectures share this crate to the last line; a test runs it on simulated time.
+//! Bytes and results of disk work come in as events ([`event::Event`]); responses, disk work and closes go out as
+//! actions ([`event::Action`]). All architectures share this crate in full; a test runs it on simulated time.
 //!
-//! Pure: no clock, no randomness, no file, no socket. Time is an argument; an opened file is a type parameter that is
-//! passed on and never looked into.
+//! Pure: no clock, no randomness, no file, no socket. Time is an argument; an
+//! opened file is a type parameter that is passed through and never inspected.
 //!
-//! Files import downwards only, so that each can be read without those that use it. From the ground up:
+//! Modules import downwards only, so that each can be read without its users. From the bottom up:
 //!
-//! 1. `limits`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`, `cache::policy`, `cache::backend`: they import nothing of the core.
+//! 1. `limits`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`,
+//!    `cache::policy`, `cache::backend`: they import nothing from this crate.
 //! 2. `routes`, `cors`, `pace`; then `site`, which holds all rules of a site.
-//! 3. `file`, `traits`, `resource`, `variants`, `listing`: what the disk side finds, and what heads say of it.
+//! 3. `file`, `traits`, `resource`, `variants`, `listing`: the results
+//!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
-//! 5. `app`, `reply`: what an application is asked, and responses.
-//! 6. `plan`, `pages`, `event`: what a request asks for, what is kept of applications, and what goes in and comes out.
-//! 7. `cache`: all caches of a loop; `shared`, what connections of a loop share.
-//! 8. `decide`: what becomes of a request.
-//! 9. `exchange`: one request until its response is complete; `http1`: a connection, which has them one after another.
+//! 5. `app`, `reply`: requests to applications, and responses.
+//! 6. `plan`, `pages`, `event`: the meaning of a request, cached pages of applications, and events and actions.
+//! 7. `cache`: all caches of a loop; `shared_state`: the state shared by the connections of a loop.
+//! 8. `decide`: how a request is answered.
+//! 9. `exchange`: one request until its response is complete; `http1`: a
+//!    connection, which processes exchanges one after another.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,48 +1,50 @@
-//! What one client may cost: each limit with the reason for its default.
+//! Limits on the resources of one client, each with the reason for its default.
 
 use core::time::Duration;
 
 use amped_units::Bytes;
 
-/// The limits on a connection and on a request. The server's own (how many connections) are with its listeners.
+/// The limits on a connection and on a request. Limits of the server
+/// itself (the number of connections) are with its listeners.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Longest request line, with its line end; a longer one is answered 414. RFC 9112, 3 asks for 8000 octets at least.
+    /// Maximum length of the request line, including its line end;
+    /// beyond it 414. RFC 9112, 3 recommends at least 8000 octets.
     pub max_request_line_bytes: Bytes,
-    /// Longest request head, request line included; a longer one is answered 431. Cookies of a dozen applications on
-    /// one host reach 16 KiB in practice; beyond twice that somebody is mistaken or hostile.
+    /// Maximum length of a request head, including the request line; beyond it 431. Cookies of a dozen applications on
+    /// one host reach 16 KiB in practice; twice that is an error or an attack.
     pub max_header_bytes: Bytes,
-    /// Most header fields; more are answered 431. Browsers send about 20.
+    /// Maximum number of header fields; beyond it 431. Browsers send about 20.
     pub max_header_fields: usize,
-    /// Longest request body that is read and thrown away to keep the connection; a longer one is answered 413 and the
-    /// connection is closed. Reading this much is cheaper than a new connection, reading more is not.
+    /// Maximum length of a request body that is read and discarded to keep the connection; beyond it 413, and the
+    /// connection closes. Up to this length, reading is cheaper than a new connection.
     pub max_body_bytes: Bytes,
-    /// A head must be complete this long after its first byte (after the connection, for the first), else 408. Slow
-    /// phones need a few seconds; someone who sends a byte now and then to hold a connection gets this long.
+    /// Timeout for a complete head, from its first byte (for the first head, from the start of the connection), else
+    /// 408. Slow phones need a few seconds; a client that trickles bytes to hold a connection gets no more.
     pub header_timeout: Duration,
-    /// A client may send nothing of a body for this long, else 408. What it sends renews this only at `min_body_rate`.
+    /// Timeout between two reads of a body, else 408. Received bytes extend it only at the rate of `min_body_rate`.
     pub body_timeout: Duration,
-    /// Bytes of a body that a client must send each second on average, 0: any number. A client of 500 B/s needs half an hour
-    /// for a megabyte; the default of Apache's mod_reqtimeout.
+    /// Minimum average rate of a body in bytes per second; 0: no minimum. At 500
+    /// B/s a megabyte takes half an hour; the default of Apache's mod_reqtimeout.
     pub min_body_rate: Bytes,
-    /// A body must be complete after this, however fast it comes, else 408. 10 GB at 4 Mbit/s take 6 hours.
+    /// Timeout for a complete body, at any rate, else 408. 10 GB at 4 Mbit/s take 6 hours.
     pub body_total_timeout: Duration,
-    /// A connection with no request on it is closed after this. Browsers come back for the next page within a minute.
+    /// Timeout for a connection without a request. Browsers request the next page within a minute.
     pub idle_timeout: Duration,
-    /// A reply whose receiver takes nothing for this long is given up. Every byte taken starts it anew, so that a slow
-    /// but honest download of any size lives.
+    /// Timeout between two writes of a response, after which it is aborted. Every byte that the client accepts restarts
+    /// it, so that a slow but steady download of any size completes.
     pub send_timeout: Duration,
-    /// A request whose answer is on the disk is answered 503 if the disk does not answer for this long, and a download is
-    /// given up. Disks that are alive answer within seconds, even old ones that have to spin up.
+    /// Timeout for the disk: a waiting request gets 503, and a download is aborted.
+    /// A working disk responds within seconds, even if it has to spin up.
     pub disk_timeout: Duration,
-    /// After a refusal, the connection is closed when the client has sent nothing for this long, or after 30 s: what it still
-    /// sends is read and dropped, so that the reply is not lost to a reset (RFC 9112, 9.6).
+    /// After an error response, the connection closes once the client has sent nothing for this long, or after 30 s:
+    /// until then its input is read and dropped, so that the response is not lost to a reset (RFC 9112, 9.6).
     pub linger_timeout: Duration,
-    /// Requests on one connection before it is closed, so that clients spread anew over the workers.
+    /// Maximum requests on one connection, so that clients are redistributed over the workers.
     pub max_requests: u32,
-    /// Most ranges in one request; more, and the whole file is sent instead (RFC 9110, 14.2 on abuse).
+    /// Maximum ranges of one request; beyond it the whole file is sent (RFC 9110, 14.2 on abuse).
     pub max_ranges: usize,
-    /// Replies that one turn prepares for one pipelining client before others have theirs.
+    /// Maximum pipelined responses per turn of one client.
     pub max_pipelined: usize,
 }
 

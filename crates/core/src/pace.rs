@@ -1,11 +1,11 @@
-//! The pace at which a client must send the body of a request.
+//! The minimum rate at which a client must send a request body.
 //!
-//! A client has a credit of time, at most `body_timeout`. It runs down while the server waits for the client, and grows with each
-//! byte, by a second for `min_body_rate` of them. So a client that sends nothing is cut off after `body_timeout`, and so is one that
-//! sends a byte now and then; one that keeps the rate may send for as long as `body_total_timeout`. Apache's mod_reqtimeout
-//! works by the same two numbers, but lets the credit grow without bound.
+//! A client has a time credit of at most `body_timeout`. It runs down while the server waits for the client, and each
+//! received byte adds to it, a second per `min_body_rate` bytes. A client that sends nothing is cut off after
+//! `body_timeout`, and so is one that trickles bytes; a client that keeps the rate may send for `body_total_timeout`.
+//! Apache's mod_reqtimeout uses the same two numbers, but its credit grows without bound.
 //!
-//! The head of a request needs no pace: it has `header_timeout` in all.
+//! A request head needs no rate: `header_timeout` limits its total time.
 
 use core::time::Duration;
 
@@ -13,28 +13,28 @@ use amped_units::Time;
 
 use crate::limits::Limits;
 
-/// How long a client may still take.
+/// The time left to a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     credit: Duration,
-    /// The credit runs down from here.
+    /// The start of the current credit.
     from: Time,
-    /// At the latest.
+    /// The total deadline.
     until: Time,
 }
 
 impl Pace {
-    /// That of a body of which nothing has come.
+    /// The state at the start of a body.
     pub(crate) fn start(now: Time, limits: &Limits) -> Pace {
         Pace { credit: limits.body_timeout, from: now, until: now + limits.body_total_timeout }
     }
 
-    /// When the client is too late.
+    /// When the client times out.
     pub(crate) fn due(&self) -> Time {
         (self.from + self.credit).min(self.until)
     }
 
-    /// So many bytes have come.
+    /// Records that `bytes` have arrived.
     pub(crate) fn note(&mut self, now: Time, bytes: usize, limits: &Limits) {
         if bytes == 0 {
             return;
@@ -47,7 +47,7 @@ impl Pace {
         (self.credit, self.from) = (left.saturating_add(gained).min(limits.body_timeout), now);
     }
 
-    /// Until now the client had to wait for the server.
+    /// Restarts the clock after the client had to wait for the server.
     pub(crate) fn resume(&mut self, now: Time) {
         let waited = now.since(self.from);
         (self.from, self.until) = (now, self.until + waited);
@@ -68,7 +68,7 @@ mod tests {
         Limits { body_timeout, min_body_rate: Bytes(rate), body_total_timeout, ..Limits::default() }
     }
 
-    /// When a client is cut off that sends so many bytes each second.
+    /// When a client that sends `rate` bytes per second is cut off.
     fn cut_off(rate: u64, bytes: usize) -> u64 {
         let limits = limits(rate);
         let mut pace = Pace::start(Time::START, &limits);

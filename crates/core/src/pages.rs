@@ -1,12 +1,12 @@
-//! Pages of applications that are kept: which answers are, for whom, and for how long.
+//! Cached responses of applications: which responses are cacheable, for which requests, and for how long.
 //!
-//! Where a rule says so (`AppRule::cache`) this server is a shared cache (RFC 9111) in front of its own applications. Before it,
-//! `app` has found whose a request is; `exchange/asked` asks here whether a page is kept that answers it, and what of the answer
-//! may be kept. The cache itself is that of contents (`cache/page`).
+//! With `AppRule::cache`, this server is a shared cache (RFC 9111) in front of its own applications. Before it, `app`
+//! has found the application of a request; `exchange/asked` asks this module whether a cached page matches the request,
+//! and which parts of a response may be cached. The pages are in the cache of contents (`cache/page`).
 //!
-//! In two things less is kept than RFC 9111 allows: by a rule's own time, where the application says nothing, no request with
-//! cookies takes part; and what a request says of caches (5.2.1: "advisory") is not obeyed, since a client could else have an
-//! application run as often as it likes.
+//! It stores less than RFC 9111 allows in one case: if the application gives no lifetime and the rule's own applies,
+//! requests with cookies bypass the cache. And it ignores cache directives of requests (5.2.1: "advisory"), because a
+//! client could otherwise force the application to run.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -25,31 +25,31 @@ use crate::app::HandlerMatch;
 use crate::cache::page::{AppPage, PageName};
 use crate::reply::WallClock;
 
-/// What a request may be answered with, and for whom.
+/// The cached page that a request may use, and its restrictions.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    /// The page that it asks for, whatever that depends on besides.
+    /// The name of the page, before any `Vary`.
     pub(crate) name: PageName,
-    /// It has Authorization: RFC 9111, 3.5.
+    /// The request has Authorization: RFC 9111, 3.5.
     is_authorized: bool,
-    /// It has cookies.
+    /// The request has cookies.
     has_cookies: bool,
 }
 
 impl Wanted {
-    /// Whether this page is for whoever asks so.
+    /// Whether the request may be answered with this page.
     pub(crate) fn may_have(&self, page: &AppPage) -> bool {
         (!self.is_authorized || page.for_all) && (!self.has_cookies || page.with_cookies)
     }
 
-    /// Whether nothing of who asks can be in the answer, so that others may wait for it.
+    /// Whether the response cannot depend on the client, so that other requests may wait for it.
     pub(crate) fn is_anybodys(&self) -> bool {
         !self.is_authorized && !self.has_cookies
     }
 }
 
-/// What a request asks for, if a page that is kept may be the answer, or the answer may be kept. Not if it is about the state
-/// of what it names (RFC 9110, 13.1.1 and 13.1.4), which only the application knows.
+/// The cached page that may answer a request, or that its response may become. `None` if the request has preconditions
+/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application knows.
 pub(crate) fn wanted(
     generation: u32,
     handler: &HandlerMatch,
@@ -66,17 +66,17 @@ pub(crate) fn wanted(
     Some(Wanted { name, is_authorized: request.authorization.is_some(), has_cookies })
 }
 
-/// The name of what a request is about: the host, with its port, and the target as they were sent, since the application is
-/// told both. Without Host the address is what it is told, which nobody here knows.
+/// The cache key of a request: host with port, and target, as sent, since the application sees both. `None` without a
+/// Host: the application would then see the local address, which this crate does not know.
 pub(crate) fn name_of(generation: u32, handler: &HandlerMatch, request: &Request<'_>, head: &[u8]) -> Option<PageName> {
     let (_, host) = request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(b"host"))?;
-    // Neither holds a line end.
+    // Neither part contains a line end.
     let key = [&host.to_ascii_lowercase(), &b"\n"[..], request.target_text].concat();
     Some(PageName::App { generation, site: handler.site, rule: handler.rule, key: key.into() })
 }
 
-/// Statuses that are kept for a rule's own time (RFC 9110, 15.1: "heuristically cacheable"; 206, 405, 414 and 501 are about
-/// more of the request than its target, and left out).
+/// Statuses that may be cached for the rule's own time (RFC 9110, 15.1: "heuristically cacheable"; without 206, 405,
+/// 414 and 501, which depend on more of the request than its target).
 const KEPT: [Status; 8] = [
     Status::OK,
     Status(203),
@@ -88,14 +88,14 @@ const KEPT: [Status; 8] = [
     Status(410),
 ];
 
-/// Those that are kept only for a time that the application names.
+/// Statuses that may be cached only for a time that the application gives.
 const KEPT_IF_SAID: [Status; 3] = [Status::FOUND, Status::SEE_OTHER, Status::TEMPORARY_REDIRECT];
 
-/// Most fields that a page may depend on.
+/// Maximum fields in the `Vary` of a cached page.
 pub(crate) const VARY_MAX: usize = 8;
 
-/// The page, without its body so far, that this answer is, and on which fields of the request it depends; `None`: it is not
-/// kept. `time`: for how long, where the application does not say.
+/// The page that this response head begins, still without its body, and the request fields on which it depends; `None`
+/// if it is not cacheable. `time`: the lifetime if the application gives none.
 pub(crate) fn page_of(
     said: &ScriptHead<'_>,
     status: Status,
@@ -106,7 +106,8 @@ pub(crate) fn page_of(
     let fields = || said.fields.iter().copied();
     let caching::Said { forbids, for_all, lifetime, age, vary } = caching::read(fields(), wall.seconds);
     let is_kept = KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
-    // A cookie that is set is set for one. RFC 9111, 7.3 leaves it to the application to say so; not every one does.
+    // A cookie is meant for one client. RFC 9111, 7.3 leaves it
+    // to the application to say so; not every application does.
     let sets_cookies = fields().any(|(name, _)| name.eq_ignore_ascii_case("set-cookie"));
     let vary = vary.filter(|vary| vary.len() <= VARY_MAX)?;
     let with_cookies = for_all || lifetime.is_some() || vary.iter().any(|field| field == "cookie");
@@ -138,7 +139,7 @@ mod tests {
     use amped_http::h1::request::HeadLimits;
     use amped_units::Bytes;
 
-    /// What is wanted by a request of these lines.
+    /// The result for a request with these field lines.
     fn wants(lines: &str) -> Option<Wanted> {
         let rule = AppRule {
             pattern: Glob::new("/"),
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn lifetime_and_vary_of_cacheable_responses() {
         const NONE: Option<(u64, &[&str])> = None;
-        // Of an answer with this head to a request with these fields: seconds, and on what it depends.
+        // For a response with this head to a request with these fields: lifetime in seconds, and `Vary`.
         let check = |fields: &str, head: &str, expected: Option<(u64, &[&str])>| {
             let wanted = wants(&["GET /a HTTP/1.1\nHost: h", fields].concat()).expect("some");
             let text = [head, "\n\n"].concat();
@@ -224,7 +225,7 @@ mod tests {
         check("", "Cache-Control: no-cache", NONE);
         check("", "Expires: Sun, 06 Nov 1994 08:49:57 GMT", some(20));
         check("", "Expires: 0", NONE);
-        // 4.2.3: what it was old already.
+        // 4.2.3: the age on arrival.
         check("", "Cache-Control: max-age=60\nAge: 59", some(60));
         check("", "Cache-Control: max-age=60\nAge: 60", NONE);
         check("", "Set-Cookie: a=b", NONE);
@@ -241,7 +242,7 @@ mod tests {
         check(password, "Cache-Control: public", some(10));
         check(password, "Cache-Control: s-maxage=60", some(60));
         check(password, "Cache-Control: max-age=60, must-revalidate", some(60));
-        // Cookies, where the application says nothing.
+        // Cookies, if the application gives no lifetime.
         let cookies = "\nCookie: a=b";
         check(cookies, "X: y", NONE);
         check(cookies, "Cache-Control: max-age=60", some(60));

@@ -1,9 +1,9 @@
-//! Stop 6 of 10: what a request asks for, as far as its head tells.
+//! Stop 6 of 10: interprets a request, as far as its head allows.
 //!
-//! Before it, `http/h1/request` has read the head. First the target is resolved, to a site and a clean path there
-//! ([`Resolved`]): once for each request, which keeps it while it waits. Then, in the order of the specification, routes apply,
-//! then applications, then files. What comes out is a refusal, an application's request, or a name to look up, in the caches
-//! first and on the disk if need be; `decide` does the looking, `reply` makes an answer of what was found.
+//! Before it, `http/h1/request` has parsed the head. First the target is resolved to a site and a clean path
+//! ([`Resolved`]), once per request, which keeps the result while it waits. Then routes apply, then applications, then
+//! files, in the order of the specification. The result is a rejection, a request to an application, or a name to look
+//! up in the caches and, on a miss, on the disk; `decide` does the lookup, `reply` builds the response.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;
@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 use core::ptr;
 
-/// A clean path (see [`uri::clean_path`]): of a request in hand it is nearly always part of the head.
+/// A clean path (see [`uri::clean_path`]), usually borrowed from the head of the current request.
 #[derive(Clone, Debug)]
 pub(crate) enum CleanPath<'a> {
     Borrowed(&'a [u8]),
@@ -28,7 +28,7 @@ pub(crate) enum CleanPath<'a> {
 }
 
 impl CleanPath<'_> {
-    /// One that outlives the head.
+    /// Copies the path, so that it outlives the head.
     pub(crate) fn share(&self) -> Arc<[u8]> {
         match self {
             CleanPath::Borrowed(path) => (*path).into(),
@@ -48,46 +48,46 @@ impl Deref for CleanPath<'_> {
     }
 }
 
-/// Where a request's target leads. Holds as long as the configuration under which it was resolved.
+/// The resolved target of a request. Valid as long as the configuration that resolved it.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved<'a> {
     /// The site's number.
     pub(crate) site: u16,
-    /// The path that was asked for, by which rules apply; `/` where there is none.
+    /// The requested path, to which rules apply; `/` if there is none.
     pub(crate) asked: CleanPath<'a>,
-    /// The path that a route has put in its place.
+    /// The path that a route substituted for it.
     rewritten: Option<CleanPath<'a>>,
-    /// What else is known of the path that was asked for.
+    /// Further properties of the requested path.
     form: PathForm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathForm {
-    /// It is one that a file may have.
+    /// A path that a file may have.
     Plain,
-    /// One of its names has an encoded slash.
+    /// A segment contains an encoded slash.
     EncodedSlash,
     /// The target has no path.
     Missing,
-    /// It means nothing.
+    /// The path is invalid.
     Bad(PathError),
 }
 
 impl<'a> Resolved<'a> {
-    /// The same for a request that waits.
+    /// Copies the paths, for a request that has to wait.
     pub(crate) fn keep(self) -> Resolved<'static> {
         let Resolved { site, asked, rewritten, form } = self;
         let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
         Resolved { site, asked: keep(asked), rewritten: rewritten.map(keep), form }
     }
 
-    /// The path that is looked for.
+    /// The path to look up.
     pub(crate) fn path(&self) -> &CleanPath<'a> {
         self.rewritten.as_ref().unwrap_or(&self.asked)
     }
 
-    /// Whether the name may turn out to be an application's: the index of a folder, a variant, or the file in place of a
-    /// missing one may be a script, which only the disk can tell.
+    /// Whether the name may lead to an application: the index of a folder, a variant, or a fallback file may be a
+    /// script, which only the disk can tell.
     pub(crate) fn may_lead_to_app(&self, site: &Site) -> bool {
         let path = self.path();
         !site.apps.is_empty()
@@ -95,7 +95,7 @@ impl<'a> Resolved<'a> {
     }
 }
 
-/// Resolves a request's target. `scratch`: where a path is cleaned that cannot stay as it was sent.
+/// Resolves a request's target. `scratch`: a buffer for a path that must be cleaned.
 pub(crate) fn resolve<'a>(
     request: &Request<'a>,
     sites: &Sites,
@@ -111,7 +111,7 @@ pub(crate) fn resolve<'a>(
         return resolved(*site, CleanPath::Shared(Arc::clone(path)), PathForm::Plain);
     }
     let (asked, has_slash) = match uri::clean_path_with_slashes(sent, scratch) {
-        // It is clean as it was sent.
+        // The path was clean as sent.
         Ok((path, has_slash)) if ptr::eq(path, sent) => (CleanPath::Borrowed(sent), has_slash),
         Ok((path, has_slash)) => (CleanPath::Shared(path.into()), has_slash),
         Err(error) => return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Bad(error)),
@@ -124,48 +124,48 @@ pub(crate) fn resolve<'a>(
     resolved(site, asked, PathForm::Plain)
 }
 
-/// What is to be done for a request.
+/// How to serve a request.
 #[derive(Debug)]
 pub(crate) enum Plan {
-    /// Look the path up, which is [`Resolved::path`], and send what it means.
+    /// Look up [`Resolved::path`], and send the result.
     Look,
-    /// Give it to an application.
+    /// Pass it to an application.
     Run(HandlerMatch),
-    /// Send the client elsewhere.
+    /// Redirect the client.
     Redirect {
-        /// The answer.
+        /// The status.
         status: Status,
-        /// Where to, with the query.
+        /// The target, with the query.
         location: Vec<u8>,
     },
-    /// Send this response.
+    /// Send this fixed response.
     Respond(Arc<FixedResponse>),
-    /// Say which methods there are.
+    /// List the allowed methods.
     Options,
-    /// Refuse.
+    /// Reject.
     Refuse {
-        /// The answer.
+        /// The status.
         status: Status,
         /// The reason, for people.
         why: &'static str,
     },
 }
 
-/// Whether a file answers a request with this method.
+/// Whether a file can be served to a request with this method.
 pub(crate) fn is_read(method: Option<Method>) -> bool {
     matches!(method, Some(Method::Get | Method::Head))
 }
 
-/// The refusal of a method that only applications take. RFC 9110, 15.6.2: a method that is not known at all; 15.5.6: one
-/// that is known, but not for files.
+/// Rejects a method that only applications accept. RFC 9110, 15.6.2: an
+/// unknown method; 15.5.6: a known method that files do not support.
 pub(crate) fn refuse_method(method: Option<Method>) -> (Status, &'static str) {
     match method {
-        None => (Status::NOT_IMPLEMENTED, "this method is not known here"),
-        Some(_) => (Status::METHOD_NOT_ALLOWED, "files are for reading: GET, HEAD and OPTIONS"),
+        None => (Status::NOT_IMPLEMENTED, "unknown method"),
+        Some(_) => (Status::METHOD_NOT_ALLOWED, "this resource allows only GET, HEAD and OPTIONS"),
     }
 }
 
-/// Decides what a request asks for: routes go first, then applications, then files. `origin`: who asks.
+/// Decides how to serve a request: first routes, then applications, then files. `origin`: the source of the request.
 pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
     let refuse = |(status, why)| Plan::Refuse { status, why };
     let site = sites.of(resolved.site);
@@ -173,11 +173,11 @@ pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolve
     if resolved.form == PathForm::Missing {
         return match request.method {
             Some(Method::Options) => Plan::Options,
-            method if is_read(method) => refuse((Status::BAD_REQUEST, "the target names no path")),
+            method if is_read(method) => refuse((Status::BAD_REQUEST, "the request target has no path")),
             method => refuse(refuse_method(method)),
         };
     }
-    // RFC 9110, 9.3.6 and 9.3.8: these two are about connections.
+    // RFC 9110, 9.3.6 and 9.3.8: these two methods concern connections.
     if let Some(Method::Connect | Method::Trace) = request.method {
         return refuse(refuse_method(request.method));
     }
@@ -220,58 +220,58 @@ pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolve
             method => refuse(refuse_method(method)),
         };
     }
-    // RFC 9110, 10.1.1. An application is asked with it, and the expectation judged there.
+    // RFC 9110, 10.1.1. For an application, the expectation is handled when the request is passed on.
     if request.expectation == Expectation::Unknown && is_read(request.method) {
-        return refuse((Status::EXPECTATION_FAILED, "the only expectation known is 100-continue"));
+        return refuse((Status::EXPECTATION_FAILED, "unsupported expectation; only 100-continue is supported"));
     }
     if resolved.form == PathForm::EncodedSlash {
         return refuse(refuse_path(PathError::EncodedSlash));
     }
     if !site.dotfiles && uri::hidden(resolved.path()) {
-        // Not 403, which would tell that something is there.
+        // Not 403, which would reveal that the name exists.
         return refuse((Status::NOT_FOUND, NOT_FOUND));
     }
     Plan::Look
 }
 
-/// Who asks for a name.
+/// The source of a request for a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A client, in its request.
     #[default]
     Client,
-    /// An application of the site, in its answer.
+    /// An application of the site, in its response.
     Site,
 }
 
 fn refuse_path(error: PathError) -> (Status, &'static str) {
     match error {
-        // A slash inside a name can be no file's, and must not be mistaken for one between names.
-        PathError::EncodedSlash => (Status::NOT_FOUND, "no file has a slash in its name"),
-        PathError::BadEscape => (Status::BAD_REQUEST, "a % in the path is not followed by two digits"),
-        PathError::Nul => (Status::BAD_REQUEST, "no path holds a NUL"),
+        // A file name cannot contain a slash, and this one must not be mistaken for a separator.
+        PathError::EncodedSlash => (Status::NOT_FOUND, "file names cannot contain a slash"),
+        PathError::BadEscape => (Status::BAD_REQUEST, "a % in the path is not followed by two hexadecimal digits"),
+        PathError::Nul => (Status::BAD_REQUEST, "the path contains a NUL byte"),
         PathError::AboveRoot => (Status::BAD_REQUEST, "the path leads above the root"),
     }
 }
 
-/// The clean path that a path, as it was sent, stands for on this site.
+/// Cleans a path, given as sent, and checks that the site does not hide it.
 ///
 /// # Errors
-/// The answer, and the reason for people, if it stands for none, or for one that is hidden.
+/// The status and the reason, for people, if the path is invalid or hidden.
 pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], (Status, &'static str)> {
     let path = uri::clean_path(path, scratch).map_err(refuse_path)?;
     if !site.dotfiles && uri::hidden(path) {
-        // Not 403, which would tell that something is there.
+        // Not 403, which would reveal that the name exists.
         return Err((Status::NOT_FOUND, NOT_FOUND));
     }
     Ok(path)
 }
 
 /// The reason given for a name that a route denies.
-pub(crate) const DENIED: &str = "this is not for clients";
+pub(crate) const DENIED: &str = "access denied";
 
-/// What is said of a name that means nothing.
-pub const NOT_FOUND: &str = "there is nothing of this name here";
+/// The reason given for a name that does not exist.
+pub const NOT_FOUND: &str = "the requested path does not exist";
 
 #[cfg(test)]
 mod tests {
@@ -298,7 +298,7 @@ mod tests {
         RouteAction::Rewrite { to: to.into() }
     }
 
-    /// The plan for a request, as `site path ?query`, `APP path`, a status, or OPTIONS with the path for rules.
+    /// The plan for a request: `site path ?query`, `APP path`, a status, or OPTIONS with the path for rules.
     #[track_caller]
     fn check(sites: &Sites, origin: Origin, request: &str, expected: &str) {
         let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
@@ -306,7 +306,7 @@ mod tests {
         let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
         let (mut scratch, mut uris) = (Vec::new(), UriCache::new(8));
-        // The second time the path comes from the cache.
+        // The second iteration uses the cached path.
         for _ in 0..2 {
             let mut resolved = resolve(&request, sites, &mut uris, &mut scratch);
             let came_out = match plan(&request, origin, &mut resolved, sites) {
@@ -407,7 +407,7 @@ mod tests {
             check("/old.php?a=b", "302 /new.php?a=b");
             check("/pretty/a/b", "APP /front.php");
             check("/gone/x.php", "410 gone");
-            // Refused under every spelling, as a script's beginning, and behind a rewrite.
+            // Denied under every spelling, as the prefix of a script path, and after a rewrite.
             check("/uploads/e.php", "403");
             check("/uploads/e.php/x", "403");
             check("/uploads/a/b/e.php/", "403");
@@ -420,7 +420,7 @@ mod tests {
             check("/media/e.php/x", "404");
             check("/media/e.php/x.php", "404");
             check("/sly/e.php", "403");
-            // The first route that matches applies.
+            // The first matching route applies.
             check("/uploads/ok.php", "APP /uploads/ok.php");
             check("/inner/x.php", "404");
             check("/way/x.php", "APP /inner/x.php");
@@ -466,7 +466,7 @@ mod tests {
         let check = |request: &str, expected: &str| check(&sites, Origin::Client, request, expected);
         for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "QUERY", "!"] {
             check(&format!("{method} /x.php HTTP"), "APP /x.php");
-            // The disk knows whether an application takes these.
+            // Only the disk knows whether an application handles these.
             check(&format!("{method} /folder/ HTTP"), "0 /folder/");
             check(&format!("{method} /wp/2024/post HTTP"), "0 /wp/2024/post");
         }

@@ -1,7 +1,6 @@
-//! What the access log is told of a request; how a line looks is the log's business.
+//! The data of a request for the access log; the log decides the format of a line.
 //!
-//! Records are lent out and come back (see [`Records`]), so that a request that is answered from the caches allocates
-//! nothing for its line either.
+//! Records are pooled (see [`Records`]), so that logging a request that is served from the caches allocates nothing.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,42 +10,42 @@ use amped_http::h1::request::{Request, Version};
 use amped_http::status::Status;
 use amped_units::Time;
 
-/// How much work an answer was.
+/// The work that a response required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Outcome {
-    /// No file was asked for: an error, a redirect of our own, OPTIONS.
+    /// No file lookup: an error, a redirect of our own, OPTIONS.
     #[default]
     None,
-    /// All of it was in the caches.
+    /// Served from the caches.
     Hit,
-    /// It was in the caches, past its time, while a helper was asking again.
+    /// Served from an expired entry of the caches, while a helper revalidated it.
     Stale,
-    /// The file system was asked and answered without blocking.
+    /// The file system responded without blocking.
     Probe,
-    /// A helper had to wait for the disk.
+    /// A helper waited for the disk.
     Helper,
-    /// An application has answered.
+    /// An application responded.
     App,
-    /// It had answered before, and that was kept.
+    /// A cached response of an application.
     Page,
 }
 
-/// Who made a response.
+/// The part of the server that made a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Handler {
-    /// A file, or that the client has it.
+    /// A file, including 304.
     #[default]
     File,
-    /// An application, also a response of its own that was kept.
+    /// An application, including its cached responses.
     App,
     /// The server itself: a listing, a redirect, a fixed response, OPTIONS.
     Own,
-    /// An error of the server's, with whatever page.
+    /// An error of the server, with any error page.
     Error,
 }
 
 impl Outcome {
-    /// The word for it in the log.
+    /// Its name in the log.
     pub fn as_str(self) -> &'static str {
         match self {
             Outcome::None => "none",
@@ -59,10 +58,10 @@ impl Outcome {
     }
 }
 
-/// One request and its reply.
+/// One request and its response.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// All texts behind one another; each field below is a range of it.
+    /// All texts, concatenated; each field below is a range of it.
     text: Vec<u8>,
     method: Range<usize>,
     target: Range<usize>,
@@ -71,19 +70,19 @@ pub struct Record {
     user_agent: Option<Range<usize>>,
     user: Option<Range<usize>>,
     version: Option<Version>,
-    /// Status of the reply; 0 until there is one.
+    /// Status of the response; 0 until it is known.
     pub status: u16,
-    /// How much work it was.
+    /// The work that it required.
     pub outcome: Outcome,
-    /// When the first byte of the request was seen.
+    /// When the first byte of the request arrived.
     pub began: Time,
-    /// Bytes of the reply's head, so that the log can tell those of its body.
+    /// Bytes of the response head, which the log subtracts from the bytes sent.
     pub head_bytes: usize,
-    /// Bytes of its body as it is to be sent: none for HEAD and 304.
+    /// Bytes of the response body to be sent: 0 for HEAD and 304.
     pub body_bytes: u64,
-    /// Who made the reply.
+    /// The part of the server that made the response.
     pub handler: Handler,
-    /// The number of the site that it is of; the first for a request that could not be read.
+    /// The number of the site; 0 for a request that could not be parsed.
     pub site: u16,
 }
 
@@ -94,7 +93,7 @@ impl Record {
         start..self.text.len()
     }
 
-    /// Notes a request.
+    /// Records a request.
     pub fn note(&mut self, request: &Request<'_>, began: Time) {
         self.clear();
         self.method = self.put(request.method_text);
@@ -106,12 +105,12 @@ impl Record {
         self.began = began;
     }
 
-    /// Notes who says that the request is his.
+    /// Records the user name that the request claims.
     pub fn note_user(&mut self, name: &[u8]) {
         self.user = Some(self.put(name));
     }
 
-    /// Notes a request that could not be read: its first line stands for all of it.
+    /// Records a request that could not be parsed; its first line stands for the whole.
     pub fn note_unreadable(&mut self, bytes: &[u8], began: Time) {
         self.clear();
         let end = bytes.iter().position(|&b| b == b'\r' || b == b'\n').unwrap_or(bytes.len());
@@ -124,17 +123,17 @@ impl Record {
         self.text.clear();
     }
 
-    /// The method; empty for an unreadable request.
+    /// The method; empty for an unparsable request.
     pub fn method(&self) -> &[u8] {
         &self.text[self.method.clone()]
     }
 
-    /// The target as it was written; the first line of an unreadable request.
+    /// The target as sent; the first line of an unparsable request.
     pub fn target(&self) -> &[u8] {
         &self.text[self.target.clone()]
     }
 
-    /// The host asked for.
+    /// The requested host.
     pub fn host(&self) -> &[u8] {
         &self.text[self.host.clone()]
     }
@@ -149,12 +148,12 @@ impl Record {
         self.user_agent.clone().map(|range| &self.text[range])
     }
 
-    /// The name that was given where a password is wanted: in a 401, what was claimed.
+    /// The user name, on a path that requires authentication; in a 401, the claimed one.
     pub fn user(&self) -> Option<&[u8]> {
         self.user.clone().map(|range| &self.text[range])
     }
 
-    /// `HTTP/1.1` or `HTTP/1.0`; empty for an unreadable request.
+    /// `HTTP/1.1` or `HTTP/1.0`; empty for an unparsable request.
     pub fn version(&self) -> &'static str {
         match self.version {
             Some(Version::Http11) => "HTTP/1.1",
@@ -163,34 +162,34 @@ impl Record {
         }
     }
 
-    /// Sets the status.
+    /// Sets status and outcome.
     pub fn set(&mut self, status: Status, outcome: Outcome) {
         self.status = status.0;
         self.outcome = outcome;
     }
 }
 
-/// Records to be used again.
+/// A pool of records.
 #[derive(Default)]
 pub struct Records {
-    // Boxed, since that is how they travel: a reply moves a pointer, not 200 bytes.
+    // Boxed, because records are passed on boxed: a response moves a pointer instead of 200 bytes.
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is used again")]
     spare: Vec<Box<Record>>,
 }
 
-/// More than a turn's worth of pipelined replies; what lies beyond was a burst and is let go.
+/// More than a turn's worth of pipelined responses; records beyond it came from a burst and are freed.
 const SPARE_MAX: usize = 256;
 
-/// A record whose text has grown beyond this is not kept: one long URL must not weigh for ever.
+/// Records with a larger text buffer are not reused, so that one long URL does not hold memory forever.
 const TEXT_MAX: usize = 4096;
 
 impl Records {
-    /// An empty record.
+    /// Takes an empty record.
     pub fn take(&mut self) -> Box<Record> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Gives one back.
+    /// Returns a record to the pool.
     pub fn give_back(&mut self, record: Box<Record>) {
         if self.spare.len() < SPARE_MAX && record.text.capacity() <= TEXT_MAX {
             self.spare.push(record);

@@ -910,8 +910,8 @@ mod tests {
             let text = format!("{method} /x HTTP/1.1\r\nHost: a\r\n\r\n");
             let (request, _) = request::parse(text.as_bytes(), &LIMITS).expect("good").expect("whole");
             for (status, why) in [
-                (Status::NOT_FOUND, "there is nothing of this name here"),
-                (Status::FORBIDDEN, "this file is not for reading"),
+                (Status::NOT_FOUND, "the requested path does not exist"),
+                (Status::FORBIDDEN, "permission denied"),
                 (Status::SERVICE_UNAVAILABLE, "the disk does not answer"),
                 (Status::SERVICE_UNAVAILABLE, "too many requests are waiting"),
             ] {

@@ -1,80 +1,81 @@
-//! What the page cache holds, guessed instead of asked: Flash's way for systems that cannot tell (Flash, section 5.7).
+//! A model of the page cache, for systems that cannot report residency (Flash, section 5.7).
 //!
-//! The server runs a CLOCK of its own over the parts of files that it has read and sent, under an estimate of how much
-//! the page cache holds. What is in the model is believed to be in memory, and sent at once; all else goes to a helper
-//! first. Whether that was right shows afterwards: who sends counts the page faults and disk reads that it waited for
-//! and says so here. A wait makes the estimate smaller; sending a full model's worth without one makes it larger again.
+//! The server runs its own CLOCK over the parts of files that it has read and sent, bounded by an estimate of the size
+//! of the page cache. Parts in the model are assumed to be in memory and are sent at once; others go to a helper first.
+//! Feedback corrects the estimate: the sender counts the page faults and disk reads that made it wait. A wait shrinks
+//! the estimate; sending a full model's worth without a wait grows it.
 //!
-//! Never asked: the kernel. So a wrong guess costs a wait in the loop (too large an estimate) or a needless way to a
-//! helper (too small), and the estimate leans to the second, which is cheaper. The model knows nothing of what other
-//! programs read, nor of pages that another server's files push out, but for what the faults tell.
+//! The kernel is never asked. A wrong guess costs a wait in the loop (estimate too large) or a needless hand-off to a
+//! helper (too small), and the estimate leans to the second, which is cheaper. Reads by other programs, and pages
+//! evicted by another server's files, are known only through faults.
 
 use crate::cache::policy::Store;
 use crate::file::FileVersion;
 
-/// A part of a file in one state: the `number`th of those that whoever sends it cuts all files into.
+/// A part of a file in one state: part `number` of the fixed-size parts into which the sender divides files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// The file.
+    /// The file version.
     pub version: FileVersion,
-    /// Which part, from 0.
+    /// The index of the part, from 0.
     pub number: u64,
 }
 
 /// The model of the page cache.
 pub struct Predictor {
-    /// Weight: bytes, whole pages.
+    /// Weights are bytes in whole pages.
     parts: Store<Part, ()>,
-    /// Bytes that the page cache is thought to hold: `ESTIMATE_MIN <= estimate <= estimate_max`, if the latter is not less.
+    /// Estimated size of the page cache in bytes: `ESTIMATE_MIN
+    /// <= estimate <= estimate_max`, if the latter is not less.
     estimate: u64,
     estimate_max: u64,
     faults: u64,
 }
 
-/// Below this, a model does not pay: 16 MiB, some tens of large parts.
+/// Below this size, a model does not pay: 16 MiB, some tens of large parts.
 const ESTIMATE_MIN: u64 = 16 << 20;
 
-/// A wait takes this part of what was believed from the estimate.
+/// A wait shrinks the estimate to the believed bytes, less this fraction.
 const SHRINK: u64 = 16;
 
-/// Bytes sent from a full model without a wait add this part of themselves. So the loop waits, where the model is at its
-/// edge, about once in `GROW / SHRINK` = 2 caches' worth of bytes sent.
+/// Bytes sent from a full model without a wait grow the estimate by this fraction of themselves. At the edge of the
+/// model the loop therefore waits about once per `GROW / SHRINK` = 2 caches' worth of bytes sent.
 const GROW: u64 = 32;
 
-/// Parts in the model at most, 100 bytes each. What does not fit is believed to be on the disk, which is harmless.
+/// Maximum parts in the model, 100 bytes each. Parts beyond it are assumed to be on disk, which is harmless.
 const PARTS_MAX: usize = 1 << 18;
 
-/// The cache counts whole pages; where they are larger than 4 KiB, the faults tell.
+/// The cache counts pages of this size; where pages are larger, the faults correct the estimate.
 const PAGE: u64 = 4096;
 
 impl Predictor {
-    /// A model on a machine with so much memory. It begins with half of it, and never believes in more than all.
+    /// Creates a model for a machine with this much memory. The estimate starts at half of it and never exceeds it.
     pub fn new(memory_bytes: u64) -> Predictor {
         let estimate = memory_bytes / 2;
         Predictor { parts: Store::new(PARTS_MAX, estimate), estimate, estimate_max: memory_bytes, faults: 0 }
     }
 
-    /// Whether this part is thought to be in memory. Counts as a use of it.
+    /// Whether this part is assumed to be in memory. Counts as a use of it.
     pub fn is_resident(&mut self, part: &Part) -> bool {
         self.parts.get(part).is_some()
     }
 
-    /// So many bytes of this part were read or sent, so that it is in memory now.
+    /// Records that `bytes` of this part were read or sent, and are now in memory.
     pub fn was_read(&mut self, part: Part, bytes: u64) {
         if self.parts.peek(&part).is_none() {
             self.parts.insert(part, (), bytes.next_multiple_of(PAGE));
         }
     }
 
-    /// So many bytes that were thought to be in memory were, as nobody waited for them.
+    /// Records that `bytes` assumed to be in memory were sent without a wait.
     pub fn was_right(&mut self, bytes: u64) {
-        // While there is room in the model, nothing was tried that could have failed.
+        // While the model is not full, no assumption was tested.
         if self.parts.weight() >= self.estimate - self.estimate / SHRINK {
             self.set(self.estimate + bytes / GROW);
         }
     }
 
-    /// Something that was thought to be in memory had to be waited for.
+    /// Records a wait for bytes that were assumed to be in memory.
     pub fn was_wrong(&mut self) {
         self.faults += 1;
         let believed = self.estimate.min(self.parts.weight());
@@ -86,17 +87,17 @@ impl Predictor {
         self.parts.set_weight_max(self.estimate);
     }
 
-    /// Bytes that the page cache is thought to hold at most.
+    /// The estimated size of the page cache, in bytes.
     pub fn estimate(&self) -> u64 {
         self.estimate
     }
 
-    /// Bytes of files that are thought to be in it.
+    /// Bytes of files assumed to be in the page cache.
     pub fn believed(&self) -> u64 {
         self.parts.weight()
     }
 
-    /// How often it was wrong to the cost of a wait.
+    /// Number of wrong assumptions that cost a wait.
     pub fn faults(&self) -> u64 {
         self.faults
     }
@@ -140,10 +141,10 @@ mod tests {
     fn blocking_reads_shrink_estimate_and_absence_grows_it() {
         let mut predictor = Predictor::new(256 << 20);
         (0..400).for_each(|n| predictor.was_read(part(n), WINDOW));
-        // Not full: that nobody waits tells nothing.
+        // Not full: the absence of waits proves nothing.
         predictor.was_right(1 << 30);
         assert_eq!(predictor.estimate(), 128 << 20);
-        // Of 100 MiB that were believed in, not all were there; what else there may be room for is no matter.
+        // Of the believed 100 MiB, some were not in memory; any other free space does not matter.
         predictor.was_wrong();
         let shrunk = (100 << 20) / 16 * 15;
         assert_eq!((predictor.estimate(), predictor.faults()), (shrunk, 1));
@@ -151,7 +152,7 @@ mod tests {
         (0..1000).for_each(|n| predictor.was_read(part(n), WINDOW));
         predictor.was_right(32 << 20);
         assert_eq!(predictor.estimate(), shrunk + (1 << 20));
-        // Within bounds, whatever happens.
+        // The estimate stays within bounds.
         (0..1000).for_each(|_| predictor.was_wrong());
         assert_eq!(predictor.estimate(), ESTIMATE_MIN);
         for n in 0..100_000 {
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(Predictor::new(1 << 20).estimate(), 1 << 19, "a tiny machine");
     }
 
-    /// A page cache that drops what was used longest ago.
+    /// A page cache with LRU eviction.
     #[derive(Default)]
     struct PageCache {
         used: HashMap<u64, u64>,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     impl PageCache {
-        /// Reads a file; whether the disk had to be waited for.
+        /// Reads a file; returns whether the read waited for the disk.
         fn read(&mut self, file: u64, capacity: usize) -> bool {
             self.uses += 1;
             let before = self.used.insert(file, self.uses);
@@ -185,8 +186,8 @@ mod tests {
         }
     }
 
-    /// What becomes of `requests` for files of a window each, the popular ones far more often than others.
-    /// Shares of all requests: that waited in the loop; that went to a helper without need.
+    /// Runs `requests` for files of one window each, popular ones far more often than others. Returns two shares of all
+    /// requests: waits in the loop, and needless hand-offs to a helper.
     fn run(
         predictor: &mut Predictor,
         cache: &mut PageCache,
@@ -197,7 +198,7 @@ mod tests {
         const FILES: f64 = 4000.0;
         let (mut waits, mut needless) = (0, 0);
         for _ in 0..requests {
-            // An LCG's upper bits (Knuth, MMIX), as a number below 1.
+            // The upper bits of an LCG (Knuth, MMIX), as a number below 1.
             *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let uniform = (*random >> 11) as f64 / (1_u64 << 53) as f64;
             let file = (FILES * uniform * uniform * uniform) as u64;
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn lru_page_cache_is_tracked_across_size_changes() {
-        // 4 GiB of memory: at first 8192 windows are thought to fit, twice as many as there are.
+        // 4 GiB of memory: the initial estimate fits 8192 windows, twice as many as exist.
         let mut predictor = Predictor::new(4 << 30);
         let mut cache = PageCache::default();
         let mut random = 1;

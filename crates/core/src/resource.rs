@@ -1,7 +1,7 @@
-//! A file as responses show it: its representations, and all that their heads say of it.
+//! A file as responses present it: its representations and the contents of their heads.
 //!
-//! Made when the disk side has found a file, kept as a meaning of its name (`cache/path`), and read by `reply`. It holds
-//! neither descriptor nor content, only where those were last found.
+//! Made when the disk side has found a file, cached as the resolution of its name (`cache/path`), and read by `reply`.
+//! It holds neither descriptors nor content, only hints where they were last cached.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -21,34 +21,34 @@ use crate::vary::Vary;
 pub struct Resource {
     /// The site it belongs to.
     pub site: u16,
-    /// The clean path of the file itself: for a directory, that of its index file.
+    /// The clean path of the file itself; for a directory, that of its index file.
     pub name: Arc<[u8]>,
     /// Content-Type.
     pub media_type: String,
     /// Content-Language.
     pub language: Option<Box<str>>,
-    /// On what it depends that this, in this coding, is what is sent (RFC 9110, 12.5.5).
+    /// The request fields that selected this file and coding (RFC 9110, 12.5.5).
     pub vary: Vary,
-    /// Whether it was chosen among variants, so that the reply says which it is (RFC 9110, 8.7).
+    /// Whether it was selected among variants, so that the response must identify it (RFC 9110, 8.7).
     pub is_chosen: bool,
-    /// The file itself first (identity), then its siblings; of a variant there may be siblings alone. Of a lone sibling: that
-    /// first, then, once somebody wanted it, what it unpacks to. Never empty.
+    /// The file itself first (identity), then its siblings; a variant may have siblings alone. With `lone`: the sibling
+    /// first, then its decompressed form once a client has needed it. Never empty.
     pub representations: Vec<Representation>,
-    /// There is no file of this name, but its sibling.
+    /// Set if only the compressed sibling of this name exists.
     pub lone: Option<PrecompressedOnly>,
 }
 
-/// A sibling without its original.
+/// A compressed sibling without its original.
 #[derive(Clone, Debug)]
 pub struct PrecompressedOnly {
     /// Its clean path.
     pub name: Arc<[u8]>,
-    /// Why it cannot be unpacked, if that was tried in vain.
+    /// Why decompression failed, if it was tried.
     pub not_unpacked: Option<NotUnpacked>,
 }
 
 impl Resource {
-    /// A file of this name in these codings and states, with all that heads say of it.
+    /// A file in these codings and states.
     pub fn new(site: &Site, name: Arc<[u8]>, states: impl Iterator<Item = (Coding, FileVersion)>) -> Resource {
         let traits = Traits::of_file(site, &name);
         let media_type = || site.types.of(&name);
@@ -56,7 +56,7 @@ impl Resource {
         Resource::describe(site, name, states, (media_type, language), false)
     }
 
-    /// A file that is there compressed alone, and perhaps unpacked.
+    /// A file that exists only in compressed form, with its decompressed form if that exists.
     pub fn of_lone(
         site: &Site,
         name: Arc<[u8]>,
@@ -69,7 +69,7 @@ impl Resource {
         Resource { vary: Vary::ENCODING, lone: Some(PrecompressedOnly { name, not_unpacked }), ..resource }
     }
 
-    /// One of several variants, each of which has a name of its own.
+    /// One of several variants, each with its own name.
     pub fn of_variant(
         site: &Site,
         name: Arc<[u8]>,
@@ -89,7 +89,7 @@ impl Resource {
         let representations = states.map(|(coding, version)| {
             let mut etag = version.etag(site.etag, coding.suffix());
             if is_chosen && site.etag == EtagForm::Portable {
-                // Variants of one size may be of one date as well, and are different representations all the same.
+                // Variants of equal size and date are still different representations.
                 etag = alloc::format!("{}-{:x}\"", etag.trim_end_matches('"'), digest_of(&name)).into();
             }
             let (content_hint, head_hints) = (Hint::default(), Default::default());
@@ -100,7 +100,7 @@ impl Resource {
         Resource { site: site.number, name, media_type, language, vary, is_chosen, representations, lone: None }
     }
 
-    /// The same once more, made again from its name and its states.
+    /// Rebuilds the resource from its name and its states.
     pub fn worked_out_anew(&self, site: &Site) -> Resource {
         let states = self.representations.iter().map(|one| (one.coding, one.version));
         if let Some(lone) = &self.lone {
@@ -113,7 +113,7 @@ impl Resource {
         Resource { vary: self.vary, ..Resource::describe(site, Arc::clone(&self.name), states, said, true) }
     }
 
-    /// Whether both have the same representations in the same state.
+    /// Whether both have the same representations in the same states.
     pub fn is_same_as(&self, other: &Resource) -> bool {
         let states = |resource: &Resource| -> Vec<_> {
             resource.representations.iter().map(|one| (one.coding, one.version)).collect()
@@ -122,7 +122,7 @@ impl Resource {
         self.name == other.name && states(self) == states(other) && verdict(self) == verdict(other)
     }
 
-    /// Whether both are the same compressed file in the same state, of which this one says no less.
+    /// Whether both are the same compressed file in the same state, and this one contains all that `other` does.
     pub(crate) fn says_no_less_than(&self, other: &Resource) -> bool {
         let packed = |resource: &Resource| (resource.representations[0].coding, resource.representations[0].version);
         let (Some(lone), Some(others)) = (&self.lone, &other.lone) else { return false };
@@ -137,19 +137,19 @@ impl Resource {
 /// A file in one coding and one state.
 #[derive(Debug)]
 pub struct Representation {
-    /// How it is coded.
+    /// Its content coding.
     pub coding: Coding,
-    /// Which file, in which state.
+    /// The file and its state.
     pub version: FileVersion,
     /// Its entity tag, with quotes.
     pub etag: Box<str>,
-    /// Where its content was last found.
+    /// Cache position of its content, as of the last lookup.
     pub content_hint: Hint,
-    /// Where its heads were last found: that of a 200, that of a 304.
+    /// Cache positions of its heads, as of the last lookup: 200, then 304.
     pub head_hints: [Hint; 2],
 }
 
-/// A number for a name, the same everywhere.
+/// A digest of a name, the same on every machine.
 fn digest_of(name: &[u8]) -> u64 {
     let words: Vec<u64> = name.iter().map(|&byte| u64::from(byte)).collect();
     digest(&words)

@@ -1,11 +1,11 @@
-//! Routes: what becomes of paths that match a pattern, before any file or application is looked for.
+//! Routes: actions for paths that match a pattern, applied before any file or application is looked up.
 //!
-//! A redirect tells the client another name, a rewrite does not; `deny` refuses, `respond` answers with a fixed response, and
-//! `internal` keeps clients away from a name that the site itself may use. Also here: the file that serves in place of missing
-//! ones, for applications that route by themselves.
+//! A redirect sends the client to another URL; a rewrite changes the path internally; `deny` rejects, `respond` sends a
+//! fixed response, and `internal` hides a name from clients that the site itself may use. Also here: the fallback file
+//! for missing ones, for applications that route by themselves.
 //!
-//! `plan` asks once it has the clean path. Matched text is put into the other name as it is, so neither a dot segment nor an
-//! empty one may come of it: a rewritten path is a clean path again, or means nothing.
+//! `plan` applies routes once it has the clean path. Matched text is inserted unchanged, so a result with a dot segment
+//! or an empty segment is rejected: a rewritten path is clean or invalid.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,68 +16,69 @@ use amped_http::uri;
 
 use crate::glob::Glob;
 
-/// What becomes of paths that match. Of a site's routes the first that matches applies.
+/// A rule for matching paths. Of a site's routes the first match applies.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Which paths.
+    /// The paths.
     pub pattern: Glob,
-    /// What becomes of them.
+    /// The action.
     pub action: RouteAction,
 }
 
-/// What a route does.
+/// The action of a route.
 #[derive(Clone, Debug)]
 pub enum RouteAction {
-    /// Sends the client elsewhere. `$1` in `to` is what the first star stood for, and so on to `$9`.
+    /// Redirects the client. `$1` in `to` is the text matched by the first star, and so on to `$9`.
     Redirect {
         /// A path or an http URL.
         to: Box<str>,
         /// The status.
         status: Status,
     },
-    /// Serves another path, without telling the client. `$1` as in a redirect.
+    /// Serves another path, invisibly to the client. `$1` as in a redirect.
     Rewrite {
-        /// The other path, with the query that an application there gets in front of the client's.
+        /// The other path. Its query, if any, is placed before the client's for an application.
         to: Box<str>,
     },
-    /// Refuses, whichever way the name was reached: asked for, rewritten to, or as the index or script of another.
+    /// Rejects with this status, however the name was reached: requested,
+    /// rewritten, or as the index or script of another name.
     Deny(Status),
-    /// Answers with this.
+    /// Sends this response.
     Respond(Arc<FixedResponse>),
-    /// Does not exist for clients (404); a rewrite, a fallback or an application may lead to it.
+    /// Hidden from clients (404); a rewrite, a fallback or an application may lead to it.
     Internal,
 }
 
-/// A response that a route has ready.
+/// The prepared response of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FixedResponse {
     /// The status.
     pub status: Status,
-    /// The body; empty for one that the status forbids.
+    /// The body; empty if the status forbids one.
     pub body: Arc<Vec<u8>>,
-    /// Fields beside Content-Length; Content-Type among them where there is a body.
+    /// Fields other than Content-Length; Content-Type among them if there is a body.
     pub fields: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What a route makes of a path.
+/// The result of applying a route to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Routed {
-    /// The client is to ask for this: a reference for `Location`, without the query.
+    /// Redirect with this reference for `Location`, without the query.
     Redirect(Status, Vec<u8>),
-    /// This clean path is meant.
+    /// Continue with this clean path.
     Rewrite(Vec<u8>),
-    /// A path that can be none.
+    /// The resulting path is invalid.
     Nowhere,
-    /// Refused with this status.
+    /// Reject with this status.
     Deny(Status),
-    /// This response.
+    /// Send this response.
     Respond(Arc<FixedResponse>),
-    /// Not for clients.
+    /// Hidden from clients.
     Internal,
 }
 
 impl Route {
-    /// What it makes of this clean path; `None`: it does not match.
+    /// Applies the route to this clean path; `None` if it does not match.
     pub fn apply(&self, path: &[u8]) -> Option<Routed> {
         // The cheap test, which nearly always decides.
         if !self.pattern.matches(path) {
@@ -86,7 +87,7 @@ impl Route {
         Some(match &self.action {
             RouteAction::Redirect { to, status } => {
                 let mut made = self.fill(to, path, uri::encode_path)?;
-                // `//host` would be another host's.
+                // `//host` would lead to another host.
                 let slashes = made.iter().take_while(|&&byte| byte == b'/').count();
                 made.drain(..slashes.saturating_sub(1));
                 Routed::Redirect(*status, made)
@@ -104,8 +105,8 @@ impl Route {
         })
     }
 
-    /// The query that an application gets behind a rewrite which has one of its own: that, and the client's behind it. `None`:
-    /// the client's alone.
+    /// Builds the query for an application after a rewrite with a query of its own: that query, then the client's.
+    /// `None`: the client's query is unchanged.
     pub fn query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
         let RouteAction::Rewrite { to } = &self.action else { return None };
         let (_, own) = to.split_once('?')?;
@@ -119,7 +120,7 @@ impl Route {
         Some(made)
     }
 
-    /// `to` with the text of each star put in.
+    /// Substitutes the text of each star in `to`.
     fn fill(&self, to: &str, path: &[u8], put: impl Fn(&[u8], &mut Vec<u8>)) -> Option<Vec<u8>> {
         let stars = self.pattern.captures(path)?;
         let mut made = Vec::with_capacity(to.len() + path.len());
@@ -137,7 +138,7 @@ impl Route {
     }
 }
 
-/// The file that serves in place of what is missing in a folder, with the status of a file that is there.
+/// A file served for missing ones in a folder, with the status of an existing file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallback {
     /// The folder's clean path, with its final slash.
@@ -201,14 +202,14 @@ mod tests {
         check("/a.php?q=$1", "/s/x/y", Some("p=2"), ("/a.php", Some("q=x&p=2")));
         check("/a.php?q=$1", "/s/x/y", Some(""), ("/a.php", Some("q=x")));
         check("/$1.php?q=$2", "/s/x/y/z", Some("q=other"), ("/x.php", Some("q=y/z&q=other")));
-        // Whatever is matched stays within its value.
+        // Matched text stays within its value.
         check("/a.php?q=$1", "/s/a&b=c+d #?%/", None, ("/a.php", Some("q=a%26b%3Dc%2Bd%20%23%3F%25")));
         check("/a.php?", "/s/x/y", Some("p=2"), ("/a.php", Some("p=2")));
         check("/a.php", "/s/x/y", Some("p=2"), ("/a.php", None));
     }
 
     proptest! {
-        /// Whatever is asked for, what comes out is clean, and on this host.
+        /// For any request, the result is a clean path on this host.
         #[test]
         fn rewritten_path_is_normalized(
             pattern in "(/[ab*?]{0,2}(\\*\\*)?){1,3}",

@@ -1,6 +1,6 @@
-//! What all connections of a loop share: configuration, caches, clock, spare records, counts.
+//! The state shared by all connections of a loop: configuration, caches, clock, spare records, counters.
 //!
-//! A connection gets it lent for the length of one call, so nothing of it is ever locked in AMPED or SPED.
+//! A connection borrows it for the length of one call, so AMPED and SPED need no locks for it.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,58 +11,58 @@ use crate::record::Records;
 use crate::reply::{ReadyErrors, WallClock};
 use crate::site::Sites;
 
-/// One loop's belongings.
+/// The shared state of one loop.
 pub struct SharedState<F> {
-    /// The sites; shared with the other loops.
+    /// The sites, shared with the other loops.
     pub sites: Arc<Sites>,
-    /// What a client may cost.
+    /// The limits of a client.
     pub limits: Limits,
     /// The caches.
     pub caches: Caches<F>,
-    /// The time of day, put forward by the driver once a second.
+    /// The time of day, updated by the driver once a second.
     pub wall: WallClock,
-    /// Records to be used again.
+    /// Records for reuse.
     pub records: Records,
-    /// What has happened.
+    /// Counters.
     pub counts: Counts,
-    /// When the head of a request that is timed had been read.
+    /// Timestamp of the request head, for a request that is timed.
     pub lap: PhaseTimes,
-    /// Where a path is cleaned that cannot stay as it was sent.
+    /// Scratch space for cleaning paths.
     pub(crate) scratch: Vec<u8>,
-    /// Errors that are sent again and again.
+    /// Prepared error responses.
     pub(crate) errors: ReadyErrors,
 }
 
-/// Counts since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests whose head was read.
+    /// Requests whose head was parsed.
     pub requests: u64,
-    /// Requests that could not be read, or not in time.
+    /// Requests that were malformed or timed out.
     pub bad_requests: u64,
-    /// Requests for which the caches were enough.
+    /// Requests served from the caches alone.
     pub hits: u64,
-    /// Requests answered from an entry past its time, because asking again would have meant waiting for the disk.
+    /// Requests served from an expired entry, because revalidation would have waited for the disk.
     pub stale_hits: u64,
-    /// Questions to the disk side. One request may ask several: its name, then a listing or the page of an error.
+    /// Lookups on the disk side. One request may cause several: its name, then a listing or an error page.
     pub disk_questions: u64,
-    /// Requests refused with 503 because too much disk work was waiting, or the disk did not answer in time.
+    /// Requests rejected with 503 because the disk queue was full or the disk timed out.
     pub shed: u64,
-    /// Lookups of pages that are made, listings and those of applications, which found them.
+    /// Lookups of generated pages (listings and responses of applications) that found one.
     pub page_hits: u64,
-    /// Those which did not.
+    /// Lookups of generated pages that found none.
     pub page_misses: u64,
-    /// Requests that waited for a page which was being made for another.
+    /// Requests that waited for a page already being generated for another request.
     pub page_collapsed: u64,
 }
 
-/// The one moment in the midst of a call that somebody may want to know: when a request's head had been read. The core has
-/// no clock; whoever times a request lends one for it.
+/// The timestamp at which a request's head was parsed, the one phase boundary inside a call. The core has no clock; the
+/// caller that times a request supplies one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PhaseTimes {
-    /// Reads a clock, in nanoseconds since a start of its own.
+    /// Reads a clock, in nanoseconds since an arbitrary start.
     pub clock: Option<fn() -> u64>,
-    /// What it showed when the first head had been read since this was last taken.
+    /// Its reading when the first head was parsed since this was last taken.
     pub head_ns: Option<u64>,
 }
 
@@ -75,12 +75,12 @@ impl PhaseTimes {
 }
 
 impl<F> SharedState<F> {
-    /// A shared state with empty caches.
+    /// Creates a shared state with empty caches.
     pub fn new(sites: Arc<Sites>, limits: Limits, budgets: Budgets, wall: WallClock) -> SharedState<F> {
         SharedState::with_caches(sites, limits, Caches::new(budgets), wall)
     }
 
-    /// A shared state with these caches.
+    /// Creates a shared state with these caches.
     pub fn with_caches(sites: Arc<Sites>, limits: Limits, caches: Caches<F>, wall: WallClock) -> SharedState<F> {
         SharedState {
             sites,
@@ -95,8 +95,8 @@ impl<F> SharedState<F> {
         }
     }
 
-    /// Another configuration comes into force. With other budgets the caches count from zero again; shared ones are those
-    /// that were made for it.
+    /// Switches to another configuration. If the budgets change, the counters of the caches restart from zero; shared
+    /// caches are replaced by those made for the new configuration.
     pub fn renew(&mut self, sites: Arc<Sites>, limits: Limits, budgets: Budgets, shared: Option<&SharedCaches<F>>) {
         let generation = self.caches.generation().wrapping_add(1);
         if let Some(shared) = shared {

@@ -1,7 +1,7 @@
-//! What a file's name says of it: media type, language, charset.
+//! The traits of a file derived from its name: media type, language, charset.
 //!
-//! By the endings of the name, in any order, as the site lists them. `resource` asks for a file that is requested by its own
-//! name, `variants` for each of those that stand for a name that is not there.
+//! They follow from the name's extensions, in any order, as configured for the site. `resource` derives them for a file
+//! that is requested by its own name, `variants` for each variant of a requested name that does not exist.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -9,20 +9,21 @@ use alloc::vec::Vec;
 
 use crate::site::{NegotiationRule, Site, Types};
 
-/// What a file's name says of it.
+/// The traits of a file derived from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
     /// Content-Type.
     pub media_type: String,
     /// Content-Language.
     pub language: Option<Box<str>>,
-    /// The charset, if the name tells one.
+    /// The charset, if the name has an extension for one.
     pub charset: Option<Box<str>>,
 }
 
 impl Traits {
-    /// Of a file of this name, without the ending of its coding. An ending that says nothing is passed over if it is
-    /// `asked` for; otherwise, if there are two of a kind, or no media type, the name is not one of a variant.
+    /// Derives the traits of a file name, given without the extension of its coding. An
+    /// extension that is in `asked` may have no meaning; any other such extension, two
+    /// extensions of one kind, or a missing media type mean that the file is not a variant.
     pub(crate) fn of(rule: &NegotiationRule, types: &Types, asked: &[&[u8]], endings: &[&[u8]]) -> Option<Traits> {
         let (mut media_type, mut language, mut charset) = (None, None, None);
         for ending in endings {
@@ -30,7 +31,7 @@ impl Traits {
             let among = |names: &[Box<str>]| {
                 names.iter().find(|name| text.is_some_and(|text| text.eq_ignore_ascii_case(name))).cloned()
             };
-            // Languages first: `es` is an ending of scripts too.
+            // Languages first: `es` is also an extension of scripts.
             let doubled = if let Some(found) = among(&rule.languages) {
                 language.replace(found).is_some()
             } else if let Some(found) = among(&rule.charsets) {
@@ -50,7 +51,7 @@ impl Traits {
         Some(Traits { media_type, language, charset })
     }
 
-    /// Of a file that is asked for by its own name, where that is one of a variant.
+    /// Derives the traits of a file that is requested by its own name, if the name is that of a variant.
     pub fn of_file(site: &Site, path: &[u8]) -> Option<Traits> {
         let rule = site.negotiation(path)?;
         let (_, endings) = split(last_segment(path));
@@ -58,7 +59,7 @@ impl Traits {
     }
 }
 
-/// What a name is before its first dot, and what follows each dot. A dot in front is part of the stem.
+/// Splits a name into its stem, before the first dot, and the part after each dot. A leading dot belongs to the stem.
 pub(crate) fn split(name: &[u8]) -> (&[u8], Vec<&[u8]>) {
     match name.iter().skip(1).position(|&byte| byte == b'.') {
         Some(dot) => (&name[..=dot], name[dot + 2..].split(|&byte| byte == b'.').collect()),

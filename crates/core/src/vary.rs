@@ -1,17 +1,17 @@
-//! The fields of a request on which a response depends, as a set.
+//! The request fields on which a response depends, as a set.
 //!
-//! Resources, variants and rules for other origins each add their part; `reply` writes the union as the field `Vary`, and
-//! ready heads are kept under it.
+//! Resources, variants and CORS rules each add their fields; `reply` writes the
+//! union as the `Vary` field, and the set is part of the key of cached heads.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Fields of a request on which a reply depends.
+/// A set of request fields on which a response depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Vary(u8);
 
 impl Vary {
-    /// On none.
+    /// The empty set.
     pub const NOTHING: Vary = Vary(0);
     /// `Accept`.
     pub const ACCEPT: Vary = Vary(1);
@@ -32,24 +32,24 @@ impl Vary {
         (Vary::ORIGIN, "Origin"),
     ];
 
-    /// On these too.
+    /// The union of both sets.
     #[must_use]
     pub fn and(self, other: Vary) -> Vary {
         Vary(self.0 | other.0)
     }
 
-    /// On these if something holds.
+    /// The union with `other` if `holds`, else the set unchanged.
     #[must_use]
     pub fn and_if(self, other: Vary, holds: bool) -> Vary {
         if holds { self.and(other) } else { self }
     }
 
-    /// Whether this one is among them.
+    /// Whether all of `other` is in the set.
     pub fn has(self, other: Vary) -> bool {
         self.0 & other.0 == other.0 && other.0 != 0
     }
 
-    /// The value of the field `Vary` (RFC 9110, 12.5.5); empty if there is to be none.
+    /// The value of the `Vary` field (RFC 9110, 12.5.5); empty if the response has no such field.
     pub fn value(self) -> String {
         let names: Vec<&str> =
             Vary::NAMES.iter().filter(|(which, _)| self.has(*which)).map(|(_, name)| *name).collect();

@@ -117,7 +117,10 @@ impl Asked {
     ) -> Begun<F> {
         let request = head.request;
         if request.expectation == Expectation::Unknown {
-            return Begun::Refused(Status::EXPECTATION_FAILED, "the only expectation known is 100-continue");
+            return Begun::Refused(
+                Status::EXPECTATION_FAILED,
+                "unsupported expectation; only 100-continue is supported",
+            );
         }
         let Some(rule) = handler.rule(&cx.shared.sites) else {
             return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "the request was lost");
