@@ -158,7 +158,7 @@ impl Net {
     /// The agent of a host, and the folder that its program lies in.
     fn agent(&self, at: usize) -> Option<(u32, PathBuf)> {
         // A copy has a shell beside it, with the same words.
-        let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter agent "));
+        let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter session "));
         let programs = agents.filter_map(|(pid, _)| Some((pid, fs::read_link(format!("/proc/{pid}/exe")).ok()?)));
         let mut found = programs.filter(|(_, program)| program.file_name().is_some_and(|name| name == "ammeter"));
         found.next().map(|(pid, program)| (pid, program.parent().unwrap().to_owned()))
@@ -192,7 +192,7 @@ fn assert_nothing_is_left(net: &Net, agents: &[(u32, PathBuf)]) {
     }
     for (pid, folder) in agents {
         // A copy is gone as well, and what was there before is not.
-        let is_copy = folder.to_string_lossy().ends_with("-agent");
+        let is_copy = folder.to_string_lossy().ends_with("-copy");
         let gone = || left_of(*pid, Path::new("/no/folder")).is_empty() && is_copy != folder.exists();
         until(&format!("nothing to be left of {pid}, {}", folder.display()), gone);
     }

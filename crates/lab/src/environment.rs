@@ -5,15 +5,16 @@
 //! marks of `ammeter wan`) and folders. [`TestEnvironment::new`] ends and removes all of it before anything new is made.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
@@ -53,7 +54,9 @@ pub(crate) struct TestEnvironment {
     /// The cores that the machine has.
     cores: usize,
     /// The folder for all of this.
-    scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
+    /// Whether that folder ends with this.
+    owns_scratch: bool,
     /// The device that it lies on, `major:minor`.
     disk: String,
     /// A word for this program, in names.
@@ -67,15 +70,21 @@ impl TestEnvironment {
     /// When nothing can be written to `/var/tmp`.
     pub(crate) fn new() -> Result<TestEnvironment, Failure> {
         clear();
-        let own = std::process::id();
-        let born =
-            place::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
-        let word = format!("{PREFIX}{own}-{born}");
-        let scratch = Path::new(SCRATCH).join(&word);
+        let scratch = Path::new(SCRATCH).join(own_word()?);
         fs::create_dir_all(&scratch)
             .and_then(|()| fs::set_permissions(&scratch, fs::Permissions::from_mode(0o755)))
             .map_err(Failure::io(format_args!("make {}", scratch.display())))?;
-        let device = fs::metadata(&scratch).map(|meta| meta.st_dev()).unwrap_or_default();
+        let mut environment = TestEnvironment::within(&scratch)?;
+        environment.owns_scratch = true;
+        Ok(environment)
+    }
+
+    /// The same, in the folder of another process, which removes it.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub(crate) fn within(scratch: &Path) -> Result<TestEnvironment, Failure> {
+        let device = fs::metadata(scratch).map(|meta| meta.st_dev()).unwrap_or_default();
         let mark = Mark::own()?;
         Ok(TestEnvironment {
             own: own_program()?,
@@ -85,8 +94,9 @@ impl TestEnvironment {
             is_shared: true,
             cores: Machine::this()?.cores,
             disk: whole_disk(device),
-            scratch,
-            word,
+            scratch: scratch.to_owned(),
+            owns_scratch: false,
+            word: own_word()?,
         })
     }
 
@@ -138,7 +148,7 @@ impl TestEnvironment {
     pub(crate) fn folder(&self) -> Result<Folder, Failure> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = self.scratch.join(format!("run-{number}"));
+        let path = self.scratch.join(format!("run-{}-{number}", std::process::id()));
         // Servers that become another user write there too.
         fs::create_dir(&path)
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
@@ -208,8 +218,17 @@ impl TestEnvironment {
 
 impl Drop for TestEnvironment {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.scratch);
+        if self.owns_scratch {
+            let _ = fs::remove_dir_all(&self.scratch);
+        }
     }
+}
+
+/// A word for this process, in names.
+fn own_word() -> Result<String, Failure> {
+    let own = std::process::id();
+    let born = place::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
+    Ok(format!("{PREFIX}{own}-{born}"))
 }
 
 /// Ends and removes what is left of programs that are no more.
@@ -387,7 +406,7 @@ impl Running {
     }
 
     /// What it prints besides, where that was asked for as a pipe.
-    pub(crate) fn take_errors(&mut self) -> Option<std::process::ChildStderr> {
+    pub(crate) fn take_errors(&mut self) -> Option<ChildStderr> {
         self.child.stderr.take()
     }
 
@@ -414,10 +433,16 @@ impl Running {
     /// Asks it to end (SIGTERM), and kills it if it does not.
     pub(crate) fn end(mut self, patience: Duration) {
         process::terminate(self.pid());
+        self.await_end(patience);
+    }
+
+    /// Waits until it ends by itself, for so long at most; how it ended.
+    pub(crate) fn await_end(&mut self, patience: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         while self.ended().is_none() && begin.elapsed() < patience {
             thread::sleep(Duration::from_millis(5));
         }
+        self.ended()
     }
 }
 
@@ -428,6 +453,52 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// What a program prints on standard error: its last lines.
+#[derive(Debug)]
+pub(crate) struct Said {
+    text: Arc<Mutex<String>>,
+    reader: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Said {
+    /// Collects it in a thread.
+    pub(crate) fn by(errors: Option<ChildStderr>) -> Said {
+        const BYTES_MAX: usize = 4096;
+        let text = Arc::new(Mutex::new(String::new()));
+        let here = Arc::clone(&text);
+        let reader = thread::spawn(move || {
+            for line in errors.into_iter().flat_map(|errors| BufReader::new(errors).lines().map_while(Result::ok)) {
+                let mut text = here.lock().unwrap_or_else(PoisonError::into_inner);
+                text.extend([line.trim_end(), "\n"]);
+                while text.len() > BYTES_MAX {
+                    let end = text.find('\n').map_or(text.len(), |end| end + 1);
+                    text.drain(..end);
+                }
+            }
+        });
+        Said { text, reader: Mutex::new(Some(reader)) }
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn so_far(&self) -> String {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a program printed that has ended, without its own name.
+    pub(crate) fn whole(&self) -> String {
+        if let Some(reader) = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = reader.join();
+        }
+        self.so_far().trim().trim_start_matches("ammeter: ").to_owned()
+    }
+}
+
+/// Words as one command of a shell.
+pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted = words.into_iter().map(|word| format!("'{}'", word.replace('\'', "'\\''")));
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 /// It is enough: Ctrl-C.

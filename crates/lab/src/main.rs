@@ -15,6 +15,7 @@ mod environment;
 mod exhibits;
 mod experiment;
 mod figure;
+mod generate;
 mod group;
 mod hosts;
 mod page;
@@ -43,9 +44,6 @@ struct Ammeter {
 /// One line a command.
 #[derive(Subcommand)]
 enum Command {
-    /// Do on this host what an experiment elsewhere asks for, over standard input and output
-    #[command(hide = true)]
-    Agent(command::agent::Args),
     /// Compare two experiments, or two subjects of one, against the noise of the machine
     #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
     Compare(command::compare::Args),
@@ -76,6 +74,12 @@ enum Command {
     /// Run an experiment: servers, factors and a ladder of load, measured, validated and archived
     #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
     Run(command::run::Args),
+    /// Keep this host ready for an experiment elsewhere, until standard input ends
+    #[command(hide = true)]
+    Session(command::session::Args),
+    /// Start a server for an experiment elsewhere, until standard input ends
+    #[command(hide = true)]
+    Subject(command::subject::Args),
     /// Run a command behind an emulated network path
     Wan(Box<command::wan::Args>),
 }
@@ -88,7 +92,6 @@ impl Command {
             Command::Wan(args) => return command::wan::run(args),
             // It has one more, for a comparison that is undecided.
             Command::Compare(args) => return command::compare::run(args),
-            Command::Agent(args) => command::agent::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),
             Command::Host(args) => command::host::run(args),
@@ -100,6 +103,8 @@ impl Command {
             Command::Profile(args) => command::profile::run(args),
             Command::Report(args) => command::report::run(args),
             Command::Run(args) => command::run::run(args),
+            Command::Session(args) => command::session::run(args),
+            Command::Subject(args) => command::subject::run(args),
         };
         verdict.map(|verdict| verdict.exit_status())
     }

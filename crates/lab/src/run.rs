@@ -1,13 +1,10 @@
-//! Makes a run on this machine, from an empty folder to what goes into the archive.
+//! The server's side of a run ([`Side`]), and what is made of a run when it is over ([`judge`]).
 //!
-//! 1 a network namespace of its own, by a thread that goes there and starts all that follows; 2 the server, in a control group
-//! and on its cores, until it answers; 3 `ammeter monitor --record`; 4 load that is not counted; 5 `ammeter load`, beside it
-//! `ammeter profile` where it was asked for; 6 all are ended; 7 `validate.rs` judges, and `run.json` says what came of it.
-//!
-//! Load, monitor and profile are programs of their own (this one, by its other commands), so that they have their own cores and
-//! can as well be on another host. With a path in the experiment, server and clients are in two namespaces with the router of
-//! `ammeter wan up` between them. With `[hosts]` the server's side ([`Side`]) is the agent's of one host and the loads are those of
-//! others (`hosts`); what is made of it afterwards is the same ([`judge`]).
+//! The server is in a control group and on its cores; beside it are `ammeter monitor --record` and, where it was asked for,
+//! `ammeter profile`: programs of their own (this one, by its other commands), so that they have their own cores. On one machine
+//! all of a run is in a network namespace of its own, by a thread that goes there ([`apart`]); with a path in the experiment,
+//! server and clients are in two, with the router of `ammeter wan up` between them. With several hosts the server's side is
+//! in `ammeter subject` on one of them. `runner.rs` goes through a run, `generate.rs` makes the load, `validate.rs` judges.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,7 +66,7 @@ pub(crate) struct Order {
 
 /// Does `work` in a thread of its own, in a new network namespace where this machine allows that. Whoever is in there still
 /// when it is done is ended.
-fn apart<T: Send>(
+pub(crate) fn apart<T: Send>(
     environment: &TestEnvironment,
     stop: &Stop,
     work: impl FnOnce(&TestEnvironment, &Stop) -> Result<T, Failure> + Send,
@@ -88,81 +85,6 @@ fn apart<T: Send>(
         mark.end_all();
     }
     done
-}
-
-/// Tries the clients against a server that does nothing; who cannot make such a load says why.
-///
-/// # Errors
-/// When the server cannot be started; an interrupt.
-pub(crate) fn trial(
-    environment: &TestEnvironment,
-    settings: &Settings,
-    step: Step,
-    duration: Duration,
-    seed: u64,
-    stop: &Stop,
-) -> Result<Result<Outcome, String>, Failure> {
-    apart(environment, stop, move |environment, stop| {
-        let folder = environment.folder()?;
-        let site = environment.site(&settings.workload, seed)?;
-        let side = Side::begin(environment, settings, &site, Duration::ZERO, None, &folder.path, stop)?;
-        let side = side.map_err(Failure::failed)?;
-        let mut words = side.prefix.clone();
-        words.extend(load_words(settings, &site, step, side.address(), duration, seed));
-        let out = folder.path.join(name::LOAD);
-        let load = Running::start("the load", &words, Streams::to(Some(&out), &folder.path.join("load.log"))?)?;
-        load.wait(patience(settings, duration), stop)?;
-        // It says itself why it cannot make such a load at all.
-        let said = fs::read_to_string(folder.path.join("load.log")).unwrap_or_default();
-        Ok(archive::read::<Outcome>(&out).map_err(|_| said.trim().to_owned()))
-    })
-}
-
-/// Makes a run. A server that fails is its result.
-///
-/// # Errors
-/// When it could not be made at all: no program, no disk, an interrupt.
-pub(crate) fn work(environment: &TestEnvironment, order: &Order, stop: &Stop) -> Result<Run, Failure> {
-    apart(environment, stop, move |environment, stop| work_inside(environment, order, stop))
-}
-
-/// A run, in its namespace.
-fn work_inside(environment: &TestEnvironment, order: &Order, stop: &Stop) -> Result<Run, Failure> {
-    let Order { settings, planned, into, .. } = order;
-    let mut run = Run::begun(planned.clone(), now_s());
-    let site = environment.site_for(settings, order.seed)?;
-    let mut side = match Side::begin(environment, settings, &site, order.interval, None, into, stop)? {
-        Ok(side) => side,
-        // That is a result: this server cannot be run so.
-        Err(why) => return Ok(refused(run, "server", &why)),
-    };
-    let load = |side: &Side, duration: Duration, seed: u64, hlog: Option<&Path>| {
-        let mut words = side.prefix.clone();
-        words.extend(load_words(settings, &site, planned.step, side.address(), duration, seed));
-        words.extend(hlog.into_iter().flat_map(|path| ["--hlog".to_owned(), path.display().to_string()]));
-        words
-    };
-    if !settings.load.warm_up.is_zero() {
-        let streams = Streams::to(Some(&into.join(name::WARM_UP)), &into.join("warm-up.log"))?;
-        let words = load(&side, settings.load.warm_up, planned.seed ^ 1, None);
-        Running::start("the warm-up", &words, streams)?.wait(patience(settings, settings.load.warm_up), stop)?;
-    }
-    side.calm(stop)?;
-    side.measure()?;
-    let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
-    let words = load(&side, settings.load.duration, planned.seed, Some(&into.join(name::HLOG)));
-    let status = Running::start("the load", &words, streams)?.wait(patience(settings, settings.load.duration), stop)?;
-    run.load_ended_s = now_s();
-    let watched = side.end(stop)?;
-    let outcome: Outcome = match archive::read(&into.join(name::LOAD)) {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            let said = fs::read_to_string(into.join("load.log")).unwrap_or_default();
-            return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
-        }
-    };
-    let is_private = environment.is_private || watched.path.is_some();
-    judge(run, order, &outcome, &watched, is_private, &[])
 }
 
 /// How long a load of this length may take.
@@ -329,6 +251,11 @@ impl Side {
     fn await_samples(&mut self, stop: &Stop) -> Result<(), Failure> {
         let record = self.into.join(name::MONITOR);
         self.monitor.as_mut().map_or(Ok(()), |monitor| await_samples(&record, monitor, self.interval, stop))
+    }
+
+    /// Words before those of this program's that have load begin where it is counted, ending with the program.
+    pub(crate) fn prefix(&self) -> &[String] {
+        &self.prefix
     }
 
     /// Where the server is.
@@ -888,7 +815,7 @@ fn out_bytes(sample: &Sample) -> Option<u64> {
 ///
 /// # Errors
 /// When `/proc` is not mounted; an interrupt.
-pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure> {
+pub(crate) fn look_at_rest(stop: &Stop) -> Result<Block, Failure> {
     let (began_s, begin, from) = (now_s(), Instant::now(), Rest::read()?);
     while begin.elapsed().as_secs_f64() < plan::IDLE_S {
         if stop.is_stopped() {
@@ -911,7 +838,7 @@ pub(crate) fn look_at_rest(rules: &Rules, stop: &Stop) -> Result<Block, Failure>
         packets_per_s: to.packets.saturating_sub(from.packets) as f64 / looked_s,
         disk_bytes_per_s: to.disk_bytes.saturating_sub(from.disk_bytes) as f64 / looked_s,
         busiest,
-        is_clean: busy <= rules.idle_max,
+        is_clean: true,
         hosts: BTreeMap::new(),
     })
 }

@@ -1,9 +1,11 @@
 //! `ammeter host`: the machine that a figure belongs to.
 
+use ammeter_load::drive::Stop;
 use amped_measure::host::{Machine, load_average};
 use amped_measure::{Failure, Verdict};
 use serde::Serialize;
 
+use crate::run::look_at_rest;
 use crate::say;
 
 /// The flags.
@@ -12,6 +14,9 @@ pub(crate) struct Args {
     /// Print the record as JSON, in one line
     #[arg(long)]
     json: bool,
+    /// Look for a second how busy the machine is, and print that as JSON
+    #[arg(long)]
+    rest: bool,
 }
 
 #[derive(Serialize)]
@@ -22,6 +27,9 @@ struct Host {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
+    if args.rest {
+        return say::json(&look_at_rest(&Stop::default())?).map(|()| Verdict::valid());
+    }
     let host = Host { machine: Machine::this()?, load_average: load_average()? };
     if args.json {
         say::json(&host)?;

@@ -1,6 +1,5 @@
 //! The commands, a file each: the flags as clap reads them, and what is done with them.
 
-pub(crate) mod agent;
 pub(crate) mod compare;
 pub(crate) mod diagnose;
 pub(crate) mod files;
@@ -13,6 +12,8 @@ pub(crate) mod overhead;
 pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod session;
+pub(crate) mod subject;
 pub(crate) mod wan;
 
 use std::time::Duration;

@@ -95,10 +95,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let environment = TestEnvironment::new()?;
     // Whoever cannot be reached is told before anything is made.
     let hosts = experiment.resolved.hosts.as_ref();
-    let fleet = hosts.map(|hosts| Fleet::reach(hosts, &environment.own, &experiment.settings, &stop)).transpose()?;
+    let fleet = hosts.map(|hosts| Fleet::reach(hosts, &environment, &experiment.settings, &stop)).transpose()?;
     let fleet = fleet.map(RefCell::new);
     let _lock = take(&dir)?;
-    begin(&environment, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings)?;
+    begin(&environment, fleet.as_ref(), &dir, &text, experiment.resolved.clone(), &experiment.settings, &stop)?;
     let measured = measure(&environment, fleet.as_ref(), &dir, &experiment, args, &stop);
     drop(fleet);
     drop(environment);
@@ -128,10 +128,11 @@ fn begin(
     text: &str,
     mut resolved: Resolved,
     settings: &[Settings],
+    stop: &Stop,
 ) -> Result<(), Failure> {
     let mut programs = BTreeMap::from([("ammeter".to_owned(), subject::identity(&environment.own, "--version"))]);
     if let Some(fleet) = fleet {
-        programs.extend(fleet.borrow_mut().programs(settings)?);
+        programs.extend(fleet.borrow().programs(settings, stop)?);
     }
     for arm in settings {
         if !programs.contains_key(&arm.subject.name) {
@@ -156,7 +157,7 @@ fn begin(
         fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("make {}", dir.join(folder).display())))?;
     }
     let cores = settings.first().map(|arm| environment.words(&arm.cores)).unwrap_or_default();
-    let host = fleet.map_or_else(|| environment::host(cores), |fleet| Ok(fleet.borrow().host()))?;
+    let host = fleet.map_or_else(|| environment::host(cores), |fleet| fleet.borrow().host())?;
     archive::write_bytes(&dir.join(name::EXPERIMENT), text.as_bytes())?;
     archive::write(&dir.join(name::HOST), &host)?;
     archive::write(&dir.join(name::PLAN), &plan::plan(&resolved))?;

@@ -160,6 +160,9 @@ struct Beginning {
     unix_s: f64,
 }
 
+/// What a load says whose start time had passed when it was given.
+pub const TOO_LATE: &str = "the start time came too late";
+
 impl Beginning {
     /// As it is asked for: at an instant that somebody says, or now.
     fn of(settings: &Settings) -> Result<Beginning, Failure> {
@@ -169,9 +172,7 @@ impl Beginning {
         match left(SystemTime::now()).and_then(|left| left.checked_sub(LEAD)) {
             Some(left) => thread::sleep(left),
             None => {
-                return Err(Failure::failed(format!(
-                    "the load is to begin at an instant that is over, or less than {LEAD:?} away: say it earlier"
-                )));
+                return Err(Failure::failed(format!("{TOO_LATE}: it has passed, or is less than {LEAD:?} away")));
             }
         }
         let (clock, left) = (Clock::start(), left(SystemTime::now()).unwrap_or_default());

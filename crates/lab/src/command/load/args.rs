@@ -152,11 +152,12 @@ pub(crate) struct Args {
     /// Write the result as a self-contained HTML page with plots to this file
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     pub(super) html: Option<PathBuf>,
-    /// The result with its histograms to this file, to be put together with those of other slices
+    /// The result with its histograms to this file, to be put together with those of other slices; `-`: standard output, and
+    /// nothing else there
     #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) parts: Option<PathBuf>,
     /// Say `ready` on standard error when all is, and begin at the instant that comes as a line on standard input: seconds
-    /// since 1970
+    /// since 1970; end when standard input does
     #[arg(long, hide = true, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) await_start: bool,
     /// Show a full screen instead of the live line

@@ -196,6 +196,11 @@ fn told_when() -> Result<SystemTime, Failure> {
     say::plain(READY);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
+    // With whoever asked for the load, that ends too.
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
     let unix_s = line.trim().parse::<f64>().ok().filter(|unix_s| (0.0..1e11).contains(unix_s));
     unix_s
         .map(|unix_s| UNIX_EPOCH + Duration::from_secs_f64(unix_s))

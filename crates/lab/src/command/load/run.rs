@@ -110,7 +110,12 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
     ears.judge(&outcome.verdict);
     if let (Some(path), Some(kept)) = (&args.parts, &ears.kept) {
         let seconds = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
-        archive::write_bytes(path, say::as_json(&Parts::new(&outcome, seconds))?.as_bytes())?;
+        let parts = Parts::new(&outcome, seconds);
+        if path.as_os_str() == "-" {
+            say::json(&parts)?;
+            return Ok(outcome.verdict);
+        }
+        archive::write_bytes(path, say::as_json(&parts)?.as_bytes())?;
     }
     let logged = ears.end();
     let page = html::write(args, asked, |head| Some(html::run(head, &outcome)));

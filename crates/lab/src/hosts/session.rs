@@ -1,0 +1,122 @@
+//! `ammeter session`: keeps a host ready for the runs of an experiment, for as long as the connection lasts.
+//!
+//! It prints one line that describes the host ([`Facts`]), and then answers each line of standard input, a number, with that number,
+//! the time and the CPU time used so far ([`Moment`]). At the end of standard input, at a signal, or after a minute of silence it
+//! removes its folder and ends.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ammeter_load::drive::Stop;
+use amped_measure::{Failure, host};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{Host, Program};
+use crate::environment::{self, TestEnvironment};
+use crate::experiment::Cores;
+use crate::run::now_s;
+use crate::{say, subject};
+
+/// The other side asks for the time every two seconds; it is gone after so much silence.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long the commands of a session may take to remove their folders once their input has ended.
+const REMOVED_WITHIN: Duration = Duration::from_secs(10);
+
+/// A host, as it describes itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Facts {
+    /// The machine and its kernel.
+    pub(super) host: Host,
+    /// Whether the session is root's.
+    pub(super) is_root: bool,
+    /// The address by which ssh reached it (ssh(1), SSH_CONNECTION); `None` where that is not known.
+    pub(super) address: Option<IpAddr>,
+    /// The `ammeter` that runs there.
+    pub(super) program: Program,
+    /// The folder for everything that the session's commands write.
+    pub(super) scratch: PathBuf,
+    /// The process of the session.
+    pub(super) pid: u32,
+}
+
+/// A moment, by a host's clock.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Moment {
+    /// The number that was asked with.
+    pub(super) number: u64,
+    /// Seconds since 1970.
+    pub(super) at_s: f64,
+    /// CPU time that the machine has used so far, in nanoseconds.
+    pub(super) busy_ns: u64,
+}
+
+/// Runs a session until its connection ends.
+///
+/// # Errors
+/// When the host allows no folder, or `/proc` is not mounted.
+pub(crate) fn run() -> Result<(), Failure> {
+    // Before the first thread.
+    let stop = Stop::on_signals(|| ())?;
+    let mut environment = TestEnvironment::new()?;
+    environment.is_shared = false;
+    say::json(&facts(&environment)?)?;
+    let (sender, lines) = channel();
+    thread::spawn(move || io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let mut heard = Instant::now();
+    while !stop.is_stopped() && heard.elapsed() < SILENCE {
+        match lines.recv_timeout(Duration::from_millis(200)) {
+            Ok(line) => {
+                heard = Instant::now();
+                let number = line.trim().parse().unwrap_or_default();
+                let moment = Moment { number, at_s: now_s(), busy_ns: host::busy_ns()? };
+                if say::json(&moment).is_err() {
+                    break;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    await_removal(&environment.scratch);
+    Ok(())
+}
+
+fn facts(environment: &TestEnvironment) -> Result<Facts, Failure> {
+    // ssh(1): the client's address and port, the server's address and port.
+    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    Ok(Facts {
+        host: environment::host(environment.words(&Cores::default()))?,
+        is_root: environment.is_root,
+        address: connection.split(' ').nth(2).and_then(|address| address.parse().ok()),
+        program: subject::identity(&environment.own, "--version"),
+        scratch: environment.scratch.clone(),
+        pid: std::process::id(),
+    })
+}
+
+/// The other commands of the connection end with it too, and still use the folder until then.
+fn await_removal(scratch: &Path) {
+    let begin = Instant::now();
+    let is_used = || {
+        let mut entries = fs::read_dir(scratch).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with("run-"))
+    };
+    while is_used() && begin.elapsed() < REMOVED_WITHIN {
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A line as what it should be.
+pub(super) fn decoded<T: DeserializeOwned>(line: &str) -> Result<T, Failure> {
+    serde_json::from_str(line).map_err(|error| {
+        let begin: String = line.trim().chars().take(200).collect();
+        Failure::failed(format!("cannot read {begin:?}: {error}; is it another version of ammeter?"))
+    })
+}
