@@ -166,13 +166,13 @@ fn named(kind: &str, says: &str, diagnose: impl Fn() -> Value) {
 }
 
 #[test]
-fn alone_one_core_that_computes() {
+fn alone_busy_single_thread_is_named() {
     let planted = Planted::start("--compute-us 5000");
     named("thread", "the thread worker-0", || diagnosed(&planted, "127.0.0.1", "20..420/100", &[]));
 }
 
 #[test]
-fn a_sleep_under_a_lock() {
+fn sleep_under_lock_is_named() {
     let planted = Planted::start("--threads 8 --lock-ms 5");
     named("lock", "one thread at a time sleeps in hrtimer_nanosleep while others wait for it", || {
         diagnosed(&planted, "127.0.0.1", "20..420/100", &[])
@@ -181,7 +181,7 @@ fn a_sleep_under_a_lock() {
 
 /// The server is started by the diagnosis, which gives it one helper more to see what that changes.
 #[test]
-fn two_helpers() {
+fn pool_of_two_helpers_is_named() {
     let [address] = super::nginx::free_addresses();
     let start = format!("{} --port {} --helpers {{helpers}} --sleep-ms 10", program().display(), address.port());
     let url = format!("http://{address}/");
@@ -204,7 +204,7 @@ fn two_helpers() {
 
 /// An experiment in which each server has another limit.
 #[test]
-fn each_arm_of_an_experiment_has_its_limit() {
+fn each_variant_of_experiment_has_its_own_bottleneck() {
     let subject = |name: &str, switches: &str| {
         let words: Vec<String> = switches.split(' ').map(|word| format!("{word:?}")).collect();
         let start = format!("[{:?}, \"--port\", \"@port@\", {}]", program(), words.join(", "));
@@ -256,19 +256,19 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_backlog_of_8() {
+fn full_accept_queue_is_named() {
     let planted = Planted::start("--backlog 8 --nap-ms 20");
     named("accept-queue", "turned away", || diagnosed(&planted, "127.0.0.1", "50..850/200", &[]));
 }
 
 #[test]
-fn sixty_four_descriptors() {
+fn descriptor_limit_is_named() {
     let planted = Planted::by("ulimit -n 64; exec \"$0\" \"$@\"", "--hold 1 --sleep-ms 200", None);
     named("descriptors", "descriptors of the server", || diagnosed(&planted, "127.0.0.1", "40..640/150", &[]));
 }
 
 #[test]
-fn alone_a_quota_of_cpu_time() {
+fn alone_cpu_quota_is_named() {
     let group = Group::new("cpu", &[("cpu.cfs_period_us", "20000"), ("cpu.cfs_quota_us", "4000")]);
     let planted = Planted::by(&group.joining(), "--compute-us 2000", None);
     let rates = ["--intervene", "--pairs", "2"];
@@ -284,7 +284,7 @@ fn alone_a_quota_of_cpu_time() {
 }
 
 #[test]
-fn a_throttled_disk() {
+fn throttled_disk_is_named() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = folder.path().join("file");
     let mut written = fs::File::create(&file).unwrap();
@@ -314,7 +314,7 @@ fn slow_backend_behind_nginx_is_named() {
 }
 
 #[test]
-fn lock_that_the_kernel_does_not_know_is_named() {
+fn userspace_lock_is_named() {
     let planted = Planted::start("--inside-ms 5 --backlog 256");
     // How long a request takes at the lowest load, a busy machine makes longer.
     undisturbed(
@@ -324,7 +324,7 @@ fn lock_that_the_kernel_does_not_know_is_named() {
 }
 
 #[test]
-fn limit_on_number_of_reads_is_no_slow_disk() {
+fn read_iops_limit_is_not_reported_as_slow_disk() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = folder.path().join("file");
     let mut written = fs::File::create(&file).unwrap();
@@ -340,7 +340,7 @@ fn limit_on_number_of_reads_is_no_slow_disk() {
 }
 
 #[test]
-fn failed_attempt_leaves_no_folder() {
+fn failed_diagnosis_leaves_no_directory() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let [address] = super::nginx::free_addresses();
@@ -359,7 +359,7 @@ fn failed_attempt_leaves_no_folder() {
 }
 
 #[test]
-fn interrupted_diagnosis_says_so_and_keeps_what_is_whole() {
+fn interrupted_diagnosis_is_marked_and_keeps_complete_runs() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let planted = Planted::start("--threads 8");
@@ -386,7 +386,7 @@ fn interrupted_diagnosis_says_so_and_keeps_what_is_whole() {
 }
 
 #[test]
-fn alone_a_path_of_50_mbit() {
+fn alone_path_of_50_mbit_is_named() {
     let planted = Planted::start("--threads 32 --body 100000 --backlog 256");
     named("network", "the path takes no more", || {
         diagnosed(&planted, "10.77.0.1", "10..130/30", &["--bandwidth", "50mbit"])
@@ -394,7 +394,7 @@ fn alone_a_path_of_50_mbit() {
 }
 
 #[test]
-fn alone_a_weak_client() {
+fn alone_slow_load_generator_is_named() {
     let group = Group::new("cpu", &[("cpu.cfs_quota_us", "10000")]);
     let planted = Planted::start("--threads 8 --backlog 1024");
     let words = words(&planted, "127.0.0.1", "400..2000/400", &[]);

@@ -39,13 +39,13 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn bare_is_help_with_an_example() {
+fn no_arguments_prints_help_with_example() {
     let (text, status) = said(&ammeter(&["files"]));
     assert!(status == 0 && text.contains("ammeter files specweb96 --ops 500"), "{text}");
 }
 
 #[test]
-fn the_tables_of_the_papers_come_out() {
+fn file_sets_match_published_tables() {
     let sets = [(1, 22), (5, 49), (10, 69), (20, 98), (50, 154), (100, 218), (200, 309), (500, 488), (1000, 690)];
     for (ops, mb) in sets {
         let told = files(&["specweb96", "--ops", &ops.to_string(), "--dry-run"]);
@@ -61,7 +61,7 @@ fn the_tables_of_the_papers_come_out() {
 }
 
 #[test]
-fn a_set_is_the_same_wherever_it_is_made() {
+fn file_set_is_reproducible() {
     let home = tempfile::tempdir().unwrap();
     let (one, two) = (home.path().join("one"), home.path().join("two"));
     let made = files(&["webstone", "--scale", "1/4", one.to_str().unwrap()]);
@@ -91,7 +91,7 @@ fn a_set_is_the_same_wherever_it_is_made() {
 }
 
 #[test]
-fn a_log_becomes_a_set() {
+fn log_is_converted_to_file_set() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("set");
     let (log, folder_text) = (excerpt(), folder.to_str().unwrap());
@@ -113,7 +113,7 @@ fn a_log_becomes_a_set() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_way_out() {
+fn impossible_file_set_is_rejected_with_hint() {
     let home = tempfile::tempdir().unwrap();
     let set = home.path().join("set");
     let empty = home.path().join("empty.log");
@@ -134,7 +134,7 @@ fn what_cannot_be_is_refused_with_a_way_out() {
 }
 
 #[test]
-fn a_disk_is_not_filled() {
+fn oversized_file_set_does_not_fill_disk() {
     let home = tempfile::tempdir().unwrap();
     // A file system of its own, which ends with the namespace. The mount is private to it.
     let script =

@@ -3,14 +3,14 @@
 use super::{ammeter, said};
 
 #[test]
-fn bare_it_prints_help_with_an_example() {
+fn no_arguments_prints_help_with_example() {
     let (text, status) = said(&ammeter(&[]));
     assert_eq!(status, 0);
     assert!(text.contains("Usage: ammeter") && text.contains("Examples:"), "{text}");
 }
 
 #[test]
-fn wrong_usage_is_status_2() {
+fn wrong_usage_exits_with_2() {
     for words in [&["nothing-of-this-name"][..], &["host", "--no-such-flag"]] {
         let output = ammeter(words);
         assert_eq!((output.status.code(), &*output.stdout), (Some(2), &b""[..]), "{words:?}");
@@ -19,7 +19,7 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
-fn the_machine_is_described() {
+fn machine_is_described() {
     let (text, status) = said(&ammeter(&["host"]));
     assert!(status == 0 && text.contains("kernel") && text.contains("load average"), "{text}");
     let (text, _) = said(&ammeter(&["host", "--json"]));

@@ -205,7 +205,7 @@ fn stands(output: &Output) -> (Value, String) {
 }
 
 #[test]
-fn a_server_and_two_clients_are_one_experiment() {
+fn one_server_and_two_clients_form_one_experiment() {
     let net = Net::new(&["server", "c1"]);
     let text = format!(
         "title = \"Two clients\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"2KiB\"\n[load]\nrate = 201\narrivals = \"constant\"\n\
@@ -258,7 +258,7 @@ fn a_server_and_two_clients_are_one_experiment() {
 }
 
 #[test]
-fn killed_or_stopped_it_leaves_nothing_on_any_host() {
+fn killed_or_stopped_run_leaves_nothing_on_any_host() {
     let net = Net::new(&["server", "c1"]);
     let text = format!(
         "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nset = \"webstone\"\nscale = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
@@ -289,7 +289,7 @@ fn killed_or_stopped_it_leaves_nothing_on_any_host() {
 }
 
 #[test]
-fn a_host_that_dies_makes_its_run_invalid_and_is_reached_again() {
+fn dead_host_invalidates_run_and_is_reconnected() {
     let net = Net::new(&NAMES);
     let text = format!(
         "repetitions = 2\n[[subject]]\nkind = \"nginx\"\n[load]\nclients = 2\nduration = \"3s\"\nwarm-up = \"0s\"\ntimeout = \"30s\"\n{}{PATIENT}",
@@ -313,7 +313,7 @@ fn a_host_that_dies_makes_its_run_invalid_and_is_reached_again() {
 }
 
 #[test]
-fn who_cannot_be_reached_is_told_before_anything_is_made() {
+fn unreachable_host_is_reported_before_setup() {
     let net = Net::new(&NAMES);
     let text = format!("[[subject]]\nkind = \"nginx\"\n[load]\nrate = 10\n{}", net.table(&["c1", "nobody"]));
     let output = net.run(&text).output().unwrap();

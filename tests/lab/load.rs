@@ -83,7 +83,7 @@ pub fn status_of(verdict: &Value) -> i32 {
 }
 
 #[test]
-fn alone_what_is_asked_is_offered_also_past_capacity() {
+fn alone_offered_rate_is_kept_beyond_capacity() {
     // One connection at a time, each for a millisecond or more: less than a thousand a second, on any machine.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -130,7 +130,7 @@ fn alone_what_is_asked_is_offered_also_past_capacity() {
 }
 
 #[test]
-fn alone_planted_delays_come_out() {
+fn alone_planted_delays_are_measured() {
     let rest = |ms| thread::sleep(Duration::from_millis(ms));
     let fixed = server(move |_| rest(1000)).0;
     // One of four takes four seconds: the median is that of the three, the 90th percentile that of the one.
@@ -152,7 +152,7 @@ fn alone_planted_delays_come_out() {
 }
 
 #[test]
-fn alone_a_freeze_is_seen_by_the_open_loop_and_missed_by_the_closed_one() {
+fn alone_freeze_shows_in_open_loop_and_not_in_closed_loop() {
     const FREEZE: Duration = Duration::from_millis(500);
     let began = Instant::now();
     // For 500 ms of every five seconds nobody is answered: of ten seconds that is a second, whenever they begin.
@@ -189,7 +189,7 @@ fn alone_a_freeze_is_seen_by_the_open_loop_and_missed_by_the_closed_one() {
 }
 
 #[test]
-fn the_same_seed_asks_at_the_same_instants() {
+fn same_seed_gives_same_arrivals() {
     let (address, _) = server(|_| {});
     let shape = |seed: &str| {
         let arguments = ["--rate", "500", "--duration", "1s", "--arrivals", "bursty:4,10%,200ms", "--seed", seed];
@@ -200,7 +200,7 @@ fn the_same_seed_asks_at_the_same_instants() {
 }
 
 #[test]
-fn slices_share_a_plan() {
+fn slices_together_equal_whole_plan() {
     let (address, count) = server(|_| {});
     let plan = ["--rate", "300", "--duration", "500ms", "--seed", "4"];
     let slice = |words: &[&str], which: &str| load(address, &[words, &["--slice", which]].concat());
@@ -221,7 +221,7 @@ fn slices_share_a_plan() {
 }
 
 #[test]
-fn a_result_in_words() {
+fn text_result_has_all_sections() {
     let (address, count) = server(|_| {});
     let url = url(address);
     let run = ["load", &url, "--rate", "100", "--duration", "500ms", "--requests-per-connection", "3", "--seed", "9"];
@@ -237,7 +237,7 @@ fn a_result_in_words() {
 }
 
 #[test]
-fn what_is_demanded_decides_the_exit_status() {
+fn failed_objective_sets_exit_status() {
     let (address, _) = server(|_| thread::sleep(Duration::from_millis(20)));
     let url = url(address);
     let check = |condition: &str, expected: i32| {
@@ -253,7 +253,7 @@ fn what_is_demanded_decides_the_exit_status() {
 }
 
 #[test]
-fn bad_input_is_told_in_a_line() {
+fn invalid_input_is_reported_in_one_line() {
     let check = |words: &[&str], expected: i32, says: &str| {
         let output = ammeter(&[&["load"], words].concat());
         let text = String::from_utf8(output.stderr).unwrap() + &String::from_utf8(output.stdout).unwrap();
@@ -310,7 +310,7 @@ fn bad_input_is_told_in_a_line() {
 }
 
 #[test]
-fn a_server_that_comes_later_is_waited_for() {
+fn load_waits_for_server_to_start() {
     let [address] = super::nginx::free_addresses();
     let url = url(address);
     let words =
@@ -345,7 +345,7 @@ fn first_request(words: &[&str]) -> String {
 }
 
 #[test]
-fn a_host_field_stands_in_place_of_that_of_the_url() {
+fn host_header_overrides_host_of_url() {
     let hosts = |words: &[&str]| -> Vec<String> {
         let request = first_request(words);
         let is_host = |line: &&str| line.to_ascii_lowercase().starts_with("host:");
@@ -358,7 +358,7 @@ fn a_host_field_stands_in_place_of_that_of_the_url() {
 }
 
 #[test]
-fn more_than_was_asked_for_is_told() {
+fn surplus_response_bytes_are_reported() {
     let (address, _) = answering(|_| "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokay");
     let words = ["load", &url(address), "--rate", "50", "--duration", "500ms"];
     let (text, _) = said(&ammeter(&[&words[..], &PATIENT].concat()));
@@ -366,7 +366,7 @@ fn more_than_was_asked_for_is_told() {
 }
 
 #[test]
-fn why_nothing_is_right_is_told() {
+fn lack_of_correct_responses_is_explained() {
     let check = |address: SocketAddr, says: &str| {
         let words = ["load", &url(address), "--rate", "50", "--duration", "200ms"];
         let (text, status) = said(&ammeter(&[&words[..], &PATIENT].concat()));
@@ -378,7 +378,7 @@ fn why_nothing_is_right_is_told() {
 }
 
 #[test]
-fn ctrl_c_prints_what_there_is() {
+fn ctrl_c_prints_partial_result() {
     let (address, count) = server(|_| {});
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     let arguments = ["load", &url(address), "--rate", "100", "--duration", "10m"];
@@ -396,7 +396,7 @@ fn ctrl_c_prints_what_there_is() {
 }
 
 #[test]
-fn ctrl_c_between_two_runs_begins_no_other() {
+fn ctrl_c_between_runs_starts_no_other() {
     let (address, _) = server(|_| {});
     let words = ["load", &url(address), "--sweep", "50..500/50", "--duration", "200ms", "--pause", "10m"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
@@ -412,7 +412,7 @@ fn ctrl_c_between_two_runs_begins_no_other() {
 }
 
 #[test]
-fn ctrl_c_before_the_load_has_begun_is_no_result() {
+fn ctrl_c_before_load_gives_no_result() {
     // It takes connections, and answers nobody.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let words = ["load", &url(listener.local_addr().unwrap()), "--rate", "1", "--parked", "3", "--timeout", "10m"];
@@ -428,7 +428,7 @@ fn ctrl_c_before_the_load_has_begun_is_no_result() {
 }
 
 #[test]
-fn a_replay_accounts_for_every_line() {
+fn replay_accounts_for_every_line() {
     let (address, count) = server(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("access.log");
@@ -454,7 +454,7 @@ fn a_replay_accounts_for_every_line() {
 }
 
 #[test]
-fn targets_are_asked_for_by_their_weights() {
+fn targets_are_requested_by_weight() {
     let (address, _) = server(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let mix = folder.path().join("mix");
@@ -473,7 +473,7 @@ fn targets_are_asked_for_by_their_weights() {
 }
 
 #[test]
-fn method_and_body_reach_the_server() {
+fn method_and_body_reach_server() {
     let request = first_request(&["--body", "a=1", "-H", "Content-Type: text/plain"]);
     assert!(
         request.starts_with("POST / HTTP/1.1\r\n") && request.ends_with("\r\nContent-Length: 3\r\n\r\na=1"),
@@ -485,7 +485,7 @@ fn method_and_body_reach_the_server() {
 }
 
 #[test]
-fn long_body_goes_out_whole_in_both_loops() {
+fn long_body_is_sent_whole_in_both_loops() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -523,7 +523,7 @@ fn long_body_goes_out_whole_in_both_loops() {
 }
 
 #[test]
-fn number_of_requests_ends_a_run() {
+fn request_count_ends_run() {
     let (address, count) = server(|_| {});
     let check = |words: &[&str], expected: u64| {
         let outcome = load(address, words);
@@ -539,7 +539,7 @@ fn number_of_requests_ends_a_run() {
 }
 
 #[test]
-fn expected_status_is_right() {
+fn expected_status_counts_as_correct() {
     let (address, _) = answering(|_| "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
     let words = ["--rate", "100", "-n", "10"];
     let counts = |more: &[&str]| {

@@ -32,7 +32,7 @@ fn logged(log: &[u8]) -> BTreeMap<String, Vec<(f64, Histogram<u64>)>> {
 }
 
 #[test]
-fn the_log_of_histograms_is_the_result() {
+fn histogram_log_matches_result() {
     let (address, _) = server(|number| thread::sleep(Duration::from_millis(number % 20)));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.hlog");
@@ -62,7 +62,7 @@ fn the_log_of_histograms_is_the_result() {
 }
 
 #[test]
-fn the_screen_shows_the_run_and_leaves_the_terminal_as_it_was() {
+fn screen_shows_run_and_restores_terminal() {
     let (address, count) = server(|_| {});
     let load = format!("{} load {} --rate 200 --duration 10m --screen", env!("CARGO_BIN_EXE_ammeter"), url(address));
     // script(1) makes the terminal. It has a size only if it is given one.
@@ -96,7 +96,7 @@ fn the_screen_shows_the_run_and_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_screen_needs_a_terminal() {
+fn screen_requires_terminal() {
     let (address, _) = server(|_| {});
     let output = super::ammeter(&["load", &url(address), "--rate", "1", "--screen"]);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -104,7 +104,7 @@ fn a_screen_needs_a_terminal() {
 }
 
 #[test]
-fn a_page_is_written_also_of_what_was_interrupted_and_its_place_is_tried_first() {
+fn page_is_written_for_interrupted_run_and_path_is_checked_first() {
     let (address, count) = server(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.html");
@@ -127,7 +127,7 @@ fn a_page_is_written_also_of_what_was_interrupted_and_its_place_is_tried_first()
 }
 
 #[test]
-fn nothing_is_lost_to_what_cannot_be() {
+fn invalid_output_path_destroys_no_file() {
     let (address, count) = server(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let [old, link] = ["old", "link"].map(|name| folder.path().join(name));
@@ -157,7 +157,7 @@ fn nothing_is_lost_to_what_cannot_be() {
 }
 
 #[test]
-fn a_sweep_has_a_page_and_a_log_of_all_its_runs() {
+fn sweep_writes_page_and_log_of_all_runs() {
     let (address, _) = server(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let [page, log] = ["sweep.html", "sweep.hlog"].map(|name| folder.path().join(name));
@@ -226,7 +226,7 @@ fn established(server: SocketAddr) -> usize {
 }
 
 #[test]
-fn parked_connections_are_those_that_the_kernel_sees() {
+fn parked_connections_match_kernel_count() {
     let nginx = Two::start();
     let target = format!("http://{}/large", nginx.patient);
     let words =
@@ -254,7 +254,7 @@ fn parked_connections_are_those_that_the_kernel_sees() {
 }
 
 #[test]
-fn parked_connections_that_a_server_closes_are_told() {
+fn parked_connections_closed_by_server_are_reported() {
     let nginx = Two::start();
     let target = format!("http://{}/small", nginx.hasty);
     let output = super::ammeter(&["load", &target, "--rate", "20", "--duration", "3500ms", "--parked", "10"]);
@@ -267,7 +267,7 @@ fn parked_connections_that_a_server_closes_are_told() {
 }
 
 #[test]
-fn what_cannot_be_parked_is_said() {
+fn invalid_parked_connections_are_reported() {
     let (address, _) = server(|_| {});
     let check = |words: &[&str], status: i32, says: &str| {
         let output = super::ammeter(&[&["load", &url(address), "--rate", "10", "--duration", "100ms"], words].concat());

@@ -47,7 +47,7 @@ impl Secure {
 const RATE: [&str; 8] = ["--rate", "50", "--duration", "400ms", "--connect-timeout", "1m", "--timeout", "1m"];
 
 #[test]
-fn nginx_is_asked_over_tls() {
+fn nginx_is_loaded_over_tls() {
     let nginx = Secure::start(&["127.0.0.1", "localhost"], |_| {});
     let (url, certificate, socket) = (nginx.url(), nginx.certificate(), nginx.nginx.folder().join("socket"));
     let check = |words: &[&str]| {
@@ -69,7 +69,7 @@ fn nginx_is_asked_over_tls() {
 }
 
 #[test]
-fn why_there_is_no_tls_is_told_with_the_way_out() {
+fn tls_failure_is_reported_with_hint() {
     let check = |nginx: &Secure, words: &[&str], says: &str| {
         let (text, status) = said(&ammeter(&[&["load", &nginx.url()], &RATE[..], words].concat()));
         let told = text.contains("tls ") && text.contains("no right reply came: ") && text.contains(says);

@@ -88,7 +88,7 @@ fn pairs(listener: &TcpListener, count: usize) -> Vec<(TcpStream, TcpStream)> {
 }
 
 #[test]
-fn connections_are_counted_in_each_state() {
+fn connections_are_counted_by_state() {
     let namespace = Namespace::new("states");
     for address in ["127.0.0.1:0", "[::1]:0"] {
         namespace.loopback("up");
@@ -165,7 +165,7 @@ fn begin_from(source: std::net::Ipv4Addr, to: std::net::SocketAddrV4, ports: std
 }
 
 #[test]
-fn connections_that_only_begin_are_counted() {
+fn half_open_connections_are_counted() {
     let namespace = Namespace::new("begun");
     let name = &namespace.0;
     // A wire whose other end takes whatever comes, and a neighbour who is not there: answers to it are lost.
@@ -207,7 +207,7 @@ fn connections_that_only_begin_are_counted() {
 }
 
 #[test]
-fn a_full_listen_queue_shows_its_depth_limit_and_drops() {
+fn full_accept_queue_shows_length_limit_and_drops() {
     let namespace = Namespace::new("queue");
     let tcp =
         |flags| net::socket_with(AddressFamily::INET, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None).unwrap();
@@ -282,7 +282,7 @@ fn span_s(tick: &Value) -> (f64, f64) {
 }
 
 #[test]
-fn alone_a_thread_has_the_share_that_it_used() {
+fn alone_cpu_share_of_thread_is_accurate() {
     static ENOUGH: AtomicBool = AtomicBool::new(false);
     // What it used, and when that was: how much it gets is for the machine to say, and need not be the same all the time.
     let spin = || {
@@ -324,7 +324,7 @@ fn alone_a_thread_has_the_share_that_it_used() {
 }
 
 #[test]
-fn bytes_that_are_read_from_a_disk_are_seen() {
+fn disk_reads_are_measured() {
     const BYTES: u64 = 32 << 20;
     let folder = tempfile::tempdir_in(".").unwrap();
     let path = folder.path().join("file");
@@ -415,7 +415,7 @@ fn of_page(page: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn collectors_are_told_what_is_seen() {
+fn collectors_receive_samples() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = pairs(&listener, 3);
     let told = Told::start(&["--interval", "50ms", "--budget", "100%"]);
@@ -457,7 +457,7 @@ fn collectors_are_told_what_is_seen() {
 }
 
 #[test]
-fn alone_collectors_delay_no_tick_however_they_behave() {
+fn alone_slow_collectors_delay_no_tick() {
     let mut told = Told::start(&["--interval", "100ms", "--budget", "20%"]);
     let mut lines = BufReader::new(told.child.stdout.take().unwrap()).lines();
     let mut ticks = |count: usize| {
@@ -494,7 +494,7 @@ fn alone_collectors_delay_no_tick_however_they_behave() {
 }
 
 #[test]
-fn who_closes_the_pipe_has_seen_enough() {
+fn closed_output_pipe_ends_monitor() {
     let pid = std::process::id().to_string();
     for form in ["--json", "--csv", "--lines"] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
@@ -515,7 +515,7 @@ fn who_closes_the_pipe_has_seen_enough() {
 }
 
 #[test]
-fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
+fn recording_replays_same_output_even_if_truncated() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let folder = tempfile::tempdir().unwrap();
@@ -544,7 +544,7 @@ fn a_record_shows_the_same_again_and_as_far_as_it_goes() {
 }
 
 #[test]
-fn the_shortest_watch_sees_a_tick() {
+fn shortest_duration_has_one_tick() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let (text, status) = said(&ammeter(&watch(&port, &["--duration", "1ms"])));
@@ -552,7 +552,7 @@ fn the_shortest_watch_sees_a_tick() {
 }
 
 #[test]
-fn wrong_words_are_told_with_the_way_out() {
+fn wrong_usage_is_reported_with_hint() {
     let check = |words: &[&str], status: i32, part: &str| {
         let output = ammeter(words);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -581,7 +581,7 @@ fn wrong_words_are_told_with_the_way_out() {
 }
 
 #[test]
-fn a_server_that_ends_loses_nothing_that_was_seen() {
+fn server_exit_keeps_collected_samples() {
     let mut server = Command::new("sleep").arg("60").spawn().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.zst");
@@ -623,7 +623,7 @@ fn readable_copy(folder: &tempfile::TempDir) -> PathBuf {
 }
 
 #[test]
-fn without_privileges_there_is_what_a_user_may_see() {
+fn unprivileged_user_gets_available_figures() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let held = pairs(&listener, 3);
@@ -649,7 +649,7 @@ fn without_privileges_there_is_what_a_user_may_see() {
 }
 
 #[test]
-fn a_hidden_proc_is_told() {
+fn missing_proc_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let program = readable_copy(&folder);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -695,7 +695,7 @@ impl Drop for Busy {
 }
 
 #[test]
-fn alone_a_profile_says_what_for_and_doing_what() {
+fn alone_profile_shows_purpose_and_activity() {
     let busy = Busy::start();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -809,7 +809,7 @@ fn share_by_perf(pid: u32, folder: &Path, function: &str) -> f64 {
 }
 
 #[test]
-fn profile_names_the_functions_of_a_program_as_perf_does() {
+fn profile_names_functions_as_perf_does() {
     let folder = tempfile::tempdir().unwrap();
     let planted = Planted::start(folder.path(), &[], "exec $1");
     let (folded, html) = (folder.path().join("a.txt"), folder.path().join("a.html"));
@@ -833,7 +833,7 @@ fn profile_names_the_functions_of_a_program_as_perf_does() {
 
 /// In a mount namespace of its own, from a file that was removed.
 #[test]
-fn profile_reads_the_file_that_the_process_has() {
+fn profile_reads_executable_of_process() {
     let folder = tempfile::tempdir().unwrap();
     let planted = Planted::start(folder.path(), &[], "mount -t tmpfs none /mnt && cp $1 /mnt/plant && exec /mnt/plant");
     fs::remove_file(format!("/proc/{}/root/mnt/plant", planted.0.id())).unwrap();
@@ -842,7 +842,7 @@ fn profile_reads_the_file_that_the_process_has() {
 }
 
 #[test]
-fn profile_of_a_stripped_program_names_its_file() {
+fn profile_of_stripped_program_names_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let planted = Planted::start(folder.path(), &["-s"], "exec $1");
     let profile = planted.profile(&[]);
@@ -884,7 +884,7 @@ impl Drop for Writer {
 }
 
 #[test]
-fn alone_system_calls_are_told_apart_by_their_numbers() {
+fn alone_system_calls_are_classified_by_number() {
     const ENTRY: &str = "system call entry and exit";
     let writer = Writer::start();
     let profile = |bpf: &str| -> Value {
@@ -916,7 +916,7 @@ fn alone_system_calls_are_told_apart_by_their_numbers() {
 }
 
 #[test]
-fn a_profile_without_bpf_says_so() {
+fn profile_without_bpf_says_so() {
     let writer = Writer::start();
     let without_bpf = |words: &[String]| {
         let mut command = Command::new("setpriv");
@@ -934,7 +934,7 @@ fn a_profile_without_bpf_says_so() {
 }
 
 #[test]
-fn alone_what_watching_costs_is_measured_under_load() {
+fn alone_monitor_overhead_is_measured_under_load() {
     let busy = Busy::start();
     let words = ["overhead", "--port", &busy.port, "--blocks", "12", "--window", "50ms", "--seed", "3", "--json"];
     let output = ammeter(&words);

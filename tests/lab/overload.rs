@@ -96,7 +96,7 @@ fn figure(outcome: &Value, path: &str) -> f64 {
 }
 
 #[test]
-fn alone_window_and_drain_are_what_the_server_counted() {
+fn alone_window_and_drain_match_server_counts() {
     // Times capacity, and of how many seconds: with a fraction the window ends within a second.
     for (times, seconds) in [(0.5, 2.0), (0.9, 2.5), (1.1, 2.5), (2.0, 2.0), (16.0, 0.5)] {
         let server = planted(usize::MAX);
@@ -132,7 +132,7 @@ fn alone_window_and_drain_are_what_the_server_counted() {
 }
 
 #[test]
-fn overload_is_said_first_and_shedding_is_told_from_it() {
+fn overload_is_reported_first_and_distinguished_from_shedding() {
     let words = |address| {
         let url = url(address);
         let run = [
@@ -162,7 +162,7 @@ fn overload_is_said_first_and_shedding_is_told_from_it() {
 
 /// One pass through the rates is not enough: the two that decide are made again.
 #[test]
-fn alone_capacity_rests_on_three_valid_runs_of_each_rate_that_decides() {
+fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     let server = planted(usize::MAX);
     let words = ["--sweep", "50..850/400", "--repeat", "1", "--duration", "600ms", "--pause", "0s", "--find-capacity"];
     let swept = load(server.address, &words);
@@ -204,7 +204,7 @@ impl Drop for Busy {
 }
 
 #[test]
-fn alone_result_beside_busy_programs_is_disturbed_and_says_the_way_out() {
+fn alone_run_beside_busy_programs_is_disturbed_with_hint() {
     let server = planted(usize::MAX);
     let _busy = Busy::on_each_core();
     let url = url(server.address);

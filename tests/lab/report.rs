@@ -5,7 +5,7 @@ use std::fs;
 use super::{ammeter, said};
 
 #[test]
-fn what_is_no_archive_is_refused_with_the_way_out() {
+fn invalid_archive_is_rejected_with_hint() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     for words in [&["report", dir][..], &["compare", dir], &["compare", dir, dir]] {
@@ -17,7 +17,7 @@ fn what_is_no_archive_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn wrong_words_are_refused() {
+fn wrong_usage_is_rejected() {
     for (words, part) in [
         (&["compare", "a", "b", "--subjects", "x,y"][..], "cannot be used with"),
         (&["compare", "a", "b", "--arm", "x"], "cannot be used with"),

@@ -55,7 +55,7 @@ fn null_server() -> String {
 }
 
 #[test]
-fn ten_lines_on_nginx_are_a_whole_experiment() {
+fn ten_lines_for_nginx_run_as_experiment() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "title = \"What nginx bears\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"1KiB\"\n[load]\nrate = [100, 200]\n\
@@ -183,7 +183,7 @@ pub fn left_of(pid: u32, folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
+fn killed_experiment_leaves_nothing_and_resumes() {
     let home = tempfile::tempdir().unwrap();
     // Workers of nginx outlive their master; a path has a program of its own, and namespaces with the server in one of them.
     let text = format!(
@@ -243,7 +243,7 @@ fn killed_at_any_moment_it_leaves_nothing_and_goes_on() {
 }
 
 #[test]
-fn every_kind_of_server_is_started_counted_and_stopped() {
+fn every_kind_of_server_is_started_measured_and_stopped() {
     let home = tempfile::tempdir().unwrap();
     let kinds = ["nginx", "apache-event", "apache-prefork", "lighttpd", "amped", "null"];
     let subjects: String = kinds.iter().map(|kind| format!("[[subject]]\nkind = {kind:?}\n")).collect();
@@ -271,7 +271,7 @@ fn every_kind_of_server_is_started_counted_and_stopped() {
 }
 
 #[test]
-fn an_interrupt_keeps_what_was_measured() {
+fn interrupt_keeps_completed_measurements() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 50\n{}[load]\nrate = 100\nduration = \"300ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n{PATIENT}",
@@ -295,7 +295,7 @@ fn an_interrupt_keeps_what_was_measured() {
 }
 
 #[test]
-fn a_server_that_cannot_be_measured_makes_runs_that_say_so() {
+fn subject_that_fails_to_start_makes_broken_runs() {
     let home = tempfile::tempdir().unwrap();
     let text = "repetitions = 1\n[[subject]]\nname = \"odd\"\nkind = \"command\"\nstart = [\"sh\", \"-c\", \"echo no port left >&2; exit 3\"]\n[load]\nrate = 100\n";
     let output = run(home.path(), text, &[]);
@@ -331,7 +331,7 @@ impl Drop for Busy {
 }
 
 #[test]
-fn alone_busy_machine_is_waited_for() {
+fn alone_run_waits_for_busy_machine() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 1\nagain = false\n{}[load]\nrate = 20\nduration = \"300ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n{}",
@@ -348,7 +348,7 @@ fn alone_busy_machine_is_waited_for() {
 }
 
 #[test]
-fn alone_what_others_disturbed_is_made_once_more_and_again_when_that_is_wished() {
+fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 1\nagain = false\n{}[load]\nrate = 50\nduration = \"600ms\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n\
@@ -391,7 +391,7 @@ fn alone_what_others_disturbed_is_made_once_more_and_again_when_that_is_wished()
 }
 
 #[test]
-fn a_path_lies_between_client_and_server_and_counts_agree_there_too() {
+fn emulated_path_between_client_and_server_keeps_counts_equal() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 1\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nrate = 20\nduration = \"1s\"\nwarm-up = \"0s\"\nconnect-timeout = \"20s\"\n\
@@ -412,7 +412,7 @@ fn a_path_lies_between_client_and_server_and_counts_agree_there_too() {
 }
 
 #[test]
-fn alone_a_server_with_a_fiftieth_of_a_core_is_slower_and_limits_are_its_own() {
+fn alone_cpu_limit_slows_server_and_limits_do_not_leak() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 1\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nclients = 4\nduration = \"1500ms\"\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\n\
@@ -433,7 +433,7 @@ fn alone_a_server_with_a_fiftieth_of_a_core_is_slower_and_limits_are_its_own() {
 }
 
 #[test]
-fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
+fn alone_client_bound_result_is_lower_bound() {
     let home = tempfile::tempdir().unwrap();
     // No core of today begins 80,000 connections a second; all of them are begun in the end, and answered.
     let text = format!(
@@ -458,7 +458,7 @@ fn alone_what_the_clients_cannot_make_is_a_lower_bound() {
 }
 
 #[test]
-fn what_is_wrong_is_told_before_anything_is_done() {
+fn invalid_experiment_is_reported_before_anything_runs() {
     let home = tempfile::tempdir().unwrap();
     let wrong = |text: &str, says: &[&str]| {
         let output = run(home.path(), text, &[]);

@@ -67,7 +67,7 @@ fn watched(port: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-fn what_the_server_says_is_what_the_client_counted() {
+fn server_figures_match_client_counts() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
     let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
     fs::create_dir(&site).unwrap();
@@ -123,7 +123,7 @@ fn what_the_server_says_is_what_the_client_counted() {
 
 /// strace delays reads of files by a known time, in the loop itself, since SPED has nobody else for them.
 #[test]
-fn alone_a_loop_that_is_held_up_tells_how_often_and_for_how_long() {
+fn alone_stalled_loop_reports_count_and_duration() {
     const FILES: usize = 5;
     const DELAY_S: f64 = 0.2;
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -171,7 +171,7 @@ fn alone_a_loop_that_is_held_up_tells_how_often_and_for_how_long() {
 
 /// A connection that makes many requests and is gone within a window is as many pieces of work, not one.
 #[test]
-fn alone_what_watching_costs_is_told_for_a_request() {
+fn alone_monitor_overhead_is_reported_per_request() {
     const REQUESTS: f64 = 40.0;
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
     let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
@@ -207,7 +207,7 @@ fn alone_what_watching_costs_is_told_for_a_request() {
 }
 
 #[test]
-fn phases_of_what_is_asked_meanwhile_are_shown() {
+fn phases_of_concurrent_requests_are_shown() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
     let (site, metrics) = (home.path().join("site"), home.path().join("metrics"));
     fs::create_dir(&site).unwrap();
@@ -241,7 +241,7 @@ fn phases_of_what_is_asked_meanwhile_are_shown() {
 }
 
 #[test]
-fn a_log_in_each_form_is_asked_for_again_with_the_same_replies() {
+fn replay_of_each_log_format_gets_same_responses() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
     let site = home.path().join("site");
     fs::create_dir(&site).unwrap();

@@ -55,7 +55,7 @@ fn count(told: &Value, direction: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn each_value_holds_for_each_direction() {
+fn each_direction_has_its_own_values() {
     let port = server(1000);
     for host in ["10.77.0.1", "[fd77::1]"] {
         let url = format!("http://{host}:{port}/");
@@ -73,7 +73,7 @@ fn each_value_holds_for_each_direction() {
 }
 
 #[test]
-fn a_bandwidth_is_not_exceeded() {
+fn bandwidth_is_not_exceeded() {
     let port = server(100_000);
     let url = format!("http://10.77.0.1:{port}/");
     let (time, told, status) = curl(&["--bandwidth", "2mbit"], &url, "%{time_total}");
@@ -85,7 +85,7 @@ fn a_bandwidth_is_not_exceeded() {
 }
 
 #[test]
-fn losses_are_told_and_tcp_mends_them() {
+fn losses_are_reported_and_recovered_by_tcp() {
     let port = server(300_000);
     let url = format!("http://10.77.0.1:{port}/");
     let (size, told, status) = curl(&["--loss", "pattern:.........x", "--latency", "1ms"], &url, "%{size_download}");
@@ -98,7 +98,7 @@ fn losses_are_told_and_tcp_mends_them() {
 }
 
 #[test]
-fn what_a_flood_brings_is_dropped_and_counted() {
+fn flood_beyond_queue_is_dropped_and_counted() {
     let sink = UdpSocket::bind("0.0.0.0:0").unwrap();
     let port = sink.local_addr().unwrap().port();
     let flood = format!("exec 3>/dev/udp/10.77.0.1/{port}; for i in {{1..5000}}; do echo $i >&3; done");
@@ -112,7 +112,7 @@ fn what_a_flood_brings_is_dropped_and_counted() {
 }
 
 #[test]
-fn several_are_behind_paths_of_their_own_at_once() {
+fn concurrent_paths_are_independent() {
     let port = server(10);
     let url = format!("http://10.77.0.1:{port}/");
     let runs: Vec<_> = (0..4)
@@ -184,7 +184,7 @@ fn path_bound_has_own_status_unless_command_failed() {
 }
 
 #[test]
-fn the_path_has_its_congestion_control_and_the_host_keeps_its_own() {
+fn path_congestion_control_does_not_change_host() {
     let setting = "/proc/sys/net/ipv4/tcp_congestion_control";
     let before = fs::read_to_string(setting).unwrap();
     // TCP_CONGESTION is option 13.
@@ -205,7 +205,7 @@ fn the_path_has_its_congestion_control_and_the_host_keeps_its_own() {
 }
 
 #[test]
-fn wrong_usage_says_the_way_out() {
+fn wrong_usage_is_reported_with_hint() {
     let check = |flags: &[&str], says: &str| {
         let output = ammeter(&[&["wan"], flags].concat());
         let text = String::from_utf8(output.stderr).unwrap();
@@ -241,7 +241,7 @@ fn wrong_usage_says_the_way_out() {
 }
 
 #[test]
-fn what_passes_is_written_as_pcapng() {
+fn packets_are_captured_as_pcapng() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.pcapng");
     let port = server(10);
@@ -288,7 +288,7 @@ fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn a_signal_ends_the_command_and_leaves_nothing() {
+fn signal_ends_command_and_leaves_nothing() {
     for name in ["-INT", "-TERM", "-HUP"] {
         let folder = tempfile::tempdir().unwrap();
         let mut child = endless(folder.path());
@@ -304,7 +304,7 @@ fn a_signal_ends_the_command_and_leaves_nothing() {
 }
 
 #[test]
-fn a_signal_before_the_command_has_begun_ends_it_all_the_same() {
+fn signal_before_command_starts_ends_it() {
     let command = ["wan", "--", "sleep", "600"];
     let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter")).args(command).stderr(Stdio::null()).spawn().unwrap();
     // The one end of the path is there, the other one and the command are not.
@@ -314,7 +314,7 @@ fn a_signal_before_the_command_has_begun_ends_it_all_the_same() {
 }
 
 #[test]
-fn who_is_killed_leaves_nothing_for_long() {
+fn killed_path_is_cleaned_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = endless(folder.path());
     let (device, sleeper) = (device(&child), sleeper(folder.path()));
@@ -328,7 +328,7 @@ fn who_is_killed_leaves_nothing_for_long() {
 }
 
 #[test]
-fn a_device_that_is_removed_ends_the_run() {
+fn removed_device_ends_run() {
     let output = ammeter(&["wan", "--", "sh", "-c", "ip link del wan0; exec sleep 600"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(125), "{text}");
@@ -377,7 +377,7 @@ class S(http.server.ThreadingHTTPServer):
 S(('::', 80), http.server.SimpleHTTPRequestHandler).serve_forever()";
 
 #[test]
-fn a_test_bed_has_classes_with_paths_of_their_own() {
+fn testbed_classes_have_their_own_paths() {
     let net = Net::up(
         "congestion-control = \"reno\"\n[[class]]\nname = \"near\"\nlatency = \"1ms\"\n\
          [[class]]\nname = \"far\"\nlatency = \"80ms\"\nclients = 3\n",
@@ -413,7 +413,7 @@ fn a_test_bed_has_classes_with_paths_of_their_own() {
 }
 
 #[test]
-fn a_thousand_paths_have_traffic_at_once() {
+fn thousand_paths_carry_traffic_concurrently() {
     let net = Net::up("[[class]]\nname = \"many\"\nclients = 1000\nlatency = \"20ms\"\nbandwidth = \"1mbit\"\n");
     let send = "import socket
 all = [socket.socket(2, 2) for _ in range(1000)]
@@ -431,7 +431,7 @@ for _ in range(3):
 }
 
 #[test]
-fn a_bandwidth_is_changed_live() {
+fn bandwidth_changes_at_run_time() {
     let net = Net::up("[[class]]\nname = \"a\"\nbandwidth = \"1gbit\"\n");
     // 20,000 bytes, of which the sender is rid at once.
     let send = "import socket; s = socket.socket(2, 2); [s.sendto(b'0' * 1000, ('10.77.0.1', 9)) for _ in range(20)]";
@@ -450,7 +450,7 @@ fn a_bandwidth_is_changed_live() {
 }
 
 #[test]
-fn what_is_wrong_with_a_test_bed_is_told() {
+fn invalid_testbed_is_reported() {
     let net = Net::up("[[class]]\nname = \"a\"\n");
     let file = net.folder.path().join("net.toml");
     let check = |action: &str, words: &[&str], status: i32, says: &str| {
@@ -478,7 +478,7 @@ fn what_is_wrong_with_a_test_bed_is_told() {
 }
 
 #[test]
-fn a_test_bed_that_was_killed_is_in_nobodys_way() {
+fn leftovers_of_killed_testbed_do_not_block_next() {
     let net = Net { folder: tempfile::tempdir().unwrap() };
     let (file, socket) = (net.folder.path().join("net.toml"), net.folder.path().join("socket"));
     fs::write(&file, "[[class]]\nname = \"a\"\n").unwrap();
@@ -505,7 +505,7 @@ fn a_test_bed_that_was_killed_is_in_nobodys_way() {
 }
 
 #[test]
-fn alone_selftest_tells_what_was_asked_and_what_was_got() {
+fn alone_selftest_reports_requested_and_measured_values() {
     let words = [
         "wan",
         "selftest",
@@ -570,7 +570,7 @@ fn under_traffic(flags: &[&str], inside: &str) -> Child {
 }
 
 #[test]
-fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
+fn alone_failure_under_traffic_restores_network() {
     // More than passes in the time of the test.
     let port = server(20_000_000);
     let before = around();
@@ -637,7 +637,7 @@ fn alone_what_fails_under_traffic_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn who_is_not_root_has_a_test_bed_or_one_sentence() {
+fn unprivileged_user_gets_testbed_or_one_line_error() {
     // Where everybody may go, wherever this was built.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -59,7 +59,7 @@ fn counts(outcome: &Value) -> (u64, u64) {
 }
 
 #[test]
-fn replies_are_checked_against_the_file_set() {
+fn responses_are_checked_against_file_set() {
     let home = tempfile::tempdir().unwrap();
     let set = home.path().join("set");
     let folder = set.to_str().unwrap();
@@ -82,7 +82,7 @@ fn replies_are_checked_against_the_file_set() {
 }
 
 #[test]
-fn every_request_of_a_log_is_accounted_for() {
+fn every_request_of_log_is_accounted_for() {
     let home = tempfile::tempdir().unwrap();
     let set = home.path().join("set");
     let (log, folder) = (excerpt(), set.to_str().unwrap());
@@ -110,7 +110,7 @@ fn every_request_of_a_log_is_accounted_for() {
 }
 
 #[test]
-fn replies_are_as_logged_or_as_a_file_is() {
+fn responses_are_checked_against_log_or_file() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("a"), "12345").unwrap();
     let url = server(home.path());
