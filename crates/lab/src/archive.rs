@@ -1089,7 +1089,7 @@ mod tests {
     use ammeter_monitor::{Listener, Tick};
 
     #[test]
-    fn what_measures_the_same_differs_in_words_only() {
+    fn archives_differing_only_in_text_are_comparable() {
         let made = crate::report::tests::archive(Path::new("dir"), 2).resolved;
         let check = |change: &dyn Fn(&mut Resolved), expected: bool| {
             let mut other = made.clone();
@@ -1108,7 +1108,7 @@ mod tests {
     }
 
     #[test]
-    fn archive_of_another_format_version_is_refused() {
+    fn archive_of_other_format_version_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(name::RESOLVED), r#"{ "form": 1, "name": "old" }"#).unwrap();
         let why = Archive::open(folder.path()).unwrap_err().to_string();
@@ -1116,7 +1116,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_wholes_are_figures() {
+    fn profile_shares_and_load_parts_are_figures() {
         let folder = tempfile::tempdir().unwrap();
         let (profile, load) = (folder.path().join(name::PROFILE), folder.path().join(name::LOAD));
         let row = |name: &str, share: f64| Row {
@@ -1158,7 +1158,7 @@ mod tests {
 
     /// What is read by the name of a column of the monitor has that name there.
     #[test]
-    fn columns_of_the_monitor_are_metrics() {
+    fn monitor_columns_are_metrics() {
         let mut seen = Tick { disks: vec![Disk::default()], listeners: vec![Listener::default()], ..Tick::default() };
         (seen.tcp.retransmits, seen.tcp.listen_drops, seen.listeners[0].drops) = (Some(3.0), Some(5.0), Some(7.0));
         seen.disks[0] = Disk { reads: 1.0, writes: 2.0, read: 1048576.0, ..Disk::default() };

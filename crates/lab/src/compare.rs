@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_in_nineteen_of_twenty_experiments_without_a_difference() {
+    fn equal_servers_show_no_difference_in_95_percent() {
         let found = (0..200).filter(|seed| {
             let runs = experiment(*seed, 5, 1.0);
             compare("a", "b", METRICS, &runs, true).finding == Finding::Difference
@@ -836,7 +836,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_difference_of_five_percent_is_found() {
+    fn planted_difference_of_five_percent_is_detected() {
         for factor in [1.05, 1.0 / 1.05] {
             let found = (0..100).filter(|seed| {
                 let (finding, ratio) = finding(&experiment(1000 + seed, 6, factor), "cpu-per-reply");
@@ -848,7 +848,7 @@ mod tests {
     }
 
     #[test]
-    fn archives_that_were_not_measured_in_turns_have_a_band_as_wide_as_their_drift() {
+    fn archives_not_interleaved_have_interval_as_wide_as_drift() {
         let runs = experiment(3, 6, 1.05);
         let turned = compare("a", "b", METRICS, &runs, true);
         let apart = compare("a", "b", METRICS, &runs, false);
@@ -858,7 +858,7 @@ mod tests {
     }
 
     #[test]
-    fn few_pairs_decide_nothing() {
+    fn too_few_pairs_are_undecided() {
         let mut runs = experiment(1, 2, 2.0);
         let (found, ratio) = finding(&runs, "cpu-per-reply");
         assert_eq!(found, Finding::Undecided, "{ratio}");
@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_servers_is_left_out_and_named() {
+    fn runs_invalid_for_server_are_excluded_and_named() {
         let mut runs = experiment(1, 5, 1.0);
         let pairs = |runs: &[Taken], figure: &str| {
             let compared = compare("a", "b", METRICS, runs, true);
@@ -892,7 +892,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_it_first_and_gives_the_figures() {
+    fn text_starts_with_verdict_and_gives_figures() {
         let text = compare("nginx", "amped", METRICS, &experiment(5, 8, 0.5), true).text();
         let (first, rest) = text.split_once('\n').unwrap();
         assert!(first.starts_with("amped differs from nginx: CPU of the server for a response, us 0."), "{text}");
@@ -902,7 +902,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_compared_where_one_of_the_two_does_not_keep_up() {
+    fn throughput_is_compared_when_one_arm_falls_behind() {
         let mut runs = experiment(2, 8, 1.0);
         for run in runs.iter_mut().filter(|run| run.step == "2") {
             let times = if run.side == Side::B { 0.5 } else { 0.7 };
@@ -915,7 +915,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_of_an_archive_are_named_by_label_subject_or_id() {
+    fn arms_are_selected_by_label_subject_or_id() {
         let archive = crate::report::tests::archive(std::path::Path::new("dir"), 4);
         let compared = named(&archive, METRICS, "log off", "a1").unwrap();
         assert_eq!((compared.finding, &compared.figures[0].figure[..]), (Finding::Difference, "cpu-per-reply"));
@@ -942,7 +942,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_same_settings_in_two_archives_is_compared() {
+    fn arms_with_same_settings_in_two_archives_are_compared() {
         let before = crate::report::tests::archive(std::path::Path::new("before"), 4);
         let mut after = crate::report::tests::archive(std::path::Path::new("after"), 4);
         for run in &mut after.runs {
@@ -961,7 +961,7 @@ mod tests {
     }
 
     #[test]
-    fn relaxed_validity_gives_no_verdict_on_archives() {
+    fn relaxed_validity_gives_no_verdict_across_archives() {
         let before = crate::report::tests::archive(std::path::Path::new("before"), 8);
         let mut after = before.clone();
         after.resolved.rules = Rules { others_max: 10.0, idle_max: 10.0, ..Rules::USUAL };
@@ -985,7 +985,7 @@ mod tests {
     }
 
     #[test]
-    fn relaxed_validity_within_an_archive_needs_the_baseline_twice() {
+    fn relaxed_validity_within_archive_needs_baseline_twice() {
         let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 8);
         archive.resolved.rules = Rules { others_max: 10.0, ..Rules::USUAL };
         assert_eq!(
@@ -1003,7 +1003,7 @@ mod tests {
     }
 
     #[test]
-    fn same_thing_measured_twice_is_no_difference_however_the_machine_drifts() {
+    fn drift_alone_is_no_difference() {
         let drifting = |seed: u64, by: f64| {
             let mut runs = experiment(seed, 6, 1.0);
             for run in &mut runs {
@@ -1019,7 +1019,7 @@ mod tests {
     }
 
     #[test]
-    fn unrelated_archives_are_refused_with_what_differs() {
+    fn unrelated_archives_are_rejected_with_differences() {
         let one = crate::report::tests::archive(std::path::Path::new("one"), 4);
         let fails = |change: &dyn Fn(&mut Archive), parts: &[&str]| {
             let mut other = one.clone();
@@ -1057,7 +1057,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_with_commas_can_be_chosen() {
+    fn arm_labels_may_contain_commas() {
         let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 4);
         archive.resolved.arms[0].label = "log off, 2 workers".to_owned();
         archive.resolved.arms[1].label = "log on, 2 workers".to_owned();
@@ -1085,7 +1085,7 @@ mod tests {
     proptest! {
         /// To ask the other way round is to find the inverse.
         #[test]
-        fn turned_round_it_is_the_inverse(seed: u64, blocks in 3u32..8, factor in 0.5f64..2.0) {
+        fn swapped_arms_give_inverse_ratio(seed: u64, blocks in 3u32..8, factor in 0.5f64..2.0) {
             let runs = experiment(seed, blocks, factor);
             // One run of each side and step.
             let mut seen = BTreeSet::new();

@@ -560,7 +560,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_there_and_gone_afterwards() {
+    fn requested_environment_is_set_up_and_removed() {
         let environment = TestEnvironment::new().unwrap();
         let site = environment.site(&Workload::File(amped_units::Bytes(70_000)), 1).unwrap();
         assert_eq!(fs::metadata(site.folder.join("file")).unwrap().len(), 70_000);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_ends_with_who_started_it() {
+    fn child_exits_with_its_parent() {
         let start = || {
             let streams = Streams { out: Stdio::null(), err: Stdio::null() };
             Running::start("sleep", &["sleep".to_owned(), "600".to_owned()], streams)
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_a_record() {
+    fn machine_is_recorded() {
         let host = host(Vec::new()).unwrap();
         assert!(host.memory_bytes > 1 << 20 && host.kernel.contains_key("net.core.somaxconn"), "{host:?}");
     }

@@ -127,7 +127,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn all_of_them_can_be_read_and_the_short_ones_are_short() {
+    fn exhibits_parse_and_short_versions_are_short() {
         for exhibit in ALL {
             for quick in [false, true] {
                 let experiment = experiment::parse(&exhibit.file(), exhibit.text, Wish { quick, seed: None });
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn each_exhibit_has_one_name_and_an_unknown_name_a_neighbour() {
+    fn exhibit_names_are_unique_and_typos_get_suggestion() {
         let mut names = BTreeSet::new();
         for exhibit in ALL {
             assert_eq!(find(exhibit.name).unwrap().name, exhibit.name);

@@ -1279,7 +1279,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_lines_are_an_experiment() {
+    fn ten_lines_are_a_valid_experiment() {
         assert_eq!(SHORT.lines().count(), 10);
         let Experiment { resolved, settings } = parsed(SHORT, false);
         assert_eq!((resolved.name.as_str(), resolved.seed, resolved.repetitions), ("b", 7, 3));
@@ -1295,7 +1295,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_take_the_place_of_values() {
+    fn factor_levels_override_values() {
         let text = format!(
             "{SHORT}pipeline = 2\n[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n[[factor]]\nname = \"way\"\n\
              levels = [{{ label = \"one\", set = {{ \"load.pipeline\" = 1 }} }}, {{ label = \"four\", set = {{ \"load.pipeline\" = 4, \"limits.cpu\" = \"50%\" }} }}]\n"
@@ -1333,7 +1333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_has_every_key_with_its_default() {
+    fn example_has_every_key_with_default() {
         let text = include_str!("../../../examples/experiment.toml");
         let example =
             parse("examples/experiment.toml", text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
@@ -1368,7 +1368,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_too_strange(at in any::<prop::sample::Index>(), with in "[\\PC\n]{0,4}", cut in 0..6_usize) {
+        fn random_text_does_not_panic(at in any::<prop::sample::Index>(), with in "[\\PC\n]{0,4}", cut in 0..6_usize) {
             let text = include_str!("../../../examples/experiment.toml");
             let mut from = at.index(text.len());
             while !text.is_char_boundary(from) {
@@ -1409,7 +1409,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_the_same_on_another_host() {
+    fn settings_do_not_depend_on_host() {
         let text = include_str!("../../../examples/experiment.toml").replace("file = \"1KiB\"", "file = \"3MiB\"");
         let text = text.replace("descriptors = 20000", "memory = \"64MiB\"\ncpu = \"50%\"");
         let experiment = parse("x.toml", &text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
@@ -1420,7 +1420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_version_is_shorter() {
+    fn quick_version_is_shorter() {
         let long = SHORT.replace("3000/1000", "20000/1000");
         let Experiment { resolved, .. } = parsed(&long, true);
         let rates: Vec<f64> = resolved.steps.iter().map(|step| step.value()).collect();
@@ -1432,7 +1432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn invalid_values_are_reported_with_position() {
         let check = |text: &str, place: &str, says: &str| {
             let failure = parse("x.toml", text, Wish::default()).expect_err(text);
             let told = failure.to_string();

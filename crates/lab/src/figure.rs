@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn no_point_is_dropped_and_each_shows_its_worth() {
+    fn every_point_is_drawn_with_its_validity() {
         let svg = plot("f", &sample(), Legend::Own);
         for told in [
             "replies, 100: 99.5 (99 to 100), valid",
@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_legend_leaves_the_marks_and_numbers_the_curves() {
+    fn shared_legend_keeps_marks_and_numbers_curves() {
         let (own, shared) = (plot("f", &sample(), Legend::Own), plot("f", &sample(), Legend::Shared));
         assert!(own.contains(">replies</text>") && !shared.contains(">replies</text>"), "{shared}");
         assert!(shared.contains("data-curve=\"0\"") && shared.contains("data-curve=\"1\""), "{shared}");
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_reach_what_other_figures_hold() {
+    fn axes_include_reach_of_other_figures() {
         let alone = plot("f", &Plot { band: None, ..sample() }, Legend::Own);
         let reach = Plot { band: None, x_reach: vec![900.0], y_reach: vec![4000.0], ..sample() };
         let (alone, reaching) = (alone, plot("f", &reach, Legend::Own));
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_its_own_carries_its_style() {
+    fn standalone_svg_has_namespace_and_style() {
         let inside = plot("f", &sample(), Legend::Own);
         assert!(!inside.contains("xmlns") && !inside.contains("<style>"));
         let own = file(&inside);
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_axes_are_round() {
+    fn numbers_and_ticks_are_rounded() {
         for (value, expected) in [
             (0.0, "0"),
             (0.01234, "0.0123"),
@@ -804,7 +804,7 @@ mod tests {
     proptest! {
         /// Whatever names and values there are, the figure is one element, and its texts are texts.
         #[test]
-        fn any_names_and_values_make_a_figure(
+        fn any_names_and_values_are_drawn(
             name in "\\PC{0,80}|.*</(text|title|svg|script)>.*",
             values in prop::collection::vec(prop::num::f64::ANY, 0..6),
             logarithmic: bool,

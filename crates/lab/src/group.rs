@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_part_of_a_core_gets_no_more() {
+    fn cpu_limit_of_group_is_enforced() {
         let limits = Limits { cpu: Some(0.1), ..Limits::default() };
         let group = Group::new(&limits, "").unwrap();
         let begin = Instant::now();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_takes_along_who_is_in_it_and_so_does_the_next_who_comes() {
+    fn orphaned_group_is_killed_by_next_run() {
         let group = Group::new(&Limits::default(), "").unwrap();
         let mut sleeper = spawn(&group, &["sleep", "1000"]);
         end_orphans();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_whose_they_are() {
+    fn group_name_identifies_its_owner() {
         let (own, born) = (std::process::id(), birth(std::process::id()).unwrap());
         let check = |name: &str, expected: bool| assert_eq!(is_orphan(name, "x-"), expected, "{name}");
         check(&format!("x-{own}-{born}-3"), false);

@@ -146,7 +146,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         Ammeter::command().debug_assert();
     }
 }

@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn another_seed_is_another_order() {
+    fn seed_determines_order() {
         let of = |seed| plan(&resolved(3, 5, 2, seed)).runs.into_iter().map(|run| run.id).collect::<Vec<_>>();
         assert_ne!(of(1), of(2));
     }
 
     #[test]
-    fn the_list_says_what_will_be_done_and_how_long_it_takes() {
+    fn list_has_runs_and_total_duration() {
         let resolved = resolved(2, 2, 2, 1);
         let text = list(&resolved, &plan(&resolved));
         assert!(text.contains("rate: 500 1000; 5 s each after 0.5 s of warm-up"), "{text}");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_made_again_where_that_is_wanted_and_under_another_name() {
+    fn completed_run_is_repeated_under_new_name() {
         let plan = plan(&resolved(2, 1, 1, 1)).runs;
         let made = |number: usize, status| Run { status, ..Run::begun(plan[0].attempt(number), 0.0) };
         let ids = |made: &[Run], again: &dyn Fn(usize, &Run) -> bool| {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_tried_beyond_the_highest_rate() {
+    fn client_calibration_exceeds_highest_rate() {
         assert_eq!(client_steps(&[Step::Rate(10.0), Step::Rate(20.0)]), [10.0, 20.0, 30.0].map(Step::Rate));
         assert!(client_steps(&[Step::Clients(3)]).is_empty());
     }

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_have_their_places() {
+    fn settings_fill_placeholders() {
         let start = subject(Kind::Nginx, &[("workers", "2"), ("log", "true")]).start(&place()).unwrap();
         assert_eq!(start.words, ["/bin/true", "-e", "stderr", "-p", "/r", "-c", "/r/config"]);
         for line in [
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_all_it_needs() {
+    fn every_kind_of_server_has_complete_configuration() {
         for kind in [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::Null] {
             let Start { config, .. } = subject(kind, &[]).start(&place()).unwrap();
             assert!(
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_is_refused_with_what_there_is() {
+    fn setting_without_placeholder_is_rejected_with_list() {
         let nginx = Template::of(Kind::Nginx, "", &[]);
         assert!(nginx.check("log").is_ok() && nginx.check("workers").is_ok());
         for none in ["port", "logg", "as-root"] {
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_that_are_no_places_stay() {
+    fn other_at_signs_are_kept() {
         let put = |line: &str| places(line, |name, value| Some(format!("<{name}:{}>", value.unwrap_or("-"))));
         let check = |line: &str, expected: &str| assert_eq!(put(line).as_deref(), Ok(expected), "{line}");
         check("a@b.c, d@e", "a@b.c, d@e");

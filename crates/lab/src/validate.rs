@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_run_is_valid() {
+    fn correct_run_is_valid() {
         let (checks, status, why) = with(|_, _| {});
         assert_eq!((status, why), (RunStatus::Valid, Vec::new()), "{checks:?}");
         let made: Vec<&str> =
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_wrong_is_found_by_its_check() {
+    fn each_fault_fails_its_check() {
         let check = |change: &dyn Fn(&mut Evidence<'_>, &mut Summary), expected: RunStatus, names: &[&str]| {
             let (checks, status, why) = with(change);
             let broken: Vec<&str> =
@@ -453,7 +453,7 @@ mod tests {
 
     /// Requests of 2 ms, 1000 a second, of which half are the clients' own; and an overload, which is over when nobody is left.
     #[test]
-    fn what_the_clients_take_for_themselves_and_what_an_overload_leaves_is_in_the_law() {
+    fn client_overhead_and_remaining_overload_satisfy_littles_law() {
         let of = |own_ms: f64, counted: &[(f64, f64)], latency_ms: f64| {
             let step = ClientStep { is_kept: true, own_ms, ..ClientStep::of(Step::Rate(1000.0)) };
             let (checks, ..) = with(|evidence, figures| {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_measured_again() {
+    fn only_disturbed_runs_are_repeated() {
         let check = |broken: &[&str], status, expected: (bool, bool)| {
             let planned = Planned { id: "1-a0-1".into(), block: 1, arm: "a0".into(), step: Step::Rate(1.0), seed: 1 };
             let checks = ["others", "counts", "server"].map(|name| check(name, !broken.contains(&name), ""));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_hosts_the_worst_counts() {
+    fn worst_of_several_hosts_counts() {
         use crate::archive::Offset;
         let host = |name: &str, others: Option<f64>, bound_s: f64| HostRun {
             host: name.to_owned(),
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_closed_loop_the_clients_are_all_there_is() {
+    fn closed_loop_concurrency_equals_clients() {
         let of = |clients: u32, think_s: f64| {
             let (checks, ..) = with(|evidence, _| {
                 evidence.step = Step::Clients(clients);

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_part_of_a_core_gets_no_more() {
+    fn cpu_limit_of_group_is_enforced() {
         let mut group = Group::new(None).unwrap();
         group.slow_core(0.1).unwrap();
         let begin = Instant::now();

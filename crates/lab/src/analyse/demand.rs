@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_hold_what_was_planted_as_often_as_they_say() {
+    fn confidence_intervals_have_nominal_coverage() {
         let mut random = Random(5);
         let (mut demands, mut ceilings) = (0, 0);
         for _ in 0..2000 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_rise_has_no_ceiling() {
+    fn flat_or_falling_demand_has_no_ceiling() {
         let flat = demand(&[(1.0, 0.2), (2.0, 0.2), (3.0, 0.2)]).unwrap();
         assert_eq!((flat.ceiling, flat.ceiling_low, flat.ceiling_high), (None, None, None));
         let falling = demand(&[(1.0, 0.3), (2.0, 0.2), (3.0, 0.1)]).unwrap();
@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_planted_demand_is_recovered(idle in 0.0..0.3_f64, per_request in 1e-6..1e-1_f64, seed in any::<u64>()) {
+        fn planted_demand_is_recovered(idle in 0.0..0.3_f64, per_request in 1e-6..1e-1_f64, seed in any::<u64>()) {
             let found = demand(&runs(idle, per_request, 0.0, 5, &mut Random(seed))).unwrap();
             let ceiling = (1.0 - idle) / per_request;
             prop_assert!((found.per_request_s / per_request - 1.0).abs() < 1e-6, "{found:?}");
@@ -125,7 +125,7 @@ mod tests {
         }
 
         #[test]
-        fn no_figures_make_it_stop(runs in prop::collection::vec((0.0..1e6_f64, 0.0..2.0_f64), 0..9)) {
+        fn random_figures_do_not_panic(runs in prop::collection::vec((0.0..1e6_f64, 0.0..2.0_f64), 0..9)) {
             demand(&runs);
         }
     }

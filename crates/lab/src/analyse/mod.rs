@@ -513,7 +513,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_that_computes_is_at_its_end_above_the_knee_and_not_below() {
+    fn computing_thread_saturates_only_above_knee() {
         let found = analyse(&ladder(0.005, 0.0, 0.0, 1));
         let thread = resource(&found, Kind::Thread);
         assert_eq!((thread.full_below, thread.full_above), (0.0, 1.0), "{found:?}");
@@ -523,7 +523,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_that_sleeps_in_the_midst_of_requests_is_seen_where_it_sleeps() {
+    fn sleeping_thread_is_attributed_to_its_wait_channel() {
         let found = analyse(&ladder(0.0001, 0.005, 0.0, 1));
         assert!(resource(&found, Kind::Thread).full_above == 0.0);
         let pool = found.pools.iter().find(|pool| pool.name == "worker").unwrap();
@@ -533,7 +533,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_a_knee_the_highest_load_is_what_is_looked_at() {
+    fn highest_load_is_analysed_without_knee() {
         let all = ladder(0.005, 0.0, 0.0, 1);
         let found = analyse(&all[..4]);
         assert!(
@@ -544,7 +544,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn clients_that_wait_for_their_replies_ask_for_as_much_as_they_get() {
+    fn closed_loop_clients_saturate_server() {
         let mut all = ladder(0.005, 0.0, 0.0, 1).split_off(7);
         let found = analyse(&all);
         assert!(!found.is_limited && !found.is_of_one_load, "a rate that is borne: {found:?}");
@@ -558,7 +558,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_plainly_behind_is_limited_also_where_it_cannot_be_told_from_where_on() {
+    fn erratic_throughput_below_offer_is_limited() {
         let mut all = ladder(0.005, 0.0, 0.0, 1);
         for (run, throughput) in all.iter_mut().zip([39.0, 20.0, 33.0, 19.0, 37.0, 22.0, 35.0, 20.0]) {
             run.throughput = throughput;
@@ -569,7 +569,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_planted_demand_is_recovered_through_the_windows(busy_us in 50.0..20_000.0_f64, seed in any::<u64>()) {
+        fn planted_demand_is_recovered_through_windows(busy_us in 50.0..20_000.0_f64, seed in any::<u64>()) {
             let busy_s = busy_us / 1e6;
             let found = analyse(&ladder(busy_s, 0.0, 0.02, seed));
             let knee = found.knee.expect("a knee");

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_have_names_without_numbers() {
+    fn pool_name_has_no_number() {
         for (name, expected) in [("worker-12", "worker"), ("nginx", "nginx"), ("kworker/0:1", "kworker"), ("77", "77")]
         {
             assert_eq!(pool_of(&thread(name, 1, 'S', None, 0.0)), expected);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_and_groups_are_known_again_when_a_server_was_started_anew() {
+    fn threads_and_cgroups_are_matched_across_restarts() {
         let run = |first: u32| {
             let names = [("nginx", 0.1), ("nginx", 0.0), ("nginx", 0.2), ("log", 0.1)];
             let threads = (first..).zip(names).map(|(tid, (name, run))| thread(name, tid, 'S', None, run)).collect();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_is_where_they_sleep_when_nothing_is_asked() {
+    fn idle_wait_channel_is_most_common_sleep_at_rest() {
         let tick = |place: &str| Tick {
             threads: vec![
                 thread("a1", 1, 'S', Some(place), 0.0),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn each_resource_is_told_when_it_is_full() {
+    fn each_resource_reports_saturation() {
         let all: BTreeMap<u32, String> = (1..10).map(|tid| (tid, format!("w{tid}"))).collect();
         let full = |tick: &Tick, kind: Kind| {
             let uses = uses(tick, &Rest::from([("w".to_owned(), "accept".to_owned())]), &all);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_a_disk_is_full_where_its_bytes_are_or_somebody_waits() {
+    fn disk_limit_saturates_by_bytes_or_waiting_thread() {
         let disk =
             GroupDisk { path: "/g".into(), device: "8:0".into(), read_max: Some(1000.0), ..GroupDisk::default() };
         let tick = |bytes, state| Tick {

@@ -219,7 +219,7 @@ mod tests {
     use crate::compare::{Compared, Interval};
 
     #[test]
-    fn demand_text_names_figure_direction_and_bound() {
+    fn objective_names_figure_direction_and_bound() {
         let check = |text: &str, figure: &str, is_increase, bound: f64| {
             let found: Demand = text.parse().unwrap_or_else(|why| panic!("{text}: {why}"));
             assert_eq!((&found.figure[..], found.is_increase), (figure, is_increase), "{text}");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn demand_fails_only_if_whole_interval_is_beyond() {
+    fn objective_fails_only_if_whole_interval_exceeds_bound() {
         let status = |demands: &[&str], comparison: &Comparison| {
             let demands: Vec<Checked> = demands.iter().map(|text| check(&text.parse().unwrap(), comparison)).collect();
             exit_status(comparison, &demands)

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn steps_come_from_rates_or_clients() {
         let steps =
             |words: &str| steps(&args(words)).map(|steps| steps.iter().map(|step| step.value()).collect::<Vec<_>>());
         assert_eq!(steps("http://a/ --rates 10..30/10").unwrap(), [10.0, 20.0, 30.0]);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn words_for_the_programs() {
+    fn options_are_forwarded_to_programs() {
         let all = "http://a/ --port 80 --rates 10..30/10 --bandwidth 50mbit --load-flag=--http10 --timeout 1s";
         let found = settings(&args(all), Target::Port(80), Vec::new(), Duration::from_secs(7));
         assert_eq!(found.path, ["--bandwidth", "50mbit"]);

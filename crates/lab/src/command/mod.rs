@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_shares() {
+    fn durations_and_percentages_are_parsed() {
         for (text, expected) in [
             ("50ms", Some(50_000)),
             ("1s", Some(1_000_000)),

@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_is_paged_through_and_played() {
+    fn keys_page_through_and_play_recording() {
         let mut place = Place { at: 0, last: 24, is_playing: false };
         let steps = [
             (Go::By(-1), 0),

@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elasticity_is_one_for_what_limits_and_none_for_what_does_not() {
+    fn elasticity_is_one_for_bottleneck_and_zero_otherwise() {
         let check = |capacity: f64, throughputs: &[f64], expected: f64| {
             let made = throughputs.iter().map(|throughput| (capacity, *throughput)).collect();
             let found = trial("x".into(), true, made).unwrap();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_is_put_back() {
+    fn changed_files_are_restored() {
         let folder = tempfile::tempdir().unwrap();
         let (quota, devices) = (folder.path().join("quota"), folder.path().join("devices"));
         fs::write(&quota, "20000\n").unwrap();

@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_that_was_not_as_asked_is_found_among_other_lines() {
+    fn path_verdict_is_parsed_from_other_output() {
         let check =
             |errors: &str, expected: &str| assert_eq!(verdict_of_path(errors).to_string(), expected, "{errors}");
         check("", "valid");

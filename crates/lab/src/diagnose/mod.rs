@@ -100,7 +100,7 @@ mod tests {
     use crate::archive::{Check, FORM, Planned, Step};
 
     #[test]
-    fn path_that_was_not_as_asked_is_told() {
+    fn path_bound_run_is_reported() {
         let run = |holds| Run {
             form: FORM,
             plan: Planned { id: "1".to_owned(), block: 1, arm: "a0".to_owned(), step: Step::Rate(1.0), seed: 1 },

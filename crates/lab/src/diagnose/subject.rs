@@ -160,7 +160,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn knobs() {
+    fn valid_and_invalid_knobs() {
         let knob = |text: &str| text.parse::<Knob>();
         assert_eq!(knob("helpers=2").unwrap(), Knob { name: "helpers".into(), value: 2.0 });
         for bad in ["", "helpers", "=2", "a=x", "a=0", "a=-1", "a=inf"] {
@@ -180,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_has_a_place_for_each_setting() {
+    fn command_requires_placeholder_for_each_knob() {
         let knobs = ["a=2".parse().unwrap(), "b=0.5".parse().unwrap()];
         assert_eq!(filled("x --a {a} --b={b} {a}", &knobs).unwrap(), "x --a 2 --b=0.5 2");
         assert!(filled("x --a {a}", &knobs).unwrap_err().to_string().contains("{b}"));
     }
 
     #[test]
-    fn what_cannot_be_started_is_told() {
+    fn failed_start_is_reported() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let text = Subject::start("true", address, &[]).unwrap_err().to_string();

@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_use_in_every_run_is_a_doubt() {
+    fn cpu_used_by_others_lowers_confidence() {
         let found = |others: &[f64]| {
             let mut found = check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "");
             found.share_with(others, 0.1);
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn a_computing_thread() {
+    fn computing_thread_is_named() {
         let found =
             check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "the thread worker limits");
         assert_eq!(found.confidence, Confidence::Strong);
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_it_is_not_the_answer() {
+    fn consequence_is_not_named_as_bottleneck() {
         let runs = with(ladder(0.005, 0.0, 0.0, 1), |tick, load| {
             let is_over = load > 1.05;
             tick.listeners = vec![Listener {
@@ -650,18 +650,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_spins_when_nothing_is_asked_is_none() {
+    fn thread_spinning_when_idle_is_not_named() {
         let runs = with(unseen(), |tick, _| tick.threads[0].run = 1.0);
         check(&runs, Answer::NotFound, None, "not found: throughput stops at 196/s");
     }
 
     #[test]
-    fn one_that_sleeps_in_the_midst_of_requests() {
+    fn pool_sleeping_inside_requests_is_named() {
         check(&ladder(0.0001, 0.005, 0.0, 3), Answer::Bottleneck, Some(Kind::Pool), "asleep in hrtimer_nanosleep");
     }
 
     #[test]
-    fn a_sleep_under_a_lock() {
+    fn sleep_under_lock_is_named() {
         let runs = with(ladder(0.0001, 0.005, 0.0, 3), |tick, load| {
             let place = if load > 1.05 { "futex_do_wait" } else { "ep_poll" };
             let waiter = |tid| Thread {
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota() {
+    fn cpu_quota_is_named() {
         let runs = with(unseen(), |tick, load| {
             tick.groups = vec![Group {
                 path: "/g".into(),
@@ -710,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn load_at_which_server_fell_behind_is_said_and_never_borne() {
+    fn load_where_server_fell_behind_is_not_sustained() {
         let mut runs = ladder(0.005, 0.0, 0.0, 1);
         runs.truncate(4);
         runs[3].backlog = Some(77);
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_inside_the_server_tell_a_lock_or_a_pool() {
+    fn requests_in_progress_indicate_lock_or_pool() {
         let found = check(
             &waiting_elsewhere(40, 0),
             Answer::Bottleneck,
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn link_use_is_what_clients_received() {
+    fn link_use_counts_only_client_traffic() {
         let runs = with(unseen(), |tick, load| {
             let waiting_for_client = if load > 1.05 { 9.0 } else { 0.0 };
             let limits = CensusLimits { waiting_for_client, ..CensusLimits::default() };
@@ -765,7 +765,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_late_is_believed_where_nothing_else_is_at_its_end() {
+    fn late_client_is_named_if_nothing_else_saturates() {
         let late = |mut runs: Vec<Observed>, is_certain| {
             for run in runs.iter_mut().skip(4) {
                 run.client = Some(Bound { why: "late".to_owned(), is_certain });
@@ -779,7 +779,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_borne_is_said() {
+    fn sustained_load_is_reported() {
         let all = ladder(0.005, 0.0, 0.0, 1);
         check(&all[..4], Answer::Borne, None, "up to 160/s");
         // Of clients that each wait for their reply more was never asked: something is at its end, or nobody knows.
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_things_confirms_or_refutes() {
+    fn intervention_confirms_or_refutes() {
         let trial = |is_suspect, elasticity: f64| Trial {
             what: "a quota of 0.80".to_owned(),
             is_suspect,

@@ -46,7 +46,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_true_offset_is_within_the_bound(
+        fn true_offset_is_within_bound(
             ahead_s in -1e5..1e5_f64,
             ways in prop::collection::vec((0.0..0.5_f64, 0.0..0.5_f64), 1..20),
             drift in -1e-4..1e-4_f64,
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_told_in_milliseconds() {
+    fn offset_is_reported_in_milliseconds() {
         assert_eq!(Offset { offset_s: -0.0125, bound_s: 0.0002 }.to_string(), "-12.500 ms, to within 0.200 ms");
         assert!(Offset::of(&[]).is_none());
     }

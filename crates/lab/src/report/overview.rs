@@ -290,7 +290,7 @@ mod tests {
     use crate::report::tests::{archive, set_rate};
 
     #[test]
-    fn release_is_found_in_what_servers_say() {
+    fn release_is_parsed_from_version_output() {
         for (version, expected) in [
             ("nginx version: nginx/1.22.1", Some("1.22.1")),
             ("Server version: Apache/2.4.57 (Debian)", Some("2.4.57")),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_are_compared_at_the_highest_load_that_all_bear() {
+    fn arms_are_compared_at_highest_load_all_sustain() {
         let mut archive = archive(Path::new("dir"), 4);
         let found = of(&archive);
         assert_eq!((found.at, found.is_borne_by_all), (Some(1000.0), true));

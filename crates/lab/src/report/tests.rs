@@ -255,7 +255,7 @@ fn sample(run: &Run, at: u64) -> Sample {
 }
 
 #[test]
-fn what_was_made_again_is_told_and_drawn_and_its_last_attempt_counts() {
+fn repeated_run_is_marked_and_last_attempt_counts() {
     let folder = tempfile::tempdir().unwrap();
     let mut archive = archive(folder.path(), 2);
     let at = archive.runs.iter().position(|run| run.plan.id == "1-a1-1000").unwrap();
@@ -293,7 +293,7 @@ fn data(page: &str) -> Value {
 }
 
 #[test]
-fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
+fn report_is_deterministic_and_starts_with_verdict() {
     let folder = tempfile::tempdir().unwrap();
     store(&archive(folder.path(), 4));
     let open = || Archive::open(folder.path()).unwrap();
@@ -377,7 +377,7 @@ fn a_report_is_a_function_of_the_archive_and_says_the_verdict_first() {
 }
 
 #[test]
-fn what_is_missing_is_named_and_the_rest_is_drawn() {
+fn missing_runs_are_named_and_rest_is_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     store(&archive(dir, 2));
@@ -414,7 +414,7 @@ fn what_is_missing_is_named_and_the_rest_is_drawn() {
 }
 
 #[test]
-fn what_limits_an_arm_that_bears_all_is_below_and_what_was_asked_is_drawn_where_it_says_something() {
+fn arm_without_limit_and_requested_figures_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let mut archive = archive(folder.path(), 4);
     let named = |title: &str, y: &str| Figure {
@@ -435,7 +435,7 @@ fn what_limits_an_arm_that_bears_all_is_below_and_what_was_asked_is_drawn_where_
 }
 
 #[test]
-fn of_many_arms_the_baseline_and_the_best_are_told_and_one_table_has_them_all() {
+fn many_arms_name_baseline_and_best_in_one_table() {
     let folder = tempfile::tempdir().unwrap();
     let mut archive = archive(folder.path(), 4);
     let long = "a cache of names that is longer than its place on the axis";
@@ -467,7 +467,7 @@ fn of_many_arms_the_baseline_and_the_best_are_told_and_one_table_has_them_all() 
 }
 
 #[test]
-fn arm_is_compared_with_the_first_subject_at_its_levels() {
+fn arm_is_compared_with_first_subject_at_same_levels() {
     let arm = |id: &str, subject: &str, log: &str| Arm {
         id: id.to_owned(),
         levels: [("subject", subject), ("log", log)]
@@ -486,7 +486,7 @@ fn arm_is_compared_with_the_first_subject_at_its_levels() {
 }
 
 #[test]
-fn a_broken_archive_is_a_clear_error() {
+fn corrupt_archive_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let page = dir.join(name::REPORT);
@@ -509,7 +509,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
     /// Whatever an archive calls its things, they are text in the page: no element and no script comes from a name.
     #[test]
-    fn names_are_text_wherever_they_stand(
+    fn names_are_escaped(
         word in "\\PC{0,20}",
         bad in prop::sample::select(vec!["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "\"><svg onload=alert(1)>",
             "</title><b>", "<!--", "]]>", "' onclick='alert(1)", "\u{0}\u{1b}"]),
@@ -561,7 +561,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
     /// Wherever a file of an archive is cut, or a byte of it is another, there is a report or an error that names a file.
     #[test]
-    fn damage_is_told_or_does_no_harm(file: prop::sample::Index, place: prop::sample::Index, byte: Option<u8>) {
+    fn corrupt_file_is_reported_or_harmless(file: prop::sample::Index, place: prop::sample::Index, byte: Option<u8>) {
         let folder = tempfile::tempdir().unwrap();
         let mut archive = archive(folder.path(), 1);
         archive.runs.truncate(2);
@@ -610,7 +610,7 @@ proptest! {
     /// Whatever else stands in a place of an archive, or in a few: it is no such archive, or there is a report of it, in whose figures
     /// everything has a place.
     #[test]
-    fn whatever_an_archive_says_there_is_a_report(
+    fn random_archive_values_do_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
     ) {
         let odd = [
@@ -653,7 +653,7 @@ proptest! {
 }
 
 #[test]
-fn chromium_draws_every_plot_and_asks_nobody() {
+fn chromium_draws_every_plot_without_network() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     store(&archive(dir, 2));

@@ -616,7 +616,7 @@ mod tests {
     const ON: [f64; 6] = [900.0, 899.0, 901.0, 900.0, 900.0, 900.0];
 
     #[test]
-    fn claim_holds_or_not_or_is_undecided() {
+    fn claim_holds_or_fails_or_is_undecided() {
         let check = |a0: &[f64], a1: &[f64], (above, below), expected: ClaimStatus, figures: &str| {
             let found = judged(&made(a0, a1), &claim(above, below));
             assert_eq!((found.status, &found.figures()[..]), (expected, figures), "{a0:?} {a1:?} {above:?} {below:?}");
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_step_is_named_and_no_other_speaks_for_it() {
+    fn missing_step_is_named_and_not_substituted() {
         let why = |archive: &Archive, claim: &Claim| {
             let found = judged(archive, claim);
             assert_eq!(found.status, ClaimStatus::CannotBeTold, "{found:?}");
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn treatment_that_did_not_act_is_not_applied() {
+    fn ineffective_treatment_is_not_applied() {
         let counted = |mut archive: Archive| {
             archive
                 .runs
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn path_that_loses_nothing_is_no_treatment() {
+    fn lossless_path_is_no_treatment() {
         let path = |on: &str, again: f64, connect_ms: f64| {
             let mut archive = made(&OFF, &ON);
             for arm in &mut archive.resolved.arms {
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_within_noise_of_its_bound_is_undecided() {
+    fn ratio_within_noise_of_bound_is_undecided() {
         let mut archive = archive(Path::new("dir"), 6);
         for run in &mut archive.runs {
             run.status = RunStatus::Valid;
@@ -772,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_lower_bound_only_so_much_follows() {
+    fn lower_bound_decides_only_one_direction() {
         let check = |bound_of: &str, (above, below), expected: ClaimStatus| {
             let mut archive = made(&[1000.0; 6], &[900.0; 6]);
             let bounds = archive.runs.iter_mut().filter(|run| bound_of.contains(&run.plan.arm));
@@ -795,7 +795,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_alone_has_a_unit_and_claims_make_a_sentence() {
+    fn single_figure_has_unit_and_claim_is_a_sentence() {
         let archive = made(&[1000.0, 1020.0, 1000.0, 1020.0, 1000.0, 1020.0], &[900.0; 6]);
         let alone = Claim {
             says: "The server bears 1000/s".to_owned(),

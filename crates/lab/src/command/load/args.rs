@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sweeps() {
+    fn valid_and_invalid_sweeps() {
         let check = |text: &str, expected: Option<&[f64]>| {
             let found = text.parse::<Sweep>().ok().map(|sweep| sweep.rates().collect::<Vec<_>>());
             assert_eq!(found.as_deref(), expected, "{text:?}");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn objectives() {
+    fn valid_and_invalid_objectives() {
         assert_eq!(slo("p99=10ms").unwrap().to_string(), "p99>10ms");
         assert_eq!(slo("p99<=10ms").unwrap().to_string(), "p99>10ms");
         assert!(slo("p99>10ms").is_err() && slo("p99").is_err());

@@ -113,7 +113,7 @@ mod tests {
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     #[test]
-    fn the_crates_own_reader_finds_what_was_written() {
+    fn written_log_is_read_by_hdrhistogram() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.hlog");
         let mut log = Log::create(&path, "http://h/\nof two lines").unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_named() {
+    fn unwritable_file_is_named_in_error() {
         let why = Log::create(Path::new("/no/such/folder/run.hlog"), "").err().unwrap().to_string();
         assert!(why.contains("/no/such/folder/run.hlog"), "{why}");
     }

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_holds_the_result_and_asks_for_nothing_else() {
+    fn page_is_self_contained() {
         let mut outcome = outcome(100.0);
         outcome.verdict.broken.push("</script><b>".to_owned());
         let page = run(&head(), &outcome);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn chromium_draws_every_plot_and_asks_nobody() {
+    fn chromium_draws_every_plot_without_network() {
         let folder = tempfile::tempdir().unwrap();
         let mut one = outcome(200.0);
         one.failures.push((Fault::TimedOut, 3));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_has_a_point_for_each_rate() {
+    fn sweep_has_point_for_each_rate() {
         let runs = vec![outcome(100.0), outcome(200.0), outcome(100.0), outcome(100.0)];
         let mut runs = runs;
         runs.iter_mut().for_each(|run| run.verdict = Verdict::valid());

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_has_its_place() {
+    fn screen_shows_all_panels() {
         let text = drawn(&after(5), 120, 30);
         for part in [
             "http://h/ at 1000/s",
@@ -367,7 +367,7 @@ mod tests {
 
     /// On the terminal that everybody has, and on a narrower one, no word is cut.
     #[test]
-    fn on_a_narrow_one_titles_are_short_and_whole() {
+    fn narrow_screen_has_short_untruncated_titles() {
         let check = |width, parts: &[&str]| {
             let text = drawn(&after(5), width, 24);
             for part in parts {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_one_has_the_figures() {
+    fn low_screen_shows_figures() {
         let text = drawn(&after(5), 60, 12);
         for part in ["begun 1000/s", "completed 400/s", "failed 3/s", "(15 in all)", "lateness", "5 s of 10 s"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_and_no_run_is_too_small() {
+    fn any_size_and_empty_run_do_not_panic() {
         for (width, height) in [(1, 1), (20, 5), (60, 12), (300, 100)] {
             drawn(&after(20), width, height);
             drawn(&Screen::default(), width, height);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_is_bounded() {
+    fn history_is_bounded() {
         let mut screen = Screen::default();
         let second = Second { started: 1000, ..Second::default() };
         let interval = Interval { began_s: 0.0, second, clocks: Clocks::new() };

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn live_line_fits_eighty_columns_whatever_the_figures_are() {
+    fn live_line_fits_eighty_columns() {
         for exponent in -3..=17 {
             for digits in [1.0, 4.99, 9.4, 9.996, 9.99996] {
                 let amount = digits * 10f64.powi(exponent);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn chromium_shows_a_profile_with_nothing_in_anythings_way() {
+    fn chromium_draws_profile_without_overlap() {
         let folder = tempfile::tempdir().unwrap();
         let page = html(&profile());
         assert_eq!(chromium::sound(&page, folder.path()), Seen { plots: 0, figures: 1 });
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn flame_graph_stacks_callers_below_what_they_call() {
+    fn flame_graph_stacks_callees_above_callers() {
         let mut profile = profile();
         let stack = |frames: &str, samples| Stack { frames: frames.into(), samples };
         profile.stacks =
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_escape_names() {
+    fn names_are_escaped_in_svg() {
         for text in [svg(&profile()), html(&profile())] {
             assert!(text.contains("8080 &amp; &lt;more&gt;") && !text.contains("<more>"), "{text}");
             assert_eq!(text.matches("<svg").count(), 1);
