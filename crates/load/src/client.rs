@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_ends_as_one_reply_or_one_failure() {
+    fn every_request_ends_as_one_response_or_one_failure() {
         let one = plan(1, 1, None);
         check(&one, ONE, 1, &[]);
         check(&one, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", 1, &[]);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_to_head_ends_with_its_head() {
+    fn head_response_ends_with_its_header() {
         let request = |head| Request { target: b"/x".as_slice().into(), head, ..Request::default() };
         let requests = Requests::new(vec![request(true), request(false)], Order::Cycle);
         let plan = Plan::new(requests, Version::Http11, "h", "", 3, 3);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn several_requests_on_a_connection() {
+    fn connection_carries_several_requests() {
         let three = ONE.repeat(3);
         check(&plan(3, 1, None), &format!("{ONE}|{ONE}|{ONE}"), 3, &[]);
         check(&plan(3, 3, None), &three, 3, &[]);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_answer_nothing_are_counted() {
+    fn unsolicited_bytes_are_counted() {
         // Of one request, of the last of several, and of one that others were to follow.
         for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
             let plan = plan(per_connection, 1, None);
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_checked() {
+    fn responses_are_checked() {
         let mut digest = Digest::default();
         digest.update(b"abc");
         let right = Expect { status: Some(200), length: Some(3), content: Some(digest.finish()) };
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_when_they_are_the_last() {
+    fn last_request_has_connection_close() {
         let check = |version, per_connection, expected: &str| {
             let plan = Plan::new(Requests::same(b"/a?b"), version, "h:1", "A: b\r\n", per_connection, 2);
             let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn method_and_body_are_sent_and_the_reply_is_read_by_the_method() {
+    fn method_and_body_are_sent_and_response_is_parsed_by_method() {
         let check = |method: &str, body: &[u8], expected: &str| {
             let plan =
                 Plan::new(Requests::same(b"/x"), Version::Http11, "h", "A: b\r\n", 1, 1).with_method(method, body);
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn expected_statuses_are_right_and_others_are_not() {
+    fn only_expected_statuses_are_correct() {
         let missing = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
         let expecting = |text: &str| plan(1, 1, None).with_statuses(text.parse().unwrap());
         check(&expecting("2xx,404"), missing, 1, &[]);
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_ends_ends_the_connection() {
+    fn end_of_list_closes_connection() {
         let requests = Requests::new(vec![Request::default(), Request::default()], Order::Once);
         let plan = Plan::new(requests, Version::Http11, "h", "", 5, 1);
         let (mut tally, mut connection, mut out) = (Tally::new(1), Connection::new(Time::START), Vec::new());

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn conditions_are_parsed() {
         let check = |text: &str, expected: Option<(Figure, bool, f64)>| {
             let found = text.parse::<Condition>().ok().map(|found| (found.figure, found.above, found.bound));
             assert_eq!(found, expected, "{text:?}");

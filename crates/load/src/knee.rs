@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_its_offers_has_no_bend() {
+    fn throughput_that_follows_load_has_no_knee() {
         for seed in 0..50 {
             assert_eq!(bend(&ladder(1e9, 0.0, 0.03, 3, seed)), None, "{seed}");
         }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_holds_the_planted_bend_nearly_always() {
+    fn confidence_interval_covers_planted_knee() {
         let hits = (0..200).filter(|seed| {
             let found = bend(&ladder(430.0, 0.0, 0.05, 3, *seed)).expect("a bend");
             found.at_low <= 430.0 && 430.0 <= found.at_high && found.at_high - found.at_low < 80.0
@@ -275,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_planted_bend_is_found(capacity in 150.0..650.0_f64, above in -0.5..0.5_f64, seed in any::<u64>()) {
+        fn planted_knee_is_found(capacity in 150.0..650.0_f64, above in -0.5..0.5_f64, seed in any::<u64>()) {
             let found = bend(&ladder(capacity, above, 0.0, 1, seed)).expect("a bend");
             prop_assert!((found.at / capacity - 1.0).abs() < 0.02, "{found:?}");
             prop_assert!((found.throughput / capacity - 1.0).abs() < 0.02, "{found:?}");
@@ -283,7 +283,7 @@ mod tests {
         }
 
         #[test]
-        fn no_figures_make_it_stop(runs in prop::collection::vec((0.0..1e6_f64, 0.0..1e6_f64), 0..12)) {
+        fn random_figures_do_not_panic(runs in prop::collection::vec((0.0..1e6_f64, 0.0..1e6_f64), 0..12)) {
             if let Some(found) = bend(&runs) {
                 prop_assert!(found.at_low <= found.at && found.at <= found.at_high, "{found:?}");
             }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_below_the_first_that_is_too_much() {
+    fn capacity_is_rate_below_first_failing_one() {
         let check = |runs: &[(f64, u64, bool)], expected| check(&made(runs, 3), expected);
         check(&[(1.0, 100, true), (2.0, 100, true), (3.0, 50, true)], Some((2.0, Some(3.0), 2.0, false)));
         // Lucky once above it, it has not borne it.
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn server_that_falls_behind_does_not_bear_the_rate() {
+    fn rate_at_which_server_falls_behind_is_not_sustained() {
         let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
         runs[3..].iter_mut().for_each(|run| run.window.pace = Pace::FellBehind);
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn most_runs_decide_and_single_ones_widen_the_interval() {
+    fn majority_of_runs_decides_and_minority_widens_interval() {
         let runs = [made(&[(1.0, 100, true)], 3), made(&[(2.0, 100, true)], 2), made(&[(2.0, 50, true)], 2)].concat();
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
         let runs =
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_than_three_valid_runs_decide_nothing_and_are_named() {
+    fn fewer_than_three_valid_runs_are_undecided_and_named() {
         // Too few above, too few of what is borne, too few of both: there are more to make.
         let of = |runs: &[(f64, u64, bool)]| made(runs, 1);
         let mut runs = [made(&[(1.0, 100, true)], 3), of(&[(2.0, 50, true), (2.0, 50, false)])].concat();
@@ -356,14 +356,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_interrupted_says_nothing() {
+    fn interrupted_runs_are_ignored() {
         let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
         runs[3..].iter_mut().for_each(|run| run.interrupted = true);
         assert_eq!(capacity(&runs, None).map(|found| (found.borne, found.at_least.is_some())), Some((1.0, true)));
     }
 
     #[test]
-    fn what_the_client_did_not_keep_says_nothing() {
+    fn client_bound_runs_are_ignored() {
         check(&made(&[(1.0, 100, true), (2.0, 10, false)], 3), Some((1.0, None, 1.0, true)));
         check(&made(&[(1.0, 100, true), (2.0, 10, false), (2.0, 100, true)], 3), Some((2.0, None, 2.0, true)));
         check(&made(&[(1.0, 100, false)], 3), None);

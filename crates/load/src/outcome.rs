@@ -387,7 +387,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn clocks_run_from_the_planned_instant() {
+    fn latency_is_measured_from_planned_time() {
         let mut tally = Tally::new(1);
         for late_ms in 1..=100 {
             let planned = Time::from_millis(1000);
@@ -420,7 +420,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_second_came_to() {
+    fn each_second_is_summed_separately() {
         let mut tally = Tally::new(1);
         let count = |tally: &mut Tally, replies: u64| {
             tally.sent(Time::START, Time::from_millis(1));
@@ -442,7 +442,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn threads_are_added_up() {
+    fn threads_are_summed() {
         let mut all = Tally::new(2);
         for class in [0, 1, 1] {
             let mut tally = Tally::new(2);
@@ -461,7 +461,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_the_clients_own_is_said() {
+    fn client_limits_are_reported() {
         let check = |rate: f64, late: Duration, change: fn(&mut Tally, &mut Ran), validity: Validity, says: &str| {
             let (mut tally, mut ran) = (Tally::new(1), ran(rate));
             (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));

@@ -271,7 +271,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
         #[test]
-        fn slices_together_are_the_whole(
+        fn merged_slices_equal_whole_run(
             events in prop::collection::vec((0..2_usize, 0..3_u16, prop::option::weighted(0.9, 1..50_000_000_u64)), 0..100),
             of in 1..4_usize,
         ) {
@@ -305,7 +305,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_damaged_on_the_way_is_refused_or_merged(at in any::<prop::sample::Index>(), with in "[0-9a-z\\[\\]{},:.\"-]{0,3}") {
+        fn corrupt_parts_do_not_panic(at in any::<prop::sample::Index>(), with in "[0-9a-z\\[\\]{},:.\"-]{0,3}") {
             let text = serde_json::to_string(&tallied(&[(0, 1, Some(900)), (1, 2, None)], 2)).unwrap();
             let at = at.index(text.len());
             let strange = format!("{}{with}{}", &text[..at], &text[(at + with.len()).min(text.len())..]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_part_is_what_the_whole_is_worth() {
+    fn worst_part_determines_validity() {
         let good = tallied(&[(0, 0, Some(10))], 1);
         let mut late = good.clone();
         late.outcome.verdict.weaken(Validity::ClientBound, "1 % began late");

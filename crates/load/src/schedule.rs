@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_as_other_load_generators_read_them() {
+    fn flags_match_other_load_generators() {
         for (text, expected) in
             [("500", 500.0), ("10k", 10_000.0), ("1.5K", 1500.0), ("1m", 1e6), ("0.5M", 5e5), (" 7 ", 7.0)]
         {
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_of_a_count_has_it_whatever_the_arrivals_are() {
+    fn schedule_has_given_count_for_all_arrivals() {
         for arrivals in ["constant", "poisson", "bursty:6,5%", "self-similar:0.8"] {
             let arrivals: Arrivals = arrivals.parse().unwrap();
             for count in [1, 7, 1000] {
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_people_write() {
+    fn arrivals_are_parsed() {
         let check = |text: &str, expected: &str| {
             let found = text.parse::<Arrivals>().map_or_else(|why| format!("! {why}"), |arrivals| arrivals.to_string());
             assert!(found.starts_with(expected), "{text:?}: {found}");
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_planned_is_refused() {
+    fn impossible_schedule_is_rejected() {
         let check = |rate: f64, seconds: u64, says: &str| {
             let refused = Schedule::new(&Arrivals::Constant, rate, Duration::from_secs(seconds), 1).unwrap_err();
             assert!(refused.exit_status() == 2 && refused.to_string().contains(says), "{refused}");
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_schedule() {
+    fn seed_determines_schedule() {
         for arrivals in ["constant", "poisson", "bursty:6,5%,1s", "self-similar:0.8", "self-similar:0.8,onoff"] {
             let first = schedule(arrivals, 1000.0, 20, 7);
             assert_eq!(first, schedule(arrivals, 1000.0, 20, 7), "{arrivals}");
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_of_poisson_are_exponential_and_independent() {
+    fn poisson_gaps_are_exponential_and_independent() {
         let found = schedule("poisson", 1000.0, 50, 3);
         let gaps: Vec<f64> = found.at_ns().windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e6).collect();
         // 20 classes of equal probability: 19 degrees of freedom, of which 43.8 is exceeded once in a thousand times.
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_have_their_ratio_and_share() {
+    fn bursts_have_given_ratio_and_share() {
         let found = schedule("bursty:6,5%,1s", 1000.0, 100, 5);
         let in_burst = found.at_ns().iter().filter(|at| **at % 1_000_000_000 < 50_000_000).count() as f64;
         // 6 times the mean for 5 % of the time are 30 % of 100,000 arrivals: 30,000 with a deviation of 173.
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hurst_parameter_is_the_one_that_was_asked_for() {
+    fn hurst_parameter_matches_request() {
         let check = |arrivals: &str, low: f64, high: f64| {
             // The estimate of one run scatters, the mean of eight less.
             let found =
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn the_noise_has_the_covariance_of_the_theory() {
+    fn fractional_noise_has_theoretical_covariance() {
         let noise = fractional_noise(0.8, 1 << 16, &mut Random(11));
         let lag = |k: usize| noise.iter().zip(&noise[k..]).map(|(a, b)| a * b).sum::<f64>() / (noise.len() - k) as f64;
         // H (2H - 1) k^(2H - 2) for large k; exactly (2^1.6 - 2) / 2 for k = 1.
@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_series() {
+    fn recorded_series_is_parsed() {
         let check = |text: &str, expected: Result<usize, &str>| match (recorded(text), expected) {
             (Ok(found), Ok(count)) => assert_eq!(found.len(), count, "{text:?}"),
             (Err(found), Err(says)) => assert!(found.contains(says), "{text:?}: {found}"),
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_with_their_own_instants() {
+    fn requests_keep_recorded_times() {
         use crate::workload::{Order, Request};
         let of = |at: &[u64], per_connection: u64| {
             let requests = Requests::new(vec![Request::default()], Order::Listed(vec![0; 4]));

@@ -89,7 +89,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_slices_of_a_plan_are_the_plan(of in 1..9_usize, seed: u64, rate in 1.0..2000.0_f64, kind in 0..3_usize) {
+        fn slices_of_plan_form_whole_plan(of in 1..9_usize, seed: u64, rate in 1.0..2000.0_f64, kind in 0..3_usize) {
             let arrivals = ["constant", "poisson", "bursty:3,20%,100ms"][kind].parse::<Arrivals>().unwrap();
             let schedule = Schedule::new(&arrivals, rate, Duration::from_millis(500), seed).unwrap();
             let whole: Vec<(u64, u64)> = schedule.arrivals().collect();
@@ -106,7 +106,7 @@ mod tests {
         }
 
         #[test]
-        fn all_slices_of_a_workload_ask_for_the_same(of in 1..9_usize, seed: u64, count in 1..200_usize, order in 0..4_usize) {
+        fn slices_of_workload_form_whole_workload(of in 1..9_usize, seed: u64, count in 1..200_usize, order in 0..4_usize) {
             let table = vec![Request::default(); count];
             let order = match order {
                 0 => Order::Cycle,
@@ -128,7 +128,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_strange(text in "[0-9 /+-]{0,8}") {
+        fn random_text_does_not_panic(text in "[0-9 /+-]{0,8}") {
             if let Ok(slice) = text.parse::<Slice>() {
                 prop_assert_eq!(slice.to_string().parse(), Ok(slice));
             }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_written_from_one_on() {
+    fn slice_numbers_start_at_one() {
         let check = |text: &str, expected: Option<(usize, usize)>| {
             let expected = expected.and_then(|(index, of)| Slice::new(index, of));
             assert_eq!(text.parse::<Slice>().ok(), expected, "{text}");

@@ -84,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn urls() {
+    fn valid_and_invalid_urls() {
         let check = |text: &str, expected: Option<(&str, u16, &str, &str)>| {
             let found = Url::parse(text).ok();
             let found = found.as_ref().map(|url| (&url.host[..], url.port, &url.authority[..], &url.target[..]));
@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_holds_no_line_end(text in "http://\\PC{0,30}") {
+        fn parsed_url_has_no_line_break(text in "http://\\PC{0,30}") {
             if let Ok(url) = Url::parse(&text) {
                 prop_assert!(url.target.starts_with('/'));
                 prop_assert!((url.target + &url.authority).bytes().all(|byte| byte.is_ascii_graphic()));

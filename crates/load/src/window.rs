@@ -449,7 +449,7 @@ mod tests {
 
     /// 400/s by a fixed service time of 2.5 ms, asked at constant gaps: the arithmetic is exact.
     #[test]
-    fn planted_capacity_comes_out_exactly_within_the_window_and_in_the_drain() {
+    fn planted_capacity_is_exact_in_window_and_drain() {
         let loads = [(200.0, 10.0), (360.0, 10.0), (440.0, 10.0), (800.0, 10.0), (800.0, 2.5), (6400.0, 10.0)];
         for (rate, seconds) in loads {
             let found = play(&schedule("constant", rate, seconds, 1), &mut Fifo::of(400.0));
@@ -473,7 +473,7 @@ mod tests {
     /// Whether a server of 400/s is said to fall behind depends on what is offered within the window, and not on how: of a run
     /// in the midst of a burst that may be twice the mean.
     #[test]
-    fn load_within_the_window_decides_and_neither_chance_nor_bursts() {
+    fn overload_depends_on_load_and_not_on_arrival_process() {
         let arrivals = [
             "poisson",
             "constant",
@@ -502,7 +502,7 @@ mod tests {
 
     /// A server that takes its time has a backlog from the first second on, and does not fall behind.
     #[test]
-    fn delay_that_does_not_grow_is_no_falling_behind() {
+    fn constant_delay_is_not_overload() {
         for seed in 0..20 {
             let check = |rate: f64, seconds: f64, server: &mut dyn Server| {
                 let found = play(&schedule("poisson", rate, seconds, seed), server);
@@ -520,7 +520,7 @@ mod tests {
 
     /// A part of the requests may wait for something slow while the rest is answered at once.
     #[test]
-    fn queue_of_a_few_requests_is_seen_among_many_quick_ones() {
+    fn short_queue_is_detected_among_fast_requests() {
         struct Mixed(u64, Fifo);
         impl Server for Mixed {
             fn answer(&mut self, at_ns: u64) -> (u64, bool, bool) {
@@ -536,7 +536,7 @@ mod tests {
     /// What a server does with more than it can take: it queues all of it, as much as clients wait for or as it has
     /// room for, or refuses it.
     #[test]
-    fn shedding_and_queueing_are_told_apart() {
+    fn shedding_is_distinguished_from_queueing() {
         let bounded = |room| Bounded { server: Fifo::of(400.0), room, waiting: BinaryHeap::new() };
         for rate in [440.0, 800.0, 6400.0] {
             let of = |server: &mut dyn Server| play(&schedule("poisson", rate, 10.0, 3), server);
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_any_series_do_not_panic() {
+    fn random_series_do_not_panic() {
         let mut course = Course::new(Time::from_millis(7), Duration::from_nanos(3));
         course.begun(Time::START);
         course.stayed(Time::from_millis(7), Time::from_millis(7));

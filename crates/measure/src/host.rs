@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_is_not_being_busy() {
+    fn iowait_is_not_busy_time() {
         let times = all_cores("cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 1").unwrap();
         assert_eq!((times.busy(), times.steal, times.total()), (87_600_321, 80_000_000, 87_654_321));
         assert!(all_cores("cpu  1 20").is_none() && all_cores("cpu0 1 2 3 4 5 6 7 8").is_none());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_name_for_everything() {
+    fn machine_description_is_complete() {
         let machine = Machine::this().unwrap();
         assert!(machine.cores > 0 && !machine.kernel.is_empty() && !machine.congestion_control.is_empty());
         assert_eq!(load_average().unwrap().split(' ').count(), 3);

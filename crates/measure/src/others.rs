@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn stat_of_any_name_is_read() {
+    fn stat_with_any_process_name_is_parsed() {
         let stat = "7 (a) b (c) S 3 7 7 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 555 1 1";
         let found = Process::parse(stat).unwrap();
         assert_eq!(
@@ -241,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn time_of_a_child_before_the_first_look_is_not_counted_when_it_ends() {
+    fn child_time_before_first_sample_is_not_counted() {
         let from = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 2, 100), (11, 10, "cc1", 9000, 0)]);
         let to = made(&[(1, 0, "init", 5, 0), (10, 1, "make", 3, 9150)]);
         assert_eq!(used(&from, &to)[&10], 1 + 50);
     }
 
     #[test]
-    fn time_of_a_family_that_has_ended_is_not_counted_either() {
+    fn time_of_exited_process_family_is_not_counted() {
         let from =
             made(&[(9, 1, "sh", 1, 0), (10, 9, "make", 2, 0), (11, 10, "cc1", 9000, 7), (12, 10, "orphan", 800, 0)]);
         let to = made(&[(1, 0, "init", 0, 0), (9, 1, "sh", 1, 9829)]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_programs_and_new_ones_are_others_and_an_idle_backend_is_not() {
+    fn busy_and_new_programs_are_others_and_idle_backend_is_not() {
         let rest = made(&[
             (1, 0, "init", 0, 0),
             (2, 0, "ksoftirqd", 0, 0),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sentence_names_who_it_was() {
+    fn sentence_names_other_programs() {
         let others = Others { share: 0.62, stolen: 0.02, busiest: vec![("yes".to_owned(), 1.2)] };
         let text = "other processes used 62 % of the machine's CPU time (yes 1.20 cores, a hypervisor 2.0 %)";
         assert_eq!(others.to_string(), text);

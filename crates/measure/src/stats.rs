@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_their_intervals() {
+    fn median_has_confidence_interval() {
         let check = |values: &[f64], low: f64, median: f64, high: f64, coverage: f64| {
             let found = Summary::of(values.iter().copied()).unwrap();
             assert_eq!((found.low, found.median, found.high), (low, median, high), "{values:?}");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_contains_the_median_as_often_as_it_says() {
+    fn interval_covers_median_at_nominal_rate() {
         let mut random = Random(1);
         let hits = (0..2000).filter(|_| {
             // A skewed distribution whose median is ln 2.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn student_is_as_in_the_tables() {
+    fn student_quantiles_match_tables() {
         for (degrees, expected) in
             [(1, 12.706), (4, 2.776), (5, 2.571), (7, 2.365), (10, 2.228), (30, 2.042), (1000, 1.962)]
         {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_are_those_of_the_seed() {
+    fn random_numbers_match_test_vectors() {
         // The first two of SplitMix64 from 1234567, as in the test vectors of the xoshiro generators.
         let mut random = Random(1_234_567);
         assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_their_weights() {
+    fn draws_follow_weights() {
         let mut random = Random(7);
         let mut counts = [0; 3];
         (0..10_000).for_each(|_| counts[random.weighted(&[0.5, 0.5, 2.0])] += 1);

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_counts_and_all_is_told() {
+    fn worst_validity_counts_and_all_reasons_are_listed() {
         let mut verdict = Verdict::valid();
         assert_eq!((verdict.exit_status(), verdict.to_string()), (0, "valid".to_owned()));
         verdict.weaken(Validity::AtLeast, "a");

@@ -510,7 +510,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_modes() {
+    fn parked_count_and_mode_are_parsed() {
         let check = |text: &str, expected: Option<(usize, IdleMode)>| {
             let found = text.parse::<Wanted>().ok().map(|wanted| (wanted.count, wanted.mode));
             assert_eq!(found, expected, "{text:?}");

@@ -182,7 +182,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn parts_of_all_threads_are_put_together_and_nothing_is_lost() {
+    fn seconds_of_all_threads_are_merged_without_loss() {
         let start = Time::from_millis(50);
         let (cutters, seconds) = seconds(3, start, SECOND * 10, 7.0);
         let at = |ms: u64| start + Duration::from_millis(ms);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_is_told_when_it_is_over_and_not_at_the_end() {
+    fn second_is_reported_as_soon_as_it_is_complete() {
         let (mut cutters, seconds) = seconds(2, Time::START, SECOND * 10, 0.0);
         let mut tallies = [Tally::new(1), Tally::new(1)];
         let (tell, told) = channel();

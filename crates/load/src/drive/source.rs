@@ -142,7 +142,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn no_pair_comes_twice_and_none_is_of_two_lanes() {
+    fn address_pairs_are_unique_across_lanes() {
         let check = |target: &str, lanes: usize, parked: usize, each: usize| {
             let target = Target::Tcp(target.parse().unwrap());
             let mut seen = HashSet::new();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn parked_connections_that_would_take_all_ports_are_refused_with_their_number() {
+    fn parked_connections_using_all_ports_are_rejected_with_count() {
         let target = Target::Tcp("[::1]:80".parse().unwrap());
         let why = Sources::parked(&target, 60_000).unwrap_err().to_string();
         assert!(why.contains("need 75064 ports") && why.contains("--parked"), "{why}");

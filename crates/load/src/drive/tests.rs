@@ -79,7 +79,7 @@ fn each_arrival_is_answered() {
 }
 
 #[test]
-fn a_list_is_asked_once_and_classes_are_told_apart() {
+fn list_is_requested_once_and_counted_by_class() {
     let request = |target: &str, class| Request { target: target.as_bytes().into(), class, ..Request::default() };
     let table = vec![request("/", 0), request("/missing", 1), request("/", 1), request("/", 1)];
     let requests = Requests::new(table, Order::Once).with_classes(vec!["there".to_owned(), "mixed".to_owned()]);
@@ -93,7 +93,7 @@ fn a_list_is_asked_once_and_classes_are_told_apart() {
 }
 
 #[test]
-fn a_load_begins_at_the_instant_that_somebody_says() {
+fn load_starts_at_given_time() {
     fn soon() -> Result<SystemTime, Failure> {
         Ok(SystemTime::now() + Duration::from_millis(200))
     }
@@ -113,7 +113,7 @@ fn a_load_begins_at_the_instant_that_somebody_says() {
 }
 
 #[test]
-fn slices_of_a_closed_loop_ask_for_each_request_once() {
+fn closed_loop_slices_request_each_target_once() {
     let table: Vec<Request> =
         (0..60).map(|n| Request { target: b"/".as_slice().into(), class: n, ..Request::default() }).collect();
     let requests = Requests::new(table, Order::Once);
@@ -130,14 +130,14 @@ fn slices_of_a_closed_loop_ask_for_each_request_once() {
 }
 
 #[test]
-fn nobody_listens() {
+fn refused_connection_is_counted() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let outcome = run(&settings(Target::Tcp(address)), &plan(Requests::same(b"/"), 1, 1), 200.0, 500);
     assert_eq!((outcome.started, outcome.ok, outcome.failed_by(Fault::Refused)), (100, 0, 100));
 }
 
 #[test]
-fn what_is_not_connected_or_answered_in_time_is_given_up() {
+fn connect_and_response_timeouts_are_counted() {
     // It accepts nobody: its queue fills, and whoever comes later is not even answered by the kernel.
     let deaf = amped_sys::socket::listen("127.0.0.1:0".parse().unwrap(), 10, false).unwrap();
     let target = Target::Tcp(amped_sys::socket::local_address(&deaf).unwrap());
@@ -153,7 +153,7 @@ fn what_is_not_connected_or_answered_in_time_is_given_up() {
 }
 
 #[test]
-fn clients_in_a_closed_loop() {
+fn closed_loop_completes_every_request() {
     let target = server();
     for (lanes, per_connection, pipeline, think_ms) in [(1, u64::MAX, 1, 0), (2, 3, 2, 0), (1, 1, 1, 5), (2, 4, 1, 1)] {
         let settings = Settings { lanes, ..settings(target.clone()) };
@@ -172,7 +172,7 @@ fn clients_in_a_closed_loop() {
 }
 
 #[test]
-fn clients_that_begin_after_the_end_ask_once() {
+fn client_starting_after_end_sends_one_request() {
     let (settings, plan) = (settings(server()), plan(Requests::same(b"/"), u64::MAX, 1));
     let (lane, next, clock) = (Lane::new(3).unwrap(), AtomicU64::new(0), Clock::start());
     let (mut cutters, _seconds) = seconds::seconds(1, Time::START, Duration::from_secs(1), 0.0);
@@ -185,7 +185,7 @@ fn clients_that_begin_after_the_end_ask_once() {
 }
 
 #[test]
-fn a_list_that_ends_ends_a_closed_loop() {
+fn end_of_list_ends_closed_loop() {
     let target = server();
     for (lanes, per_connection, pipeline) in [(1, u64::MAX, 1), (1, 1, 1), (2, 4, 2), (1, 3, 2), (3, 5, 3)] {
         let settings = Settings { lanes, ..settings(target.clone()) };
@@ -200,7 +200,7 @@ fn a_list_that_ends_ends_a_closed_loop() {
 }
 
 #[test]
-fn a_closed_loop_survives_a_server_that_is_not_there() {
+fn closed_loop_survives_missing_server() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = settings(Target::Tcp(address));
     let plan = plan(Requests::same(b"/"), 1, 1);
@@ -211,7 +211,7 @@ fn a_closed_loop_survives_a_server_that_is_not_there() {
 }
 
 #[test]
-fn sockets_in_the_file_system() {
+fn unix_socket_is_supported() {
     let folder = std::env::temp_dir().join(format!("ammeter-load-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("socket");
@@ -223,7 +223,7 @@ fn sockets_in_the_file_system() {
 }
 
 #[test]
-fn a_run_that_is_stopped_tells_what_there_is() {
+fn stopped_run_reports_partial_result() {
     let (target, stop) = (server(), Stop::default());
     let schedule = Schedule::new(&Arrivals::Constant, 50.0, Duration::from_secs(600), 1).unwrap();
     let asked = Loop::Open { arrivals: "constant".to_owned(), rate: 50.0, seed: 1, shape: schedule.shape() };
@@ -235,7 +235,7 @@ fn a_run_that_is_stopped_tells_what_there_is() {
 }
 
 #[test]
-fn descriptors_that_cannot_be_had_are_told_with_their_number() {
+fn descriptor_shortage_is_reported_with_count() {
     let schedule = Schedule::at(&vec![Duration::ZERO; 40_000_000]).unwrap();
     let asked = Loop::Closed { clients: 0, think_ms: 0.0 };
     let plan = plan(Requests::same(b"/"), 1, 1);
@@ -262,7 +262,7 @@ fn until(lot: &IdlePool, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
 }
 
 #[test]
-fn parked_connections_are_open_beside_a_run_and_counted_apart() {
+fn parked_connections_are_counted_separately_from_load() {
     let settings = Settings { parked: 60, ..settings(server()) };
     let plan = plan(Requests::same(b"/"), u64::MAX, 1);
     let wanted = [Wanted { count: 40, mode: IdleMode::Idle }, Wanted { count: 20, mode: IdleMode::SlowRead }];
@@ -290,7 +290,7 @@ fn parked_connections_are_open_beside_a_run_and_counted_apart() {
 }
 
 #[test]
-fn parked_connections_that_the_server_closes_are_counted_and_opened_anew() {
+fn parked_connections_closed_by_server_are_counted_and_reopened() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = Target::Tcp(listener.local_addr().unwrap());
     // The first ten are cut off once they have asked; later ones are left alone.
@@ -316,7 +316,7 @@ fn parked_connections_that_the_server_closes_are_counted_and_opened_anew() {
 }
 
 #[test]
-fn parked_connections_without_a_server_keep_nobody_waiting_for_ever() {
+fn parked_connections_without_server_do_not_block_run() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = Settings { timeout: Duration::from_millis(50), parked: 3, ..settings(Target::Tcp(address)) };
     let wanted = [Wanted { count: 3, mode: IdleMode::Idle }];
@@ -326,7 +326,7 @@ fn parked_connections_without_a_server_keep_nobody_waiting_for_ever() {
 }
 
 #[test]
-fn parked_connections_that_need_more_descriptors_than_can_be_had_are_refused() {
+fn parked_connections_beyond_descriptor_limit_are_rejected() {
     let wanted = [Wanted { count: 40_000_000, mode: IdleMode::Idle }];
     let settings = Settings { parked: 40_000_000, ..settings(server()) };
     let plan = plan(Requests::same(b"/"), u64::MAX, 1);
@@ -391,7 +391,7 @@ fn each_arrival_is_answered_over_tls() {
 }
 
 #[test]
-fn certificates_are_looked_at() {
+fn certificates_are_verified() {
     fn is_ca(parameters: &mut rcgen::CertificateParams) {
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     }
@@ -446,7 +446,7 @@ fn certificates_are_looked_at() {
 }
 
 #[test]
-fn who_speaks_no_tls_is_told() {
+fn peer_without_tls_is_reported() {
     let outcome = |says: &'static str| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = Target::Tcp(listener.local_addr().unwrap());
@@ -468,7 +468,7 @@ fn who_speaks_no_tls_is_told() {
 }
 
 #[test]
-fn an_end_that_tls_does_not_announce_is_none() {
+fn tls_end_without_close_notify_is_an_error() {
     let certificate = certificate(|_| {});
     let config = server_config(&certificate.0, &certificate.1);
     for announced in [true, false] {

@@ -72,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_bytes_of_a_seed_are_fixed() {
+    fn content_of_seed_is_fixed() {
         // The first outputs of SplitMix64 from 1234567, as in the test vectors of the xoshiro generators.
         let mut bytes = [0; 16];
         Content::new(1_234_567).fill(&mut bytes);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_that_of_the_bytes() {
+    fn digest_matches_content() {
         for length in [0, 1, 8191, 8192, 8193, 100_000] {
             let mut bytes = vec![0; length];
             Content::new(7).fill(&mut bytes);
@@ -94,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_make_no_difference(seed: u64, pieces in proptest::collection::vec(0usize..40, 0..40)) {
+        fn chunk_size_does_not_change_content(seed: u64, pieces in proptest::collection::vec(0usize..40, 0..40)) {
             let mut whole = vec![0; pieces.iter().sum()];
             Content::new(seed).fill(&mut whole);
             let (mut written, mut read, mut rest) = (Content::new(seed), Content::new(seed), &whole[..]);

@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn specweb96_has_the_sizes_of_its_table() {
+    fn specweb96_has_sizes_of_its_table() {
         assert_eq!(specweb96_directory(), 5_119_470);
         // Hu, table 1: expected throughput and MB, by the rule without rounding.
         let table = [(1, 22), (5, 49), (10, 69), (20, 98), (50, 154), (100, 218), (200, 309), (500, 488), (1000, 690)];
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn webstone_has_the_sizes_shares_and_means_of_its_tables() {
+    fn webstone_has_sizes_shares_and_means_of_its_tables() {
         for (scale, times, mean) in
             [("1/4", 0.25, 7.00), ("1/2", 0.5, 14.82), ("1", 1.0, 29.31), ("2", 2.0, 58.73), ("4", 4.0, 117.46)]
         {
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_shows_its_files() {
+    fn file_set_is_derived_from_log() {
         let log = log(&[
             ("/", 200, "10"),
             ("/a", 200, "100"),
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_written_once_and_mended() {
+    fn file_set_is_written_once_and_repaired() {
         let home = tempfile::tempdir().expect("a temporary folder");
         let folder = home.path().join("new/set");
         let mut told = 0;
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_written_over() {
+    fn foreign_directory_is_not_overwritten() {
         let home = tempfile::tempdir().expect("a temporary folder");
         let fails =
             |manifest: &Manifest, folder: &Path| write(manifest, folder, |_| ()).expect_err("refused").to_string();
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_not_filled() {
+    fn oversized_file_set_does_not_fill_disk() {
         let room = |bytes_total: u64, bytes_free, files_free| Space { bytes_total, bytes_free, files_free };
         let need = |sizes: &[u64]| {
             let mut need = Need::default();

@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_both_formats() {
+    fn common_and_combined_lines_are_parsed() {
         let check = |line: &str, expected: Option<(&str, &str, u16, Option<u64>)>| {
             let found = parse(line.as_bytes()).ok().map(|line| {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_zones() {
+    fn times_are_parsed_with_zone() {
         let check = |text: &str, expected: Option<(i64, i16)>| {
             let found = time(text.as_bytes()).map(|(wall, zone, _)| (wall, zone));
             assert_eq!(found, expected, "{text}");
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_made_fit_to_be_asked_for() {
+    fn targets_are_normalized_or_skipped() {
         let check = |request: &str, expected: Result<&str, SkipReason>| {
             let found = target_of(request.as_bytes()).map(|target| String::from_utf8(target).expect("encoded"));
             assert_eq!(found, expected.map(str::to_owned), "{request}");
@@ -743,7 +743,7 @@ mod tests {
 
     /// What `amped serve --log-format json` wrote of six requests, one of them no HTTP.
     #[test]
-    fn json_log_of_amped_is_replayed_as_it_was_asked() {
+    fn json_log_of_amped_is_replayed() {
         let log = Log::read_from(&include_bytes!("../../../../tests/golden/log/amped.jsonl")[..]);
         let targets: Vec<&[u8]> = log.entries.iter().map(|entry| &*log.targets[entry.target as usize]).collect();
         assert_eq!(targets, [&b"/"[..], b"/a%20b%22c.txt", b"/a%22b%5Cc?x=%7B1%7D", b"/none"]);
@@ -765,7 +765,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excerpt_of_a_real_log_is_counted_to_its_last_line() {
+    fn excerpt_of_real_log_is_counted_to_last_line() {
         let log = Log::read_from(EXCERPT);
         let Tally { lines, odd, statuses, backward, cut } = log.tally();
         assert_eq!((*lines, cut), (EXCERPT.split(|byte| *byte == b'\n').count() as u64 - 1, &None));
@@ -787,7 +787,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_log_is_the_same_and_a_torn_one_is_read_as_far_as_it_goes() {
+    fn compressed_log_is_read_and_truncated_one_as_far_as_possible() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let read = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
@@ -818,7 +818,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_not_kept() {
+    fn endless_line_is_not_buffered() {
         let long = [&EXCERPT[..200], &vec![b'x'; 3 * LINE_MAX], b"\n", &EXCERPT[..EXCERPT.len() / 2]].concat();
         let log = Log::read_from(&*long);
         assert_eq!(log.tally().odd[&SkipReason::Long], 1);
@@ -828,7 +828,7 @@ mod tests {
     }
 
     #[test]
-    fn replays_keep_order_and_seconds() {
+    fn replay_keeps_order_and_seconds() {
         let line =
             |second, zone| format!("h - - [01/Aug/1995:00:00:{second:02} {zone}] \"GET /{second} HTTP/1.0\" 200 5\n");
         let seconds = [1, 1, 1, 4, 3, 9];
@@ -857,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_with_their_zones_unless_those_make_the_log_run_back() {
+    fn zones_are_ignored_if_they_reverse_time() {
         let check = |zones: [&str; 4], expected: Clock, last: u64| {
             let line =
                 |(minute, zone)| format!("h - - [01/Aug/1995:00:{minute:02}:00 {zone}] \"GET / HTTP/1.0\" 200 5\n");
@@ -874,7 +874,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_of_replies() {
+    fn expected_response_follows_log_or_file() {
         let line = |path, status| format!("h - - [01/Aug/1995:00:00:00 +0000] \"GET {path} HTTP/1.0\" {status} 7\n");
         let text: String =
             [("/a", 200), ("/b", 304), ("/c", 404), ("/d", 302)].map(|(path, status)| line(path, status)).concat();
@@ -900,7 +900,7 @@ mod tests {
     }
 
     #[test]
-    fn head_is_asked_by_head_and_only_its_status_is_known() {
+    fn head_is_replayed_as_head_and_checked_by_status() {
         let line = |request| format!("h - - [01/Aug/1995:00:00:00 +0000] \"{request} HTTP/1.0\" 200 7\n");
         let text = ["GET /a", "HEAD /a", "POST /a"].map(line).concat();
         let log = Log::read_from(text.as_bytes());
@@ -919,7 +919,7 @@ mod tests {
     }
 
     #[test]
-    fn spacings_are_read() {
+    fn spacing_is_parsed() {
         let check = |text: &str, expected: Option<Spacing>| assert_eq!(text.parse().ok(), expected, "{text}");
         check("max", Some(Spacing::Max));
         check("1", Some(Spacing::Times(1.0)));
@@ -935,7 +935,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, alike in digits(), cut in 0usize..200) {
+        fn random_bytes_do_not_panic(bytes: Vec<u8>, alike in digits(), cut in 0usize..200) {
             for text in [&bytes, &alike] {
                 let _ = parse(text);
                 if let Ok(target) = target_of(&[&b"GET /"[..], text].concat()) {
@@ -951,7 +951,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_written_is_read(
+        fn formatted_line_round_trips(
             client in "[a-z0-9.:-]{1,20}", user in "[^\"\n\r]{0,10}", unix in 0i64..4_000_000_000, zone in -14i16..=14,
             request in "[ -~]{0,40}", status in 100u16..1000, bytes: Option<u64>, rest in "( \"[ -~]{0,20}\")?",
         ) {
@@ -973,7 +973,7 @@ mod tests {
         }
 
         #[test]
-        fn replays_never_run_back(
+        fn replay_times_never_decrease(
             seconds in proptest::collection::vec((0i64..50, prop_oneof![Just(0i64), Just(3600)]), 1..60), seed: u64,
         ) {
             let line = |(second, zone)| {

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn its_text_is_read_back() {
+    fn manifest_round_trips() {
         let manifest = small();
         let text = manifest.to_text();
         assert_eq!(text.lines().count(), 3);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn invalid_manifest_is_reported_with_line() {
         let check = |from: &str, to: &str, says: &str| {
             let text = small().to_text();
             assert!(text.contains(from), "{text}");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_files() {
+    fn file_name_of_path() {
         let check = |path: &str, expected: Option<&str>| {
             assert_eq!(file_name(path.as_bytes()), expected.map(PathBuf::from), "{path}");
         };
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_and_a_path_make_a_content() {
+    fn seed_and_path_determine_content() {
         let seeds = |seed| {
             let files = ["/a", "/b"].map(|path| (path.to_owned(), 1, String::new(), 1.0));
             Manifest::new(String::new(), seed, files).files.iter().map(|file| file.seed).collect::<Vec<_>>()
@@ -327,7 +327,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "(?s).{0,200}", cut in 0usize..300) {
+        fn random_text_does_not_panic(text in "(?s).{0,200}", cut in 0usize..300) {
             let _ = Manifest::parse(&text);
             let whole = small().to_text();
             let cut = cut.min(whole.len());
@@ -335,7 +335,7 @@ mod tests {
         }
 
         #[test]
-        fn a_name_stays_below_its_folder(path in "/[a./%250-9F~;-]{0,12}", any: Vec<u8>) {
+        fn file_name_cannot_escape_directory(path in "/[a./%250-9F~;-]{0,12}", any: Vec<u8>) {
             for path in [path.as_bytes(), &any] {
                 let Some(name) = file_name(path) else { continue };
                 prop_assert!(name.is_relative() && name.components().count() > 0);

@@ -87,7 +87,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lists_are_read() {
+    fn weighted_list_is_parsed() {
         let requests = parse("# a comment\n\n3 /a?b=c\n  /d  \n0 /never\n", 1).expect("good");
         let targets: Vec<&[u8]> = requests.table().iter().map(|request| &*request.target).collect();
         assert_eq!(targets, [&b"/a?b=c"[..], b"/d", b"/never"]);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn either_kind_is_read() {
+    fn manifest_or_list_is_detected() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = |name| folder.path().join(name);
         let files = [("/a", "small"), ("/b", "large")].map(|(path, class)| (path.to_owned(), 5, class.to_owned(), 1.0));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_line() {
+    fn errors_are_reported_with_line() {
         let check = |text: &str, says: &str| {
             let error = parse(text, 1).expect_err(text);
             assert!(error.contains(says), "{error}");
@@ -142,14 +142,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "(?s).{0,200}") {
+        fn random_text_does_not_panic(text in "(?s).{0,200}") {
             if let Ok(requests) = parse(&text, 1) {
                 prop_assert!(requests.index(0).is_some());
             }
         }
 
         #[test]
-        fn sums_never_fall(weights in proptest::collection::vec(0.0f64..1e9, 1..50)) {
+        fn running_sums_never_decrease(weights in proptest::collection::vec(0.0f64..1e9, 1..50)) {
             let sums = running_sums(weights.iter().copied());
             prop_assert_eq!(sums.len(), weights.len());
             prop_assert!(sums.is_sorted());

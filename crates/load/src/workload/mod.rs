@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn orders() {
+    fn order_determines_index() {
         let check = |order: Order, expected: [Option<usize>; 5]| {
             let requests = Requests::new(table(3), order);
             assert_eq!([0, 1, 2, 3, 4].map(|n| requests.index(n)), expected);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_are_classes_and_numbers() {
+    fn statuses_are_parsed_as_classes_and_numbers() {
         let check = |text: &str, right: &[u16], wrong: &[u16]| {
             let statuses: Statuses = text.parse().unwrap();
             assert!(right.iter().all(|status| statuses.contains(*status)), "{text}");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_weights_and_seeds() {
+    fn draws_follow_weights_and_seed() {
         let drawn = |seed| Requests::new(table(3), Order::Drawn { seed, sums: vec![0.5, 0.5, 2.0] });
         let of = |requests: &Requests| (0..20_000).map(|n| requests.index(n).expect("no end")).collect::<Vec<_>>();
         let first = of(&drawn(1));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_does_not_depend_on_the_pieces() {
+    fn chunk_size_does_not_change_digest() {
         // Test vectors of the draft, appendix C.
         let of = |pieces: &[&[u8]]| {
             let mut digest = Digest::default();
