@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_good_and_bad() {
+    fn valid_and_invalid_requests() {
         let check = |sent: &str, expected: Option<(u16, bool)>| {
             let said = answer(sent.as_bytes(), || "figure 1\n".to_owned());
             let said = said.map(|bytes| {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_without_end_is_read_a_bounded_part_at_a_turn() {
+    fn flooding_client_is_read_in_bounded_portions() {
         let listener = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
         let mut exporter = Exporter::new(listener).expect("listens");
         let mut client = TcpStream::connect(exporter.address()).expect("connected");
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_has_all_and_holds_up_nobody() {
+    fn slow_reader_gets_whole_page_without_delaying_others() {
         let listener = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), 16, false).expect("listens");
         let mut exporter = Exporter::new(listener).expect("listens");
         let address = exporter.address();

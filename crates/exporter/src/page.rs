@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_named_by_its_type_and_unit() {
+    fn family_name_has_type_and_unit() {
         let mut page = Page::new("us");
         page.family("build", Kind::Info, Unit::Things, "The program.");
         page.sample("version=\"1\"", 1);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_in_a_label_stays_in_it() {
+    fn label_values_are_escaped() {
         let check = |value: &str, expected: &str| {
             assert_eq!(Page::labels(&[("n", &7), ("name", &value)]), format!("n=\"7\",name=\"{expected}\""));
         };

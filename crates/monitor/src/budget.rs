@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cheap_comes_when_it_was_asked_for() {
+    fn cheap_sampling_keeps_requested_interval() {
         let second = Duration::from_secs(1);
         assert_eq!(spend(0.005, second, |_| Duration::from_micros(300)).1, second);
         assert_eq!(Budget::new(0.005).tick_interval(second), second);
     }
 
     #[test]
-    fn what_is_dear_is_stretched_until_it_is_within() {
+    fn costly_sampling_is_stretched_to_budget() {
         let asked = Duration::from_millis(50);
         for costs in [|_| Duration::from_millis(1), |tick: u32| Duration::from_micros(u64::from(tick % 7) * 500)] {
             let (share, interval) = spend(0.005, asked, costs);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_stops() {
+    fn interval_is_bounded() {
         let mut budget = Budget::new(1e-9);
         budget.pay_for_census(Duration::from_secs(100));
         assert_eq!(budget.census_interval(Duration::ZERO), INTERVAL_MAX);

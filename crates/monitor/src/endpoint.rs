@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_sample_is_told_and_the_address_is_free_again() {
+    fn final_sample_is_served_and_address_is_released() {
         let endpoint = Endpoint::open(([127, 0, 0, 1], 0).into(), "port 80", 1.0).unwrap();
         let address = endpoint.address();
         let text = ask(address);

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cost_stands_out_of_the_noise() {
+    fn overhead_is_separated_from_noise() {
         let mut random = Random(5);
         let mut noisy = |ns: f64| Cost { ns: ns * (1.0 + 0.05 * (random.fraction() - 0.5)), work_per_s: 20_000.0 };
         let costs: Vec<[Cost; 3]> = (0..400).map(|_| [noisy(10_300.0), noisy(10_000.0), noisy(10_000.0)]).collect();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_what_came_since() {
+    fn work_is_difference_between_samples() {
         let used = |run: &[(u32, u64)], unit, work| Used { run_ns: run.iter().copied().collect(), work: (unit, work) };
         let requests = |run, work| used(&[(1, run)], Unit::Requests, work);
         let from = requests(1000, 50);

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_were_used_are_summed_by_the_names_of_the_file() {
+    fn used_slots_are_summed_by_name() {
         let words = file();
         let module = layout(&words).unwrap().sum(|at| words[at]);
         // The words of the first slot count from 9 on, those of the second from 108 on.
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_is_refused_in_words() {
+    fn foreign_file_is_rejected_with_reason() {
         let check = |change: fn(&mut Vec<u64>), says: &str| {
             let mut words = file();
             change(&mut words);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_files_are_found_among_what_is_mapped() {
+    fn shared_metrics_files_are_found_in_mappings() {
         let maps = "55d0c0a00000-55d0c0b00000 r-xp 00000000 fe:00 131 /usr/bin/amped\n\
                     7f0000000000-7f0000004000 rw-s 00000000 00:17 9 /run/with blank/metrics\n\
                     7f0000004000-7f0000008000 rw-s 00000000 00:17 8 /run/old (deleted)\n\
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_told_of() {
+    fn invalid_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let check = |name: &str, says: &str| {
             let text = Published::open(&folder.path().join(name)).unwrap_err().to_string();
@@ -374,7 +374,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_file_makes_it_panic(at in 1..60_usize, with in any::<u64>(), small in 0..40_u64, cut in 0..200_usize) {
+        fn random_file_does_not_panic(at in 1..60_usize, with in any::<u64>(), small in 0..40_u64, cut in 0..200_usize) {
             for with in [with, small] {
                 let mut words = file();
                 let at = at % words.len();

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn only_forward() {
+    fn rates_require_advancing_clock() {
         assert_eq!(Tick::between(&later(0), &later(0)), None);
         assert_eq!(Tick::between(&later(1), &later(0)), None);
         let tick = Tick::between(&later(0), &later(2_000_000)).unwrap();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_tells() {
+    fn server_figures_become_rates() {
         let class = |size: &str, replies, timed, elapsed_ns, buckets: &[u64]| Class {
             size: size.to_owned(),
             kind: "static".to_owned(),
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_the_ends_of_buckets() {
+    fn quantiles_are_bucket_bounds() {
         let check = |buckets: &[u64], share: f64, expected: Option<f64>| {
             assert_eq!(quantile_us(buckets, share, 10), expected, "{buckets:?} {share}");
         };
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn processors() {
+    fn cpu_shares_are_computed_per_core() {
         let cpu = |user, system, idle| Cpu { user, system, idle, ..Cpu::default() };
         let host = |cores: Vec<Cpu>| {
             let cpu = cores.iter().fold(Cpu::default(), |sum, core| {
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_the_sum_of_its_threads() {
+    fn server_is_sum_of_its_threads() {
         let (mut from, mut to) = (later(0), later(2_000_000));
         from.threads = vec![thread(1, 500, 0, 10, 10), thread(2, 100, 100, 1, 0), thread(3, 900, 0, 5, 5)];
         // The third has ended, the fourth is new, the fifth got the number of one of another process.
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_a_second() {
+    fn counters_become_rates_per_second() {
         let (mut from, mut to) = (later(0), later(500_000));
         let paging = |pages| Paging { major_page_faults: Some(pages), ..Paging::default() };
         (from.paging, to.paging) = (paging(10), paging(20));
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_belong_to_one_socket() {
+    fn drops_are_matched_by_socket() {
         let listener = |inode, drops| Listener { inode, drops, ..Listener::default() };
         let (mut from, mut to) = (later(0), later(2_000_000));
         from.listeners = vec![listener(1, Some(5)), listener(2, Some(9))];

@@ -695,7 +695,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_and_goes_with_a_period_of_its_own_is_seen_as_often_as_it_is_there() {
+    fn aperiodic_sampling_sees_periodic_event_at_its_true_rate() {
         let begin = Instant::now();
         for (period_ms, share) in [(1, 0.5), (10, 0.2), (50, 0.1), (100, 0.4), (200, 0.5), (300, 0.7)] {
             let mut moments = Moments { from: begin, due: begin, phase: 0.0 };

@@ -333,7 +333,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_family_is_all_that_descend() {
+    fn process_family_includes_all_descendants() {
         let parents = [(1, 0), (9, 1), (3, 9), (4, 3), (5, 1), (2, 4)];
         let check = |root, expected: &[u32]| {
             assert_eq!(descendants(root, &parents), expected.iter().copied().collect(), "{root}");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there() {
+    fn missing_process_is_reported() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let text = Server::find(Target::Pid(child.id())).unwrap_err().to_string();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn record_round_trips() {
         let bytes = record(20);
         let mut replay = Replay::read(&bytes[..]).unwrap();
         assert_eq!(replay.head().target, "port 80");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_was_not_ended_has_all_that_was_added() {
+    fn unfinished_record_has_all_added_samples() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
         let mut recorder = Recorder::create(&path, &Head { version: Head::VERSION, ..Head::default() }).unwrap();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn foreign_file_is_rejected() {
         let check = |bytes: &[u8], why: &str| {
             let error = Replay::read(bytes).err().unwrap();
             assert!(error.contains(why), "{error}");
@@ -285,7 +285,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cut_anywhere_it_is_read_as_far_as_it_goes(share in 0.0..1.0_f64) {
+        fn truncated_record_is_read_as_far_as_possible(share in 0.0..1.0_f64) {
             let whole = record(10);
             let cut = (whole.len() as f64 * share) as usize;
             if let Ok(mut replay) = Replay::read(&whole[..cut]) {
@@ -297,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_makes_it_stop_nowhere(at in any::<prop::sample::Index>(), with in any::<u8>()) {
+        fn corrupt_record_does_not_panic(at in any::<prop::sample::Index>(), with in any::<u8>()) {
             let mut bytes = record(3);
             let at = at.index(bytes.len());
             bytes[at] = with;

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_does() {
+    fn kernel_chains_are_classified_by_activity() {
         let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
         check(
             &format!(
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_names_the_call_that_the_kernel_was_entered_for() {
+    fn system_call_number_names_entry() {
         let check = |chain: &str, number, expected: &[&str]| {
             let chain: Vec<&str> = chain.split_whitespace().collect();
             assert_eq!(classify(&KernelTable::new(), &chain, number).contexts, expected, "{chain:?}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_has_the_name_that_programs_know() {
+    fn kernel_function_is_named_as_its_system_call() {
         let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
         check(&format!("__x64_sys_newfstat {entry}"), &["fstat"], "entry and exit");
         check(&format!("do_sendfile __do_sys_sendfile64 {entry}"), &["sendfile"], "high-level file system");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_said() {
+    fn unknown_functions_are_reported_as_unknown() {
         check("", &["unknown"], "unknown");
         check("qqq_new zzz_new", &["unknown"], "unknown");
         check("qqq_new tcp_ack", &["unknown"], "tcp/ip and sockets");

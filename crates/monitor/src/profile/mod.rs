@@ -403,7 +403,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn lists_of_processors() {
+    fn cpu_list_is_parsed() {
         let check = |text, expected: Option<&[u32]>| assert_eq!(list(text).as_deref(), expected, "{text}");
         check("0", Some(&[0]));
         check("0-1,3", Some(&[0, 1, 3]));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampler_that_has_used_too_much_rests_until_it_has_not() {
+    fn sampler_over_budget_pauses() {
         let ms = Duration::from_millis;
         let check = |used, elapsed, expected| {
             assert_eq!(rest_of(ms(used), ms(elapsed), 0.01), ms(expected), "{used} of {elapsed}");
@@ -457,7 +457,7 @@ mod tests {
 
     /// No process has this number, so that it is its name.
     #[test]
-    fn functions_of_the_program_are_below_those_of_the_kernel() {
+    fn program_functions_are_below_kernel_functions() {
         let mut folds = folds();
         let mut add = |in_kernel, kernel_chain: &[u64], user_chain: &[u64], times| {
             let (kernel_chain, user_chain) = (kernel_chain.to_vec(), user_chain.to_vec());
@@ -491,7 +491,7 @@ mod tests {
     proptest::proptest! {
         /// Rings with records of any kind and length, whole or cut.
         #[test]
-        fn whatever_a_ring_holds_each_sample_counts_once(
+        fn each_sample_in_random_ring_counts_once(
             parts in prop::collection::vec((0..12_u32, any::<u8>(), prop::collection::vec(0..9_u64, 0..9), any::<Option<u8>>()), 0..9),
             cut: prop::sample::Index,
         ) {
@@ -580,7 +580,7 @@ mod tests {
 
     /// The very same samples: those of two samplers differ by more than chance, as threads move from one processor to another.
     #[test]
-    fn samples_of_perf_have_the_contexts_that_perf_names() {
+    fn contexts_agree_with_perf() {
         let _busy = Busy::start();
         let (symbols, table) = (Symbols::read().unwrap(), KernelTable::new());
         let mut met = BTreeSet::new();
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn both_views_count_the_same_samples() {
+    fn both_views_count_same_samples() {
         let mut folds = folds();
         let numbered = |pid, in_kernel, kernel_chain: &[u64], saved_number| {
             let kernel_chain = kernel_chain.to_vec();

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn executable_areas_have_a_file_or_a_name() {
+    fn executable_mappings_have_file_or_name() {
         let check = |line, expected: Option<(u64, &str)>| {
             let found = Area::parse(line).map(|area| (area.start, area.unnamed("node")));
             assert_eq!(found.as_ref().map(|(start, name)| (*start, name.as_str())), expected, "{line}");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_has_no_separator() {
+    fn frame_name_has_no_separator() {
         assert_eq!(frame("<[u8; 4] as A>::b\n"), "<[u8: 4] as A>::b?");
     }
 }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_in_the_function_before_it() {
+    fn address_resolves_to_preceding_function() {
         let text = "ffff10 T first\nffff40 D data\nffff30 t third\nffff20 t __pfx_x\nffff20 T second\t[module]\n\
             ffff30 T alias\nno line\nxyz T bad\n";
         let symbols = Symbols::parse(text.to_owned()).unwrap();
@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_are_none() {
+    fn hidden_addresses_resolve_to_nothing() {
         assert!(Symbols::parse("0000000000000000 T _text\n0000000000000000 T x\n".to_owned()).is_none());
         assert!(Symbols::parse(String::new()).is_none());
     }
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "([0-9a-f]{0,17} [tTD]? \\PC{0,9}\n){0,9}", address: u64) {
+        fn random_text_does_not_panic(text in "([0-9a-f]{0,17} [tTD]? \\PC{0,9}\n){0,9}", address: u64) {
             if let Some(symbols) = Symbols::parse(text) {
                 symbols.find(address);
             }

@@ -98,13 +98,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_that_comes_with_the_program_can_be_read() {
+    fn built_in_table_is_valid() {
         let table = KernelTable::parse(include_str!("kernel.txt")).unwrap();
         assert!(table.categories.prefixes.len() > 200);
     }
 
     #[test]
-    fn names_find_their_category() {
+    fn function_names_match_category() {
         let table = KernelTable::new();
         let check = |function: &str, expected: Option<&str>| {
             assert_eq!(table.categories.of(function), expected, "{function}");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_table_is_told() {
+    fn invalid_table_is_reported() {
         for (text, why) in [
             ("x", "no place"),
             ("[category a\nx", "no `]`"),
@@ -143,7 +143,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_name_makes_it_stop(name in "\\PC{0,30}") {
+        fn random_name_does_not_panic(name in "\\PC{0,30}") {
             KernelTable::new().categories.of(&name);
         }
     }

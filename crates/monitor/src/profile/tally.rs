@@ -111,7 +111,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn wilsons_intervals() {
+    fn wilson_interval_matches_reference() {
         let check = |samples, all, low: f64, high: f64| {
             let found = Share::of(samples, all);
             assert!(
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_and_add_up() {
+    fn rows_are_sorted_and_sum_up() {
         let mut tally = Tally::default();
         tally.add("b", 2);
         tally.add("a", 2);
@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_interval_is_around_its_share(all in 0..10_000_u64, part in 0.0..=1.0_f64) {
+        fn interval_contains_its_share(all in 0..10_000_u64, part in 0.0..=1.0_f64) {
             let share = Share::of((all as f64 * part) as u64, all);
             prop_assert!(0.0 <= share.low && share.low <= share.share && share.share <= share.high && share.high <= 1.0);
         }

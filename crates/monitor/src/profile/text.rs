@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_with_intervals() {
+    fn bars_show_intervals() {
         let text = text(&profile());
         let line = text.lines().find(|line| line.contains("writev")).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -31,7 +31,7 @@ mod tests {
     use crate::source::{Process, Tcp};
 
     #[test]
-    fn a_value_for_each_name() {
+    fn row_has_value_for_each_column() {
         let header = header();
         let names: Vec<&str> = header.split(',').collect();
         let process = |read| Process { resident: 1.0, read, ..Process::default() };

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn header_and_lines_have_eighty_columns_whatever_the_figures_are() {
+    fn header_and_lines_are_eighty_columns_wide() {
         assert_eq!(header().chars().count(), 80);
         for exponent in 0..=15 {
             for digits in [1.0, 4.99, 9.996, 9.99996] {

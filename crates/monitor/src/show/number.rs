@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_digits() {
+    fn numbers_have_three_digits() {
         let check = |amount: f64, as_bytes: &str, as_count: &str| {
             assert_eq!((bytes(amount).as_str(), count(amount).as_str()), (as_bytes, as_count), "{amount}");
         };

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_said_in_base_units_and_what_is_not_known_is_left_out() {
+    fn figures_are_in_base_units_and_unknown_ones_are_omitted() {
         let mut totals = Totals { target: "port 80".into(), budget: 0.005, ..Totals::default() };
         let server = ServerUse { user: 0.5, wait: 0.25, ..ServerUse::default() };
         let tick = Tick { interval_s: 2.0, server, ..Tick::default() };
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_stands_once_and_its_samples_follow_it() {
+    fn samples_follow_their_family() {
         let page = openmetrics(&Totals::default(), Some(&sample()));
         let mut seen = std::collections::BTreeSet::new();
         let (mut family, mut suffix) = ("", "");

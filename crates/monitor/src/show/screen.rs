@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_has_its_place() {
+    fn screen_shows_all_panels() {
         let (screen, tick) = full();
         let text = drawn(140, 32, &screen, &tick);
         for part in [
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_stands_beside_its_threads() {
+    fn server_figures_are_beside_its_threads() {
         let (screen, mut tick) = full();
         let phase =
             |name: &str, elapsed_us| PhaseTime { name: name.into(), elapsed_us, cpu_us: 1.5, ..PhaseTime::default() };
@@ -420,7 +420,7 @@ mod tests {
 
     /// On the terminal that everybody has, and on half of one, no word is cut.
     #[test]
-    fn on_a_narrow_terminal_what_counts_is_whole() {
+    fn narrow_screen_truncates_no_word() {
         let (screen, mut tick) = full();
         // A census that is newer than the tick, by the clocks' own noise.
         tick.census.as_mut().unwrap().at_us = 3_000_010;
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_and_no_tick_is_too_small() {
+    fn any_size_and_empty_tick_do_not_panic() {
         let (screen, tick) = full();
         for (width, height) in [(1, 1), (20, 5), (60, 12), (300, 100)] {
             drawn(width, height, &screen, &tick);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_is_bounded() {
+    fn history_is_bounded() {
         let (mut screen, tick) = full();
         (0..2000).for_each(|_| screen.remember(&tick));
         assert_eq!(screen.history.len(), 512);

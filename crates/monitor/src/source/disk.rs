@@ -58,7 +58,7 @@ mod tests {
 ";
 
     #[test]
-    fn whole_devices_that_did_something() {
+    fn active_whole_devices_are_listed() {
         let disks = Disk::parse(TEXT, |name| name != "vda1");
         let expected = Disk {
             device: "vda".to_owned(),
@@ -78,7 +78,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "\\PC{0,100}", cut in 0..TEXT.len()) {
+        fn random_text_does_not_panic(text in "\\PC{0,100}", cut in 0..TEXT.len()) {
             Disk::parse(&text, |_| true);
             Disk::parse(&TEXT[..cut], |_| true);
         }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_say_the_same() {
+    fn cgroup_v1_and_v2_give_same_figures() {
         let disk = GroupDisk {
             device: "254:0".into(),
             read_max: Some(16_384),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_none() {
+    fn missing_limit_is_none() {
         for files in [
             &[
                 ("cpu.cfs_quota_us", "-1\n"),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_both_versions_and_all_above() {
+    fn cgroup_paths_include_ancestors_in_v1_and_v2() {
         const MOUNTS: &str = "\
 tmpfs /sys/fs/cgroup tmpfs rw 0 0
 cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,relatime,cpu,cpuacct 0 0
@@ -324,7 +324,7 @@ cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "([a-z0-9:=,/ -]{0,30}\n?){0,6}") {
+        fn random_text_does_not_panic(text in "([a-z0-9:=,/ -]{0,30}\n?){0,6}") {
             for (_, take) in FILES {
                 take(&mut Limits::default(), &text);
             }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory() {
+    fn meminfo_is_parsed() {
         let text = "MemTotal:       24684096 kB\nMemFree:        20369060 kB\nMemAvailable:   23333880 kB\n\
             Buffers:           27880 kB\nCached:          3146944 kB\nSwapCached:            0 kB\nDirty:   5556 kB\n";
         let expected = Memory {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn paging() {
+    fn vmstat_is_parsed() {
         // Without swap in the kernel those two lines are missing.
         let text =
             "nr_free_pages 5\npgpgin 117457629\npgpgout x\npgalloc_normal 9\npgfault 495510604\npgmajfault 146054\n";
@@ -97,7 +97,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "((pgpgin|pgfault|MemTotal:|Dirty:|\\PC{0,5}) ?[0-9]{0,25}( kB)?\n){0,9}") {
+        fn random_text_does_not_panic(text in "((pgpgin|pgfault|MemTotal:|Dirty:|\\PC{0,5}) ?[0-9]{0,25}( kB)?\n){0,9}") {
             Memory::parse(&text);
             Paging::parse(&text);
         }

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_again_and_whole() {
+    fn file_is_reread_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("stat");
         std::fs::write(&path, "one").unwrap();

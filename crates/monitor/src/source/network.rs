@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_by_name() {
+    fn tcp_counters_are_parsed_by_name() {
         let expected = Tcp {
             active_opens: Some(5_255_298),
             passive_opens: Some(5_150_412),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_that_did_something() {
+    fn active_interfaces_are_listed() {
         let text = "Inter-|   Receive  |  Transmit\n face |bytes    packets errs drop\n\
             \u{20}   lo: 2784826248601 306011582    0    1    0     0          0         0 2784826248602 306011583    0    2    0     0       0          0\n\
             \u{20} ifb0:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0\n";
@@ -158,7 +158,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "\\PC{0,100}", cut in 0..SNMP.len()) {
+        fn random_text_does_not_panic(text in "\\PC{0,100}", cut in 0..SNMP.len()) {
             Interface::parse(&text);
             tcp(&SNMP[..cut], NETSTAT, &text);
         }

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals() {
+    fn pressure_totals_are_parsed() {
         let some = "some avg10=2.76 avg60=5.63 avg300=23.89 total=8213874431\n";
         let both = format!("{some}full avg10=0.00 avg60=0.57 avg300=3.56 total=1094126844\n");
         let mut found = Pressure::default();

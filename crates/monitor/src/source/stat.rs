@@ -78,7 +78,7 @@ softirq 295000000 0 2553423 472 278996977 3767039 0 143 2336830 5573308 7707739
 ";
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn parses_kernel_format() {
         let host = Host::parse(TEXT).unwrap();
         let cpu = Cpu {
             user: 2_450_332,
@@ -104,7 +104,7 @@ softirq 295000000 0 2553423 472 278996977 3767039 0 143 2336830 5573308 7707739
     }
 
     #[test]
-    fn what_it_is_not_is_refused() {
+    fn malformed_stat_is_rejected() {
         for bad in ["", "cpu", "cpu  1 2 3", "cpu0 1 2 3 4 5 6 7", "cpu  1 2 3 4 5 6 7 8\nctxt"] {
             assert_eq!(Host::parse(bad), None, "{bad:?}");
         }
@@ -112,7 +112,7 @@ softirq 295000000 0 2553423 472 278996977 3767039 0 143 2336830 5573308 7707739
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in ".{0,200}", cut in 0..TEXT.len()) {
+        fn random_text_does_not_panic(text in ".{0,200}", cut in 0..TEXT.len()) {
             Host::parse(&text);
             Host::parse(&TEXT[..cut]);
         }

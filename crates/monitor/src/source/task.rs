@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_hold_anything() {
+    fn process_name_may_contain_anything() {
         let rest =
             "S 17605 17605 15499 0 -1 4194304 99 0 6 0 123 45 0 0 20 0 1 0 2487743 3133440 393 18446744073709551615";
         for name in ["cat", "a) R 1", "((", "", "two words"] {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_bytes() {
+    fn times_and_bytes_are_parsed() {
         assert_eq!(Scheduled::parse("570849 2557388 2\n"), Some(Scheduled { run_ns: 570_849, wait_ns: 2_557_388 }));
         assert_eq!(Scheduled::parse("570849"), None);
         let mut process = Process::default();
@@ -175,7 +175,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_stop(text in "[0-9]{1,5} \\(\\PC{0,20}\\)?( [A-Z0-9-]{0,22}){0,30}") {
+        fn random_text_does_not_panic(text in "[0-9]{1,5} \\(\\PC{0,20}\\)?( [A-Z0-9-]{0,22}){0,30}") {
             stat_of(&text);
             Scheduled::parse(&text);
         }
