@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_link_has_its_turn_in_time(reminders in prop::collection::vec((0..5u32, 0..100u64), 0..60)) {
+        fn every_link_is_due_in_order(reminders in prop::collection::vec((0..5u32, 0..100u64), 0..60)) {
             let mut agenda = Agenda::new(5);
             let mut plain = [u64::MAX; 5];
             for (step, (link, due)) in reminders.into_iter().enumerate() {

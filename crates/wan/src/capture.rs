@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_whole() {
+    fn capture_blocks_are_complete() {
         let file = Shared::default();
         let names = ["server".to_owned(), "client".to_owned()];
         let mut capture = Capture::begin(file.clone(), &names, Time::START).expect("begun");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_full_is_told_at_the_end() {
+    fn full_disk_is_reported_at_end() {
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

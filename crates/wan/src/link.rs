@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_takes_latency_and_its_size_by_the_bandwidth() {
+    fn delay_is_latency_plus_transmission_time() {
         let check = |latency: u64, bandwidth: Bandwidth, bytes: u32, expected_ns: u64| {
             let out = run(&settings(ms(latency), bandwidth), 1, &[(5, bytes)], true);
             assert_eq!(out, [(0, 5 + expected_ns)]);
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn back_to_back_packets_leave_as_far_apart_as_the_bandwidth_puts_them() {
+    fn back_to_back_packets_are_spaced_by_bandwidth() {
         // 7 bytes at 1 Gbit/s are 56 ns; at 3 Gbit/s 18.67, and three of them again 56.
         let out = run(&settings(ms(1), rate(3_000_000_000)), 1, &[(0, 7); 9], true);
         let dues: Vec<u64> = out.iter().map(|(_, due)| due - MS).collect();
@@ -531,13 +531,13 @@ mod tests {
     }
 
     #[test]
-    fn framing_counts_on_the_wire() {
+    fn framing_counts_toward_bandwidth() {
         let framed = LinkSettings { framing_bytes: ETHERNET_BYTES, ..settings(ms(0), rate(1_000_000)) };
         assert_eq!(run(&framed, 1, &[(0, 1462)], true), [(0, 12 * MS)]);
     }
 
     #[test]
-    fn mahimahi_traces() {
+    fn mahimahi_trace_sets_bandwidth() {
         let trace = |opportunities: &[u64]| Bandwidth::Trace(BandwidthTrace { opportunities_ms: opportunities.into() });
         let check = |opportunities: &[u64], packets: &[(u64, u32)], expected_ms: &[u64]| {
             let packets: Vec<_> = packets.iter().map(|(at, bytes)| (at * MS, *bytes)).collect();
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_traces() {
+    fn latency_trace_sets_delay() {
         let steps =
             [(0, 10), (100, 50)].map(|(at, latency)| (Duration::from_millis(at), Duration::from_millis(latency)));
         let trace = LatencyTrace { steps: steps.into(), period: Duration::from_millis(200) };
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_has_the_mean_and_the_spread_asked_for() {
+    fn jitter_has_given_mean_and_spread() {
         for (shape, deviation) in [(Shape::Uniform, 1.0 / 3f64.sqrt()), (Shape::Normal, 1.0), (Shape::Pareto, 1.0)] {
             let (mean, spread) = (Duration::from_millis(100), Duration::from_millis(10));
             let jitter = Latency::Jitter(Jitter { mean, spread, shape, keeps_order: false });
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_overtakes_only_where_it_may() {
+    fn jitter_reorders_only_if_allowed() {
         for keeps_order in [true, false] {
             let (mean, spread) = (Duration::from_millis(50), Duration::from_millis(40));
             let jitter = Latency::Jitter(Jitter { mean, spread, shape: Shape::Uniform, keeps_order });
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_changes_in_the_middle_of_a_packet() {
+    fn bandwidth_may_change_during_packet() {
         let mut link = Link::new(&settings(ms(0), rate(1_000_000)), 1);
         // 10 ms each; after 4 ms the rest of the first takes 3 instead of 6.
         link.enter(Time::START, 1250, 0);
@@ -1001,7 +1001,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packets_leave_as_the_formula_says(
+        fn packets_leave_as_formula_predicts(
             packets in packets(), latency in 0..200 * MS, bits in 56_000..1_000_000_000u64, limit in 0..40u64,
         ) {
             let limited = QueueSettings { limit: Limit::Packets(limit), discipline: Discipline::DropTail };
@@ -1011,7 +1011,7 @@ mod tests {
         }
 
         #[test]
-        fn every_packet_fares_as_the_definitions_of_all_models_say(
+        fn every_packet_agrees_with_reference_model(
             packets in packets(), link in any_settings(), seed: u64,
         ) {
             let (found, expected) = (fates(&link, seed, &packets), Reference::fates(&link, seed, &packets));
@@ -1023,7 +1023,7 @@ mod tests {
 
         /// `run` itself checks that nothing leaves early, and that in = out + dropped once all is out.
         #[test]
-        fn being_asked_late_changes_nothing(packets in packets(), link in any_settings(), seed: u64) {
+        fn late_polling_changes_nothing(packets in packets(), link in any_settings(), seed: u64) {
             let eager = run(&link, seed, &packets, true);
             let mut lazy = run(&link, seed, &packets, false);
             // What is asked for late comes in the order of its departure among what is there by then.
@@ -1034,7 +1034,7 @@ mod tests {
         }
 
         #[test]
-        fn in_is_out_and_dropped_and_held_at_every_moment(
+        fn packets_are_conserved(
             packets in packets(), link in any_settings(), bandwidth in any_bandwidth(), seed: u64, change in 0..300usize,
         ) {
             let mut link = Link::new(&link, seed);

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn loses_as_many_as_asked() {
+    fn loss_rate_matches_request() {
         check(Loss::None, 1.0);
         check(Loss::Bernoulli(0.0), 1.0);
         check(Loss::Bernoulli(1.0), 1.0);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_as_long_as_asked() {
+    fn burst_length_matches_request() {
         let wire = GilbertElliott { to_bad: 0.01, to_good: 0.25, lost_in_bad: 1.0, lost_in_good: 0.0 };
         let lost = lost(&Loss::GilbertElliott(wire), 3);
         let bursts = lost.windows(2).filter(|pair| !pair[0] && pair[1]).count();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_repeats() {
+    fn loss_pattern_repeats() {
         let pattern = Loss::Pattern([false, true, true].into());
         let mut wire = Wire::new(pattern.clone(), 1);
         let seen: Vec<bool> = (0..7).map(|_| wire.loses()).collect();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_a_sequence() {
+    fn seed_determines_losses() {
         let loss = Loss::Bernoulli(0.5);
         assert_eq!(lost(&loss, 1), lost(&loss, 1));
         assert_ne!(lost(&loss, 1), lost(&loss, 2));

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts() {
+    fn packet_layouts_are_parsed() {
         let check = |packet: &[u8], expected: Option<(&str, &str, u32)>| {
             let found = layout(packet).map(|layout| (layout.source, layout.destination, layout.segments));
             let expected = expected.map(|(from, to, n)| (from.parse().expect("ip"), to.parse().expect("ip"), n));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_as_a_card_cuts_them() {
+    fn segments_match_hardware_offload() {
         for v6 in [false, true] {
             let ip = if v6 { 40 } else { 20 };
             let packet = tcp_packet(v6, 2500, 1000);
@@ -274,7 +274,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_between_segments(v6: bool, data in 1..9000usize, segment in 1..3000usize, at: u32) {
+        fn segmentation_preserves_payload(v6: bool, data in 1..9000usize, segment in 1..3000usize, at: u32) {
             let packet = tcp_packet(v6, data, segment);
             let layout = layout(&packet).expect("a packet");
             let view = Packet { bytes: &packet, layout: &layout };
@@ -290,7 +290,7 @@ mod tests {
         }
 
         #[test]
-        fn no_packet_is_too_strange(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..6u8, version in 3..8u8) {
+        fn random_packet_does_not_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..6u8, version in 3..8u8) {
             if bytes.len() > HEADER_BYTES {
                 (bytes[0], bytes[1]) = (NEEDS_CHECKSUM, kind);
                 let tcp = u16::from(bytes[6] % 64);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_as_people_write_them() {
+    fn valid_and_invalid_prefixes() {
         let check = |text: &str, expected: Option<&str>| {
             assert_eq!(text.parse::<Prefix>().ok().map(|prefix| prefix.to_string()).as_deref(), expected, "{text}");
         };
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_is_the_one() {
+    fn longest_prefix_wins() {
         let mut paths = Prefixes::default();
         for (path, text) in ["10.0.0.0/8", "10.77.0.0/16", "10.77.0.2", "fd77::/16", "0.0.0.0/0"].iter().enumerate() {
             assert_eq!(paths.insert(prefix(text), path as u32), None);
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_what_looking_at_all_of_them_finds(
+        fn lookup_agrees_with_linear_search(
             all in prop::collection::vec((any::<u32>(), 0..=32u8), 0..40), asked: u32,
         ) {
             // Few different bits, so that prefixes lie in one another.

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks() {
+    fn marks_round_trip_and_orphans_are_found() {
         let own = Mark::own().expect("/proc is mounted");
         assert_eq!(birth(own.owner), Some(own.born));
         let line = |address: Ipv6Addr| format!("{:032x} 01 80 10 80       lo\n", address.to_bits());
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_its_owner_is_ended() {
+    fn orphaned_program_is_killed() {
         let own = Mark::own().expect("/proc is mounted");
         // An owner that was never born.
         let mut orphan = sleeper(Mark { born: 1, ..own });

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_one() {
+    fn profile_names_are_unique() {
         for profile in PROFILES {
             assert_eq!(Profile::named(profile.name).map(|found| found.source), Some(profile.source));
             let path = profile.path();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lossy_network_loses_what_its_source_says() {
+    fn lossy_network_loss_matches_source() {
         let path = Profile::named("wifi-lossy").expect("there").path();
         assert!((path.up.loss.mean() - 0.02).abs() < 1e-4, "{}", path.up.loss.mean());
     }

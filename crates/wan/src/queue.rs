@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn droptail_refuses_what_finds_no_room() {
+    fn droptail_drops_packets_without_room() {
         let check = |limit: Limit, sizes: &[u32], taken: &[bool]| {
             let mut queue = queue(limit, Discipline::DropTail);
             let got: Vec<bool> = sizes.iter().map(|&size| queue.push(Time::START, size, 0).is_ok()).collect();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn first_in_first_out() {
+    fn fifo_keeps_order() {
         let mut queue = queue(Limit::Unlimited, Discipline::DropTail);
         for n in 0..5 {
             queue.push(Time::START, 100, n).expect("room");
@@ -367,14 +367,14 @@ mod tests {
     }
 
     #[test]
-    fn codel_leaves_a_queue_alone_that_empties() {
+    fn codel_does_not_drop_from_draining_queue() {
         let (drops, longest) = codel(MS + MS / 10);
         assert_eq!(drops.len(), 0);
         assert!(longest < Duration::from_millis(5), "{longest:?}");
     }
 
     #[test]
-    fn codel_drops_as_its_control_law_says() {
+    fn codel_follows_its_control_law() {
         // 2 % too much: above 5 ms from 250 ms on or so, first drop 100 ms later, the next after 100 / sqrt(1),
         // 100 / sqrt(2), ...
         let (drops, longest) = codel(MS * 100 / 102);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn red_drops_nobody_below_and_everybody_above() {
+    fn red_drops_none_below_and_all_above_thresholds() {
         let red = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 0.5 };
         let mut queue = queue(Limit::Unlimited, Discipline::Red(red));
         let mut early = 0;
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn red_drops_between_its_thresholds_as_often_as_its_paper_says() {
+    fn red_drop_rate_between_thresholds_matches_paper() {
         // Held at an average half way: p_b = 0.05. The count is 1 at the first packet after a drop, so gaps are uniform on
         // 1 to 1 / p_b - 1, 10 packets on average.
         let settings = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 1.0 };
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn reds_average_ages_while_nobody_comes() {
+    fn red_average_decays_while_idle() {
         let settings = Red { min: Bytes(1000), max: Bytes(3000), probability_max: 1.0, weight: 0.1 };
         let mut red = RedState::new(settings, Duration::from_millis(1), 5);
         red.average = 2000.0;

@@ -872,7 +872,7 @@ mod tests {
     use crate::spec;
 
     #[test]
-    fn what_the_kernel_dropped() {
+    fn kernel_drops_are_parsed() {
         let table = "Inter-|   Receive                            |  Transmit\n \
                      face |bytes    packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo\n\
                      \x20   lo:   1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n\
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn lateness_determines_verdict() {
         let report: Report = serde_json::from_str(
             r#"{"seconds":1.0,"cpu_seconds":0.1,"scheduling":"x","is_realtime":true,"seed":1,"congestion_control":"cubic","lateness":{"packets":9,"p50_us":1.0,"p99_us":90.0,
                 "p999_us":900.0,"max_us":9000.0},"stalls":{"count":0,"sum_ms":0.0,"max_ms":0.0},"stolen_s":0.0,"overflow":0,"kernel_dropped":0,"refused":0,"no_path":3,"not_ip":0,
@@ -911,7 +911,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_a_router_hears_why_it_cannot_run() {
+    fn failed_start_is_reported_with_reason() {
         let check = |prefixes: [&str; 2], capture: Option<&str>, says: &str| {
             let port = |name: &str| {
                 let device = DeviceSettings {
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn large_buffers_are_used_again() {
+    fn large_buffers_are_reused() {
         let pool = Pool::default();
         let mut read = vec![0; BUFFER_BYTES];
         let small = pool.keep(&mut read, 1500);

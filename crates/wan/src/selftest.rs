@@ -496,7 +496,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_not_as_asked_is_path_bound() {
+    fn inaccurate_path_is_path_bound() {
         let lateness =
             |p99_us: f64| json!({"packets": 500, "p50_us": 0.1, "p99_us": p99_us, "p999_us": 9e3, "max_us": 9e3});
         let stalls = json!({"count": 1, "sum_ms": 2.0, "max_ms": 2.0});
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wire_without_a_packet_is_no_part_of_a_train() {
+    fn train_ends_where_link_is_idle() {
         let arrival = |number: u32, sent_us: u64| {
             let sent = Time::from_nanos(sent_us * 1000);
             Arrival { number, sent, got: sent }
@@ -571,7 +571,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rate_is_that_of_the_path_whoever_was_not_run(
+        fn measured_rate_ignores_pauses_of_receiver(
             gap in 10_000..50_000_000u64, off in -0.2..0.2f64, packets in 20..500u32, lost: u64,
             pauses in prop::collection::vec((0.05..0.9f64, 0.0..0.05f64), 0..4),
         ) {

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies() {
+    fn valid_and_invalid_latencies() {
         let check = |text: &str, expected: Latency| assert_eq!(latency(text, &no_files), Ok(expected), "{text}");
         let jitter = Jitter { mean: ms(50), spread: ms(10), shape: Shape::Uniform, keeps_order: true };
         check("50ms", Latency::Fixed(ms(50)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidths() {
+    fn valid_and_invalid_bandwidths() {
         assert_eq!(bandwidth("10mbit", &no_files), Ok(Bandwidth::Fixed(BitsPerSecond(10_000_000))));
         assert_eq!(bandwidth("unlimited", &no_files), Ok(Bandwidth::Unlimited));
         bandwidth("0bit", &no_files).expect_err("nothing leaves");
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn losses() {
+    fn valid_and_invalid_losses() {
         let check = |text: &str, expected: Loss| assert_eq!(loss(text, &no_files), Ok(expected), "{text}");
         check("1%", Loss::Bernoulli(0.01));
         check("0.25", Loss::Bernoulli(0.25));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn queues() {
+    fn valid_and_invalid_queues() {
         let slow = Bandwidth::Fixed(BitsPerSecond(56_000));
         let check = |text: &str, limit: Limit, discipline: Discipline| {
             assert_eq!(queue(text, &slow), Ok(QueueSettings { limit, discipline }), "{text}");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_goes_with_its_bandwidth() {
+    fn default_queue_depends_on_bandwidth() {
         let mut link = plain_link();
         let texts = LinkTexts { bandwidth: Some("100mbit"), ..LinkTexts::default() };
         texts.apply(&mut link, &no_files).expect("right");
@@ -391,7 +391,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_too_strange(text in "\\PC{0,40}", start in "(trace:|gilbert:|pattern:|codel:|red:|)") {
+        fn random_text_does_not_panic(text in "\\PC{0,40}", start in "(trace:|gilbert:|pattern:|codel:|red:|)") {
             let text = format!("{start}{text}");
             let files = |_: &str| Ok(text.clone());
             let _ = latency(&text, &files);

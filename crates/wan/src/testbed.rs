@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptions() {
+    fn description_is_parsed() {
         let net = parse(
             "seed = 7\ncongestion-control = \"reno\"\n[[class]]\nname = \"lan\"\nclients = 20\n\
              [[class]]\nname = \"home\"\nprofile = \"cable\"\nloss = \"1%\"\nshared = true\ndown.bandwidth = \"20mbit\"\n",
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn errors_are_reported_with_position() {
         let check = |text: &str, says: &str| {
             let error = parse(text).expect_err(text);
             assert!(error.contains(says), "{text}: {error}");
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn every_client_has_an_address_in_its_network() {
+    fn every_client_has_address_in_its_network() {
         for class in [0, 1, CLASSES_MAX - 1] {
             let mut prefixes = crate::path::Prefixes::default();
             network(class).into_iter().for_each(|prefix| assert_eq!(prefixes.insert(prefix, 1), None));
