@@ -6,7 +6,7 @@
 //!
 //! How requests and responses travel is the business of a [`Protocol`], which may have any number of exchanges side by side.
 
-mod asked;
+mod app_request;
 mod context;
 
 use alloc::boxed::Box;
@@ -23,7 +23,7 @@ use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output};
 use crate::cache::path::CachedEntry;
 use crate::decide::{self, Failure, PreparedResponse, Question, Step};
 use crate::event::{Action, Answer, Delay, Ticket};
-use crate::exchange::asked::{Asked, Begun, Stage, Weighed};
+use crate::exchange::app_request::{AppRequest, Begun, HeadVerdict, Stage};
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
@@ -54,7 +54,7 @@ enum State {
     /// The disk, or the password verifier.
     Disk(Waiting),
     /// An application, which perhaps answers already.
-    App(Box<Asked>),
+    App(Box<AppRequest>),
 }
 
 #[derive(Debug)]
@@ -217,7 +217,7 @@ impl Exchange {
                     protocol.forgo_body();
                     return self.step(cx, protocol, |steps| match refusal {
                         Some((status, why)) => steps.fail(status, why),
-                        None => steps.refuse_body(Status::CONTENT_TOO_LARGE, asked::BODY_TOO_LONG),
+                        None => steps.refuse_body(Status::CONTENT_TOO_LARGE, app_request::BODY_TOO_LONG),
                     });
                 };
                 unread.left = left;
@@ -481,8 +481,8 @@ impl Exchange {
         let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        match asked.weigh(steps.cx, steps.head, said, steps.detour.count < DETOURS_MAX) {
-            Weighed::Reply(status) => {
+        match asked.judge_head(steps.cx, steps.head, said, steps.detour.count < DETOURS_MAX) {
+            HeadVerdict::Reply(status) => {
                 let length = is_last.then_some(rest.len());
                 let open_ended = steps.protocol.open_ended(steps.request.version);
                 let (made, framing) =
@@ -491,13 +491,13 @@ impl Exchange {
                 asked.pass_body(steps.cx, rest, steps.protocol);
                 Progress::Open
             }
-            Weighed::Instead => {
+            HeadVerdict::Instead => {
                 if said.send.is_some() {
                     steps.detour.beside_file = Some(Box::new(app::fields_beside_file(said)));
                 }
                 Progress::Open
             }
-            Weighed::Bad(why) => self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol),
+            HeadVerdict::Bad(why) => self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol),
         }
     }
 
@@ -632,7 +632,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// A request with a body that no application gets: no file takes one. `has_more`: some of it is there already.
     fn discard_body(&mut self, has_more: bool) -> Option<State> {
         if self.has_long_body() {
-            return self.refuse_body(Status::CONTENT_TOO_LARGE, asked::BODY_TOO_LONG);
+            return self.refuse_body(Status::CONTENT_TOO_LARGE, app_request::BODY_TOO_LONG);
         }
         if self.request.expectation == Expectation::Continue && !has_more {
             // RFC 9110, 10.1.1: a client that is refused at once need not send its body, so whether one comes is not
@@ -711,8 +711,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
         let head = AppHead { request: &self.request, bytes: self.head, asked: &self.resolved.asked };
-        match Asked::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
-            Begun::Asked(asked) => {
+        match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
+            Begun::Started(asked) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
                     self.protocol.proceed(self.cx);
                 }

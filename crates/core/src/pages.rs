@@ -1,7 +1,7 @@
 //! Cached responses of applications: which responses are cacheable, for which requests, and for how long.
 //!
 //! With `AppRule::cache`, this server is a shared cache (RFC 9111) in front of its own applications. Before it, `app`
-//! has found the application of a request; `exchange/asked` asks this module whether a cached page matches the request,
+//! has found the application of a request; `exchange/app_request` asks this module whether a cached page matches the request,
 //! and which parts of a response may be cached. The pages are in the cache of contents (`cache/page`).
 //!
 //! It stores less than RFC 9111 allows in one case: if the application gives no lifetime and the rule's own applies,

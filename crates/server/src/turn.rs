@@ -53,7 +53,7 @@ pub trait DiskAccess {
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
-    ) -> Asked;
+    ) -> DiskAnswer;
 
     /// The connection no longer waits for the answer to this question.
     fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
@@ -64,7 +64,7 @@ pub trait DiskAccess {
 }
 
 /// What became of a question.
-pub enum Asked {
+pub enum DiskAnswer {
     /// The answer is there.
     Answered(Answer<OpenFile>),
     /// It will come by [`Worker::answer`](crate::worker::Worker::answer).
@@ -307,8 +307,8 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// A question for the disk.
     fn ask_disk(&mut self, ticket: Ticket, work: &Work) {
         match self.disk.ask(self.now, self.token, ticket, work, &mut self.context.shared) {
-            Asked::Answered(answer) => self.handle(Event::Disk(ticket, answer)),
-            Asked::Later(delay) => {
+            DiskAnswer::Answered(answer) => self.handle(Event::Disk(ticket, answer)),
+            DiskAnswer::Later(delay) => {
                 self.handle(Event::Late(ticket, delay));
                 if !self.connection.conn.waits_for(ticket) {
                     // What was known has served. A busy name asked for while the disk hesitates would gather hundreds of
@@ -316,7 +316,7 @@ impl<D: DiskAccess> Turn<'_, D> {
                     self.disk.withdraw(self.token, ticket, work);
                 }
             }
-            Asked::Refused => {
+            DiskAnswer::Refused => {
                 // A stale entry may be used; the refusal is discarded then.
                 self.handle(Event::Late(ticket, Delay::Disk));
                 self.handle(Event::Disk(ticket, Answer::Trouble(Trouble::Busy)));
@@ -333,11 +333,11 @@ impl<D: DiskAccess> Turn<'_, D> {
                 verifier.ask(work, client, (Arc::<Mailbox<_>>::clone(&context.mailbox), self.token, ticket))
             }
             // There was one when the site was asked for.
-            None => verifier::Asked::Answered(Verdict::Failed),
+            None => verifier::Verification::Answered(Verdict::Failed),
         };
         let event = match asked {
-            verifier::Asked::Answered(verdict) => Event::Disk(ticket, Answer::Verified(verdict)),
-            verifier::Asked::Later(asker) => {
+            verifier::Verification::Answered(verdict) => Event::Disk(ticket, Answer::Verified(verdict)),
+            verifier::Verification::Later(asker) => {
                 if connection.ending {
                     asker.leaves();
                 }

@@ -39,7 +39,7 @@ use crate::say;
 use crate::send::{LogContext, Sender};
 use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
-use crate::turn::{ASK_ANEW, Asked, BUFFER, Connection, Dead, DiskAccess, LoopContext, Rest, Turn};
+use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Rest, Turn};
 
 /// How an architecture has the disk asked, and hears of it.
 pub trait DiskSide: DiskAccess {
@@ -423,9 +423,9 @@ impl Worker {
         self.next_errand = index.wrapping_add(1);
         self.errands.insert(index, order);
         match disk.ask(now, Token::of_errand(index), Ticket::default(), &work, &mut self.context.shared) {
-            Asked::Answered(answer) => self.end_errand(index, &answer),
-            Asked::Later(_) => {}
-            Asked::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
+            DiskAnswer::Answered(answer) => self.end_errand(index, &answer),
+            DiskAnswer::Later(_) => {}
+            DiskAnswer::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
         }
     }
 

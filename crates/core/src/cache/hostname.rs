@@ -89,7 +89,7 @@ pub struct LookupId(u64);
 
 /// What a line is told about its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum HostnameAnswer {
     /// What it is called.
     Known(Hostname),
     /// To [`collect`](HostnameCache::collect) it later, once.
@@ -150,23 +150,23 @@ impl HostnameCache {
     }
 
     /// What a line is to call this address.
-    pub fn ask(&mut self, now: Time, address: IpAddr) -> Asked {
+    pub fn ask(&mut self, now: Time, address: IpAddr) -> HostnameAnswer {
         if let Some(entry) = self.store.get(&address)
             && now < entry.until
         {
             self.counts.hits += 1;
-            return Asked::Known(entry.name.clone());
+            return HostnameAnswer::Known(entry.name.clone());
         }
         self.counts.misses += 1;
         if let Some(id) = self.shared.get(&address)
             && let Some(lookup) = self.lookups.get_mut(id)
         {
             lookup.lines += 1;
-            return Asked::Later(*id);
+            return HostnameAnswer::Later(*id);
         }
         if self.unanswered == LOOKUPS_MAX {
             self.counts.refused += 1;
-            return Asked::Known(None);
+            return HostnameAnswer::Known(None);
         }
         let id = LookupId(self.next);
         self.next += 1;
@@ -176,7 +176,7 @@ impl HostnameCache {
         if self.limits.entries > 0 {
             self.shared.insert(address, id);
         }
-        Asked::Later(id)
+        HostnameAnswer::Later(id)
     }
 
     /// The name that a line came back for; the lookup owes it nothing any more. [`Time::NEVER`] collects what there is.
@@ -287,10 +287,10 @@ mod tests {
         HostnameCache::new(HostnameLimits { entries, ..HostnameLimits::default() })
     }
 
-    fn later(asked: Asked) -> LookupId {
+    fn later(asked: HostnameAnswer) -> LookupId {
         match asked {
-            Asked::Later(id) => id,
-            Asked::Known(name) => panic!("{name:?} is known already"),
+            HostnameAnswer::Later(id) => id,
+            HostnameAnswer::Known(name) => panic!("{name:?} is known already"),
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
         // Whatever the time: the answer is there.
         (0..4).for_each(|n| assert_eq!(cache.collect(at(4 + 100 * n), lines[0]), Ok(name("a.test"))));
         assert!(cache.lookups.is_empty() && cache.shared.is_empty());
-        assert_eq!(cache.ask(at(603), address(1)), Asked::Known(name("a.test")));
+        assert_eq!(cache.ask(at(603), address(1)), HostnameAnswer::Known(name("a.test")));
         later(cache.ask(at(604), address(1)));
         let expected = HostnameCounts { hits: 1, misses: 5, lookups: 1, entries: 1, ..HostnameCounts::default() };
         assert_eq!(cache.counts(), expected);
@@ -324,7 +324,7 @@ mod tests {
         cache.next_lookup(at(0));
         cache.learn(at(1), id, None);
         assert_eq!(cache.collect(at(1), id), Ok(None));
-        assert_eq!(cache.ask(at(60), address(1)), Asked::Known(None));
+        assert_eq!(cache.ask(at(60), address(1)), HostnameAnswer::Known(None));
         later(cache.ask(at(61), address(1)));
         assert_eq!((cache.counts().failed, cache.counts().timed_out), (1, 0));
     }
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(cache.counts().timed_out, 2);
         // What comes too late for them is there for others.
         cache.learn(at(7), id, name("slow.test"));
-        assert_eq!(cache.ask(at(7), address(1)), Asked::Known(name("slow.test")));
+        assert_eq!(cache.ask(at(7), address(1)), HostnameAnswer::Known(name("slow.test")));
         assert!(cache.lookups.is_empty());
     }
 
@@ -377,10 +377,10 @@ mod tests {
         for _ in 0..LOOKUPS_MAX {
             later(cache.ask(at(0), address(1)));
         }
-        assert_eq!(cache.ask(at(0), address(1)), Asked::Known(None));
+        assert_eq!(cache.ask(at(0), address(1)), HostnameAnswer::Known(None));
         assert_eq!((cache.waiting(), cache.counts().refused), (LOOKUPS_MAX, 1));
         let (id, _) = cache.next_lookup(at(0)).unwrap();
-        assert_eq!(cache.ask(at(0), address(1)), Asked::Known(None), "it is under way");
+        assert_eq!(cache.ask(at(0), address(1)), HostnameAnswer::Known(None), "it is under way");
         cache.learn(at(0), id, None);
         later(cache.ask(at(0), address(1)));
     }
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(cache.collect(at(9), id), Err(at(50)));
         cache.learn(at(9), id, name("a.test"));
         assert_eq!(cache.collect(at(9), id), Ok(name("a.test")));
-        assert_eq!(cache.ask(at(9), address(1)), Asked::Known(name("a.test")));
+        assert_eq!(cache.ask(at(9), address(1)), HostnameAnswer::Known(name("a.test")));
         cache.renew(HostnameLimits { entries: 0, ..HostnameLimits::default() });
         later(cache.ask(at(9), address(1)));
         assert_eq!(cache.counts().entries, 0);
@@ -450,13 +450,13 @@ mod tests {
             for (n, (step, which, seconds)) in steps.into_iter().enumerate() {
                 match step {
                     0 | 1 => match cache.ask(at(now), address(which)) {
-                        Asked::Known(told) => {
+                        HostnameAnswer::Known(told) => {
                             let (name, when) = &learnt[&address(which)];
                             prop_assert_eq!(&told, name);
                             let believed = if told.is_some() { 600 } else { 60 };
                             prop_assert!(entries > 0 && now - when < believed);
                         }
-                        Asked::Later(id) => lines.push((id, now)),
+                        HostnameAnswer::Later(id) => lines.push((id, now)),
                     },
                     2 => taken.extend(cache.next_lookup(at(now))),
                     3 if !taken.is_empty() => {

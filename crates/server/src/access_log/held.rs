@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::Range;
 
-use amped_core::cache::hostname::{Asked, HostnameCache};
+use amped_core::cache::hostname::{HostnameAnswer, HostnameCache};
 use amped_units::{Bytes, Time};
 
 use crate::config::settings::LogFormat;
@@ -41,7 +41,7 @@ struct Line {
     length: usize,
     /// The position of the address in the line.
     address: Range<usize>,
-    host: Asked,
+    host: HostnameAnswer,
 }
 
 impl Default for Held {
@@ -77,7 +77,7 @@ impl Held {
             let host = match text.parse::<IpAddr>() {
                 Ok(address) if wanted => names.ask(now, address),
                 // `-`: the kernel did not report the client's address.
-                _ => Asked::Known(None),
+                _ => HostnameAnswer::Known(None),
             };
             self.text.extend_from_slice(line);
             self.lines.push_back(Line { length: line.len(), address, host });
@@ -108,8 +108,8 @@ impl Held {
     fn release_one(&mut self, now: Time, names: &mut HostnameCache, out: &mut Vec<u8>) -> Result<(), Time> {
         let line = self.lines.front().ok_or(Time::NEVER)?;
         let name = match &line.host {
-            Asked::Known(name) => name.clone(),
-            Asked::Later(id) => names.collect(now, *id)?,
+            HostnameAnswer::Known(name) => name.clone(),
+            HostnameAnswer::Later(id) => names.collect(now, *id)?,
         };
         let text = &self.text[self.begin..self.begin + line.length];
         match &name {

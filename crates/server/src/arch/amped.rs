@@ -28,7 +28,7 @@ use crate::helper::threads::Threads;
 use crate::helper::{Busy, Done, Helpers, Task};
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::turn::{Asked, DiskAccess};
+use crate::turn::{DiskAccess, DiskAnswer};
 use crate::worker::{DiskSide, Worker};
 
 /// Runs a loop of this architecture; returns its final statistics.
@@ -86,18 +86,18 @@ impl<H: Helpers> DiskAccess for Helped<H> {
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
-    ) -> Asked {
+    ) -> DiskAnswer {
         if let Some(waiting) = self.waiting.get_mut(work) {
             if waiting.askers.len() >= ASKERS_MAX {
-                return Asked::Refused;
+                return DiskAnswer::Refused;
             }
             waiting.askers.push((asker, ticket));
             shared.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
-            return Asked::Later(waiting.why);
+            return DiskAnswer::Later(waiting.why);
         }
         let why = match self.disk.perform(work, Effort::Now) {
             Ok(found) => {
-                return Asked::Answered(self.disk.learn(now, work, found, shared));
+                return DiskAnswer::Answered(self.disk.learn(now, work, found, shared));
             }
             Err(why) => why,
         };
@@ -105,9 +105,9 @@ impl<H: Helpers> DiskAccess for Helped<H> {
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
                 self.waiting.insert(work.clone(), Waiting { since: now, why, askers: vec![(asker, ticket)] });
-                Asked::Later(why)
+                DiskAnswer::Later(why)
             }
-            Err(Busy) => Asked::Refused,
+            Err(Busy) => DiskAnswer::Refused,
         }
     }
 
@@ -225,7 +225,7 @@ mod tests {
         let mut ask =
             |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut shared);
         for n in 0..10 {
-            assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
+            assert!(matches!(ask(&mut helped, n), DiskAnswer::Later(_)));
             if n != 3 {
                 helped.withdraw(token(n), Ticket(1), &work);
             }
@@ -234,9 +234,9 @@ mod tests {
         helped.withdraw(token(2), Ticket(1), &work);
         assert_eq!(helped.waiting[&work].askers, [(token(3), Ticket(1))]);
         for n in 1..ASKERS_MAX as u64 {
-            assert!(matches!(ask(&mut helped, n), Asked::Later(_)));
+            assert!(matches!(ask(&mut helped, n), DiskAnswer::Later(_)));
         }
-        assert!(matches!(ask(&mut helped, 0), Asked::Refused));
+        assert!(matches!(ask(&mut helped, 0), DiskAnswer::Refused));
         assert_eq!(helped.waiting[&work].askers.len(), ASKERS_MAX);
     }
 }

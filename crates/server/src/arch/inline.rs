@@ -18,7 +18,7 @@ use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::message::Forget;
 use crate::open_file::OpenFile;
 use crate::token::Token;
-use crate::turn::{Asked, DiskAccess};
+use crate::turn::{DiskAccess, DiskAnswer};
 use crate::worker::{DiskSide, Worker};
 
 /// What the workers of an architecture share besides the disk: by default nothing.
@@ -113,13 +113,13 @@ impl<S: Sharing> DiskAccess for Inline<S> {
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
-    ) -> Asked {
+    ) -> DiskAnswer {
         if let Some(waiting) = self.put_off.iter_mut().find(|waiting| waiting.work == *work) {
             waiting.askers.push((asker, ticket));
-            return Asked::Later(Delay::Change);
+            return DiskAnswer::Later(Delay::Change);
         }
         if let Some(answer) = self.sharing.answer(&self.disk, now, work, shared) {
-            return Asked::Answered(answer);
+            return DiskAnswer::Answered(answer);
         }
         let question = self.sharing.question(work);
         // What is available at once is cheaper this way: the waiting path starts by
@@ -129,11 +129,11 @@ impl<S: Sharing> DiskAccess for Inline<S> {
             self.try_perform(&question)
         });
         match found {
-            Ok(found) => Asked::Answered(self.learn(now, work, found, shared)),
+            Ok(found) => DiskAnswer::Answered(self.learn(now, work, found, shared)),
             Err(why) => {
                 let askers = vec![(asker, ticket)];
                 self.put_off.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), askers });
-                Asked::Later(why)
+                DiskAnswer::Later(why)
             }
         }
     }

@@ -104,7 +104,7 @@ impl Asker {
 
 /// What becomes of a question.
 #[derive(Debug)]
-pub enum Asked {
+pub enum Verification {
     /// The verdict is there.
     Answered(Verdict),
     /// It will come as [`Verified`].
@@ -136,17 +136,22 @@ impl Verifier {
     }
 
     /// A connection's question. Never waits.
-    pub fn ask(&self, work: VerifyWork, client: Client, address: (Arc<dyn Post<Verified>>, Token, Ticket)) -> Asked {
+    pub fn ask(
+        &self,
+        work: VerifyWork,
+        client: Client,
+        address: (Arc<dyn Post<Verified>>, Token, Ticket),
+    ) -> Verification {
         let shared = &self.shared;
         if shared.accounts.remembers(work.accounts, &work.credentials) {
-            return Asked::Answered(Verdict::Good);
+            return Verification::Answered(Verdict::Good);
         }
         let mut state = shared.lock();
         let asker = Arc::new(Asker::default());
         let has_waited = state.busy || !state.queue.is_empty();
         let round = state.round_of(client);
         if state.queue.len() >= shared.queue_max() && !state.make_room(round) {
-            return Asked::Answered(Verdict::Busy);
+            return Verification::Answered(Verdict::Busy);
         }
         let now_ns = monotonic_ns();
         if let Waiting::PoolOfProcesses(workers) = shared.waiting
@@ -154,21 +159,21 @@ impl Verifier {
         {
             state.place = shared.ledger.take_place(quarter(workers), now_ns);
             if state.place.is_none() {
-                return Asked::Answered(Verdict::Busy);
+                return Verification::Answered(Verdict::Busy);
             }
         }
         if !shared.ledger.take(client, shared.budget, now_ns) {
             shared.leave_place(&mut state);
-            return Asked::Answered(Verdict::Limited);
+            return Verification::Answered(Verdict::Limited);
         }
         state.queue.push(Job { work, client, asker: Arc::downgrade(&asker), address, round, has_waited });
         if !self.has_thread(&mut state) {
             state.queue.pop();
             shared.leave_place(&mut state);
-            return Asked::Answered(Verdict::Busy);
+            return Verification::Answered(Verdict::Busy);
         }
         shared.wake.notify_one();
-        Asked::Later(asker)
+        Verification::Later(asker)
     }
 
     /// Starts the thread if there is none. `false`: none can be started.
@@ -345,7 +350,7 @@ mod tests {
 
     impl Set {
         /// The question of client `from`, whose verdict will come with this number.
-        fn ask(&self, number: u32, from: u8, password: &str) -> Asked {
+        fn ask(&self, number: u32, from: u8, password: &str) -> Verification {
             let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
             let work = VerifyWork { generation: 0, accounts: 0, credentials };
             let client = Client::new(Some(Ipv4Addr::new(192, 0, 2, from).into()));
@@ -358,15 +363,15 @@ mod tests {
 
         fn must_wait(&self, number: u32, from: u8, password: &str) -> Arc<Asker> {
             match self.ask(number, from, password) {
-                Asked::Later(asker) => asker,
-                Asked::Answered(verdict) => panic!("{number} was answered {verdict:?}"),
+                Verification::Later(asker) => asker,
+                Verification::Answered(verdict) => panic!("{number} was answered {verdict:?}"),
             }
         }
 
         fn answer(&self, number: u32, from: u8, password: &str) -> Option<Verdict> {
             match self.ask(number, from, password) {
-                Asked::Answered(verdict) => Some(verdict),
-                Asked::Later(_) => None,
+                Verification::Answered(verdict) => Some(verdict),
+                Verification::Later(_) => None,
             }
         }
 
@@ -467,11 +472,11 @@ mod tests {
                 let work = VerifyWork { generation: 0, accounts: 0, credentials };
                 let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, message.token, message.ticket);
                 match self.verifier.ask(work, Client::new(None), address) {
-                    Asked::Later(asker) => {
+                    Verification::Later(asker) => {
                         asker.leaves();
                         self.askers.lock().unwrap().push(asker);
                     }
-                    Asked::Answered(verdict) => panic!("{password} was answered {verdict:?}"),
+                    Verification::Answered(verdict) => panic!("{password} was answered {verdict:?}"),
                 }
             }
             self.mailbox.post(message);

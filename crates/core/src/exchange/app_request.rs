@@ -38,7 +38,7 @@ use crate::site::AppRule;
 
 /// A request that an application has.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct AppRequest {
     pub(super) ticket: Ticket,
     handler: HandlerMatch,
     /// Whether its body is complete, and how many bytes may still come of it.
@@ -90,7 +90,7 @@ pub(super) enum Stage {
 /// What becomes of a request that an application is to answer.
 pub(super) enum Begun<F> {
     /// The application has it.
-    Asked(Box<Asked>),
+    Started(Box<AppRequest>),
     /// This page is kept, and the reply.
     Kept(PreparedResponse<F>),
     /// It is refused, for this reason.
@@ -98,7 +98,7 @@ pub(super) enum Begun<F> {
 }
 
 /// What the head of an application's answer comes to.
-pub(super) enum Weighed {
+pub(super) enum HeadVerdict {
     /// A reply of this status.
     Reply(Status),
     /// Another request takes the place of the one that it had; what it still says is for nobody.
@@ -107,7 +107,7 @@ pub(super) enum Weighed {
     Bad(&'static str),
 }
 
-impl Asked {
+impl AppRequest {
     /// Gives a request to an application; its body, if it has one of this framing, follows.
     pub(super) fn begin<F: FileHandle>(
         cx: &mut Context<'_, F>,
@@ -145,7 +145,7 @@ impl Asked {
             }
         };
         cx.actions.push(Action::App(ticket, input));
-        Begun::Asked(Box::new(Asked {
+        Begun::Started(Box::new(AppRequest {
             ticket,
             has_body: framing == Framing::None,
             left: body.0,
@@ -172,7 +172,7 @@ impl Asked {
             Stage::Body(_) => 0,
         };
         let fill = self.fill.as_ref().map_or(0, |fill| size_of::<Fill>() + fill.body.capacity());
-        size_of::<Asked>() + stage + fill
+        size_of::<AppRequest>() + stage + fill
     }
 
     /// Whether it waits for somebody else's answer.
@@ -269,13 +269,13 @@ impl Asked {
     }
 
     /// What the head of its answer comes to. `may_lead_on`: it may still name another path in place of an answer.
-    pub(super) fn weigh<F>(
+    pub(super) fn judge_head<F>(
         &mut self,
         cx: &mut Context<'_, F>,
         head: &[u8],
         said: &cgi::ScriptHead<'_>,
         may_lead_on: bool,
-    ) -> Weighed {
+    ) -> HeadVerdict {
         let (instead, why) = match (said.send, said.answer()) {
             (Some(send), _) => {
                 let site = cx.shared.sites.of(self.handler.site);
@@ -284,15 +284,15 @@ impl Asked {
                 (target.and_then(|target| app::instead(head, &target)), why)
             }
             (None, Answer::Instead(target)) => (app::instead(head, target), "the application leads nowhere"),
-            (None, Answer::Reply(status)) => return Weighed::Reply(status),
+            (None, Answer::Reply(status)) => return HeadVerdict::Reply(status),
         };
         match instead.filter(|_| may_lead_on) {
             Some(instead) => {
                 self.stage = Stage::Rest(instead);
                 self.give_up_page(cx, UNKEPT_TIME);
-                Weighed::Instead
+                HeadVerdict::Instead
             }
-            None => Weighed::Bad(why),
+            None => HeadVerdict::Bad(why),
         }
     }
 
@@ -383,7 +383,7 @@ impl Asked {
 
     /// Passes on part of the answer's body, and keeps it where all of it is to be kept.
     pub(super) fn pass_body<F>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8], protocol: &mut impl Protocol<F>) {
-        let Asked { stage: Stage::Body(framing), fill, .. } = self else {
+        let AppRequest { stage: Stage::Body(framing), fill, .. } = self else {
             return;
         };
         let data = match framing {
