@@ -499,7 +499,7 @@ fn oversized_body_is_refused_and_drained() {
         }
         assert_eq!(world.sessions[n].statuses(), [413]);
         assert_eq!(world.logged.len(), 1);
-        assert!(world.logged[0].starts_with("/app: 413, the request's body is longer than 90"), "{:?}", world.logged);
+        assert!(world.logged[0].starts_with("/app: 413, the request body exceeds 90"), "{:?}", world.logged);
         let half_closed = world.sessions[n].half_closed.expect("our side is closed");
         // One that never ends is not read for ever.
         for _ in 0..40 {

@@ -315,13 +315,13 @@ fn failing_script_returns_error() {
     server.wait_for("the interpreter in its first line does not exist");
     // Whatever makes an answer none is told to who looks after the script.
     for (name, why) in [
-        ("half", "the application has ended without an answer"),
-        ("silent", "the application has ended without an answer"),
+        ("half", "the application ended without a response"),
+        ("silent", "the application ended without a response"),
         ("no-head", "malformed header line in the response"),
-        ("short", "the application has ended before its answer was complete"),
-        ("slow", "the application does not answer"),
-        ("stops", "the application does not answer"),
-        ("much", "the application says more than it may"),
+        ("short", "the application ended before its response was complete"),
+        ("slow", "timed out waiting for the application"),
+        ("stops", "timed out waiting for the application"),
+        ("much", "the application's response exceeds max_response_bytes"),
     ] {
         server.wait_for(&format!("/cgi-bin/{name}: {why}\n"));
     }

@@ -146,7 +146,7 @@ fn body_over_limit_returns_413_and_is_logged() {
         }
     }
     for path in ["/cgi-bin/notes", "/app"] {
-        server.wait_for(&format!("{path}: 413, the request's body is longer than 100000B"));
+        server.wait_for(&format!("{path}: 413, the request body exceeds 100000B"));
     }
     assert!(!seen.exists(), "the application was begun");
 }

@@ -1,7 +1,8 @@
-//! Stop 7 of 10: what becomes of a request: a reply, a question for the disk, or an error and the page that goes with it.
+//! Stop 7 of 10: decides how a request is answered: by a response,
+//! by a lookup on the disk, or by an error and its page.
 //!
-//! The exchange (stop 5) asks here, once before the disk has been asked and once after. Stops 6 (`plan`) and 9 (`reply`) are
-//! called from here, with what the caches know in between. Nothing here knows of connections.
+//! The exchange (stop 5) calls it once before the disk lookup and once after. It calls stops 6 (`plan`) and 9
+//! (`reply`), with the caches in between. It knows nothing of connections.
 
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
@@ -32,7 +33,7 @@ use crate::shared_state::{Counts, SharedState};
 use crate::site::{Site, Sites};
 use crate::variants::Negotiated;
 
-/// A reply but for what depends on the connection.
+/// A response except for the parts that depend on the connection.
 pub(crate) struct PreparedResponse<F> {
     pub(crate) head: ReplyHead,
     pub(crate) body: Body<F>,
@@ -45,32 +46,32 @@ impl<F> PreparedResponse<F> {
     }
 }
 
-/// What to ask the disk, and what is known should its answer take long.
+/// A lookup on the disk, and the cached entry to use if its result is delayed.
 pub(crate) struct Question {
     pub(crate) work: Work,
     pub(crate) stale: Option<CachedEntry>,
 }
 
-/// What to do next for a request.
+/// The next step for a request.
 pub(crate) enum Step<F> {
     Reply(PreparedResponse<F>),
     Ask(Question),
     /// Have the password verified.
     Verify(VerifyWork),
-    /// There is nothing of that name: ask for the file that serves in its place.
+    /// The name does not exist: look up the fallback file.
     AskForFallback(Question),
     Fail(Status, &'static str),
-    /// An application is to answer it.
+    /// Pass it to an application.
     Run(HandlerMatch),
 }
 
-/// How an error is told.
+/// How to send an error.
 pub(crate) enum Failure<F> {
     Reply(PreparedResponse<F>),
     AskForPage(Question),
 }
 
-/// What a request comes to as far as the caches know; where a password is wanted, that goes first.
+/// Decides the first step from the caches; authentication comes first.
 pub(crate) fn first_step<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -83,17 +84,17 @@ pub(crate) fn first_step<F: FileHandle>(
         return open_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.asked);
-    // An application that names a file for this very purpose has decided who gets it.
+    // If an application of the site names the file, the application has decided who may get it.
     if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
         return open_step(now, request, origin, resolved, shared);
     }
-    // What browsers ask beforehand they ask without a password (Fetch, 3.2.5); what a rule answers tells nothing of what is
-    // there.
+    // Browsers send preflights without credentials (Fetch, 3.2.5); the
+    // response comes from the rule and reveals nothing about what exists.
     if site.preflight(path, request).is_none()
         && let Some(guard) = site.guard(path)
     {
         let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
-            return Step::Fail(Status::UNAUTHORIZED, "this folder is for those who have a password");
+            return Step::Fail(Status::UNAUTHORIZED, "authentication required");
         };
         let (generation, accounts) = (caches.generation(), guard.accounts);
         return Step::Verify(VerifyWork { generation, accounts, credentials });
@@ -101,13 +102,13 @@ pub(crate) fn first_step<F: FileHandle>(
     open_step(now, request, origin, resolved, shared)
 }
 
-/// The name that a request gives where one is wanted, for the log: of a 401, what was claimed.
+/// The user name in a request for a protected path, for the log; in a 401, the claimed one.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
     sites.of(resolved.site).guard(&resolved.asked).map(|_| credentials)
 }
 
-/// Whether an application gets the request's body, or may get it once the disk has been asked.
+/// Whether an application gets the request body, or may get it depending on the disk lookup.
 pub(crate) fn may_be_for_app(request: &Request<'_>, resolved: &mut Resolved<'_>, sites: &Sites) -> bool {
     sites.have_apps()
         && match plan::plan(request, Origin::Client, resolved, sites) {
@@ -117,7 +118,7 @@ pub(crate) fn may_be_for_app(request: &Request<'_>, resolved: &mut Resolved<'_>,
         }
 }
 
-/// What a request comes to for which no password is wanted any more.
+/// Decides the next step for a request that needs no further authentication.
 fn open_step<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -135,7 +136,7 @@ fn open_step<F: FileHandle>(
             return Step::Reply(PreparedResponse::new(reply::options(site, request, asked), Outcome::None));
         }
         Plan::Redirect { status, location } => {
-            let reply = reply::redirect(site, request, asked, status, "what was asked for is elsewhere", &location);
+            let reply = reply::redirect(site, request, asked, status, "the resource has moved", &location);
             return Step::Reply(PreparedResponse::new(reply, Outcome::None));
         }
         Plan::Respond(response) => {
@@ -159,7 +160,7 @@ fn open_step<F: FileHandle>(
     }
 }
 
-/// What a request comes to after the disk's answer.
+/// Decides the next step after the result of the disk lookup.
 pub(crate) fn step_after<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -180,11 +181,11 @@ pub(crate) fn step_after<F: FileHandle>(
             let reply = reply::listing(site, request, path, list_form(request), listing, shared.wall.seconds);
             Step::Reply(PreparedResponse::new(reply, outcome))
         }
-        Answer::Outdated => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
+        Answer::Outdated => Step::Fail(Status::INTERNAL_SERVER_ERROR, "cannot read the file"),
     }
 }
 
-/// What a name means, and how that was found out.
+/// The resolution of a name, and its source.
 struct Found<'a, F> {
     meaning: &'a LookupResult,
     /// Contents that the disk side has read with it.
@@ -192,7 +193,7 @@ struct Found<'a, F> {
     outcome: Outcome,
 }
 
-/// The next step for a request whose name has this meaning.
+/// Decides the next step for a request whose name has this resolution.
 fn step_for_name<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -242,8 +243,8 @@ fn step_for_name<F: FileHandle>(
     Step::Reply(PreparedResponse::new(reply, outcome))
 }
 
-/// Asks the disk side for the content of a representation, or for everything if even the name has been evicted since it was
-/// asked for.
+/// Requests the content of a representation from the disk side, or
+/// everything if even the resolution has been evicted meanwhile.
 fn ask_for_content<F: FileHandle>(
     site: &Site,
     path: &CleanPath<'_>,
@@ -258,7 +259,7 @@ fn ask_for_content<F: FileHandle>(
     Step::Ask(Question { work: Work::Name(work), stale: None })
 }
 
-/// What a request comes to once its password was looked at.
+/// Decides the next step after password verification.
 fn step_after_verdict<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -269,21 +270,21 @@ fn step_after_verdict<F: FileHandle>(
 ) -> Step<F> {
     match verdict {
         Verdict::Good => open_step(now, request, origin, resolved, shared),
-        Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "this is not the password of that name"),
+        Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "wrong user name or password"),
         Verdict::Limited => {
-            let why = "too many wrong passwords came from your address; try again in a minute";
+            let why = "too many wrong passwords from your address; try again in a minute";
             Step::Fail(Status::TOO_MANY_REQUESTS, why)
         }
         Verdict::Busy => {
             shared.counts.shed += 1;
-            let why = "too many passwords are waiting to be verified; try again in a second";
+            let why = "too many pending password verifications; try again in a second";
             Step::Fail(Status::SERVICE_UNAVAILABLE, why)
         }
-        Verdict::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the accounts could not be read"),
+        Verdict::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "cannot read the accounts"),
     }
 }
 
-/// The file that serves in place of what is missing; `None` if its content is not at hand.
+/// The fallback file; `None` if its content is not cached.
 fn fallback<F: FileHandle>(
     site: &Site,
     request: &Request<'_>,
@@ -294,7 +295,7 @@ fn fallback<F: FileHandle>(
     wall: &WallClock,
 ) -> Option<(ReplyHead, Body<F>)> {
     let resource = ready(resource, site, caches.budgets.ready_headers);
-    // Neither a fallback nor an error page is there compressed alone.
+    // Neither a fallback nor an error page may exist in compressed form only.
     let Chosen::One(representation) = reply::choose(request, &resource) else { return None };
     let verdict = reply::judge(request, representation, limits, wall.seconds);
     let content = match reply::needs_content(&verdict, request) {
@@ -304,7 +305,7 @@ fn fallback<F: FileHandle>(
     Some(reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads))
 }
 
-/// What a request comes to after the disk was asked for the file that serves in place of what is missing.
+/// Decides the next step after the lookup of the fallback file.
 pub(crate) fn fallback_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
@@ -326,21 +327,19 @@ pub(crate) fn fallback_after<F: FileHandle>(
     }
 }
 
-/// What a request comes to when the disk side has no answer.
+/// Decides the next step after a failure of the disk side.
 fn step_after_trouble<F>(trouble: Trouble, shared: &mut SharedState<F>) -> Step<F> {
     match trouble {
         Trouble::Busy => {
             shared.counts.shed += 1;
-            Step::Fail(Status::SERVICE_UNAVAILABLE, "too many requests are waiting for the disk; try again in a second")
+            Step::Fail(Status::SERVICE_UNAVAILABLE, "disk queue full; try again in a second")
         }
-        Trouble::Exhausted => {
-            Step::Fail(Status::SERVICE_UNAVAILABLE, "the server is out of descriptors; try again in a second")
-        }
-        Trouble::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "the file could not be read"),
+        Trouble::Exhausted => Step::Fail(Status::SERVICE_UNAVAILABLE, "out of file descriptors; try again in a second"),
+        Trouble::Failed => Step::Fail(Status::INTERNAL_SERVER_ERROR, "cannot read the file"),
     }
 }
 
-/// Asks the disk side for what a file unpacks to.
+/// Requests the decompressed form of a file from the disk side.
 fn ask_to_unpack<F: FileHandle>(
     site: &Site,
     path: &CleanPath<'_>,
@@ -351,22 +350,23 @@ fn ask_to_unpack<F: FileHandle>(
     Step::Ask(Question { work, stale: None })
 }
 
-/// What a client gets that does not take the coding in which alone a file is there.
+/// The response to a client that does not accept the only coding in which a file exists.
 fn step_not_unpacked<F>(why: NotUnpacked) -> Step<F> {
     match why {
         NotUnpacked::TooLarge => {
-            let why = "this file is kept compressed and is too large to be unpacked here: ask for it with \
+            let why = "this file exists in compressed form only and is too large to decompress; request it with \
                        Accept-Encoding: gzip";
             Step::Fail(Status::NOT_ACCEPTABLE, why)
         }
-        NotUnpacked::Damaged => {
-            Step::Fail(Status::INTERNAL_SERVER_ERROR, "this file is kept compressed, and cannot be unpacked")
-        }
+        NotUnpacked::Damaged => Step::Fail(
+            Status::INTERNAL_SERVER_ERROR,
+            "this file exists in compressed form only and cannot be decompressed",
+        ),
     }
 }
 
-/// What goes before a sibling that stands for a missing file: it is sent where it could be asked for by its own name, and
-/// else there is nothing. A rule that matches both names was passed by whoever got here.
+/// Checks a compressed sibling that stands for a missing file: it is sent only if the client could request it by its
+/// own name. Rules that match both names have already passed.
 fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &PrecompressedOnly) -> Option<Step<F>> {
     let nothing = || Some(Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND));
     let same_rule = |one: &Routed, other: &Routed| mem::discriminant(one) == mem::discriminant(other);
@@ -386,13 +386,13 @@ fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &
     match (app::handler_of(site, &lone.name), app::handler_of(site, &resource.name)) {
         (Ok(None), Ok(None)) => None,
         (Err(status), _) | (_, Err(status)) => Some(Step::Fail(status, plan::DENIED)),
-        // The source of an application, or what is only its own to give.
+        // The source of an application, or a file that only the application may send.
         (Ok(_), Ok(_)) => nothing(),
     }
 }
 
-/// What goes before a file that was found: a name by which nobody may reach it, the application that an index file or a
-/// variant is (its source is nobody's), and a method that is not for files.
+/// Checks a file that was found: a hidden name, an application as index file or
+/// variant (its source is never sent), or a method that files do not support.
 fn step_before_file<F>(
     request: &Request<'_>,
     origin: Origin,
@@ -418,7 +418,7 @@ fn step_before_file<F>(
     (!plan::is_read(request.method)).then(|| step_without_app(request, site, path))
 }
 
-/// What a request comes to that only an application could have answered.
+/// Decides the next step for a request that only an application could answer.
 fn step_without_app<F>(request: &Request<'_>, site: &Site, path: &[u8]) -> Step<F> {
     if request.method == Some(Method::Options) {
         return Step::Reply(PreparedResponse::new(reply::options(site, request, path), Outcome::None));
@@ -427,12 +427,12 @@ fn step_without_app<F>(request: &Request<'_>, site: &Site, path: &[u8]) -> Step<
     Step::Fail(status, why)
 }
 
-/// The resource as it was kept, or, with ready headers switched off, with all that heads say of it worked out anew.
+/// The cached resource or, if prepared heads are disabled, a freshly built one.
 fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> Cow<'a, Arc<Resource>> {
     if ready_headers { Cow::Borrowed(resource) } else { Cow::Owned(Arc::new(resource.worked_out_anew(site))) }
 }
 
-/// What a name that is no file comes to.
+/// Decides the next step for a name that is not a file.
 fn step_without_file<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -461,7 +461,7 @@ fn step_without_file<F: FileHandle>(
             {
                 return Step::Reply(PreparedResponse::new(reply, outcome));
             }
-            // With its content, whatever is known: there is no second question.
+            // With its content, even if cached: there is no second lookup.
             let work = Work::Name(caches.name_work(site, file.as_bytes().into(), None));
             Step::AskForFallback(Question { work, stale: None })
         }
@@ -480,7 +480,7 @@ fn step_without_file<F: FileHandle>(
             counts.page_misses += 1;
             Step::Ask(Question { work: Work::List(work), stale: None })
         }
-        LookupResult::Directory(_) => Step::Fail(Status::FORBIDDEN, "this directory is not for listing"),
+        LookupResult::Directory(_) => Step::Fail(Status::FORBIDDEN, "directory listing is disabled"),
         LookupResult::Forbidden => Step::Fail(Status::FORBIDDEN, "permission denied"),
         LookupResult::Absent | LookupResult::File(_) | LookupResult::Variants(_) => {
             Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND)
@@ -494,7 +494,7 @@ fn list_form(request: &Request<'_>) -> ListForm {
     if json { ListForm::Json } else { ListForm::Html }
 }
 
-/// An error: with the site's own page if it has one for this status, else with ours.
+/// Builds an error: with the site's page for this status if it has one, else with the default page.
 pub(crate) fn failure<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -519,14 +519,14 @@ pub(crate) fn failure<F: FileHandle>(
     let is_missing = matches!(&known, Some(CachedEntry { meaning, age })
         if *age < caches.budgets.revalidate && !matches!(meaning, LookupResult::File(resource) if resource.lone.is_none()));
     if is_missing || status == Status::SERVICE_UNAVAILABLE {
-        // For 503 the disk is the trouble; asking it for a page would make it worse.
+        // A 503 means that the disk is overloaded; a lookup of its page would add to the load.
         return Failure::Reply(plain_failure(request, (status, why), resolved, shared));
     }
     let work = Work::Name(caches.name_work(site, page.as_bytes().into(), known.as_ref()));
     Failure::AskForPage(Question { work, stale: None })
 }
 
-/// The error after the disk was asked for its page.
+/// Builds the error after the lookup of its page.
 pub(crate) fn error_after<F: FileHandle>(
     request: &Request<'_>,
     answer: Answer<F>,
@@ -546,7 +546,7 @@ pub(crate) fn error_after<F: FileHandle>(
     plain_failure(request, (status, why), resolved, shared)
 }
 
-/// The error with a page of ours.
+/// Builds the error with the default page.
 pub(crate) fn plain_failure<F>(
     request: &Request<'_>,
     (status, why): (Status, &'static str),

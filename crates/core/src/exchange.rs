@@ -33,49 +33,49 @@ use crate::reply::{self, Response, ScriptFraming};
 
 pub use crate::exchange::context::{Context, Progress, Protocol};
 
-/// A request that waits.
+/// A request in progress that has to wait.
 #[derive(Debug)]
 pub struct Exchange {
     request: OwnedRequest,
-    /// When the first byte of its head came.
+    /// When the first byte of its head arrived.
     began: Time,
     resolved: Resolved<'static>,
     detour: Detour,
-    /// When it last got on.
+    /// When it last made progress.
     since: Time,
     state: State,
 }
 
-/// What it waits for.
+/// What the exchange waits for.
 #[derive(Debug)]
 enum State {
-    /// The end of its body, which is thrown away.
+    /// The end of its body, which is discarded.
     Body(Unread),
     /// The disk, or the password verifier.
     Disk(Waiting),
-    /// An application, which perhaps answers already.
+    /// An application, which may already be responding.
     App(Box<AppRequest>),
 }
 
 #[derive(Debug)]
 struct Unread {
-    /// Bytes of data that may still come: the limit less what has come.
+    /// Bytes of body data still allowed: the limit minus the bytes received.
     left: u64,
     pace: Pace,
-    /// What the request is refused with when it is gone, and why, where that is known.
+    /// The status and reason to respond with once the body is discarded, if already known.
     refusal: Option<(Status, &'static str)>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
-    /// When the question was asked, and under which configuration.
+    /// When the lookup was requested.
     asked: Time,
     generation: u32,
     purpose: Purpose,
-    /// What was known of the name, should the answer take long.
+    /// The cached entry of the name, for use if the result is delayed.
     stale: Option<CachedEntry>,
-    /// Whether the answer is a helper's.
+    /// Whether a helper is doing the work.
     late: bool,
 }
 
@@ -84,33 +84,33 @@ struct Waiting {
 enum Purpose {
     /// The request's target.
     Target,
-    /// The file that serves in place of the target.
+    /// The fallback file of the target.
     Fallback,
-    /// The page that goes with an error.
+    /// The page of an error.
     ErrorPage(Status, &'static str),
 }
 
-/// What applications have put in place of the request.
+/// Redirections of the request by applications.
 #[derive(Debug, Default)]
 struct Detour {
-    /// How often one has named another path in place of an answer.
+    /// Number of local redirects.
     count: u8,
-    /// What one said beside the file that it has the server send.
+    /// The fields of an application's response that go with the file sent on its behalf.
     beside_file: Option<Box<BesideFile>>,
 }
 
 /// Names and values of fields.
 type BesideFile = Vec<(Box<str>, Box<[u8]>)>;
 
-/// A request as a protocol has read it.
+/// A request as parsed by a protocol.
 pub struct Incoming<'a> {
     /// The parsed request.
     pub request: Request<'a>,
-    /// What it was parsed from.
+    /// The bytes it was parsed from.
     pub head: &'a [u8],
-    /// When the first byte of that came.
+    /// When the first of these arrived.
     pub began: Time,
-    /// Whether some of what follows it is there.
+    /// Whether bytes after it have arrived.
     pub has_more: bool,
 }
 
@@ -131,7 +131,7 @@ impl Exchange {
 
     /// Cancels it: the client has closed the connection or the stream.
     pub fn cancel<F>(&self, cx: &mut Context<'_, F>) {
-        // The disk's answer will be discarded.
+        // The result of the disk work will be discarded.
         if let State::App(asked) = &self.state {
             asked.leave(cx, "");
         }
@@ -148,7 +148,7 @@ impl Exchange {
         }
     }
 
-    /// The same, as far as it does not depend on what the client has taken.
+    /// The part of the deadline that does not depend on what the client has received.
     pub fn body_due(&self) -> Time {
         match &self.state {
             State::App(asked) if asked.waits_for_client() => asked.pace.due(),
@@ -156,12 +156,12 @@ impl Exchange {
         }
     }
 
-    /// Whether it throws its body away.
+    /// Whether it is discarding its body.
     pub fn discards_body(&self) -> bool {
         matches!(self.state, State::Body(_))
     }
 
-    /// Whether more of its body is taken now.
+    /// Whether it accepts more of its body now.
     pub fn wants_body(&self) -> bool {
         match &self.state {
             State::Body(_) => true,
@@ -170,28 +170,28 @@ impl Exchange {
         }
     }
 
-    /// Whether an application has it.
+    /// Whether it was passed to an application.
     pub fn is_at_app(&self) -> bool {
         matches!(self.state, State::App(_))
     }
 
-    /// Whether the application's output is read before the client has received what came before.
+    /// Whether the application's output is read before the client has received the earlier output.
     pub fn reads_ahead(&self) -> bool {
         matches!(&self.state, State::App(asked) if asked.reads_ahead())
     }
 
-    /// Whether a response has begun of whose body some is missing.
+    /// Whether its response has begun and the body is incomplete.
     pub fn is_in_body(&self) -> bool {
         matches!(&self.state, State::App(asked)
             if matches!(asked.stage, Stage::Body(framing) if framing != ScriptFraming::None))
     }
 
-    /// Whether it waits for the answer to this question of the disk's.
+    /// Whether it waits for the result with this ticket.
     pub fn waits_for(&self, ticket: Ticket) -> bool {
         matches!(&self.state, State::Disk(waiting) if waiting.ticket == ticket)
     }
 
-    /// Bytes of memory that it holds beside itself.
+    /// Heap memory in bytes, in addition to the struct itself.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::App(asked) => asked.heap_bytes(),
@@ -200,7 +200,7 @@ impl Exchange {
         self.request.head().len() + state
     }
 
-    /// Part of its body has come; `is_last`: the end of it.
+    /// Accepts part of the body; `is_last`: the end of it.
     pub fn take_body<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -213,7 +213,7 @@ impl Exchange {
             State::Body(unread) => {
                 let refusal = unread.refusal;
                 let Some(left) = unread.left.checked_sub(data.len() as u64) else {
-                    // Over the limit: the refusal is sent without waiting for the rest of the body.
+                    // Over the limit: respond without waiting for the rest of the body.
                     protocol.forgo_body();
                     return self.step(cx, protocol, |steps| match refusal {
                         Some((status, why)) => steps.fail(status, why),
@@ -244,7 +244,7 @@ impl Exchange {
         cx: &mut Context<'_, F>,
         protocol: &mut P,
     ) -> Progress {
-        let (status, why) = (Status::BAD_REQUEST, "the chunks of the body are malformed");
+        let (status, why) = (Status::BAD_REQUEST, "malformed chunked body");
         protocol.forgo_body();
         match self.state {
             State::App(_) => self.give_up_on_app(cx, status, why, protocol),
@@ -252,7 +252,7 @@ impl Exchange {
         }
     }
 
-    /// The disk or the password verifier has answered.
+    /// Accepts the result of a disk lookup or password verification.
     pub fn take_answer<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -263,8 +263,8 @@ impl Exchange {
             return Progress::Open;
         };
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
-        // An answer from under another configuration may be another site's file, with another media type; and a head made
-        // of it would be kept. The question is put anew.
+        // A result for another configuration may be another site's file or have
+        // another media type, and its head would be cached. Repeat the lookup.
         let holds = generation == cx.shared.caches.generation();
         self.step(cx, protocol, |steps| match purpose {
             _ if !holds || matches!(answer, Answer::Outdated) => {
@@ -288,7 +288,7 @@ impl Exchange {
         })
     }
 
-    /// The disk's answer will take a while. What is known of the name, if it is not too old, serves in the meantime.
+    /// The result of the disk work is delayed. Meanwhile a cached entry is served, unless it is too old.
     pub fn take_delay<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -304,7 +304,7 @@ impl Exchange {
             Delay::Change => waiting.stale = None,
         }
         let holds = waiting.generation == cx.shared.caches.generation();
-        // Its age was taken with the question, which may have been some time ago.
+        // Its age was computed when the lookup was requested, which may be some time ago.
         let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.asked));
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
             return Progress::Open;
@@ -327,13 +327,13 @@ impl Exchange {
         match &self.state {
             State::Body(_) => {
                 protocol.forgo_body();
-                let why = "the request's body took too long to arrive";
+                let why = "timed out reading the request body";
                 self.step(cx, protocol, |steps| steps.refuse_body(Status::REQUEST_TIMEOUT, why))
             }
-            // A late answer will be discarded.
+            // A late result will be discarded.
             State::Disk(_) => {
                 cx.shared.counts.shed += 1;
-                let why = "the disk does not answer; try again in a while";
+                let why = "timed out reading from disk; try again later";
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
             State::App(asked) if asked.follows() => self.run_alone(cx, protocol),
@@ -375,7 +375,7 @@ impl Exchange {
 
 /// Output of applications.
 impl Exchange {
-    /// The application that was asked with this ticket has sent output, or its state has changed.
+    /// The application request with this ticket has produced output, or its state has changed.
     pub fn take_output<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -407,7 +407,7 @@ impl Exchange {
         Progress::Open
     }
 
-    /// It is this request for which the page is made.
+    /// This request generates the page.
     fn begin_page<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
             return Progress::Open;
@@ -422,7 +422,7 @@ impl Exchange {
         }
     }
 
-    /// It has waited for another's answer for as long as for one of its own, and asks for that now.
+    /// The wait for another request's response has timed out: run the application for this request.
     fn run_alone<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         self.since = cx.now;
         let ticket = protocol.next_ticket();
@@ -433,7 +433,7 @@ impl Exchange {
         Progress::Open
     }
 
-    /// `is_last`: its answer is complete with these.
+    /// `is_last`: the response is complete with these bytes.
     fn take_output_bytes<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -445,7 +445,7 @@ impl Exchange {
             return Progress::Open;
         };
         let Some(left) = asked.output_left.checked_sub(bytes.len() as u64) else {
-            let why = "the application says more than it may";
+            let why = "the application's response exceeds max_response_bytes";
             return self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol);
         };
         asked.output_left = left;
@@ -470,7 +470,7 @@ impl Exchange {
         }
     }
 
-    /// The head of an application's answer is there, and `rest` has come behind it. `is_last`: nothing follows.
+    /// The head of an application's response is complete, and is followed by `rest`. `is_last`: nothing follows.
     fn take_script_head<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -501,7 +501,7 @@ impl Exchange {
         }
     }
 
-    /// The application has come to its end, well or not.
+    /// The application has finished, successfully or not.
     fn end_app<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -511,7 +511,7 @@ impl Exchange {
         let State::App(asked) = &mut self.state else {
             return Progress::Open;
         };
-        // If it wants no more of the body, that may still be on its way.
+        // If the application stops reading the body, the rest may still arrive.
         protocol.forgo_body();
         match (asked.end(cx, self.request.head(), trouble), trouble) {
             (Stage::Head(_), trouble) => {
@@ -520,7 +520,7 @@ impl Exchange {
             }
             (Stage::Rest(instead), _) => self.take_instead(cx, &instead, protocol),
             (Stage::Body(ScriptFraming::Length(1..)), _) => {
-                // The client must see that what it has is not all.
+                // The client must be able to detect the truncation.
                 asked.leave(cx, CUT_SHORT);
                 protocol.abort();
                 Progress::Over
@@ -537,7 +537,7 @@ impl Exchange {
         }
     }
 
-    /// Goes on with the request that an application has put in place of its own.
+    /// Continues with the request that an application has substituted by a local redirect.
     fn take_instead<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -546,7 +546,7 @@ impl Exchange {
     ) -> Progress {
         let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX };
         let Ok(Some((request, _))) = request::parse(head, &whole) else {
-            let why = "the application leads nowhere";
+            let why = "invalid local redirect by the application";
             return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));
         };
         self.detour.count += 1;
@@ -555,7 +555,7 @@ impl Exchange {
         self.step(cx, protocol, |steps| steps.answer())
     }
 
-    /// There is no answer, or no end of one, and the application is to go.
+    /// The response is missing or incomplete; stop the application.
     fn give_up_on_app<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -579,7 +579,7 @@ impl Exchange {
     }
 }
 
-/// A request while the next step is taken. Each step returns what the request then waits for; `None`: it is over.
+/// A request during its next step. Each step returns the state in which the request waits; `None` if it is complete.
 struct Steps<'e, 'c, 'r, F, P> {
     cx: &'e mut Context<'c, F>,
     protocol: &'e mut P,
@@ -591,16 +591,16 @@ struct Steps<'e, 'c, 'r, F, P> {
 }
 
 impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
-    /// The head is there. `has_more`: some of what follows it, too.
+    /// The head is complete. `has_more`: bytes after it have arrived.
     fn begin(&mut self, has_more: bool) -> Option<State> {
-        // An application's body stays where it is until nothing stands between the two: a password may have to be verified,
-        // and whether a folder's index is a script only the disk knows.
+        // Leave the body unread until the application is certain: a password may have to be verified first, and only
+        // the disk knows whether a directory's index is a script.
         let is_for_files =
             self.protocol.awaits_body() && !decide::may_be_for_app(&self.request, self.resolved, &self.cx.shared.sites);
         if is_for_files { self.discard_body(has_more) } else { self.answer() }
     }
 
-    /// Answers the request, or asks first.
+    /// Responds to the request, or starts a lookup.
     fn answer(&mut self) -> Option<State> {
         let step = decide::first_step(self.cx.now, &self.request, self.origin(), self.resolved, self.cx.shared);
         self.take(step)
@@ -608,7 +608,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     fn take(&mut self, step: Step<F>) -> Option<State> {
         match step {
-            // No application's after all: its body is thrown away first, then it is answered.
+            // Not for an application after all: discard the body, then respond.
             Step::Reply(_) if self.protocol.awaits_body() => self.discard_body(false),
             Step::Reply(made) => self.respond(made),
             Step::Ask(question) => self.ask(question, Purpose::Target),
@@ -629,14 +629,14 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         if self.detour.beside_file.is_some() { Origin::Site } else { Origin::Client }
     }
 
-    /// A request with a body that no application gets: no file takes one. `has_more`: some of it is there already.
+    /// A request whose body no application gets, because files accept none. `has_more`: part of it has arrived.
     fn discard_body(&mut self, has_more: bool) -> Option<State> {
         if self.has_long_body() {
             return self.refuse_body(Status::CONTENT_TOO_LARGE, app_request::BODY_TOO_LONG);
         }
         if self.request.expectation == Expectation::Continue && !has_more {
-            // RFC 9110, 10.1.1: a client that is refused at once need not send its body, so whether one comes is not
-            // known, and the connection ends with the refusal.
+            // RFC 9110, 10.1.1: a client that gets an error at once need not send its body. Whether one follows is
+            // unknown, so the connection closes after the error.
             if !matches!(self.request.method, Some(Method::Get | Method::Head | Method::Options)) {
                 self.protocol.forgo_body();
                 return self.answer();
@@ -650,22 +650,22 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         matches!(self.request.framing, Framing::Length(length) if length > self.cx.shared.limits.max_body_bytes.0)
     }
 
-    /// Throws the body away, within a limit.
+    /// Discards the body, up to a limit.
     fn unread(&self, refusal: Option<(Status, &'static str)>) -> Option<State> {
         let limits = &self.cx.shared.limits;
         Some(State::Body(Unread { left: limits.max_body_bytes.0, pace: Pace::start(self.cx.now, limits), refusal }))
     }
 
-    /// A body that is not read to its end.
+    /// Responds without reading the rest of the body.
     fn refuse_body(&mut self, status: Status, why: &'static str) -> Option<State> {
         self.cx.shared.counts.bad_requests += 1;
         self.protocol.forgo_body();
         self.fail_plainly(status, why)
     }
 
-    /// An error in place of an application that was to get the body. A client that is sending it may not listen until it has
-    /// sent it all, so the body is discarded first; but a client that expects 100 (Continue), or announces a body over the
-    /// limit, gets the error at once.
+    /// Responds with an error in place of the application that would have got the body. A client may not read before it
+    /// has sent the whole body, so the body is discarded first; but a client that expects 100 (Continue), or announces
+    /// a body over the limit, gets the error at once.
     fn fail_before_body(&mut self, status: Status, why: &'static str) -> Option<State> {
         if self.has_long_body() || self.request.expectation == Expectation::Continue {
             return self.fail(status, why);
@@ -681,7 +681,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         }
     }
 
-    /// An error without a page of the site's.
+    /// Responds with an error, without the site's error page.
     fn fail_plainly(&mut self, status: Status, why: &'static str) -> Option<State> {
         let made = decide::plain_failure(&self.request, (status, why), self.resolved, self.cx.shared);
         self.respond(made)
@@ -694,19 +694,19 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         state
     }
 
-    /// The state in which an answer is waited for, and the ticket of the question.
+    /// The state of waiting for a result, and its ticket.
     fn wait(&mut self, generation: u32, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
         let (ticket, asked) = (self.protocol.next_ticket(), self.cx.now);
         (ticket, Some(State::Disk(Waiting { ticket, asked, generation, purpose, stale, late: false })))
     }
 
-    /// Has an application answer.
+    /// Passes the request to an application.
     fn run(&mut self, handler: HandlerMatch) -> Option<State> {
         if self.protocol.has_left() {
             // The client has closed its side: the application is not started.
             return None;
         }
-        // This application answers for itself, also where another one has named it as a file to send.
+        // This application makes the whole response, even if another one named it as a file to send.
         self.detour.beside_file = None;
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
@@ -720,14 +720,14 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             }
             Begun::Kept(made) => self.respond(made),
             Begun::Refused(status, why) => {
-                // What follows on the connection is the body, which will not be read.
+                // The bytes that follow on the connection are the body, which will not be read.
                 self.protocol.forgo_body();
                 self.fail(status, why)
             }
         }
     }
 
-    /// The response is this one, and the request over.
+    /// Sends this response, which completes the request.
     fn respond(&mut self, made: PreparedResponse<F>) -> Option<State> {
         let PreparedResponse { mut head, body, outcome } = made;
         if let Some(fields) = self.detour.beside_file.take()
@@ -740,13 +740,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         None
     }
 
-    /// The response begins like this, and its body follows.
+    /// Begins a response whose body follows.
     fn begin_response(&mut self, made: PreparedResponse<F>, framing: ScriptFraming) {
         let response = self.response(made);
         self.protocol.begin_response(self.cx, &self.request, response, framing);
     }
 
-    /// With its record for the access log.
+    /// Adds the record for the access log.
     fn response(&mut self, PreparedResponse { head, body, outcome }: PreparedResponse<F>) -> Response<F> {
         let Steps { cx, request, resolved, .. } = self;
         let mut record = cx.shared.records.take();
@@ -766,7 +766,7 @@ fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a
     plan::resolve(request, &shared.sites, &mut shared.caches.uris, &mut shared.scratch)
 }
 
-/// Applications that may send one request on from one to the next.
+/// Maximum local redirects of one request.
 const DETOURS_MAX: u8 = 10;
 
-const CUT_SHORT: &str = "the application has ended before its answer was complete";
+const CUT_SHORT: &str = "the application ended before its response was complete";

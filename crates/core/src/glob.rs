@@ -1,19 +1,19 @@
 //! Patterns over paths, as in `.gitignore` and in shells.
 //!
-//! | written | stands for |
+//! | pattern | matches |
 //! |---|---|
-//! | `*` | bytes within a segment, also none |
-//! | `**` | bytes across segments, also none; in `/**/` also no segment at all, so that `/a/**/b` matches `/a/b` |
-//! | `?` | a byte that is no slash |
-//! | `{a,b}` | one of these patterns, which may hold braces themselves |
-//! | `\\` | the byte behind it as it is: `\\{`, `\\*`, `\\\\` |
+//! | `*` | any bytes within a segment, or none |
+//! | `**` | any bytes across segments, or none; in `/**/` also no segment, so that `/a/**/b` matches `/a/b` |
+//! | `?` | one byte other than a slash |
+//! | `{a,b}` | one of these patterns, which may be nested |
+//! | `\\` | the next byte literally: `\\{`, `\\*`, `\\\\` |
 //!
 //! A pattern without a slash is matched against the last segment alone, so that `*.css` means every style sheet.
 //!
-//! The loop matches paths that strangers send, so the work is linear in the path whatever the pattern: a pattern is compiled
-//! once, when the configuration is read, into an automaton whose states are the bits of a few words. It runs over the path
-//! once, from its end, since that also tells what stars stand for ([`Glob::captures`]). Most patterns need it for few
-//! paths: the literal bytes at both ends are compared first.
+//! The loop matches paths from untrusted clients, so the work is linear in the path for any pattern: a pattern is
+//! compiled, when the configuration is read, into an automaton whose states are the bits of a few words. It runs over
+//! the path once, from its end, which also yields the captures of the stars ([`Glob::captures`]). For most paths the
+//! automaton need not run: the literal bytes at both ends are compared first.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,26 +23,26 @@ use alloc::vec::Vec;
 pub struct Glob {
     pattern: Box<str>,
     whole_path: bool,
-    /// What braces make of it.
+    /// The alternatives after expansion of braces.
     alternatives: Box<[Automaton]>,
 }
 
-/// Most patterns that braces may stand for.
+/// Maximum alternatives of a pattern.
 const ALTERNATIVES_MAX: usize = 64;
 
-/// Most words of states: a pattern has no more than 511 bytes that braces leave of it.
+/// Maximum words of a set of states: an alternative has at most 511 items between its first and last wildcard.
 const WORDS_MAX: usize = 8;
 
 impl Glob {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// Why the text is none, for the operator.
+    /// Why the pattern is invalid, for the operator.
     pub fn parse(pattern: &str) -> Result<Glob, &'static str> {
         let mut rest = pattern.as_bytes();
         let sequences = sequence(&mut rest, false)?;
         if !rest.is_empty() {
-            return Err("a `}` has no `{` before it; write `\\}` for the character");
+            return Err("unmatched `}`; write `\\}` for the character");
         }
         let whole_path = pattern.contains('/');
         let compile = |mut items: Vec<Item>| {
@@ -55,15 +55,15 @@ impl Glob {
         Ok(Glob { pattern: pattern.into(), whole_path, alternatives })
     }
 
-    /// A pattern of the program's own.
+    /// Compiles a built-in pattern.
     ///
     /// # Panics
-    /// If it is none.
+    /// If the pattern is invalid.
     pub fn new(pattern: &str) -> Glob {
         Glob::parse(pattern).unwrap_or_else(|why| panic!("{pattern}: {why}"))
     }
 
-    /// The pattern as it was written.
+    /// The source text of the pattern.
     pub fn as_str(&self) -> &str {
         &self.pattern
     }
@@ -74,18 +74,18 @@ impl Glob {
         self.alternatives.iter().any(|automaton| automaton.matches(text))
     }
 
-    /// How many stars it has, whichever of its alternatives is taken; two in a row are one.
+    /// The number of stars, the same in each alternative; adjacent stars count as one.
     pub fn stars(&self) -> usize {
         self.alternatives.iter().map(Automaton::stars).min().unwrap_or(0)
     }
 
-    /// What each star stands for in a path that matches, in their order, each as little as it can.
+    /// The text matched by each star, in order, each as short as possible; `None` if `path` does not match.
     pub fn captures<'p>(&self, path: &'p [u8]) -> Option<Vec<&'p [u8]>> {
         let text = self.text(path);
         self.alternatives.iter().find_map(|automaton| automaton.captures(text))
     }
 
-    /// The part of a path that is looked at.
+    /// The part of a path that is compared.
     fn text<'p>(&self, path: &'p [u8]) -> &'p [u8] {
         match self.whole_path {
             true => path.strip_prefix(b"/").unwrap_or(path),
@@ -108,7 +108,7 @@ impl core::fmt::Debug for Glob {
     }
 }
 
-/// A part of a pattern without braces.
+/// An item of a pattern without braces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Byte(u8),
@@ -120,7 +120,7 @@ enum Item {
     Double,
 }
 
-/// What a text stands for, up to its end or, within braces, to the comma or brace that ends it.
+/// Parses up to the end of the text or, within braces, up to the comma or brace that ends the alternative.
 fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'static str> {
     let mut all = Vec::from([Vec::new()]);
     while let Some((&byte, behind)) = rest.split_first() {
@@ -133,7 +133,7 @@ fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'s
                 continue;
             }
             b'\\' => {
-                let (&byte, behind) = behind.split_first().ok_or("there is nothing behind the last `\\`")?;
+                let (&byte, behind) = behind.split_first().ok_or("trailing `\\`; write `\\\\` for the character")?;
                 *rest = behind;
                 all.iter_mut().for_each(|items| items.push(Item::Byte(byte)));
                 continue;
@@ -148,13 +148,13 @@ fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'s
     Ok(all)
 }
 
-/// What stands between a `{`, which has been read, and its `}`.
+/// Parses the text between a `{`, which has been consumed, and its `}`.
 fn braces(rest: &mut &[u8]) -> Result<Vec<Vec<Item>>, &'static str> {
     let mut negotiations = Vec::new();
     loop {
         negotiations.extend(sequence(rest, true)?);
         let Some((&byte, behind)) = rest.split_first() else {
-            return Err("a `{` has no `}` behind it; write `\\{` for the character");
+            return Err("unmatched `{`; write `\\{` for the character");
         };
         *rest = behind;
         if byte == b'}' {
@@ -163,10 +163,10 @@ fn braces(rest: &mut &[u8]) -> Result<Vec<Vec<Item>>, &'static str> {
     }
 }
 
-/// Each of these followed by each of those.
+/// Concatenates each of the first with each of the second.
 fn multiply(all: &[Vec<Item>], negotiations: &[Vec<Item>]) -> Result<Vec<Vec<Item>>, &'static str> {
     if all.len() * negotiations.len() > ALTERNATIVES_MAX {
-        return Err("its braces stand for more than 64 patterns; write several rules");
+        return Err("the braces expand to more than 64 patterns; write several rules");
     }
     let pairs = all.iter().flat_map(|items| negotiations.iter().map(move |choice| (items, choice)));
     let joined = pairs.map(|(items, choice)| {
@@ -177,7 +177,7 @@ fn multiply(all: &[Vec<Item>], negotiations: &[Vec<Item>]) -> Result<Vec<Vec<Ite
     Ok(joined.collect())
 }
 
-/// Stars in a row are a `**`.
+/// Appends an item; adjacent stars become one `**`.
 fn push(items: &mut Vec<Item>, item: Item) {
     match (items.last_mut(), item) {
         (Some(last @ (Item::Star | Item::Double)), Item::Star | Item::Double) => *last = Item::Double,
@@ -187,22 +187,22 @@ fn push(items: &mut Vec<Item>, item: Item) {
 
 /// A pattern without braces: literal bytes, a middle, literal bytes.
 ///
-/// The states are places in the middle; bit `p` is set at a place in the text if the middle from its item `p` on matches the
-/// text from there to the end of the middle.
+/// The states are positions in the middle; bit `p` is set at a position in the text if the middle from item `p` on
+/// matches the text from there to the end of the middle.
 #[derive(Clone)]
 struct Automaton {
     prefix: Box<[u8]>,
     suffix: Box<[u8]>,
     middle: Box<[Item]>,
-    /// Words of a set of states: `middle.len() < 64 * words`
+    /// Words of a set of states: `middle.len() < 64 * words`.
     words: usize,
-    /// For each byte, the items that stand for it alone: `words` words.
+    /// For each byte, the literal items that match it: `words` words.
     literal: Box<[u64]>,
-    /// The items `*`,
+    /// The items `*`.
     stars: Box<[u64]>,
-    /// the items `**`,
+    /// The items `**`.
     doubles: Box<[u64]>,
-    /// and those of them whose slash may stand for nothing.
+    /// Those of `doubles` whose following slash is optional.
     optional: Box<[u64]>,
 }
 
@@ -216,7 +216,7 @@ impl Automaton {
         };
         let prefix: Box<[u8]> = items.iter().map_while(byte).collect();
         let mut end = items.len();
-        // The slash behind `**` may be needed to stand for nothing.
+        // The slash after `**` may have to match nothing.
         while end > prefix.len() && byte(&items[end - 1]).is_some() && !is_optional(items, end.wrapping_sub(2)) {
             end -= 1;
         }
@@ -224,7 +224,7 @@ impl Automaton {
         let middle: Box<[Item]> = items[prefix.len()..end].into();
         let words = middle.len() / 64 + 1;
         if words > WORDS_MAX {
-            return Err("it is too long: between its first and last wildcard there may be 511 bytes");
+            return Err("pattern too long: the maximum is 511 bytes between the first and last wildcard");
         }
         let mut literal = alloc::vec![0; 256 * words].into_boxed_slice();
         let [mut stars, mut doubles, mut optional] = [(); 3].map(|()| alloc::vec![0; words].into_boxed_slice());
@@ -249,7 +249,7 @@ impl Automaton {
         self.middle.iter().filter(|item| matches!(item, Item::Star | Item::Double)).count()
     }
 
-    /// Where the middle begins and ends in a text with this prefix and suffix.
+    /// The start and end of the middle in a text with this prefix and suffix.
     fn range(&self, text: &[u8]) -> Option<(usize, usize)> {
         let (start, end) = (self.prefix.len(), text.len().checked_sub(self.suffix.len())?);
         (start <= end && text.starts_with(&self.prefix) && text.ends_with(&self.suffix)).then_some((start, end))
@@ -297,7 +297,8 @@ impl Automaton {
         Some(captures)
     }
 
-    /// The states at the start of the middle; each set on the way is shown with its place. `None`: no state is left.
+    /// Computes the states at the start of the middle; calls `show` with
+    /// each position and its set on the way. `None` if no state is left.
     fn run(&self, text: &[u8], start: usize, end: usize, mut show: impl FnMut(usize, &States)) -> Option<States> {
         let mut states = [0; WORDS_MAX];
         states[self.middle.len() / 64] = 1 << (self.middle.len() % 64);
@@ -309,7 +310,7 @@ impl Automaton {
             let mut any = 0;
             for word in 0..self.words {
                 let stays = if byte == b'/' { self.doubles[word] } else { self.doubles[word] | self.stars[word] };
-                // The words above are those of the place behind this one as long as they are not written.
+                // Until they are overwritten, the higher words are those of the following position.
                 states[word] = self.behind(&states, word, 1) & literal[word] | states[word] & stays;
                 any |= states[word];
             }
@@ -322,13 +323,13 @@ impl Automaton {
         Some(states)
     }
 
-    /// Stars that stand for nothing.
+    /// Lets stars match nothing.
     fn skip(&self, states: &mut States, is_boundary: bool) {
-        // Two stars are never neighbours.
+        // Stars are never adjacent.
         for word in 0..self.words {
             states[word] |= self.behind(states, word, 1) & (self.stars[word] | self.doubles[word]);
         }
-        // As often as one such `**/` follows another, at slashes alone.
+        // Once per consecutive `**/`, at slashes only.
         let mut goes_on = is_boundary;
         while goes_on {
             goes_on = false;
@@ -340,19 +341,19 @@ impl Automaton {
         }
     }
 
-    /// A word of the states, each of which stands where the one `by` places before it stood.
+    /// A word of the states, shifted by `by` positions.
     fn behind(&self, states: &States, word: usize, by: u32) -> u64 {
         let above = if word + 1 < self.words { states[word + 1] } else { 0 };
         states[word] >> by | above << (64 - by)
     }
 }
 
-/// Whether this item is a `**` whose slash may stand for nothing.
+/// Whether this item is a `**` whose following slash is optional.
 fn is_optional(items: &[Item], at: usize) -> bool {
     items.get(at) == Some(&Item::Double) && items.get(at + 1) == Some(&Item::Byte(b'/'))
 }
 
-/// Whether a segment begins there.
+/// Whether a segment begins at this position.
 fn is_boundary(text: &[u8], at: usize) -> bool {
     at == 0 || text[at - 1] == b'/'
 }
@@ -452,7 +453,7 @@ mod tests {
         assert!(Glob::parse(&format!("*{}*", "a".repeat(500))).is_ok());
     }
 
-    /// The work is one step for each byte of the path, whatever the pattern.
+    /// The automaton takes one step per byte of the path, for any pattern.
     #[test]
     fn match_steps_grow_only_with_path_length() {
         for pattern in
@@ -486,10 +487,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// The oracle searches by trying.
+        /// The oracle is a backtracking search.
         #[test]
         fn automaton_agrees_with_backtracking(pattern in "/?([ab?/]|\\*|\\*\\*[ab?/]){0,8}", path in "(/[ab]{0,2}){1,5}") {
-            // Stars in a row are one `**`, which the oracle does not know.
+            // Adjacent stars are one `**`, which the oracle does not implement.
             let mut pattern = pattern;
             while pattern.contains("***") {
                 pattern = pattern.replace("***", "**");
@@ -519,13 +520,13 @@ mod tests {
         }
     }
 
-    /// A search for what stars stand for. From no place is it made twice, so it takes as many steps as there are places at most:
-    /// stars times bytes, each with as many ways on as there are bytes left.
+    /// A backtracking search for captures. It visits each pair of positions at most once, so it takes at most stars
+    /// times bytes steps, each with as many branches as bytes are left.
     struct Search<'a> {
         pattern: &'a [u8],
         text: &'a [u8],
         stars: Vec<(usize, usize)>,
-        /// For each place in the pattern and each in the text, whether a star there was tried and nothing came of it.
+        /// For each pair of positions, whether a star at it was tried and failed.
         failed: Vec<bool>,
     }
 
@@ -546,7 +547,7 @@ mod tests {
             if !self.failed[place] {
                 let is_double = self.pattern[p..].starts_with(b"**");
                 let after = p + if is_double { 2 } else { 1 };
-                // As in `matches`: the slash behind the stars may stand for nothing.
+                // As in `matches`: the slash after the stars is optional.
                 if is_double && self.pattern.get(after) == Some(&b'/') && (t == 0 || self.text[t - 1] == b'/') {
                     self.stars.push((t, t));
                     if self.go(after + 1, t) {

@@ -1,10 +1,10 @@
 //! Stop 3 of 10: HTTP/1 on one connection, from its first byte to its close (RFC 9112).
 //!
-//! Events go in, actions come out (see [`crate::event`]). Bytes become requests, each an [`Exchange`], and responses become
-//! bytes in the order of the requests. Requests that a client sends ahead are answered one behind another: as long as the
-//! responses come from the caches, a whole batch is answered in one call; an exchange that waits makes the rest wait.
+//! Events go in, actions come out (see [`crate::event`]). Bytes are parsed into requests, each an [`Exchange`], and
+//! responses are written in the order of the requests. Pipelined requests are processed one after another: while the
+//! responses come from the caches, a whole batch is answered in one call; an exchange that waits delays the rest.
 //!
-//! An idle connection holds no memory but this struct.
+//! An idle connection holds no memory beyond this struct.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -26,78 +26,78 @@ use crate::record::Outcome;
 use crate::reply::{self, Reply, Response, ScriptFraming};
 use crate::shared_state::SharedState;
 
-/// Bytes of light replies that one batch may gather before they are sent.
+/// Maximum bytes of small responses gathered in one batch before they are sent.
 const BATCH_BYTES: u64 = 256 * 1024;
 
 /// A connection.
 #[derive(Debug)]
 pub struct Conn {
     state: State,
-    /// Bytes that were sent and not yet looked at: part of a head, or requests sent ahead. Empty while idle.
+    /// Received bytes that are not yet parsed: part of a head, or pipelined requests. Empty while idle.
     pending: Vec<u8>,
-    /// Whether `pending` begins with part of a head whose time runs since `began`.
+    /// Whether `pending` begins with part of a head, whose timeout runs since `began`.
     partial: bool,
-    /// When the first byte of the head being read came, or our side was closed.
+    /// When the first byte of the current head arrived, or our side was closed.
     began: Time,
     wire: Wire,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Between requests, or in a head.
+    /// Between requests, or reading a head.
     Reading,
-    /// A request is under way.
+    /// A request is in progress.
     Busy(Box<Busy>),
-    /// The last reply has been given. `linger`: the client may still be sending.
+    /// The last response has been queued. `linger`: the client may still be sending.
     Closing { linger: bool },
-    /// Our side is closed; what still comes is dropped (RFC 9112, 9.6).
+    /// Our side is closed; further input is dropped (RFC 9112, 9.6).
     Lingering,
-    /// Nothing more happens.
+    /// The connection is closed.
     Closed,
 }
 
-/// A request under way, and what is still to come of its body.
+/// A request in progress, and the rest of its body.
 #[derive(Debug)]
 struct Busy {
     exchange: Exchange,
     body: BodyReader,
 }
 
-/// What an exchange sees of the connection.
+/// The connection as seen by an exchange.
 #[derive(Debug)]
 struct Wire {
-    /// When the state last changed, or something was last sent.
+    /// When the state last changed, or output was last sent.
     since: Time,
-    /// Requests read so far.
+    /// Requests parsed so far.
     requests: u32,
     last_ticket: u32,
-    /// Replies given since everything was last sent, and their bytes.
+    /// Responses queued since the output was last empty, and their bytes.
     batched: u32,
     batched_bytes: u64,
-    /// Whether one of them is heavy: what follows waits until it is out.
+    /// Whether one of them is large: later ones wait until it is sent.
     heavy: bool,
-    /// Whether anything given is not known to be sent.
+    /// Whether any queued output is unsent.
     unsent: bool,
     /// Whether the client has closed its side.
     ended: bool,
-    /// Whether the server is about to stop.
+    /// Whether the server is stopping.
     finishing: bool,
-    /// Whether the rest of a request's body is still to come.
+    /// Whether the rest of a request body is still expected.
     body_left: bool,
-    /// Whether the next response is the last, since an unread body may follow.
+    /// Whether the next response is the last, because an unread body may follow.
     last: bool,
-    /// The reply that has begun.
+    /// The response in progress.
     open: Open,
-    /// What follows when the exchange is over.
+    /// What follows the exchange.
     after: After,
 }
 
-/// A reply whose body comes in pieces.
+/// A response whose body is sent in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
-    /// There is none, or it has no body.
+    /// None, or a response without a body.
     No,
-    /// Its pieces go out as they are.
+    /// The pieces are sent as they are.
     Plain,
     /// In chunks (RFC 9112, 7.1).
     Chunked,
@@ -107,9 +107,9 @@ enum Open {
 enum After {
     /// The next request.
     Next,
-    /// The end. `linger`: as in [`State::Closing`].
+    /// Close. `linger`: as in [`State::Closing`].
     Close { linger: bool },
-    /// The end at once.
+    /// Close at once.
     Abort,
 }
 
@@ -139,7 +139,7 @@ impl Conn {
         }
     }
 
-    /// Takes in what happened at `now` and appends what is to be done to `actions`.
+    /// Handles an event that occurred at `now`, and appends the resulting actions to `actions`.
     pub fn handle<F: FileHandle>(
         &mut self,
         now: Time,
@@ -188,14 +188,15 @@ impl Conn {
         }
     }
 
-    /// The client will send nothing more: whatever that leaves without a purpose ends.
+    /// The client has closed its side: ends everything that this makes pointless.
     fn take_leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         match &self.state {
             State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
             State::Busy(busy) if busy.exchange.discards_body() && !self.wire.unsent => self.close(cx),
             State::Lingering => self.close(cx),
-            // Of two who wait for an application for minutes, one has left and one has only closed its side; they cannot be
-            // told apart, and the first is the usual one. What was given before has been promised to either.
+            // A client that waits for an application may have left, or may have closed
+            // only its sending side. The two are indistinguishable, and the first is far
+            // more common. Output that was already queued is sent in both cases.
             State::Busy(busy) if busy.exchange.is_at_app() => {
                 let is_cut = busy.exchange.is_in_body();
                 busy.exchange.cancel(cx);
@@ -209,7 +210,7 @@ impl Conn {
         }
     }
 
-    /// The moment at which [`Event::Deadline`] is due; [`Time::NEVER`] while the server, not the client, is to act.
+    /// When [`Event::Deadline`] is due; [`Time::NEVER`] while the server must act, not the client.
     pub fn next_due(&self, limits: &Limits) -> Time {
         let since = self.wire.since;
         if self.wire.unsent {
@@ -230,46 +231,46 @@ impl Conn {
         }
     }
 
-    /// Whether it is of use to read from the client now. While requests sent ahead pile up, it is not: TCP makes the
-    /// client wait.
+    /// Whether to read from the client now. While pipelined requests
+    /// pile up, reading stops, and TCP flow control stops the client.
     pub fn wants_bytes(&self) -> bool {
-        // A head that is being read has a limit of its own, which may be higher.
+        // The head in progress has its own limit, which may be higher.
         let room = match &self.state {
             State::Busy(busy) if self.wire.body_left && busy.exchange.is_at_app() => busy.exchange.wants_body(),
             _ => self.partial || self.pending.len() < PENDING_MAX,
         };
-        // Before it is closed it is good to know whether more has come: to close on that would be a reset.
+        // Before a close, learn whether more data has arrived: closing with unread data would cause a reset.
         room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
     }
 
-    /// Whether no request is under way: it could be closed without loss.
+    /// Whether no request is in progress, so that it could be closed without loss.
     pub fn is_idle(&self) -> bool {
         matches!(self.state, State::Reading) && !self.wire.unsent && self.pending.is_empty()
     }
 
-    /// Whether it may be closed to make room for another: it is idle, and if it is new, its first request has had a moment
-    /// to arrive. Otherwise those who come in a crowd would push each other out unheard.
+    /// Whether it may be closed to make room for another: it is idle, and a new connection has had time for its first
+    /// request. Otherwise connections that arrive in a burst would evict each other before they are served.
     pub fn may_give_way(&self, now: Time) -> bool {
         self.is_idle() && (self.wire.requests > 0 || now.since(self.wire.since) >= FIRST_BYTES)
     }
 
-    /// Whether the answer to this question would still be of use to it.
+    /// Whether it still needs the result with this ticket.
     pub fn waits_for(&self, ticket: Ticket) -> bool {
         matches!(&self.state, State::Busy(busy) if busy.exchange.waits_for(ticket))
     }
 
-    /// Whether what an application says is of use to it now: all that it was given before has been sent.
+    /// Whether it accepts output of an application now: all earlier output has been sent.
     pub fn wants_output(&self) -> bool {
         matches!(&self.state, State::Busy(busy)
             if busy.exchange.is_at_app() && (!self.wire.unsent || busy.exchange.reads_ahead()))
     }
 
-    /// Whether it has said [`Action::Close`].
+    /// Whether it has returned [`Action::Close`].
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
     }
 
-    /// Bytes of memory it holds beside itself.
+    /// Heap memory in bytes, in addition to the struct itself.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::Busy(busy) => size_of::<Busy>() + busy.exchange.heap_bytes(),
@@ -290,7 +291,7 @@ impl Conn {
         }
     }
 
-    /// Goes on with what is pending.
+    /// Continues with pending bytes.
     fn resume<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         let mut bytes = mem::take(&mut self.pending);
         let used = self.consume(cx, &bytes);
@@ -300,8 +301,8 @@ impl Conn {
         }
     }
 
-    /// Takes requests from the start of `bytes` until one has to wait, or no whole one is left. Returns how many bytes
-    /// are done with.
+    /// Parses requests from the start of `bytes` until one has to wait, or
+    /// no complete one is left. Returns the number of bytes consumed.
     fn consume<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) -> usize {
         let mut at = 0;
         loop {
@@ -312,7 +313,7 @@ impl Conn {
                     }
                     at += request::blank_lines(&bytes[at..]);
                     if at == bytes.len() {
-                        // What looked like part of a head was the first half of a blank line.
+                        // The apparent start of a head was the first half of a blank line.
                         self.partial = false;
                         return at;
                     }
@@ -362,19 +363,19 @@ impl Conn {
         }
     }
 
-    /// Whether the next request has to wait until what was given before is sent.
+    /// Whether the next request has to wait until earlier output is sent.
     fn blocked(&self, limits: &Limits) -> bool {
         let Wire { heavy, batched, batched_bytes, .. } = self.wire;
         heavy || batched as usize >= limits.max_pipelined || batched_bytes > BATCH_BYTES
     }
 
-    /// A request's head is there. `has_more`: some of what follows it, too.
+    /// The head of a request is complete. `has_more`: bytes after it have arrived.
     fn begin<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, request: Request<'_>, head: &[u8], has_more: bool) {
         let began = if mem::take(&mut self.partial) { self.began } else { cx.now };
         let framing = request.framing;
         self.wire.requests += 1;
         self.wire.body_left = framing != Framing::None;
-        // What follows if the exchange ends without a response.
+        // The outcome if the exchange ends without a response.
         self.wire.after = After::Close { linger: false };
         cx.shared.counts.requests += 1;
         cx.shared.lap.note_head();
@@ -397,7 +398,7 @@ impl Conn {
         self.go_on(cx, progress);
         match progress {
             Progress::Over if !self.wire.unsent && !self.is_closed() => {
-                // Its reply went out before it was over.
+                // Its response was sent before the exchange ended.
                 self.wire.since = cx.now;
                 self.all_sent(cx);
             }
@@ -422,13 +423,13 @@ impl Conn {
         }
     }
 
-    /// A head that cannot be read, or not in time: an answer, and the end.
+    /// Responds to a malformed head or a timeout, then closes.
     fn refuse_head<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, status: Status, why: &str, bytes: &[u8]) {
         cx.shared.counts.bad_requests += 1;
         let mut record = cx.shared.records.take();
         record.note_unreadable(bytes, if self.partial { self.began } else { cx.now });
         record.set(status, Outcome::None);
-        // RFC 9110, 9.3.2: nothing follows the head of a reply to HEAD, whatever was wrong with the rest of the request.
+        // RFC 9110, 9.3.2: a response to HEAD has no body, whatever is wrong with the rest of the request.
         let (head, body) = reply::bad_head(status, why, bytes.starts_with(b"HEAD "));
         body.note_in(&mut record);
         self.state = State::Closing { linger: true };
@@ -436,7 +437,7 @@ impl Conn {
         self.wire.send(cx, Response { head, body, record }, Connection::Close);
     }
 
-    /// All that was given has been sent.
+    /// All queued output has been sent.
     fn all_sent<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         let wire = &mut self.wire;
         (wire.unsent, wire.heavy, wire.batched, wire.batched_bytes) = (false, false, 0, 0);
@@ -455,7 +456,7 @@ impl Conn {
         }
     }
 
-    /// The last reply is out.
+    /// The last response has been sent.
     fn end<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         match self.state {
             State::Closing { linger: true } if !self.wire.ended => self.half_close(cx),
@@ -477,7 +478,7 @@ impl Conn {
             // RFC 9110, 15.5.9.
             State::Reading if self.partial => {
                 let head = mem::take(&mut self.pending);
-                let why = "the request's head took too long to arrive";
+                let why = "timed out reading the request head";
                 self.refuse_head(cx, Status::REQUEST_TIMEOUT, why, &head);
             }
             State::Reading | State::Lingering => self.close(cx),
@@ -519,8 +520,8 @@ impl Wire {
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
         let requests_max = cx.shared.limits.max_requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
-        // A client that did not ask for the end may be sending more. To close on that would reset the connection and take
-        // the reply away before it is read (RFC 9112, 9.6).
+        // A client that did not ask to close may be sending more. Closing then would reset the connection and discard
+        // the response before it is read (RFC 9112, 9.6).
         let linger = request.keep_alive || self.last;
         match (persists, request.version) {
             (false, _) => (After::Close { linger }, Connection::Close),
@@ -561,7 +562,7 @@ impl<F> Protocol<F> for Wire {
     }
 
     fn respond(&mut self, cx: &mut Context<'_, F>, request: &Request<'_>, response: Response<F>) {
-        // What follows is the request's body, which will not be read.
+        // The bytes that follow are the request body, which will not be read.
         self.last |= self.body_left;
         let (after, connection) = self.outlook(cx, request);
         self.after = after;
@@ -623,13 +624,13 @@ impl<F> Protocol<F> for Wire {
 /// RFC 9112, 7.1.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// Bytes that one client may send ahead of the replies.
+/// Maximum bytes of pipelined requests per client.
 const PENDING_MAX: usize = 64 * 1024;
 
-/// After our side was closed a client is read from for so long at most; the default of nginx (`lingering_time`).
+/// Maximum time to read from a client after our side is closed; the default of nginx (`lingering_time`).
 const LINGER_MAX: Duration = Duration::from_secs(30);
 
-/// The first bytes follow the connection by one round trip; a second is a long one.
+/// The first bytes follow the connection by one round trip; a second is a generous allowance.
 const FIRST_BYTES: Duration = Duration::from_secs(1);
 
 fn head_limits(limits: &Limits) -> HeadLimits {
@@ -640,10 +641,10 @@ fn head_limits(limits: &Limits) -> HeadLimits {
     }
 }
 
-/// Keeps the compiler's eye on what a connection costs: thousands of them lie idle.
+/// Guards the size of a connection: thousands of them are idle.
 const _: () = assert!(size_of::<Conn>() <= 112);
 
-/// So that contents can be shared between loops' threads where their files can.
+/// Contents must be shareable between the threads of loops, if their files are.
 const _: fn() = || {
     fn is_send<T: Send>() {}
     is_send::<Conn>();

@@ -912,7 +912,7 @@ mod tests {
             for (status, why) in [
                 (Status::NOT_FOUND, "the requested path does not exist"),
                 (Status::FORBIDDEN, "permission denied"),
-                (Status::SERVICE_UNAVAILABLE, "the disk does not answer"),
+                (Status::SERVICE_UNAVAILABLE, "timed out reading from disk"),
                 (Status::SERVICE_UNAVAILABLE, "too many requests are waiting"),
             ] {
                 // When it is first asked for, and again.

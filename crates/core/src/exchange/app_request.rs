@@ -1,13 +1,14 @@
-//! A request that an application has: the body goes there as it comes, the answer comes back in pieces.
+//! A request passed to an application: the body goes out as it arrives, the response comes back in pieces.
 //!
-//! Before it, `decide` has found whose the request is. Here is what is known of the application's part in it; what comes of
-//! that for the request is the exchange's business, which calls.
+//! Before it, `decide` has found the application. This module keeps the state of the application's side; the exchange,
+//! which calls it, decides what follows for the request.
 //!
-//! Nothing is gathered here: a body that is to be whole before the application gets it, and a response that is ahead of its
-//! client, are the driver's to keep. Of the body the driver is given so much ahead ([`GIVEN_MAX`]), then the client is not read
-//! from; the response is taken only when the client has what came before (`wants_output`). But where others wait for the same
-//! page, which is kept as it comes, it is read to its end: they do not wait for this client. What the head of a response comes
-//! to is `app`'s and `reply`'s business, its grammar `amped_http::cgi`'s.
+//! Nothing is buffered here: the driver stores a body that must be complete before the application
+//! gets it, and output that is ahead of the client. The driver gets at most [`GIVEN_MAX`] bytes of
+//! the body ahead of the application, then reading from the client stops; output is accepted only
+//! once the client has received the earlier output (`wants_output`). But if other requests wait for
+//! the same page while it fills the cache, it is read to its end, so that they do not wait for this
+//! client. `app` and `reply` interpret the head of a response, `amped_http::cgi` parses it.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -36,79 +37,79 @@ use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
 use crate::site::AppRule;
 
-/// A request that an application has.
+/// A request passed to an application.
 #[derive(Debug)]
 pub(super) struct AppRequest {
     pub(super) ticket: Ticket,
     handler: HandlerMatch,
-    /// Whether its body is complete, and how many bytes may still come of it.
+    /// Whether its body is complete, and how many more bytes of it are allowed.
     has_body: bool,
     left: u64,
     pub(super) pace: Pace,
-    /// Bytes of it that the application has been given, and not taken as far as we know.
+    /// Bytes of the body given to the application and not yet reported as read.
     given: usize,
-    /// It may do nothing for so long,
+    /// Timeout without progress of the application.
     pub(super) time: Duration,
-    /// and say no more than so much.
+    /// Bytes of output still allowed.
     pub(super) output_left: u64,
-    /// It has had its turn: until then there were others before it.
+    /// Whether it has left the queue and started.
     pub(super) begun: bool,
     pub(super) stage: Stage,
-    /// Its answer is to be kept, if it may be.
+    /// The cache fill, if the response may be cached.
     fill: Option<Box<Fill>>,
 }
 
-/// An answer that may be kept, as far as it has come.
+/// A response that may be cached, as received so far.
 #[derive(Debug)]
 struct Fill {
     wanted: Wanted,
-    /// The name under which others wait for it, or this one does for another's.
+    /// The name under which other requests wait for it, or this one waits for another's.
     shared: Option<PageName>,
-    /// Somebody else is making it.
+    /// Another request is generating the page.
     follows: bool,
     began: Time,
-    /// For how long it is kept if it does not say.
+    /// The lifetime if the response gives none.
     time: Duration,
-    /// Bytes that it may have: of all, then of its body.
+    /// Maximum bytes, first of the whole page, then of its body.
     max: usize,
-    /// Its head, and on which fields it depends, once that is known.
+    /// Its head, and the request fields on which it depends, once known.
     page: Option<(AppPage, Vec<String>)>,
     body: Vec<u8>,
 }
 
-/// How far an application's answer has come.
+/// The progress of an application's response.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// This much of its head is there.
+    /// The head, as received so far.
     Head(Vec<u8>),
-    /// Its body is passed on, which ends like this.
+    /// The body is being passed on, with this framing.
     Body(ScriptFraming),
-    /// What it still says is for nobody. Then the request with this head takes the place of the one that it had.
+    /// The rest of the output is discarded. Then the request with this head replaces the current one.
     Rest(Vec<u8>),
 }
 
-/// What becomes of a request that an application is to answer.
+/// The result of passing a request to an application.
 pub(super) enum Begun<F> {
     /// The application has it.
     Started(Box<AppRequest>),
-    /// This page is kept, and the reply.
+    /// A cached page, as the response.
     Kept(PreparedResponse<F>),
-    /// It is refused, for this reason.
+    /// Rejected, for this reason.
     Refused(Status, &'static str),
 }
 
-/// What the head of an application's answer comes to.
+/// The meaning of an application's response head.
 pub(super) enum HeadVerdict {
-    /// A reply of this status.
+    /// A response with this status.
     Reply(Status),
-    /// Another request takes the place of the one that it had; what it still says is for nobody.
+    /// Another request replaces the current one; the rest of the output is discarded.
     Instead,
-    /// Nothing that could be answered, for this reason.
+    /// An invalid head, for this reason.
     Bad(&'static str),
 }
 
 impl AppRequest {
-    /// Gives a request to an application; its body, if it has one of this framing, follows.
+    /// Passes a request to an application; its body, if the framing has one, follows.
     pub(super) fn begin<F: FileHandle>(
         cx: &mut Context<'_, F>,
         head: AppHead<'_>,
@@ -123,7 +124,7 @@ impl AppRequest {
             );
         }
         let Some(rule) = handler.rule(&cx.shared.sites) else {
-            return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "the request was lost");
+            return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "internal error: request head missing");
         };
         let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, cache, .. } = *rule;
         if matches!(framing, Framing::Length(length) if length > body.0) {
@@ -160,12 +161,12 @@ impl AppRequest {
         }))
     }
 
-    /// Whether it is the client's turn: its body is not complete, and the application has all that has come of it.
+    /// Whether the client must act next: its body is incomplete, and the application has read all that has arrived.
     pub(super) fn waits_for_client(&self) -> bool {
         !self.has_body && self.given == 0
     }
 
-    /// Bytes of memory that it is.
+    /// Heap memory in bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         let stage = match &self.stage {
             Stage::Head(bytes) | Stage::Rest(bytes) => bytes.capacity(),
@@ -175,26 +176,26 @@ impl AppRequest {
         size_of::<AppRequest>() + stage + fill
     }
 
-    /// Whether it waits for somebody else's answer.
+    /// Whether it waits for another request's response.
     pub(super) fn follows(&self) -> bool {
         self.fill.as_ref().is_some_and(|fill| fill.follows)
     }
 
-    /// Whether its answer is heard though the client has not taken what was said before: others wait for it. It is kept in
-    /// any case, and not longer than a page may be.
+    /// Whether output is read before the client has received the earlier output, because other requests wait for it. It
+    /// is stored in any case, up to the maximum size of a page.
     pub(super) fn reads_ahead(&self) -> bool {
         self.fill.as_ref().is_some_and(|fill| fill.shared.is_some() && fill.page.is_some())
     }
 
-    /// Whether more of the request's body is taken now.
+    /// Whether it accepts more of the request body now.
     pub(super) fn wants_body(&self) -> bool {
         !self.has_body && self.given < GIVEN_MAX
     }
 
-    /// Gives the application what has come of the request's body. `is_last`: the end of it.
+    /// Passes part of the request body to the application. `is_last`: the end of it.
     ///
     /// # Errors
-    /// Status and reason, where no more of it is taken.
+    /// Status and reason, if no more of it is accepted.
     pub(super) fn take_body<F>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -220,33 +221,33 @@ impl AppRequest {
         Ok(())
     }
 
-    /// The application has taken all of the request's body that it was given.
+    /// The application has read all of the request body that it was given.
     pub(super) fn note_room(&mut self, now: Time) {
         self.given = 0;
         self.pace.resume(now);
     }
 
-    /// Somebody else is making the page.
+    /// Another request is generating the page.
     pub(super) fn note_followed<F>(&mut self, cx: &mut Context<'_, F>) {
         cx.shared.counts.page_collapsed += 1;
         self.fill.iter_mut().for_each(|fill| fill.follows = true);
     }
 
-    /// Has the application begin, for a request without a body.
+    /// Starts the application for a request without a body.
     fn start<F>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>, for_others: bool) {
         let generation = cx.shared.caches.generation();
         let work = self.handler.work(&cx.shared.sites, generation, head, Framing::None, None, for_others);
         cx.actions.push(Action::App(self.ticket, Input::Start(Box::new(work))));
     }
 
-    /// It is this request for which the page is made. Returns the reply if the page is kept by now.
+    /// This request generates the page. Returns the response if the page has been cached meanwhile.
     pub(super) fn begin_page<F: FileHandle>(
         &self,
         cx: &mut Context<'_, F>,
         head: AppHead<'_>,
     ) -> Option<PreparedResponse<F>> {
         let fill = self.fill.as_ref()?;
-        // Another thread may have kept it since we looked.
+        // Another thread may have cached it since our lookup.
         if let Lookup::Kept(page) = cx.shared.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
             && fill.wanted.may_have(&page)
         {
@@ -258,7 +259,7 @@ impl AppRequest {
         None
     }
 
-    /// Has waited for another's answer for as long as for one of its own, and asks for that now.
+    /// The wait for another request's response has timed out: start the application for this request.
     pub(super) fn run_alone<F>(&mut self, cx: &mut Context<'_, F>, head: AppHead<'_>, ticket: Ticket) {
         self.leave(cx, "");
         self.ticket = ticket;
@@ -268,7 +269,7 @@ impl AppRequest {
         self.start(cx, head, false);
     }
 
-    /// What the head of its answer comes to. `may_lead_on`: it may still name another path in place of an answer.
+    /// Interprets the head of the response. `may_lead_on`: a local redirect is still allowed.
     pub(super) fn judge_head<F>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -280,7 +281,7 @@ impl AppRequest {
             (Some(send), _) => {
                 let site = cx.shared.sites.of(self.handler.site);
                 let target = app::target_of(send, site);
-                let why = "the application names a file to send that is none of the site";
+                let why = "the application requested a file outside the site";
                 (target.and_then(|target| app::instead(head, &target)), why)
             }
             (None, Answer::Instead(target)) => (app::instead(head, target), "the application leads nowhere"),
@@ -296,9 +297,8 @@ impl AppRequest {
         }
     }
 
-    /// The response that begins with this head, and how its body ends. `length`: that of the body, if all of it is there: then
-    /// the client gets head and body in one piece. `open_ended`: how the client is told the end of one whose length is not
-    /// known.
+    /// Builds the response that begins with this head, and the framing of its body. `length`: the length of the body if
+    /// it is complete: then head and body are sent together. `open_ended`: the framing of a body of unknown length.
     pub(super) fn reply<F: FileHandle>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -324,7 +324,7 @@ impl AppRequest {
         (PreparedResponse { head, body, outcome: Outcome::App }, framing)
     }
 
-    /// Whether, and how, an answer with this head is kept; and whether it ends what was kept before.
+    /// Decides whether a response with this head is cached, and invalidates older pages if the request requires it.
     fn judge_page<F: FileHandle>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -333,7 +333,7 @@ impl AppRequest {
         status: Status,
     ) {
         let caches = &mut cx.shared.caches;
-        // RFC 9111, 4.4; RFC 9110, 9.2.1: these are safe.
+        // RFC 9111, 4.4; RFC 9110, 9.2.1: these methods are safe.
         let is_safe = matches!(request.method, Some(Method::Get | Method::Head | Method::Options));
         if !is_safe
             && status.0 < 400
@@ -346,7 +346,7 @@ impl AppRequest {
             return;
         };
         fill.page = pages::page_of(said, status, &fill.wanted, fill.time, (cx.now, &cx.shared.wall));
-        // What the head takes of the room is not the body's.
+        // The head takes part of the space.
         let head_bytes = said.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let room = fill.max.checked_sub(head_bytes);
         fill.max = room.unwrap_or(0);
@@ -355,7 +355,7 @@ impl AppRequest {
         }
     }
 
-    /// The answer is not kept, nor are others for so long: who waits for it goes on without.
+    /// The response is not cached, nor will others be for `time`: requests that wait for it continue without.
     fn give_up_page<F>(&mut self, cx: &mut Context<'_, F>, time: Duration) {
         if let Some(fill) = self.fill.take()
             && let Some(name) = fill.shared
@@ -365,7 +365,7 @@ impl AppRequest {
         }
     }
 
-    /// The application has come to its end; `is_whole`: so has its answer. Who waits hears of it from the driver.
+    /// The application has finished; `is_whole`: its response is complete. The driver notifies the requests that wait.
     fn settle_page<F>(&mut self, cx: &mut Context<'_, F>, head: &[u8], is_whole: bool) {
         let Some(Fill { wanted, shared, began, page, mut body, .. }) = self.fill.take().map(|fill| *fill) else {
             return;
@@ -381,7 +381,7 @@ impl AppRequest {
         }
     }
 
-    /// Passes on part of the answer's body, and keeps it where all of it is to be kept.
+    /// Passes on part of the response body, and stores it if the whole is to be cached.
     pub(super) fn pass_body<F>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8], protocol: &mut impl Protocol<F>) {
         let AppRequest { stage: Stage::Body(framing), fill, .. } = self else {
             return;
@@ -389,7 +389,7 @@ impl AppRequest {
         let data = match framing {
             ScriptFraming::None => &[][..],
             ScriptFraming::Length(left) => {
-                // What an application says beyond the length that it has named is nothing that a client could read.
+                // Output beyond the announced length is dropped: a client could not read it.
                 let count = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= count as u64;
                 &bytes[..count]
@@ -410,7 +410,7 @@ impl AppRequest {
         }
     }
 
-    /// The application has come to its end, well or not. Returns how far its answer has come.
+    /// The application has finished, successfully or not. Returns the progress of its response.
     pub(super) fn end<F>(&mut self, cx: &mut Context<'_, F>, head: &[u8], trouble: Option<AppTrouble>) -> Stage {
         let stage = mem::replace(&mut self.stage, Stage::Head(Vec::new()));
         let is_whole = match &stage {
@@ -421,11 +421,11 @@ impl AppRequest {
         stage
     }
 
-    /// The error where the application has come to its end before the head of an answer.
+    /// The error for an application that finished before the head of a response.
     pub(super) fn failure<F>(&self, cx: &mut Context<'_, F>, trouble: Option<AppTrouble>) -> (Status, &'static str) {
         match trouble {
             None | Some(AppTrouble::Failed) => {
-                let why = "the application has ended without an answer";
+                let why = "the application ended without a response";
                 self.leave(cx, why);
                 (Status::BAD_GATEWAY, why)
             }
@@ -434,42 +434,42 @@ impl AppRequest {
                 cx.shared.counts.shed += 1;
                 (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
             }
-            Some(AppTrouble::Restarting) => (Status::SERVICE_UNAVAILABLE, "the application is being restarted"),
+            Some(AppTrouble::Restarting) => (Status::SERVICE_UNAVAILABLE, "the application is restarting"),
             Some(AppTrouble::NoRoom) => {
                 cx.shared.counts.shed += 1;
-                (Status::SERVICE_UNAVAILABLE, "there is no room for the request's body")
+                (Status::SERVICE_UNAVAILABLE, "no space left to store the request body")
             }
             Some(AppTrouble::Absent) => (Status::NOT_FOUND, crate::plan::NOT_FOUND),
-            Some(AppTrouble::Forbidden) => (Status::FORBIDDEN, "this script is not to be run"),
+            Some(AppTrouble::Forbidden) => (Status::FORBIDDEN, "permission denied to run this script"),
         }
     }
 
-    /// The error where the time for the next step is over.
+    /// The error for a timeout.
     pub(super) fn overdue(&self) -> (Status, &'static str) {
         if self.waits_for_client() {
-            (Status::REQUEST_TIMEOUT, "the request's body took too long to arrive")
+            (Status::REQUEST_TIMEOUT, "timed out reading the request body")
         } else if self.begun {
-            (Status::GATEWAY_TIMEOUT, "the application does not answer")
+            (Status::GATEWAY_TIMEOUT, "timed out waiting for the application")
         } else {
             (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
         }
     }
 
-    /// There is no answer, or no end of one, and the application is to go.
+    /// The response is missing or incomplete; stop the application.
     pub(super) fn give_up<F>(&mut self, cx: &mut Context<'_, F>, status: Status, why: &'static str) {
         self.give_up_page(cx, FAILED_TIME);
         let is_its_own = matches!(status, Status::BAD_GATEWAY | Status::GATEWAY_TIMEOUT);
         self.leave(cx, if is_its_own { why } else { "" });
     }
 
-    /// Lets the application know that nobody waits for it, and why.
+    /// Tells the driver that the response is no longer needed, and why.
     pub(super) fn leave<F>(&self, cx: &mut Context<'_, F>, why: &'static str) {
         cx.actions.push(Action::App(self.ticket, Input::Leave(why)));
     }
 }
 
-/// The page that is kept for a request; or, if there is none, how the application's answer is to be kept, if it may be.
-/// `time`: for how long, if it does not say.
+/// Looks up the cached page for a request; if there is none, prepares to cache the response, if that is allowed.
+/// `time`: the lifetime if the response gives none.
 fn look_for_page<F: FileHandle>(
     cx: &mut Context<'_, F>,
     (request, head): (&Request<'_>, &[u8]),
@@ -489,7 +489,7 @@ fn look_for_page<F: FileHandle>(
         Lookup::Kept(_) | Lookup::Missing(_) | Lookup::Unkept => None,
     };
     cx.shared.counts.page_misses += 1;
-    // The answer to HEAD is no page.
+    // The response to HEAD is not a page.
     if request.method != Some(Method::Get) {
         return Err(None);
     }
@@ -497,7 +497,7 @@ fn look_for_page<F: FileHandle>(
     Err(Some(Box::new(Fill { wanted, shared, follows, began, time, max, page, body })))
 }
 
-/// The reply that was kept.
+/// The response from a cached page.
 fn kept<F: FileHandle>(
     cx: &mut Context<'_, F>,
     request: &Request<'_>,
@@ -512,24 +512,24 @@ fn kept<F: FileHandle>(
     PreparedResponse { head, body, outcome: Outcome::Page }
 }
 
-/// Bytes of a body that an application is given ahead; a client that sends faster waits for it.
+/// Maximum bytes of a body ahead of the application; a faster client has to wait for it.
 const GIVEN_MAX: usize = 64 * 1024;
 
-/// Bytes of an application's answer that are kept at most, and so held while they come.
+/// Maximum bytes of a response that is cached, and so held in memory while it arrives.
 const BODY_MAX: usize = 1 << 20;
 
-/// After an answer that came to nothing nobody waits for another one of that name for so long: if each were to wait for the
-/// one before, the last would wait for all.
+/// After a response that was not cached, requests for its name do not wait for each other for this long. Otherwise each
+/// would wait for the one before it, and the last for all.
 const FAILED_TIME: Duration = Duration::from_secs(1);
 
 /// RFC 9110, 15.5.14.
 fn too_long(handler: &HandlerMatch, limit: Bytes) -> String {
     let path = String::from_utf8_lossy(handler.path());
     alloc::format!(
-        "{}: 413, the request's body is longer than {limit} (`max_body_bytes` of its [[site.app]])",
+        "{}: 413, the request body exceeds {limit} (`max_body_bytes` of its [[site.app]])",
         path.escape_debug()
     )
 }
 
-pub(super) const BODY_TOO_LONG: &str = "the body is longer than this server reads";
-const APPS_BUSY: &str = "too many requests are waiting for applications; try again in a second";
+pub(super) const BODY_TOO_LONG: &str = "request body too large";
+const APPS_BUSY: &str = "too many requests are waiting for applications; try again later";

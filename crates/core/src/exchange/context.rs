@@ -1,4 +1,4 @@
-//! What each step of an exchange is given, and what it needs of the protocol that carries it.
+//! The context of each step of an exchange, and the interface of the protocol that carries it.
 
 use alloc::vec::Vec;
 
@@ -9,43 +9,43 @@ use crate::event::{Action, Ticket};
 use crate::reply::{Response, ScriptFraming};
 use crate::shared_state::SharedState;
 
-/// What all steps share that one event leads to.
+/// The context shared by all steps that handle one event.
 pub struct Context<'a, F> {
-    /// The moment.
+    /// The current time.
     pub now: Time,
-    /// What the loop shares.
+    /// The shared state of the loop.
     pub shared: &'a mut SharedState<F>,
-    /// What is to be done, in this order.
+    /// The resulting actions, in order.
     pub actions: &'a mut Vec<Action<F>>,
 }
 
-/// The protocol that carries an exchange: how its response reaches the client, and what is known of that client.
+/// The protocol that carries an exchange: how its response reaches the client, and the state of that client.
 ///
-/// A response is whole ([`respond`](Protocol::respond)), or it begins, and its body follows in pieces until it is finished.
-/// An exchange that sends neither, or aborts a response that has begun, ends without a complete response.
+/// A response is sent whole ([`respond`](Protocol::respond)), or begun and followed by its body in pieces until it is
+/// finished. An exchange that does neither, or aborts a response that has begun, ends without a complete response.
 pub trait Protocol<F> {
-    /// The ticket of the next question: no other's of this connection.
+    /// A new ticket, unique on this connection.
     fn next_ticket(&mut self) -> Ticket;
 
     /// Whether the client is known to have closed its side.
     fn has_left(&self) -> bool;
 
-    /// Whether the rest of the request's body is still to come, and is waited for.
+    /// Whether the rest of the request body is still expected.
     fn awaits_body(&self) -> bool;
 
-    /// The rest of the request's body will not be read.
+    /// Stops reading the request body.
     fn forgo_body(&mut self);
 
-    /// Asks the client for the body, which waits to be asked (RFC 9110, 10.1.1).
+    /// Sends 100 (Continue) to a client that waits for it before it sends the body (RFC 9110, 10.1.1).
     fn proceed(&mut self, cx: &mut Context<'_, F>);
 
-    /// How the end of a body of unknown length is marked for a client of this version.
+    /// The framing of a body of unknown length for a client of this version.
     fn open_ended(&self, version: Version) -> ScriptFraming;
 
-    /// The response, with all of its body.
+    /// Sends a complete response.
     fn respond(&mut self, cx: &mut Context<'_, F>, request: &Request<'_>, response: Response<F>);
 
-    /// A response whose body, if it has one, follows in pieces.
+    /// Begins a response whose body, if any, follows in pieces.
     fn begin_response(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -54,22 +54,22 @@ pub trait Protocol<F> {
         framing: ScriptFraming,
     );
 
-    /// More of the body of the response that has begun.
+    /// Sends more of the body of the response in progress.
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]);
 
-    /// The response that has begun is complete.
+    /// Completes the response in progress.
     fn finish(&mut self, cx: &mut Context<'_, F>);
 
-    /// It will not be completed; the client must be able to detect that.
+    /// Abandons the response in progress, so that the client can detect the truncation.
     fn abort(&mut self);
 }
 
-/// Whether an exchange goes on.
+/// Whether an exchange continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Progress {
-    /// It waits for something.
+    /// It waits for an event.
     Open,
-    /// It is over.
+    /// It is complete.
     Over,
 }
