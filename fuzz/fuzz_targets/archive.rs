@@ -2,6 +2,7 @@
 //! again, and a run has its figures.
 #![no_main]
 
+use ammeter_load::outcome::Outcome;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -10,7 +11,7 @@ use serde::de::DeserializeOwned;
 #[path = "../../crates/lab/src/archive.rs"]
 mod archive;
 
-use archive::{Block, Clients, Host, LoadRecord, Plan, Resolved, Run, Summary};
+use archive::{Block, Clients, Host, Plan, Resolved, Run, Summary};
 
 fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let value: T = serde_json::from_slice(bytes).ok()?;
@@ -31,5 +32,5 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     read::<Host>(bytes);
     read::<Clients>(bytes);
     read::<Block>(bytes);
-    let _ = serde_json::from_slice::<LoadRecord>(bytes);
+    read::<Outcome>(bytes);
 });
