@@ -442,11 +442,11 @@ mod tests {
             let found = Glob::parse(pattern).expect_err(pattern);
             assert!(found.contains(why), "{pattern}: {found}");
         };
-        check("*.{css,js", "no `}` behind");
-        check("{a,{b}", "no `}` behind");
-        check("a}", "no `{` before");
-        check("{a,b}}", "no `{` before");
-        check(r"a\", "nothing behind");
+        check("*.{css,js", "unmatched `{`");
+        check("{a,{b}", "unmatched `{`");
+        check("a}", "unmatched `}`");
+        check("{a,b}}", "unmatched `}`");
+        check(r"a\", "trailing");
         check(&"{a,b}".repeat(7), "more than 64");
         check(&format!("*{}*", "a".repeat(600)), "too long");
         assert!(Glob::parse(&"{a,b}".repeat(6)).is_ok());
