@@ -185,7 +185,7 @@ fn rewrite_with_query_reaches_script() {
 }
 
 #[test]
-fn script_status_and_location_are_honored() {
+fn script_status_and_location_are_obeyed() {
     let site = Site::new();
     site.file("page.html", "a page");
     script(&site, "status", "printf 'Status: 418 I am a teapot\\nContent-Type: text/plain\\n\\nshort and stout'");

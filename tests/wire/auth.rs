@@ -259,7 +259,7 @@ fn log_contains_user_name() {
 }
 
 #[test]
-fn unauthorized_response_uses_error_page_of_site() {
+fn error_page_for_401_has_www_authenticate() {
     let site = tree();
     site.file("private/401.html", "who are you?");
     let server = serve(&site, "errors = { 401 = '/private/401.html' }", "");

@@ -289,7 +289,7 @@ fn unresponsive_worker_is_reported() {
 }
 
 #[test]
-fn watched_file_change_is_visible_at_once() {
+fn watched_file_change_is_detected() {
     for architecture in architectures() {
         let site = Site::new();
         for (file, content) in [("a.html", "old"), ("b.html", "b"), ("folder/index.html", "old"), ("folder/in/c", "c")]

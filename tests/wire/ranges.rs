@@ -218,7 +218,7 @@ fn ranges_are_equal_for_every_send_method() {
 }
 
 #[test]
-fn range_of_empty_file_is_not_satisfiable() {
+fn range_of_empty_file_is_whole_or_unsatisfiable() {
     let site = Site::new();
     site.file("empty.bin", "");
     let server = Server::serve(&site);

@@ -42,7 +42,7 @@ fn every_mode_and_residency_check_sends_same_bytes() {
 }
 
 #[test]
-fn bodies_are_kept_where_send_mode_says() {
+fn send_mode_determines_where_bodies_are_cached() {
     let site = Site::new();
     site.file("small.bin", pattern(1000));
     site.file("large.bin", pattern(100_000));
@@ -193,7 +193,7 @@ fn file_truncated_while_sent_closes_connection_and_not_server() {
 }
 
 #[test]
-fn reload_does_not_change_switches() {
+fn reload_rejects_changed_send_mode() {
     let site = Site::new();
     site.file("small.bin", pattern(1000));
     let config = site.path().with_extension("toml");

@@ -322,7 +322,7 @@ mod tests {
     const ARGON2: &str = "$argon2id$v=19$m=64,t=1,p=1$c29tZSBzYWx0$aGFzaCBvZiBpdCBhbGw";
 
     #[test]
-    fn valid_and_invalid_account_lines() {
+    fn valid_account_lines_parse_and_invalid_ones_fail() {
         let text = format!(
             "# people\n\nann:{BCRYPT}\r\nbob:{ARGON2}\n carl:$apr1$saltsalt$abcdefghijklmnopqrstuv \nann:{BCRYPT}\n\
              dora:rqXexS6ZhobKA\nplain\n:{{SHA}}W6ph5Mm5Pz8GgiULbPgzG37mj9g=\nemil:\nfritz:$y$j9T$abc$def\n"

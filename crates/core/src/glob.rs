@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn captures_of_wildcards() {
+    fn wildcards_capture_matched_text() {
         let check = |pattern: &str, path: &str, expected: Option<&[&str]>| {
             let found = Glob::new(pattern).captures(path.as_bytes());
             let expected = expected.map(|all| all.iter().map(|text| text.as_bytes()).collect::<Vec<_>>());

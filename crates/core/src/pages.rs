@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_eligible_for_cached_page() {
+    fn cached_page_answers_only_eligible_requests() {
         let check = |lines: &str, expected: bool| assert_eq!(wants(lines).is_some(), expected, "{lines}");
         check("GET /a HTTP/1.1\nHost: h", true);
         check("HEAD /a?b HTTP/1.1\nHost: h", true);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn lifetime_and_vary_of_cacheable_responses() {
+    fn cacheable_responses_have_lifetime_and_vary() {
         const NONE: Option<(u64, &[&str])> = None;
         // For a response with this head to a request with these fields: lifetime in seconds, and `Vary`.
         let check = |fields: &str, head: &str, expected: Option<(u64, &[&str])>| {

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn names_eligible_as_variants() {
+    fn variant_names_extend_requested_name() {
         let check = |asked: &str, name: &str, expected| {
             assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), expected, "{asked} {name}");
         };

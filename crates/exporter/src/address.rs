@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_requests() {
+    fn valid_requests_are_answered_and_invalid_ones_rejected() {
         let check = |sent: &str, expected: Option<(u16, bool)>| {
             let said = answer(sent.as_bytes(), || "figure 1\n".to_owned());
             let said = said.map(|bytes| {

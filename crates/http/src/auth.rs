@@ -66,7 +66,7 @@ mod tests {
     use std::string::String;
 
     #[test]
-    fn valid_and_invalid_credentials() {
+    fn valid_credentials_parse_and_invalid_ones_fail() {
         let check = |field: &str, expected: Option<(&str, &str)>| {
             let parsed = Credentials::parse(field.as_bytes());
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

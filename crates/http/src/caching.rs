@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn lifetime_of_response() {
+    fn lifetime_follows_response_fields() {
         let check = |fields: &str, expected: Option<u64>| {
             assert_eq!(said(fields).lifetime, expected, "{fields}");
             assert!(!said(fields).forbids, "{fields}");

@@ -128,7 +128,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn valid_and_invalid_etags() {
+    fn valid_etags_parse_and_invalid_ones_fail() {
         #[track_caller]
         fn check(field: &str, expected: Option<(bool, &str)>) {
             let parsed = EntityTag::parse(field.as_bytes());

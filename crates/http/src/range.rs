@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn single_range() {
+    fn single_range_is_parsed() {
         check("bytes=0-4", 10, partial([0..5]));
         check("bytes=0-0", 10, partial([0..1]));
         check("bytes=9-9", 10, partial([9..10]));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_beyond_u64() {
+    fn numbers_beyond_u64_saturate() {
         check("bytes=0-18446744073709551615", 10, partial([0..10]));
         check("bytes=0-18446744073709551616", 10, partial([0..10]));
         check("bytes=0-99999999999999999999999999", 10, partial([0..10]));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_empty_representation() {
+    fn range_of_empty_file_is_whole_or_unsatisfiable() {
         check("bytes=0-", 0, Ranges::Whole);
         check("bytes=1-", 0, Ranges::Unsatisfiable);
         check("bytes=0-0", 0, Ranges::Unsatisfiable);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn several_ranges() {
+    fn several_ranges_are_parsed() {
         // Disjoint: in the order of the request.
         check("bytes=0-1,4-5", 10, partial([0..2, 4..6]));
         check("bytes=4-5,0-1", 10, partial([4..6, 0..2]));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reason_phrases_are_those_of_the_registry() {
+    fn reason_phrases_match_iana_registry() {
         // IANA, HTTP Status Code Registry: the redirections, which a client may show.
         let phrases = [
             (300, "Multiple Choices"),

@@ -366,7 +366,7 @@ mod tests {
     use std::string::String;
 
     #[test]
-    fn valid_and_invalid_targets() {
+    fn valid_targets_parse_and_invalid_ones_fail() {
         /// `expected` is `form authority path query`, with `-` for an absent part.
         #[track_caller]
         fn check(target: &str, expected: Option<&str>) {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_targets() {
+    fn connect_target_must_be_host_and_port() {
         #[track_caller]
         fn check(target: &str, valid: bool) {
             let expected = valid.then_some(Target::Authority(target.as_bytes()));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_hosts() {
+    fn valid_hosts_parse_and_invalid_ones_fail() {
         #[track_caller]
         fn check(authority: &str, expected: Option<(&str, Option<u16>)>) {
             let expected = expected.map(|(name, port)| Host { name: name.as_bytes(), port });

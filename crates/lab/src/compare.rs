@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_invalid_for_server_are_excluded_and_named() {
+    fn unusable_runs_are_excluded_and_named() {
         let mut runs = experiment(1, 5, 1.0);
         let pairs = |runs: &[Taken], figure: &str| {
             let compared = compare("a", "b", METRICS, runs, true);

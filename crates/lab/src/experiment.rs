@@ -1409,7 +1409,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_do_not_depend_on_host() {
+    fn settings_round_trip_as_json() {
         let text = include_str!("../../../examples/experiment.toml").replace("file = \"1KiB\"", "file = \"3MiB\"");
         let text = text.replace("descriptors = 20000", "memory = \"64MiB\"\ncpu = \"50%\"");
         let experiment = parse("x.toml", &text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_time_leaves_time_for_the_slowest_round_trip() {
+    fn start_time_allows_for_slowest_round_trip() {
         for trip_ms in [0, 1, 300, 5000] {
             let trip = Duration::from_millis(trip_ms);
             assert!(notice(trip, 0) >= trip * 4 + NOTICE);

@@ -84,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn valid_and_invalid_urls() {
+    fn valid_urls_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Option<(&str, u16, &str, &str)>| {
             let found = Url::parse(text).ok();
             let found = found.as_ref().map(|url| (&url.host[..], url.port, &url.authority[..], &url.target[..]));

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_commands() {
+    fn valid_commands_parse_and_invalid_ones_fail() {
         let sites = sites();
         let check = |line: &str, expected: Result<(u16, &str), u16>| {
             let read = read_order(line.as_bytes(), &sites).map_err(|(status, _)| status.0);

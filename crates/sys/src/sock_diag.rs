@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_by_state_with_their_limits() {
+    fn connections_are_listed_by_state_with_limits() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let address = listener.local_addr().expect("bound");
         let mut clients: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).expect("connected")).collect();

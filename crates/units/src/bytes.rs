@@ -93,7 +93,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn valid_and_invalid_sizes() {
+    fn valid_sizes_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Result<u64, ParseBytesError>| {
             assert_eq!(text.parse::<Bytes>().map(|b| b.0), expected, "{text:?}");
         };

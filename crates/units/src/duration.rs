@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn valid_and_invalid_durations() {
+    fn valid_durations_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Result<u64, ParseDurationError>| {
             assert_eq!(parse_duration(text).map(|span| span.as_nanos() as u64), expected, "{text:?}");
         };

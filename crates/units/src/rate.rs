@@ -60,7 +60,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn valid_and_invalid_rates() {
+    fn valid_rates_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Result<u64, ParseBitsPerSecondError>| {
             assert_eq!(text.parse::<BitsPerSecond>().map(|rate| rate.0), expected, "{text:?}");
         };

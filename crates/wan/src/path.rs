@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_prefixes() {
+    fn valid_prefixes_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Option<&str>| {
             assert_eq!(text.parse::<Prefix>().ok().map(|prefix| prefix.to_string()).as_deref(), expected, "{text}");
         };

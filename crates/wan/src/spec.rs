@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_latencies() {
+    fn valid_latencies_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Latency| assert_eq!(latency(text, &no_files), Ok(expected), "{text}");
         let jitter = Jitter { mean: ms(50), spread: ms(10), shape: Shape::Uniform, keeps_order: true };
         check("50ms", Latency::Fixed(ms(50)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_bandwidths() {
+    fn valid_bandwidths_parse_and_invalid_ones_fail() {
         assert_eq!(bandwidth("10mbit", &no_files), Ok(Bandwidth::Fixed(BitsPerSecond(10_000_000))));
         assert_eq!(bandwidth("unlimited", &no_files), Ok(Bandwidth::Unlimited));
         bandwidth("0bit", &no_files).expect_err("nothing leaves");
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_losses() {
+    fn valid_losses_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Loss| assert_eq!(loss(text, &no_files), Ok(expected), "{text}");
         check("1%", Loss::Bernoulli(0.01));
         check("0.25", Loss::Bernoulli(0.25));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_queues() {
+    fn valid_queues_parse_and_invalid_ones_fail() {
         let slow = Bandwidth::Fixed(BitsPerSecond(56_000));
         let check = |text: &str, limit: Limit, discipline: Discipline| {
             assert_eq!(queue(text, &slow), Ok(QueueSettings { limit, discipline }), "{text}");

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_host_names() {
+    fn valid_host_names_are_kept_and_invalid_ones_rejected() {
         let check = |text: &str, expected: Option<&str>| assert_eq!(clean(text).as_deref(), expected, "{text:?}");
         check("host.example.org", Some("host.example.org"));
         check("Host-1.Example.ORG.", Some("host-1.example.org"));

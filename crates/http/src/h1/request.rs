@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_headers() {
+    fn valid_headers_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: u16| assert_eq!(status(text), expected, "{text:?}");
         check("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);
         check("\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 200);

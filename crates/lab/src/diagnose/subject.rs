@@ -160,7 +160,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn valid_and_invalid_knobs() {
+    fn valid_knobs_parse_and_invalid_ones_fail() {
         let knob = |text: &str| text.parse::<Knob>();
         assert_eq!(knob("helpers=2").unwrap(), Knob { name: "helpers".into(), value: 2.0 });
         for bad in ["", "helpers", "=2", "a=x", "a=0", "a=-1", "a=inf"] {

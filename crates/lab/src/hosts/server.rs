@@ -258,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn line_of_a_host_does_not_panic(line in "\\PC{0,80}") {
+        fn random_line_does_not_panic(line in "\\PC{0,80}") {
             let _ = (decoded::<Facts>(&line), decoded::<Moment>(&line), decoded::<Watched>(&line));
             if let Err(why) = decoded::<Started>(&line) {
                 prop_assert!(why.to_string().contains("another version"), "{}", why);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_the_same_on_the_other_host() {
+    fn messages_between_hosts_round_trip() {
         let ready = Ready {
             address: "10.0.0.1:80".parse().unwrap(),
             target: "/file".to_owned(),

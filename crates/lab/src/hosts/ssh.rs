@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unreachable_host_is_reported_in_the_words_of_ssh() {
+    fn unreachable_host_is_reported_with_error_of_ssh() {
         let ssh = ["sh", "-c", "echo ssh: connect to host far port 22: No route to host >&2; exit 255"];
         let mut connection = Connection::open("far", &ssh.map(str::to_owned), Path::new("/nowhere/ssh")).unwrap();
         let why = connection.greet(&Program::default(), &Stop::default()).unwrap_err().to_string();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn program_is_copied_only_to_hosts_that_can_run_it() {
+    fn program_is_copied_only_to_compatible_hosts() {
         let own = Program { sha256: "abc".to_owned(), version: "ammeter 1".to_owned(), ..Program::default() };
         let check = |greeting: &str| is_copied("far", greeting, &own).map_err(|why| why.to_string());
         let arch = std::env::consts::ARCH;

@@ -414,7 +414,7 @@ fn missing_runs_are_named_and_rest_is_drawn() {
 }
 
 #[test]
-fn arm_without_limit_and_requested_figures_are_shown() {
+fn requested_rate_is_drawn_only_where_it_applies() {
     let folder = tempfile::tempdir().unwrap();
     let mut archive = archive(folder.path(), 4);
     let named = |title: &str, y: &str| Figure {

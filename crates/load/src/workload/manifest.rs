@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn file_name_of_path() {
+    fn path_maps_to_file_name() {
         let check = |path: &str, expected: Option<&str>| {
             assert_eq!(file_name(path.as_bytes()), expected.map(PathBuf::from), "{path}");
         };

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_passwords() {
+    fn correct_password_verifies_and_wrong_one_fails() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("users");
         fs::write(&path, format!("ann:{}\nbob:{}\n", hash_of("secret"), argon_of("geheim"))).unwrap();

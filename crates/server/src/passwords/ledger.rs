@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_clients_of_one_network_share_a_budget() {
+    fn ipv6_clients_of_one_network_share_budget() {
         assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:1:2:3"));
         assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
         assert_eq!(client("::ffff:192.0.2.1"), client("192.0.2.1"));

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn valid_and_invalid_sweeps() {
+    fn valid_sweeps_parse_and_invalid_ones_fail() {
         let check = |text: &str, expected: Option<&[f64]>| {
             let found = text.parse::<Sweep>().ok().map(|sweep| sweep.rates().collect::<Vec<_>>());
             assert_eq!(found.as_deref(), expected, "{text:?}");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_and_invalid_objectives() {
+    fn valid_objectives_parse_and_invalid_ones_fail() {
         assert_eq!(slo("p99=10ms").unwrap().to_string(), "p99>10ms");
         assert_eq!(slo("p99<=10ms").unwrap().to_string(), "p99>10ms");
         assert!(slo("p99>10ms").is_err() && slo("p99").is_err());
